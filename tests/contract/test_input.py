@@ -161,7 +161,9 @@ def test_rows_of_many_steps_are_true_rows(strategy: sg.Strategy) -> None:
 @pytest.mark.usefixtures("execution")
 def test_results_of_steps_that_cannot_be_stacked_are_refused(strategy: sg.Strategy) -> None:
     iterator = iter(_dataset(strategy))
-    with pytest.raises(sg.errors.InvalidArgumentError, match=r"arrays of the shapes(?s:.)*sums or"):
+    with pytest.raises(
+        sg.errors.InvalidArgumentError, match=r"arrays of different shapes(?s:.)*sums or"
+    ):
         strategy.run_steps(lambda batch: batch[0], iterator, 10)
 
 

@@ -153,7 +153,7 @@ def test_different_numbers_of_calls_are_reported_eagerly(distributing) -> None:
 
     sg.config.run_eagerly(True)
     try:
-        with pytest.raises(RuntimeError, match="Replicas stand at different points"):
+        with pytest.raises(RuntimeError, match="Replicas made different calls"):
             distributing.run(step)
     finally:
         sg.config.run_eagerly(False)

@@ -247,5 +247,7 @@ def test_value_of_another_number_of_replicas_is_refused(distributing) -> None:
     num_devices = jax.local_device_count()
     size = count + 1 if count < num_devices else max(2, num_devices // 2)
     other = sg.MirroredStrategy([f"cpu:{index}" for index in range(size)])
-    with pytest.raises(ValueError, match=f"Expected one of this strategy's {count}"):
+    with pytest.raises(
+        ValueError, match=f"Expected one component for each of this strategy's {count}"
+    ):
         distributing.run(lambda x: x, args=(split(other, lambda i: jnp.float32(i)),))

@@ -97,7 +97,7 @@ def _per_replica_as_a_condition(strategy: sg.Strategy) -> None:
         (_unbatched_numbers, ValueError, "batch the data"),
         (_unbatched_arrays, ValueError, "batch the arrays: sg.input.Dataset"),
         (_batch_axes_that_disagree, ValueError, "batch the data"),
-        (_call_in_a_branch, RuntimeError, "call it outside and choose by"),
+        (_call_in_a_branch, RuntimeError, "call it outside the branch and select"),
         (_call_of_one_replica, RuntimeError, "make these calls on every replica"),
         (_per_replica_as_an_array, ValueError, "use strategy.local_results, strategy.reduce"),
         (_per_replica_as_a_number, ValueError, "use strategy.local_results, strategy.reduce"),

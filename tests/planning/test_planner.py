@@ -220,7 +220,7 @@ def test_eager_steps_cannot_be_planned() -> None:
     strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
     sg.config.run_eagerly(True)
     try:
-        with pytest.raises(ValueError, match="was to run op by op on"):
+        with pytest.raises(ValueError, match="Cannot run a step op by op on"):
             sg.plan(lambda x, y: x.sum(), _BATCH, "2xH100", strategy=strategy)
     finally:
         sg.config.run_eagerly(False)

@@ -59,7 +59,7 @@ class AllReduce(abc.ABC):
     def parts(self, op: ReduceOp, parts: Sequence[Any], *, are_gradients: bool) -> jax.Array:
         """Combines one array per replica, outside a compiled step.
 
-        With `are_gradients`, it rounds as `many` does.
+        With `are_gradients`, rounds like `many`.
         """
 
 
@@ -78,8 +78,8 @@ _SUMS: Mapping[Algorithm, _Sum] = {
 }
 
 
-# The replication analysis cannot see that such a sum, made of messages between neighbors, is the
-# same on every replica. As a named function in the trace it is recognized, and so is its gradient.
+# The replication analysis cannot prove that a sum made of messages between neighbors is equal on
+# all replicas. It recognizes this function, and its gradient, by name in the trace.
 @functools.partial(jax.jit, static_argnums=(0, 2))
 def _stratagem_sum_over_replicas(add: _Sum, array: jax.Array, axis: ReplicaAxis) -> jax.Array:
     return add(array, axis)
@@ -98,7 +98,7 @@ def _sole_sum(array: jax.Array, axis: ReplicaAxis) -> jax.Array:
 
 
 def is_sum_over_replicas(eqn: JaxprEqn) -> bool:
-    """Returns True if a jaxpr equation is one of the sums written out here, or its gradient."""
+    """Returns True if a jaxpr equation is one of the sums in this module, or its gradient."""
     return eqn.params.get("name") == "_stratagem_sum_over_replicas"
 
 
@@ -170,10 +170,10 @@ class ChosenAllReduce(AllReduce):
 
 @dataclasses.dataclass(frozen=True)
 class GatheredAllReduce(AllReduce):
-    """Combines arrays by a function of the arrays of all replicas.
+    """Combines arrays with a function that receives the arrays of all replicas.
 
-    `combine` receives the op, and a list of the arrays of all replicas for each value; it returns a
-    result for each value.
+    `combine` receives the op and, for each value, a list of the arrays of all replicas. It returns
+    one result per value.
     """
 
     axis: ReplicaAxis

@@ -19,7 +19,7 @@ class ReplicaAxis:
         name: name of the axis.
         size: number of replicas.
         groups: groups of nearby replicas, all of one size; () if there are none.
-        adds_wide: True to add bfloat16 in float32. XLA:CPU does so by itself, but crashes if
+        adds_wide: True to add bfloat16 in float32. XLA:CPU normally does so itself, but crashes if
             replicas have several devices (JAX 0.10 to 0.12).
     """
 

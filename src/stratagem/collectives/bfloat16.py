@@ -1,7 +1,7 @@
-"""All-reduce of float32 arrays with bfloat16 messages, which are half as long.
+"""All-reduce of float32 arrays with bfloat16 messages, which are half the size.
 
-Each replica adds one shard of the array in float32, so a value is rounded twice whatever the number
-of replicas: before the sum, and after it. Rounding to the eight significant bits of bfloat16
+Each replica adds one shard of the array in float32, so a value is rounded twice, before and after
+the sum, regardless of the number of replicas. Rounding to the eight significant bits of bfloat16
 changes a number by at most 2**-8 of it, so the error of a sum of values x is at most 2**-8 (sum |x|
 + |sum x|), less than one percent of sum |x|.
 

@@ -18,7 +18,7 @@ class Algorithm(enum.StrEnum):
     """All-reduce algorithm.
 
     COMPILER: chosen by the compiler: NCCL on GPUs, Gloo between processes on CPU. RING,
-    HIERARCHICAL, TO_ONE_DEVICE: written out in the program, see the modules of these names.
+    HIERARCHICAL, TO_ONE_DEVICE: written out in the program; see the modules of these names.
     """
 
     COMPILER = "compiler"

@@ -65,8 +65,8 @@ class Communicator(abc.ABC):
 class SoleCommunicator(Communicator):
     """The communicator of a single replica: nothing to combine.
 
-    With `marks_sums`, the trace marks where values would be combined, so that the rest can be
-    computed elsewhere.
+    With `marks_sums`, the trace marks where values would be combined, so that the update after
+    those sums can run elsewhere.
     """
 
     def __init__(self, *, marks_sums: bool = False) -> None:
@@ -78,7 +78,7 @@ class SoleCommunicator(Communicator):
         return 1
 
     def all_reduce(self, op: ReduceOp, value: Any) -> Any:
-        """Returns the value, in the dtype that several replicas would get."""
+        """Returns the value, in the dtype that several replicas would return."""
         array = jnp.asarray(value)
         if op is ReduceOp.MEAN and not jnp.issubdtype(array.dtype, jnp.inexact):
             return self._note(jnp.true_divide(array, jnp.ones_like(array)))
@@ -150,7 +150,7 @@ class MeshCommunicator(Communicator):
             raise ValueError(
                 explain(
                     f"The function passed to merge_call returned {leaf}, with Python objects.",
-                    expected="arrays of one shape and dtype: replicas run one compiled program.",
+                    expected="arrays of one shape and dtype for one compiled program.",
                     fix="return arrays, or debug with sg.config.run_eagerly(True).",
                 )
             )

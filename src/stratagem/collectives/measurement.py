@@ -43,7 +43,7 @@ _COPIED_BYTES = 2**18
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredChoice:
-    """A choice and the measurements it is based on.
+    """A choice and the measurements that it is based on.
 
     Args:
         choice: the rule.
@@ -57,7 +57,7 @@ class MeasuredChoice:
 
 
 def measured_choice(topology: Topology, cache_folder: Path) -> MeasuredChoice | None:
-    """Returns the choice for a cluster; all processes must call it, and get the same.
+    """Returns the choice for a cluster; all processes must call it, and receive the same.
 
     Process 0 caches the times, so that every run on the same machines computes in the same order.
 

@@ -1,7 +1,7 @@
-"""All-reduce to one device: all arrays are gathered in one place and added.
+"""All-reduce to one device: gathers all arrays in one place and adds them.
 
-In one program for all replicas each of them is that place: all gather and add alike, so nothing is
-sent back. It takes one message per pair of replicas, and n times the memory.
+In an SPMD program every replica is that place: all gather and add alike, so nothing is sent back.
+It takes one message per pair of replicas, and n times the memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The context of a call: cross-replica, replica or update context, and the current strategy."""
+"""Contexts of a call (cross-replica, replica, update), and the current strategy."""
 
 from stratagem.context.batch import ReplicaBatch
 from stratagem.context.gathering import all_gather

@@ -1,4 +1,4 @@
-"""`ReplicaBatch`: the number of true and padded rows of a step's batch on each replica."""
+"""`ReplicaBatch`: true and padded row counts of a step's batch on each replica."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["ReplicaBatch"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReplicaBatch:
-    """Rows of a step's batch, as one replica sees them.
+    """Row counts of a step's batch, as one replica sees them.
 
-    True sizes are static: a step with other sizes is another program. `size` is the number of rows
-    of this replica including padding, or None without a batch; `lengths` are the true rows of each
+    True sizes are static, so a step with other sizes is another program. `size` is this replica's
+    number of rows including padding, or None without a batch. `lengths` are the true rows of each
     replica, or None without padding.
     """
 
@@ -24,7 +24,7 @@ class ReplicaBatch:
 
     @property
     def is_padded(self) -> bool:
-        """True if some replica has padding."""
+        """True if any replica has padding."""
         return self.lengths is not None
 
     def num_examples(self, replica_id: Any) -> Any:
@@ -36,7 +36,7 @@ class ReplicaBatch:
         return jnp.asarray(self.lengths, jnp.int32)[replica_id]
 
     def global_num_examples(self, num_replicas: int) -> int | None:
-        """Returns the true rows of all replicas together, or None without a batch."""
+        """Returns the total true rows over all replicas, or None without a batch."""
         if self.lengths is not None:
             return sum(self.lengths)
         return None if self.size is None else self.size * num_replicas

@@ -1,4 +1,4 @@
-"""The device named by the innermost `keras.device` block, for variables created in it."""
+"""Device named by the innermost `keras.device` block, for variables created in it."""
 
 from __future__ import annotations
 

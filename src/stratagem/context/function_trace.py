@@ -1,7 +1,7 @@
-"""Variables that an `sg.function` reads and assigns while it is traced.
+"""`FunctionTrace`: variables that an `sg.function` reads and assigns while it is traced.
 
-Variables normally hold their arrays themselves; during a trace in this thread they consult it
-first, so that their arrays become inputs and outputs of the program.
+Variables normally hold their arrays themselves. During a trace in this thread they consult the
+trace first, so that their arrays become inputs and outputs of the program.
 """
 
 from __future__ import annotations
@@ -26,10 +26,7 @@ __all__ = [
 
 @dataclasses.dataclass
 class KnownBuilds:
-    """Layer builds found by all traces of a function.
-
-    `keep` are callbacks for after the last trace.
-    """
+    """Layer builds found by all traces of a function; `keep` are callbacks for after the last."""
 
     found: list[Any] = dataclasses.field(default_factory=list[Any])
     keep: list[Callable[[], None]] = dataclasses.field(default_factory=list[Callable[[], None]])
@@ -55,7 +52,7 @@ class FunctionTrace:
     def load(self, variable: Any, stored: Any) -> Any:
         """Returns a variable's value at this point of the function, or None if it has none yet.
 
-        If the variable is not an input, `stored` is returned and the trace must be repeated.
+        For a variable that is not an input, returns `stored`; the trace must then be repeated.
         """
         key = id(variable)
         if key not in self._values:
@@ -79,9 +76,9 @@ class FunctionTrace:
 
 
 class NeedsInitialization(BaseException):
-    """Aborts a trace that created variables, so that they are initialized outside of it.
+    """Aborts a trace that created variables, so that they are initialized outside it.
 
-    Not an Exception, so that user code does not catch it. `builds` are the layer builds found.
+    A BaseException, so that user code does not catch it. `builds` are the layer builds found.
     """
 
     def __init__(self, builds: Sequence[Any] = ()) -> None:

@@ -1,4 +1,4 @@
-"""`sg.all_gather`, which also works outside of a strategy."""
+"""`sg.all_gather`, which also works outside a strategy."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["all_gather"]
 def all_gather(value: Any, axis: int = 0) -> Any:
     """Concatenates a value over replicas, on every replica. Call in replica context.
 
-    Short for `sg.get_replica_context().all_gather(value, axis)`. Outside of every scope there is
-    one replica, and the value is returned as it is. It is differentiable: losses over pairs of
-    examples use it to see the examples of all replicas.
+    Short for `sg.get_replica_context().all_gather(value, axis)`. Outside every scope there is one
+    replica, and the value is returned unchanged. Differentiable, so losses over pairs of examples
+    can use the examples of all replicas.
 
     Args:
         value: pytree of local arrays, shape (..., n_i, ...), n_i of replica i at `axis`.

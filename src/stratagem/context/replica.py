@@ -20,7 +20,7 @@ __all__ = ["ReplicaContext", "get_replica_context"]
 
 
 class ReplicaContext:
-    """One replica of a step, as seen inside the function passed to `Strategy.run`.
+    """One replica of a step, inside the function passed to `Strategy.run`.
 
     Args:
         strategy: strategy that runs the step.
@@ -55,17 +55,17 @@ class ReplicaContext:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Number of replicas of this step."""
+        """Number of replicas in this step."""
         return self._communicator.num_replicas
 
     @property
     def communicator(self) -> Communicator:
-        """Collectives of this replica; for use by this library."""
+        """Collectives of this replica; internal."""
         return self._communicator
 
     @property
     def batch(self) -> ReplicaBatch:
-        """Rows of this step; for use by this library."""
+        """Rows of this step; internal."""
         return self._batch
 
     @property
@@ -178,7 +178,7 @@ class ReplicaContext:
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
         """Concatenates a value over replicas, on every replica. Call in replica context.
 
-        Padding rows of a short batch are left out. Differentiable: each replica receives the sum
+        Leaves out the padding rows of a short batch. Differentiable: each replica receives the sum
         over replicas of the gradient slices of its own part.
 
         Args:
@@ -262,7 +262,7 @@ def random_keys_error(method: str) -> TypeError:
 
 
 def check_axis(axis: Any, ndim: int, method: str) -> int:
-    """Returns an array axis counted from the front; raises for an invalid one."""
+    """Returns an array axis counted from the front; raises if it is invalid."""
     if not isinstance(axis, int) or isinstance(axis, bool):
         raise TypeError(
             explain(
@@ -284,7 +284,7 @@ def check_axis(axis: Any, ndim: int, method: str) -> int:
             explain(
                 f"{method} received axis={axis}, out of range for a value of rank {ndim}.",
                 expected=f"{-ndim} <= axis < {ndim}.",
-                fix="count the axes of one component, without the replicas.",
+                fix="count the axes of one component, without the replica axis.",
             )
         )
     return axis % ndim
@@ -297,7 +297,7 @@ def check_equal_shapes(shapes: list[tuple[int, ...]], method: str) -> None:
             explain(
                 f"{method} received parts with shapes {shapes}.",
                 expected="the same shape on all replicas.",
-                fix="reduce over axis 0, too (axis=0), which accepts parts of unequal length.",
+                fix="also reduce over axis 0 (axis=0), which accepts parts of unequal length.",
             )
         )
 

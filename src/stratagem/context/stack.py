@@ -173,7 +173,7 @@ def push(kind: FrameKind, strategy: Any, replica: Any = None) -> Generator[None]
 
 
 def push_scope(strategy: Any) -> None:
-    """Opens `strategy.scope()`; raises RuntimeError where it cannot be opened."""
+    """Opens `strategy.scope()`; raises RuntimeError if it cannot be opened here."""
     frame = current_frame()
     if frame is not None and frame.kind is FrameKind.REPLICA:
         raise RuntimeError(
@@ -241,7 +241,7 @@ def set_strategy(strategy: Any) -> None:
         strategy: the strategy, or None for the default.
 
     Raises:
-        RuntimeError: inside a scope.
+        RuntimeError: inside a scope or a replica function.
         TypeError: not a strategy.
 
     Example:
@@ -261,9 +261,9 @@ def set_strategy(strategy: Any) -> None:
     if strategy is not None and not callable(getattr(type(strategy), "scope", None)):
         raise TypeError(
             explain(
-                f"{strategy!r} is of type {type(strategy).__name__}.",
+                f"set_strategy received {strategy!r} of type {type(strategy).__name__}.",
                 expected="a strategy, or None.",
-                fix="pass for example sg.MirroredStrategy().",
+                fix="pass a strategy, for example sg.MirroredStrategy().",
             )
         )
     _current_strategies.process = None if strategy is _current_strategies.default else strategy

@@ -1,4 +1,4 @@
-"""Execution of replica functions: tracing, programs, lookups of rows, eager mode."""
+"""Tracing, compilation and execution of replica functions; `sg.function`; row lookups."""
 
 from stratagem.execution.analysis.row_effects import RowEffect, row_effects
 from stratagem.execution.eager.replicas import run_eagerly

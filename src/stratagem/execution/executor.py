@@ -1,4 +1,4 @@
-"""Executor: the part of a strategy that traces, compiles and runs its replica functions."""
+"""`Executor` interface: the part of a strategy that traces, compiles and runs replica functions."""
 
 from __future__ import annotations
 
@@ -17,33 +17,24 @@ __all__ = ["Executor"]
 class Executor(Protocol):
     """Runs the replica functions of one strategy.
 
-    A strategy's constructor takes a function that makes its executor, such as the class `Lockstep`,
-    and calls it with the strategy. To write an executor, inherit from `Lockstep`.
+    A strategy's constructor takes a factory, such as the class `Lockstep`, and calls it with the
+    strategy. To write an executor, inherit from `Lockstep`.
     """
 
     steps_per_call: int | None  # default number of steps of `run_steps` and of `fit`
     schedules: bool  # True if this process only schedules steps on workers
-    has_values: bool  # False if variables have shapes only, because nothing ever runs
-    worker: tuple[int, int]  # index and number of workers that run programs of their own
+    has_values: bool  # False if variables only have shapes because nothing ever runs
+    worker: tuple[int, int]  # index and number of workers that run separate programs
 
     def check_scope(self) -> None:
-        """Checks that this process may enter the strategy's scope.
-
-        Raises:
-            RuntimeError: it may not.
-        """
+        """Raises RuntimeError if this process may not enter the strategy's scope."""
         ...
 
     def run(self, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Calls a replica function once per replica, in the strategy's scope.
 
-        Args:
-            fn: the replica function.
-            args: positional arguments; each replica gets its component of a `PerReplica`.
-            kwargs: keyword arguments, likewise.
-
-        Returns:
-            The result, with `PerReplica` leaves; plain with one replica.
+        Each replica gets its component of every `PerReplica` argument. Leaves of the result are
+        `PerReplica`; with one replica they are plain values.
         """
         ...
 
@@ -56,38 +47,26 @@ class Executor(Protocol):
         reduce_op: ReduceOp | None,
         carry: Any,
     ) -> Any:
-        """Calls a replica function on the next batches of an iterator.
+        """Calls a replica function on up to `num_steps` batches of an iterator.
 
-        Args:
-            fn: the replica function of one batch.
-            iterator: over a dataset of the same strategy.
-            num_steps: at most this many batches.
-            reduce_op: combines the results of replicas in each step; None keeps them apart.
-            carry: pytree passed from step to step; None for none.
-
-        Returns:
-            The results, with the steps on axis 0; with a carry, the pair (carry, results).
-
-        Raises:
-            StopIteration: the data ended before the first step.
+        Returns the results with steps on axis 0; given a carry (a pytree passed from step to step),
+        the pair (carry, results). `reduce_op` combines the results of replicas in each step; None
+        leaves them separate. Raises StopIteration if the data ends before the first step.
         """
         ...
 
     def settle(self) -> None:
-        """Waits until all scheduled work has ended; raises the error of work that failed."""
+        """Waits until all scheduled work has ended; raises the error of failed work."""
         ...
 
     def close(self) -> None:
-        """Ends what the executor has started, such as workers."""
+        """Shuts down anything that the executor started, such as workers."""
         ...
 
     def evaluate(self, trace: Trace, name: str, split: list[Any], shared: list[Any]) -> list[Any]:
-        """Runs a trace that writes no variable, and returns its results for all replicas.
+        """Runs a trace that writes no variables and returns its results for all replicas.
 
-        Args:
-            trace: of a replica function.
-            name: of the function, for messages.
-            split: arrays with a replica axis, as of `Arguments`.
-            shared: arrays that all replicas get.
+        `split` arrays have a replica axis; `shared` arrays go to all replicas. `name` is for
+        messages.
         """
         ...

@@ -1,4 +1,4 @@
-"""value_and_grad over Keras variables: what stands for GradientTape."""
+"""`sg.value_and_grad`: gradients with respect to Keras variables or arrays."""
 
 from __future__ import annotations
 
@@ -36,33 +36,34 @@ __all__ = ["value_and_grad"]
 def value_and_grad(
     fn: Callable[..., Any], variables: Any, *, has_aux: bool = False, sparse_gradients: bool = False
 ) -> Any:
-    """Calls a function and returns its value and the gradients of it. Call anywhere.
+    """Calls a function and returns its value and gradients. Call anywhere.
 
-    The gradients are with respect to Keras variables, which `fn` reads, or to a pytree of arrays,
-    with which `fn` is called, as by `jax.value_and_grad(fn)(arrays)`.
+    Differentiates with respect to Keras variables that `fn` reads, or to a pytree of arrays that
+    `fn` is called with, as in `jax.value_and_grad(fn)(arrays)`.
 
-    In replica context the gradients are those of this replica's own value; an optimizer's
-    `apply_gradients` sums them over replicas. Of a table that `fn` only looks rows up in (a Keras
-    `Embedding`, `sg.nn.embedding_lookup`) it then exchanges the rows alone, where they are fewer.
+    In replica context the gradients are those of this replica's value; an optimizer's
+    `apply_gradients` sums them over replicas. If `fn` only looks up rows of a table (a Keras
+    `Embedding`, `sg.nn.embedding_lookup`), replicas exchange those rows when that is less data.
 
     Args:
-        fn: called once (traced twice where rows are looked up), without arguments, or with
-            `variables` where these are arrays; returns a scalar, or with `has_aux` a pair of a
-            scalar and any pytree. What it assigns to Keras variables is kept.
+        fn: called once (traced twice if it looks up rows), without arguments, or with `variables`
+            if these are arrays. Returns a scalar, or with `has_aux` a pair of a scalar and any
+            pytree. Its assignments to Keras variables take effect.
         variables: pytree of Keras variables, or of arrays and Python numbers.
-        has_aux: whether `fn` returns a pair.
-        sparse_gradients: whether gradients of such tables are `IndexedSlices`, for code of your own
-            that handles rows; every optimizer takes them.
+        has_aux: True if `fn` returns a pair.
+        sparse_gradients: True to return `IndexedSlices` for tables that are only looked up, for
+            custom code that handles rows; every optimizer accepts them.
 
     Returns:
-        `(value, gradients)`: gradients in the structure of `variables`, each of its variable's
-        shape and dtype, None for a variable that `fn` did not read or whose dtype has no gradient;
-        zeros for an array that `fn` did not use.
-        With `has_aux`, value is the pair that `fn` returned.
+        `(value, gradients)`. `gradients` has the structure of `variables`; each gradient has its
+        variable's shape and dtype. It is None for a variable that `fn` did not read or whose dtype
+        has no gradient, and zeros for an array that `fn` did not use. With `has_aux`, `value` is
+        the pair that `fn` returned.
 
     Raises:
-        ValueError: nothing to differentiate by, as of a model that is not built; or the value is
-            not a scalar. TypeError: neither variables nor arrays, or both.
+        ValueError: `variables` is empty, as in a model that is not built; or the value is not a
+            scalar.
+        TypeError: `variables` holds other objects, or both variables and arrays.
 
     Example:
         >>> v = sg.Variable(3.0)
@@ -90,9 +91,9 @@ def value_and_grad(
 
 
 def _whole(slices: Any, scope: ReplicaScope | None) -> Any:
-    """Makes rows a whole array, whose rows an optimizer can still find.
+    """Converts rows to a dense array that an optimizer can map back to its rows.
 
-    The compiler leaves the array out where nobody else uses it.
+    The compiler removes the array if nothing else uses it.
     """
     if not isinstance(slices, IndexedSlices):
         return slices
@@ -105,10 +106,10 @@ def _whole(slices: Any, scope: ReplicaScope | None) -> Any:
 def _nothing_given(variables: Any) -> ValueError:
     return ValueError(
         explain(
-            f"value_and_grad received {variables!r}: nothing to differentiate by.",
-            expected="at least one variable or array; a model that is not built has no variables.",
-            fix="build the model first: give it a keras.Input, or call model.build(input_shape), "
-            "before you ask for model.trainable_variables.",
+            f"value_and_grad received {variables!r}, which holds no variables or arrays.",
+            expected="at least one variable or array; a model has no variables until it is built.",
+            fix="build the model before reading model.trainable_variables: give it a keras.Input, "
+            "or call model.build(input_shape).",
         )
     )
 
@@ -124,10 +125,10 @@ def _are_arrays(flat: list[Any]) -> bool:
         found = sorted({type(leaf).__name__ for leaf in flat})
         raise TypeError(
             explain(
-                f"value_and_grad received a pytree of {', '.join(found)} to differentiate by.",
-                expected="Keras variables, or arrays of one replica, and not both.",
-                fix="call it in the function given to strategy.run, where a PerReplica is an "
-                "array; and differentiate by variables and by arrays in two calls.",
+                f"value_and_grad received a pytree of {', '.join(found)}.",
+                expected="either Keras variables, or arrays of one replica.",
+                fix="call it in the function passed to strategy.run, where a PerReplica is an "
+                "array. Use two calls for variables and arrays.",
             )
         )
     return True in kinds
@@ -143,23 +144,16 @@ def _as_array(leaf: Any) -> jax.Array:
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(
             explain(
-                f"value_and_grad received an array of dtype {array.dtype} to differentiate by.",
-                expected="floats.",
-                fix="leave it out of the pytree, and let the function close over it.",
+                f"value_and_grad cannot differentiate by an array of dtype {array.dtype}.",
+                expected="arrays of a floating-point dtype.",
+                fix="remove it from the pytree and let the function close over it.",
             )
         )
     return array
 
 
 class _Differentiated:
-    """One function and the variables or the arrays to differentiate it by.
-
-    Args:
-        fn: the function.
-        variables: that it reads.
-        has_aux: whether it returns a pair.
-        arrays: its arguments.
-    """
+    """One function and the variables it reads, or the arrays it is called with."""
 
     def __init__(
         self,
@@ -180,7 +174,7 @@ class _Differentiated:
     def _call(
         self, values: list[Any], lookups: Lookups, summaries: Collector, arrays: tuple[Any, ...]
     ) -> tuple[ReplicaScope, Any, Any]:
-        """Calls the function with given values of the variables."""
+        """Calls the function with the given values of the variables."""
         outer = self._outer
         scope = ReplicaScope(outer.get_current_value if outer is not None else lambda _: None)
         for variable, value in zip(self._variables, values, strict=True):
@@ -188,22 +182,21 @@ class _Differentiated:
         with scope, lookups, summaries:
             result = self._fn(*arrays)
             value, aux = result if self._has_aux else (result, None)
-            value = jnp.asarray(value)  # here, where a variable answers with what was given
+            value = jnp.asarray(value)  # in the scope: `value` may be a variable
         _require_scalar(value)
         return scope, value, aux
 
     def tables_of_rows(self, *, is_wanted: bool) -> list[tuple[Any, list[tuple[int, ...]]]]:
-        """Returns the tables whose gradient is kept as rows, with the shapes of their lookups.
+        """Returns the tables whose gradient stays as rows, and the shapes of their lookups.
 
-        Args:
-            is_wanted: whether the caller asked for rows, however many they are.
+        `is_wanted` is True if the caller asked for rows, no matter how many.
         """
         tables = [
             table for table in tables_among(self._variables) if is_wanted or rows_pay(table, ())
         ]
         is_traced = any(isinstance(value, Tracer) for value in self._values)
         receives = self._receive is not None
-        # Run op by op, one more call costs as much as it would save.
+        # Op by op, an extra call costs as much as it saves.
         if not receives and (not tables or not (is_wanted or (is_traced and has_company()))):
             return []
         counted = Lookups(tables)
@@ -217,7 +210,7 @@ class _Differentiated:
 
         if is_traced:
             jaxpr = jax.make_jaxpr(count)(self._values)
-            if self._counted.early:  # what the function has built is built: the values are wanted
+            if self._counted.early:  # layers are not built again: compute their values now
                 values = jaxpr_as_fun(jaxpr)(*self._values)
                 pairs = zip(self._counted.early, values, strict=True)
                 self._counted.early = [(variable, value) for (variable, _), value in pairs]
@@ -234,10 +227,9 @@ class _Differentiated:
     def differentiate(
         self, tables: list[tuple[Any, list[tuple[int, ...]]]]
     ) -> tuple[Any, dict[int, Any], tuple[Any, ...]]:
-        """Returns the pair of value and rest, gradients by id of the variable and by the arrays.
+        """Returns (value, aux), gradients by variable id, and gradients by array.
 
-        Args:
-            tables: as `tables_of_rows` returns them; their gradients are `IndexedSlices`.
+        Gradients of `tables`, as returned by `tables_of_rows`, are `IndexedSlices`.
         """
         written: list[Any] = []
         scopes: list[ReplicaScope] = []
@@ -269,14 +261,14 @@ class _Differentiated:
             (self._values, stand_ins, self._arrays)
         )
         aux, updates, ids, of_summaries = rest
-        if not all(are_matched):  # the function did something else than when it was counted
+        if not all(are_matched):  # the function behaved differently from the counting call
             return self.differentiate([])
         for key, pairs in received.items():
             for (place, _), own_ids in zip(pairs, ids[key], strict=True):
                 assert self._outer is not None
                 self._outer.outermost.send(Ids(place), as_row_numbers(own_ids))
         if self._outer is None and not isinstance(value, Tracer):
-            initialize_created()  # by the function; else its step does so
+            initialize_created()  # variables of the function; in a step, the step does so
         _keep_updates(written, updates, self._outer)
         if self._outer is not None:
             self._keep_builds(scopes[-1], updates[len(written) :], self._outer)
@@ -289,9 +281,9 @@ class _Differentiated:
         return (value, aux), by_id, by_array
 
     def _keep_builds(self, scope: ReplicaScope, values: list[Any], outer: ReplicaScope) -> None:
-        """Notes the assignments to new variables, first those of the call that counts lookups.
+        """Records assignments to new variables, first those of the call that counts lookups.
 
-        What that call has built is built: the next one does not assign it again.
+        That call built the layers, so the next one does not repeat their assignments.
         """
         num_more = self._counted.num_writes - scope.num_writes
         for variable, value in self._counted.early:
@@ -310,7 +302,7 @@ class _Differentiated:
         return None if outermost is None or is_inside else outermost.receive
 
     def _received(self, tables: list[Any]) -> dict[int, list[tuple[int, Any]]]:
-        """The place and the rows of each lookup in tables that are elsewhere, by table."""
+        """Returns the index and rows of each lookup in remote or offloaded tables, by table id."""
         receive = self._receive
         if receive is None:
             return {}
@@ -343,6 +335,6 @@ def _require_scalar(value: Any) -> None:
                 f"The function given to value_and_grad returned a value of shape {shape}.",
                 expected="a scalar.",
                 fix="reduce it, for example with sg.compute_average_loss, or return "
-                "(scalar, rest) and pass has_aux=True.",
+                "(scalar, aux) and pass has_aux=True.",
             )
         )

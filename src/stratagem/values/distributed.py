@@ -29,9 +29,9 @@ class DistributedValues:
 class PerReplica(DistributedValues):
     """One value per replica.
 
-    Returned by `Strategy.run` and `distribute_values_from_function`. A value has exactly one of
-    three forms: `stacked` outside a step, `local` in `merge_call` of a compiled step, or `objects`
-    for Python objects, and for arrays whose shapes differ beyond the leading size.
+    Returned by `Strategy.run` and `distribute_values_from_function`. A value has one of three
+    forms: `stacked` outside a step, `local` in `merge_call` of a compiled step, or `objects` for
+    Python objects and for arrays whose shapes differ beyond the leading size.
 
     Args:
         stacked: array of shape (num_replicas, ...), sharded over the leading replica axis; with
@@ -60,13 +60,13 @@ class PerReplica(DistributedValues):
 
     @property
     def components(self) -> tuple[Any, ...]:
-        """Components of all replicas of this process, without padding, in replica order."""
+        """Components of this process's replicas, without padding, in replica order."""
         if self.objects is not None:
             return self.objects
         if self.stacked is None:
             raise ValueError(
                 explain(
-                    "This PerReplica belongs to a compiled step, which sees one component only.",
+                    "This PerReplica belongs to a compiled step, which sees only one component.",
                     expected="a value outside the step.",
                     fix="use strategy.reduce or all_gather inside merge_call.",
                 )
@@ -93,7 +93,7 @@ class PerReplica(DistributedValues):
         if self.local is not None:
             return f"PerReplica(local={self.local!r})"
         if self.objects is None and not isinstance(self.stacked, jax.Array | np.ndarray):
-            return f"PerReplica(stacked={self.stacked!r})"  # JAX puts any objects into pytrees
+            return f"PerReplica(stacked={self.stacked!r})"  # JAX may put any object into a pytree
         return "PerReplica[" + " | ".join(str(part) for part in self.components) + "]"
 
     def _refuse(self, use: str) -> NoReturn:
@@ -133,16 +133,16 @@ class PerReplica(DistributedValues):
 
 
 def _split_replica_axis(stacked: Any) -> tuple[int, tuple[Any, ...]]:
-    """Splits the replica axis, without moving data if the array is sharded over it.
+    """Returns the first replica of this process and the parts of all its replicas.
 
-    Returns the first replica of this process, and the parts of all its replicas.
+    Does not move data if the array is sharded over the replica axis.
     """
     if isinstance(stacked, jax.Array) and not isinstance(stacked, Tracer):
         if stacked.is_fully_replicated and not stacked.is_fully_addressable:
             # XLA replicates an array without elements to every device.
             own = _replicas_of_process(stacked)
             return own[0], tuple(stacked.addressable_data(0)[0] for _ in own)
-        first: dict[int, Any] = {}  # one shard per replica, though each of its devices has a copy
+        first: dict[int, Any] = {}  # one shard per replica: all its devices hold copies
         for shard in stacked.addressable_shards:
             first.setdefault(shard.index[0].start or 0, shard)
         starts = sorted(first)
@@ -204,7 +204,7 @@ class Mirrored(DistributedValues):
 
 
 def _add_operator(name: str) -> None:
-    """Adds an operator of arrays to `Mirrored`; Python looks operators up on the class."""
+    """Adds an array operator to `Mirrored`, because Python looks operators up on the class."""
 
     def operator(self: Mirrored, *others: Any) -> Any:
         plain = [other.value if isinstance(other, Mirrored) else other for other in others]

@@ -1,4 +1,4 @@
-"""`regroup` and `select_replica`: conversion between one structure per replica and PerReplica."""
+"""`regroup` and `select_replica`: conversion between one structure per replica and `PerReplica`."""
 
 from __future__ import annotations
 
@@ -72,18 +72,18 @@ def _is_distributed(value: Any) -> bool:
 def regroup(values: Sequence[Any], topology: Topology | None = None) -> Any:
     """Combines one structure per replica into one structure of `PerReplica`.
 
-    A Python object that is equal on all replicas is returned as it is, and so is everything if
-    there is one replica.
+    With one replica, its structure is returned unchanged. Python objects that are equal on all
+    replicas are also returned unchanged.
 
     Args:
         values: one pytree per replica of this process, in replica order, all of the same structure.
-        topology: devices of the components; None stacks them on JAX's default device, from where
+        topology: devices of the components; None stacks them on JAX's default device, from which
             `Strategy.run` moves them.
 
     Returns:
         The same structure; arrays are stacked along a new leading replica axis. Components that
-        differ in their leading size are padded by repeating the last row, and keep their true
-        sizes.
+        differ in their leading size are padded by repeating the last row, and keep their true sizes
+        in `lengths`.
 
     Raises:
         ValueError: no values, or structures that differ; the message names the first difference.
@@ -259,7 +259,7 @@ def _differing(one: list[str], other: list[str]) -> list[str]:
 
 
 def _comparable(leaf: Any) -> Any:
-    """Returns a value that other processes can compare; other objects are assumed to be equal."""
+    """Returns a value that other processes can compare; other objects are assumed equal."""
     return leaf if isinstance(leaf, bool | int | float | str) else None
 
 

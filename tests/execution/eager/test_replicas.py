@@ -178,7 +178,7 @@ def test_error_in_the_merged_function_comes_out_and_replicas_end(strategy) -> No
     ids=["others_reduce", "first_reduces", "sum_and_mean", "reduce_and_gather", "merge_and_reduce"],
 )
 def test_replicas_at_different_points_are_reported(strategy, of_first, of_others) -> None:
-    with pytest.raises(RuntimeError, match=r"(?s)Replicas stand at different points.*same order"):
+    with pytest.raises(RuntimeError, match=r"(?s)Replicas made different calls.*same order"):
         strategy.run(lambda: of_first() if own_id() == 0 else of_others())
 
 

@@ -193,7 +193,7 @@ def test_rows_pay_in_large_tables_with_few_rows_and_company(pair) -> None:
 def test_ids_and_tables_that_are_none_are_refused() -> None:
     with pytest.raises(TypeError, match="ids of dtype float32"):
         sg.nn.embedding_lookup(jnp.ones((2, 2)), jnp.ones(2))
-    with pytest.raises(ValueError, match="received a scalar as its table"):
+    with pytest.raises(ValueError, match="received a scalar instead of a table"):
         sg.nn.embedding_lookup(jnp.ones(()), jnp.zeros(2, int))
     np.testing.assert_array_equal(
         sg.nn.embedding_lookup(jnp.arange(4.0).reshape(2, 2), [1]), [[2.0, 3.0]]

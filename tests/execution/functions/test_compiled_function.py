@@ -105,7 +105,7 @@ def test_variables_of_two_strategies_are_refused() -> None:
     for strategy in (mirrored(2), mirrored(3)):
         with strategy.scope():
             variables.append(sg.Variable(1.0))
-    with pytest.raises(RuntimeError, match=r"An sg.function used variables of Mirrored"):
+    with pytest.raises(RuntimeError, match=r"An sg.function uses variables of Mirrored"):
         sg.function(lambda: [variable.value for variable in variables])()
 
 
@@ -124,7 +124,7 @@ def test_variables_are_not_made_in_the_function_itself(make: Any) -> None:
 
 def test_replica_function_that_makes_variables_at_every_call_is_refused() -> None:
     strategy = mirrored(2)
-    with pytest.raises(ValueError, match="and another one when it was called again"):
+    with pytest.raises(ValueError, match="and another one on its second call"):
         sg.function(lambda: strategy.run(lambda: sg.Variable(1.0).value))()
 
 

@@ -29,7 +29,7 @@ _WRONG = {
         lambda carry, x, y: ((carry, carry), None),
         0.0,
         ValueError,
-        "got a carry of the structure(?s:.)*the same keys",
+        "received a carry of structure(?s:.)*the same keys",
     ),
     "shape": (
         lambda carry, x, y: ({"a": jnp.zeros(2)}, None),
@@ -41,7 +41,7 @@ _WRONG = {
         lambda carry, x, y: (jnp.float32(carry), None),
         0,
         ValueError,
-        "dtype int32 and returned shape(?s:.)*cast what is returned",
+        "dtype int32, but returned shape(?s:.)*cast the returned",
     ),
     "object": (
         lambda carry, x, y: (carry, None),
@@ -63,7 +63,7 @@ def test_wrong_carry_is_refused(execution, name) -> None:
 def test_carry_whose_parts_differ_in_shape_is_refused() -> None:
     strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
     parts = sg.regroup([jnp.ones(1), jnp.ones(2)])
-    with pytest.raises(ValueError, match=r"parts of the shapes \[\(1,\), (?s:.)*pad the parts"):
+    with pytest.raises(ValueError, match=r"parts of shapes \[\(1,\), (?s:.)*pad the parts"):
         strategy.run_steps(lambda carry, x, y: (carry, None), _iterator(strategy), 2, carry=parts)
 
 

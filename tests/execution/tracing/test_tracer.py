@@ -111,7 +111,7 @@ def test_variable_made_on_every_call_is_refused(strategy, execution) -> None:
         return kept[-1].value
 
     with pytest.raises(
-        ValueError, match=r"(?s)created variable .* and another one when it was called again"
+        ValueError, match=r"(?s)created variable .* and another one on its second call"
     ):
         strategy.run(step)
 

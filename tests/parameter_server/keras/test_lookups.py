@@ -254,9 +254,9 @@ def test_ids_that_follow_from_rows_are_refused(coordinator, table) -> None:
         first = look_up(table, ids)
         return look_up(table, jnp.abs(first[:, 0] * 100).astype("int32"))
 
-    with pytest.raises(ValueError, match="computes from other rows that it looks up"):
+    with pytest.raises(ValueError, match="computes from other looked-up rows"):
         in_step(coordinator, step, IDS[0])
-    with pytest.raises(ValueError, match="computes from other rows that it looks up"):
+    with pytest.raises(ValueError, match="computes from other looked-up rows"):
         coordinator.join()
 
 

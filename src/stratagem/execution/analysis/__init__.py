@@ -1,3 +1,3 @@
-"""Analysis of jaxprs: replication, dependence on rows, unused operations."""
+"""Analyses of jaxprs: replication, dependence on rows, retracing."""
 
 __all__: list[str] = []

@@ -1,7 +1,7 @@
 """Replication analysis: finds results of a traced replica function that are equal on all replicas.
 
-In a forward pass over the jaxpr, an output may differ between replicas if an input may. Sums and
-gathers over replicas are equal everywhere; the replica id never is. Unknown operations differ.
+A forward pass over the jaxpr: an output may differ between replicas if an input may. Sums and
+gathers over replicas are equal everywhere, the replica id differs, unknown operations may differ.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MEETING = _COMBINING | {"reduce_scatter", "ppermute", "all_to_all"}
 
 
 class _DivergenceError(Exception):
-    """Some replicas would take a branch in which they wait for all."""
+    """Replicas may take different branches, one of which contains a collective."""
 
 
 def may_wait_for_ever(jaxpr: Jaxpr, differing_inputs: Sequence[bool]) -> bool:

@@ -1,7 +1,7 @@
-"""Operations of a trace, made anew where they are evaluated.
+"""Re-evaluation of a jaxpr outside the mesh it was traced in.
 
-What is traced in a mesh is typed by that mesh, functions inside of it too, and so are their
-results; evaluated outside of it they would not go together with arrays of other devices.
+Values traced in a mesh are typed by it. Replaying the operations one by one lets their results
+combine with arrays on other devices.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 __all__ = ["retrace", "scan_counts"]
 
-# Primitives that only call: their parameter that holds the function.
+# Primitives that call a function, and the parameter that holds it.
 _CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -25,7 +25,7 @@ _CALLS = {
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
 }
-# Parameters by which an operation tells the type of its result.
+# Parameters that give the sharding of an operation's result.
 _TYPED = ("out_sharding", "sharding")
 
 
@@ -36,13 +36,7 @@ def retrace(
 ) -> list[Any]:
     """Evaluates a jaxpr as if its operations had been written here.
 
-    Args:
-        jaxpr: what to evaluate.
-        inputs: its arguments.
-        in_place_of: by name of a function that it calls what to call instead, which returns a list.
-
-    Returns:
-        Its results.
+    `in_place_of` maps the name of an inner function to its replacement, which returns a list.
     """
     consts: Sequence[Any] = ()
     if isinstance(jaxpr, ClosedJaxpr):
@@ -51,7 +45,7 @@ def retrace(
     values.update(zip(jaxpr.invars, inputs, strict=True))
 
     def read(atom: Any) -> Any:
-        # A number of the trace is typed, too.
+        # Literals in the trace are typed by the mesh, too.
         return np.asarray(atom.val) if isinstance(atom, Literal) else values[atom]
 
     others = in_place_of or {}
@@ -69,11 +63,11 @@ def _evaluated(eqn: Any, inputs: list[Any]) -> Sequence[Any]:
         return retrace(params[_CALLS[name]], inputs)
     if name in _CONTROL:
         return _CONTROL[name](eqn, inputs)
-    if name == "reshard":  # to the type that it has in that mesh
+    if name == "reshard":  # changes only the type of a value in its mesh
         return inputs
-    if name == "call_hi_primitive":  # from JAX 0.12 on: it is made of others
+    if name == "call_hi_primitive":  # since JAX 0.12: composed of other primitives
         return jax.tree.leaves(params["_prim"].expand(*inputs))
-    if name != "sharding_constraint":  # others have it of the mesh that they were traced in
+    if name != "sharding_constraint":  # others name the mesh of the trace
         params = {key: None if key in _TYPED else value for key, value in params.items()}
     results = eqn.primitive.bind(*inputs, **params)
     return results if eqn.primitive.multiple_results else [results]
@@ -122,10 +116,9 @@ def _scan(eqn: Any, inputs: list[Any]) -> Sequence[Any]:
 
 
 def scan_counts(eqn: Any) -> tuple[int, int]:
-    """Returns the numbers of constants and of carried values of a `scan`.
+    """Returns the numbers of constants and carried values of a `scan`, derived from the ranks.
 
-    Read from the ranks: JAX 0.12 renamed the parameters. A value with one row a step has an axis
-    less inside.
+    JAX 0.12 renamed the parameters. A value with one row per step has one axis less inside.
     """
     inner = eqn.params["jaxpr"]
     num_carry = sum(map(_has_rank_of, eqn.outvars, inner.out_avals))

@@ -1,8 +1,8 @@
-"""Dependence of a function's results on the rows of a batch: row by row, a sum, a mean, or mixed.
+"""Row effects: a result may depend on a batch row by row, be a sum or mean over rows, or mix rows.
 
-The function is traced with two numbers of rows. An axis whose size differs between the two traces
-holds rows, and a literal that grows with them is a count. A forward pass over both traces labels
-each value. A label other than MIXED and UNKNOWN is a proof.
+The function is traced with two numbers of rows, and a pass over both traces labels each value. An
+axis whose size differs holds rows; a literal that grows with them is a count. Every label except
+MIXED and UNKNOWN is a proof.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from stratagem.execution.analysis.row_rules import (
 
 __all__ = ["RowEffect", "row_effects"]
 
-# Two primes: sizes that no model has by chance.
+# Two primes, unlikely to be another size in a model.
 _NUM_ROWS = (1009, 1013)
 
 
 class RowEffect(enum.Enum):
-    """Dependence of a value on the rows."""
+    """Dependence of a value on the rows of a batch."""
 
     FREE = "the same for any rows"
     ROWS = "one entry, or block of entries, for each row, which depends on that row alone"
@@ -54,14 +54,14 @@ def row_effects(
 ) -> list[RowEffect] | None:
     """Returns the effect of each result of `function(state, rows)`; None if it cannot be traced.
 
-    A result whose effect is INPUT or INPUT_PLUS_SUM stands at the place of its input in `state`.
+    A result with effect INPUT or INPUT_PLUS_SUM has the same index as its input in `state`.
     """
     traces = []
     try:
         for size in _NUM_ROWS:
             many = [_with_rows(leaf, size, num_rows) for leaf in rows]
             traces.append(jax.make_jaxpr(function)(list(map(_struct, state)), many))
-    except Exception:  # noqa: BLE001 - code of the user's for one number of rows only
+    except Exception:  # noqa: BLE001 - user code may accept one number of rows only
         return None
     labels = [(RowEffect.INPUT, index) for index in range(len(state))]
     results = _labels(traces, [*labels, *[RowEffect.ROWS] * len(rows)])
@@ -82,7 +82,7 @@ def _with_rows(leaf: Any, size: int, num_rows: int) -> jax.ShapeDtypeStruct:
 
 
 def _labels(traces: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-    """Labels of the results of one function, from the labels of its inputs."""
+    """Returns the labels of the results of one function, given the labels of its inputs."""
     one, other = (trace.jaxpr if isinstance(trace, ClosedJaxpr) else trace for trace in traces)
     known: dict[Any, Any] = dict(zip(one.invars, inputs, strict=True))
     for var, twin in zip(one.constvars, other.constvars, strict=False):
@@ -114,7 +114,7 @@ def _of_literals(one: Any, other: Any) -> RowEffect:
 
 
 def row_axes(atom: Any, twin: Any) -> list[int]:
-    """Axes of a value that hold rows."""
+    """Returns the axes of a value that hold rows."""
     sizes = zip(atom.aval.shape, twin.aval.shape, strict=True)
     return [axis for axis, (one, other) in enumerate(sizes) if one != other]
 
@@ -135,7 +135,7 @@ def _of_equation(eqn: Any, twin: Any, labels: list[Any]) -> list[Any]:
 
 
 def _effect(eqn: Any, twin: Any, labels: list[Any], out_axes: list[int | None]) -> Any:
-    """The effect of an operation on values that are known."""
+    """Returns the effect of an operation whose inputs all have known labels."""
     pairs = zip(eqn.invars, twin.invars, strict=True)
     in_axes = [(row_axes(*pair) or [None])[0] for pair in pairs]
     makes_rows = any(axis is not None for axis in out_axes)
@@ -145,12 +145,12 @@ def _effect(eqn: Any, twin: Any, labels: list[Any], out_axes: list[int | None]) 
     if RowEffect.ROWS not in labels:
         return RowEffect.MIXED if makes_rows else _of_totals(eqn.primitive.name, labels)
     if any(label not in others for label in labels):
-        return RowEffect.MIXED  # rows together with what was made of all of them
+        return RowEffect.MIXED  # combines rows with a total over rows
     return _of_rows(eqn, twin, in_axes, out_axes)
 
 
 def _of_constants(name: str) -> RowEffect:
-    """The effect of an operation that makes rows of none: they are all equal, or numbered."""
+    """Returns the effect of an operation that creates rows: all equal, or numbered."""
     if name == "broadcast_in_dim":
         return RowEffect.ROWS
     return RowEffect.MIXED if name == "iota" else RowEffect.UNKNOWN
@@ -176,7 +176,7 @@ def _of_rows(
 
 
 def _of_totals(name: str, labels: list[Any]) -> Any:
-    """The effect of an operation on sums, means, counts and inputs."""
+    """Returns the effect of an operation on sums, means, counts and inputs."""
     given = [label for label in labels if label is not RowEffect.FREE]
     inputs = [label for label in given if isinstance(label, tuple)]
     if inputs:
@@ -186,14 +186,14 @@ def _of_totals(name: str, labels: list[Any]) -> Any:
     is_sum = name in ("add", "sub")
     if is_sum and len(given) == 2 and set(given) <= _SUMS:
         return RowEffect.SUM
-    if is_sum and set(given) == {RowEffect.MEAN}:  # a constant beside it counts in each row
+    if is_sum and set(given) == {RowEffect.MEAN}:  # an added constant counts once per row
         return RowEffect.MEAN
     is_mean = name == "div" and given == [RowEffect.SUM, RowEffect.COUNT]
     return RowEffect.MEAN if is_mean else RowEffect.MIXED
 
 
 def _of_inputs(name: str, labels: list[Any], inputs: list[Any]) -> Any:
-    """The effect of an operation on an input without rows, such as the state of a metric."""
+    """Returns the effect of an operation on an input without rows, such as metric state."""
     if len(labels) == 1 and name in ("convert_element_type", "copy"):
         return inputs[0]
     rest = [label for label in labels if not isinstance(label, tuple)]
@@ -204,6 +204,6 @@ def _of_inputs(name: str, labels: list[Any], inputs: list[Any]) -> Any:
 
 
 def _is_linear(name: str, labels: list[Any]) -> bool:
-    """True if an operation only moves its one total, or multiplies it by a constant."""
+    """True if an operation only moves one total, or multiplies it by a constant."""
     is_multiplied = name == "mul" or (name == "div" and labels[0] is not RowEffect.FREE)
     return is_multiplied or (name in LINEAR and len(labels) == 1)

@@ -1,4 +1,4 @@
-"""Rules for single operations: which of them keep the rows of a batch apart."""
+"""Rules for single primitives: which ones keep the rows of a batch independent."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _ELEMENTWISE = (
 )
 ELEMENTWISE = frozenset(_ELEMENTWISE.split())
 
-# Of one value, besides products with constants.
+# Linear in their single operand. Products with constants are handled separately.
 _LINEAR = (
     "broadcast_in_dim convert_element_type copy copy_p neg real reduce_sum reshape squeeze "
     "stop_gradient transpose "
 )
 LINEAR = frozenset(_LINEAR.split())
 
-# Operations that call another function, and the parameter that holds it.
+# Primitives that call a function, and the parameter that holds it.
 SUB_JAXPRS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -66,10 +66,7 @@ _WITHIN_AXES = {
 def keeps_rows(eqn: Any, in_axes: list[int | None], out_axes: list[int | None]) -> bool | None:
     """Returns True if each row of the results depends on the same row only; None if unknown.
 
-    Args:
-        eqn: an operation some of whose inputs have rows.
-        in_axes: the axis of the rows of each input.
-        out_axes: likewise of each result.
+    Axes are the row axis of each input and result, or None; at least one input has rows.
     """
     name = eqn.primitive.name
     if name in _WITHIN_AXES:
@@ -97,7 +94,7 @@ def _axes_of(eqn: Any) -> set[int]:
 
 
 def _reshape(eqn: Any, in_axes: Any, out_axes: Any) -> bool | None:
-    """The entries of a row stay side by side, before those of the next."""
+    """True if each row's entries stay contiguous and in order."""
     before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
     is_ordered = math.prod(before[: in_axes[0]]) == math.prod(after[: out_axes[0]])
     return (is_ordered and eqn.params.get("dimensions") is None) or None
@@ -130,7 +127,7 @@ def _top_k(eqn: Any, in_axes: Any, _: Any) -> bool:
 
 
 def _product(eqn: Any, in_axes: Any, _: Any) -> bool:
-    """Two factors with rows, not beside each other, make pairs of rows."""
+    """Two factors with rows on unmatched axes produce pairs of rows."""
     (left, right), (left_batch, right_batch) = eqn.params["dimension_numbers"]
     if in_axes[0] is not None and in_axes[1] is not None:
         return tuple(in_axes) in set(zip(left_batch, right_batch, strict=True))

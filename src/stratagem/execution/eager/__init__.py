@@ -1,3 +1,3 @@
-"""Eager execution: a thread per replica, op by op."""
+"""Eager execution of replica functions: op by op, with one thread per replica."""
 
 __all__: list[str] = []

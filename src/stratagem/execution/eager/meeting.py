@@ -1,4 +1,4 @@
-"""Exchange of requests between eager replicas of several processes, through the host."""
+"""Exchange of collective requests between the eager replicas of several processes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ __all__ = ["asked_by_all", "self_transposed"]
 
 
 def asked_by_all(kinds: list[str], values: list[Any]) -> tuple[list[str], list[Any]]:
-    """Returns the requests of all replicas; a collective call of all processes.
+    """Returns the calls and values of all replicas, or no values if the calls differ.
 
-    `kinds` and `values` are the local calls and their pytrees. Only arrays are exchanged; other
-    objects are assumed equal. Values are empty if calls differ.
+    A collective of all processes. Only arrays are exchanged; other objects are assumed equal.
     """
     group = current_group()
     assert group is not None

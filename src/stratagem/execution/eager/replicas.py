@@ -1,8 +1,8 @@
 """Eager execution: one thread per replica, run one at a time between collectives.
 
-The calling thread passes a baton: replica 0 runs to its next collective or its end, then replica 1,
-and so on. Then the calling thread answers all requests together. With several processes, each runs
-its local replicas, and the calling threads exchange the requests.
+Replica 0 runs to its next collective or its end, then replica 1, and so on. The calling thread then
+answers all requests together. With several processes, each runs its local replicas, and the calling
+threads exchange the requests.
 
 Source: TF 2.21 mirrored_run.py, _call_for_each_replica.
 """
@@ -45,26 +45,20 @@ __all__ = ["run_eagerly"]
 
 
 def run_eagerly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Calls a function once per replica, op by op, and returns the regrouped result.
-
-    Raises:
-        RuntimeError: replicas make different collective calls, or all variables are remote.
-        ValueError: results differ in structure, an assignment differs between replicas, or the
-            devices are abstract.
-    """
+    """Calls a function once per replica, op by op, and returns the regrouped result."""
     if strategy.topology.is_abstract:
         raise ValueError(
             explain(
-                f"A step was to run op by op on {strategy}, whose devices are not here.",
-                expected="compiled steps, which can be planned without them.",
-                fix="leave run_eagerly out, or call sg.config.run_eagerly(False).",
+                f"Cannot run a step op by op on {strategy}: its devices are abstract.",
+                expected="compiled steps, which can be planned without devices.",
+                fix="remove run_eagerly, or call sg.config.run_eagerly(False).",
             )
         )
     if strategy.placement.is_remote:
         raise RuntimeError(
             explain(
-                "A step of a ParameterServerStrategy was to run op by op.",
-                expected="compiled steps, which say beforehand what they need from the servers.",
+                "Cannot run a step of a ParameterServerStrategy op by op.",
+                expected="compiled steps, which list in advance what they need from the servers.",
                 fix="debug the function under sg.OneDeviceStrategy, or call "
                 "sg.config.run_eagerly(False).",
             )
@@ -80,12 +74,12 @@ def run_eagerly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -
     session.state.send(session.scopes[0])
     if session.summaries is not None:
         forward_summaries(session.summaries.summaries, session.summaries.values)
-    values = [as_values(rebuilt(result)) for result in results]  # as servers updated
+    values = [as_values(rebuilt(result)) for result in results]  # after the servers' update
     return rebuilt(regroup(values, strategy.topology))
 
 
 def _run_again(strategy: Any, first: _Session) -> tuple[_Session, list[Any]]:
-    """Reruns a call that created variables; once more if a build assigned to them."""
+    """Reruns a call that created variables; once more if a layer's build assigned to them."""
     first.state.restore()
     initialize_created_variables(strategy)
     agree_on_initial_values(strategy.variables, strategy.topology)
@@ -99,7 +93,7 @@ def _run_again(strategy: Any, first: _Session) -> tuple[_Session, list[Any]]:
     if not lost:
         return session, results
     session.state.restore()
-    for place in lost.values():  # only the first replica built layers
+    for place in lost.values():  # only the first replica builds layers
         store_initial(variables[place], scope.early[place][1])
     session = first.anew()
     return session, session.run()
@@ -122,17 +116,11 @@ class _Abandoned(BaseException):
 
 @dataclasses.dataclass
 class _Request:
-    """A collective call of one replica.
-
-    Args:
-        kind: name of the called method, compared between replicas.
-        value: this replica's contribution.
-        answer: called with all contributions in replica order; returns one result per replica.
-    """
+    """A collective call of one replica; `kind` is compared between replicas."""
 
     kind: str
     value: Any
-    answer: Callable[[list[Any]], list[Any]]
+    answer: Callable[[list[Any]], list[Any]]  # maps all replicas' values to results
 
 
 class _Replica:
@@ -360,11 +348,11 @@ class _EagerCommunicator(Communicator):
         if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))):
             raise RuntimeError(
                 explain(
-                    "merge_call was called in a function that is being differentiated, in eager "
-                    "mode.",
-                    expected="values: an eager merge_call runs at once.",
-                    fix="use all_reduce or all_gather, which can be differentiated, or run "
-                    "compiled.",
+                    "merge_call was called in eager mode in a function that is being "
+                    "differentiated.",
+                    expected="concrete values, because an eager merge_call runs immediately.",
+                    fix="use all_reduce or all_gather, which are differentiable, or compile "
+                    "the step.",
                 )
             )
         request = _Request(

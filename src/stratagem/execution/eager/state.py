@@ -1,4 +1,4 @@
-"""Variables during eager execution: each replica's part, and bringing the parts together."""
+"""Variables during eager execution: each replica's reads, and merging of the replicas' writes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,7 @@ __all__ = ["EagerState"]
 
 
 class EagerState:
-    """Reads of replicas from the variables, and writes of replicas to them.
-
-    Args:
-        strategy: the strategy whose replicas run.
-    """
+    """Reads and writes of a strategy's variables by its eager replicas."""
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
@@ -39,14 +35,7 @@ class EagerState:
         self._before: dict[int, tuple[Any, Any]] = {}
 
     def reader(self, replica_id: int) -> Callable[[Any], Any]:
-        """Returns what a replica's scope asks for the value of a variable.
-
-        Args:
-            replica_id: the replica.
-
-        Returns:
-            A function from a variable to this replica's part of it.
-        """
+        """Returns a function that maps a variable to this replica's part of it."""
 
         def read(variable: Any) -> Any:
             home = home_of(variable)
@@ -57,7 +46,7 @@ class EagerState:
             stored = self._stored(variable) if variable.has_value else None
             if stored is None:
                 return None
-            if not isinstance(stored, jax.Array):  # it came from another process
+            if not isinstance(stored, jax.Array):  # fetched from another process
                 return jnp.asarray(stored)
             if home.kind is VariableKind.PLAIN and self._topology.groups is None:
                 return stored
@@ -67,7 +56,7 @@ class EagerState:
         return read
 
     def _stored(self, variable: Any) -> Any:
-        """A copy for each replica; of what is kept elsewhere they are made once for all."""
+        """Returns a copy for each replica; offloaded values are copied once per value."""
         if store_of(variable) is None:
             return variable.storage
         kept, copies = self._copies.get(id(variable), (None, None))
@@ -77,14 +66,7 @@ class EagerState:
         return copies
 
     def keep(self, scopes: list[ReplicaScope]) -> None:
-        """Moves what the replicas wrote into the variables, and makes them read anew.
-
-        Args:
-            scopes: one a replica, in replica order.
-
-        Raises:
-            ValueError: replicas wrote different values to a variable without aggregation.
-        """
+        """Moves the writes of all replicas, in order, into the variables and clears the scopes."""
         written: dict[int, Any] = {}
         for scope in scopes:
             written.update(scope.writes)
@@ -94,7 +76,7 @@ class EagerState:
             if home is not None and home.strategy is not self._strategy:
                 raise foreign_variable(variable, home.strategy, self._strategy)
             if home is not None and not variable.has_value:
-                continue  # created in this call: it is run again
+                continue  # created in this call, which will be rerun
             if key not in self._before:
                 self._before[key] = variable, variable.value if home is None else variable.storage
             if home is not None and home.kind is VariableKind.ON_READ:
@@ -105,7 +87,7 @@ class EagerState:
             scope.forget()
 
     def restore(self) -> None:
-        """Gives variables the values before the call back: it is run again."""
+        """Resets variables to their values before the call, which is about to be rerun."""
         for variable, value in self._before.values():
             if home_of(variable) is None:
                 variable.assign(value)
@@ -113,11 +95,7 @@ class EagerState:
                 variable.storage = value
 
     def send(self, scope: ReplicaScope) -> None:
-        """Sends what the replicas have handed out to whoever holds variables of theirs.
-
-        Args:
-            scope: of one replica; what goes there is the same on all.
-        """
+        """Sends one replica's outputs to the remote variables; they are equal on all replicas."""
         for prepare in scope.preparations:
             prepare()
         if scope.sent:
@@ -135,7 +113,7 @@ class EagerState:
         )
 
     def _same_everywhere(self, value: Any, same: bool) -> bool:
-        """Returns True if the replicas of all processes agree; `same` is this process's answer."""
+        """Returns True if the replicas of all processes agree; `same` is the local answer."""
         if not self._topology.spans_processes:
             return same
         group = current_group()

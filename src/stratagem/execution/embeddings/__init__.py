@@ -1,3 +1,3 @@
-"""Row lookups in large tables, and updates of rows."""
+"""Row lookups in embedding tables, their gradients, and updates of sharded tables."""
 
 __all__: list[str] = []

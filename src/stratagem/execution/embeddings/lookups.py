@@ -1,8 +1,8 @@
-"""Rows of a table that a function looks up while it is differentiated.
+"""`sg.nn.embedding_lookup`, and gradients of tables as rows.
 
-The gradient of such a table is zero but for these rows. JAX makes it a whole array; here each
-lookup gets an input of its own that stands for the rows it returns, and the gradient by that input
-is the rows' gradient.
+A table's gradient is zero outside the rows that were looked up, but JAX returns it dense. Each
+lookup therefore gets a placeholder input for its rows, and the rows' gradient is the one with
+respect to the placeholder.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ __all__ = [
     "tables_among",
 ]
 
-# Measured on two CPU devices: below 64 Ki elements nothing is won, and where the rows of all
-# replicas are half as many as those of the table, both ways take the same time.
+# Measured on two CPU devices: below 64 Ki elements rows gain nothing. If all replicas together look
+# up half as many rows as the table has, both ways take the same time.
 _MIN_TABLE_SIZE = 65_536
 _TABLE = "_stratagem_is_table"
 
 
 def note_table(variable: Any) -> None:
-    """Notes that rows of a variable are looked up, so that its gradient may be rows too."""
+    """Marks a variable whose rows are looked up, so that its gradient may be rows, too."""
     setattr(variable, _TABLE, True)
 
 
@@ -59,26 +59,26 @@ def is_table(variable: Any) -> bool:
 
 
 def tables_among(variables: Sequence[Any]) -> list[Any]:
-    """Returns the variables that rows were ever looked up in."""
+    """Returns the variables whose rows were ever looked up."""
     return [variable for variable in variables if is_table(variable)]
 
 
 def embedding_lookup(params: Any, ids: Any) -> jax.Array:
-    """Returns rows of a table, whose gradient by the table need not be as large as the table.
+    """Returns rows of a table; its gradient can stay as rows. Call anywhere.
 
-    Where `sg.value_and_grad` differentiates by the table and it is read in no other way, the
-    gradient is kept as rows: replicas exchange these and not the whole table. Call anywhere.
+    If `sg.value_and_grad` differentiates by the table and the table is only looked up, the gradient
+    is stored as rows, and replicas exchange these instead of the whole table.
 
     Args:
-        params: Keras variable of shape (n, ...), the table; or an `sg.ShardedVariable`, of whose
-            shards each is a table; or an array, which is indexed as usual.
-        ids: integers of any shape; -n <= id < n, others give rows of NaN.
+        params: the table: a Keras variable of shape (n, ...); an `sg.ShardedVariable`, each shard
+            of which is a table; or an array, which is indexed as usual.
+        ids: integers of any shape, -n <= id < n; others return rows of NaN.
 
     Returns:
         Array of shape (*ids.shape, ...), in the table's compute dtype.
 
     Raises:
-        TypeError: `ids` are no integers.
+        TypeError: `ids` are not integers.
         ValueError: `params` is a scalar.
 
     Example:
@@ -101,7 +101,7 @@ def embedding_lookup(params: Any, ids: Any) -> jax.Array:
     if not jnp.ndim(params):
         raise ValueError(
             explain(
-                "embedding_lookup received a scalar as its table.",
+                "embedding_lookup received a scalar instead of a table.",
                 expected="a table with rows on axis 0.",
                 fix="pass a variable of shape (n, ...).",
             )
@@ -120,25 +120,21 @@ def embedding_lookup(params: Any, ids: Any) -> jax.Array:
 
 
 def is_recorded(table: Any) -> bool:
-    """Returns True if a lookup in a variable now does more than read it."""
+    """Returns True if a lookup in this variable does more than read it."""
     if _current.lookups is None:
         return is_elsewhere(table)
     return _current.lookups.counts(table)
 
 
 def is_elsewhere(table: Any) -> bool:
-    """Returns True if a step looks up single rows of a variable in its store or on servers."""
+    """Returns True if a step looks up single rows of an offloaded or remote variable."""
     scope = current_scope()
     is_whole = scope is not None and id(table) in scope.outermost.whole_tables
     return getattr(table, "has_rows", False) and not is_whole
 
 
 def is_worth_rows(shape: Sequence[int]) -> bool:
-    """Returns True if a table is so large that sending rows is faster than sending all of it.
-
-    Args:
-        shape: of the table.
-    """
+    """Returns True for tables large enough that sending rows is faster than the whole table."""
     return len(shape) > 1 and math.prod(shape) >= _MIN_TABLE_SIZE
 
 
@@ -148,11 +144,11 @@ def _rows_from_elsewhere(table: Any, ids: Any, scope: ReplicaScope) -> jax.Array
     lookup = Lookup(table, (*ids.shape, *table.shape[1:]), jnp.dtype(table.dtype))
     place, rows = scope.receive(lookup)
     scope.send(Ids(place), as_row_numbers(ids))
-    return rows.astype(table.value.dtype)  # of layers that compute in another
+    return rows.astype(table.value.dtype)  # mixed precision computes in another dtype
 
 
 def as_row_numbers(ids: jax.Array) -> jax.Array:
-    """Returns ids in a dtype that holds the number of every row."""
+    """Returns ids in a dtype that can hold every row number."""
     return ids.astype(jnp.int32) if ids.dtype.itemsize < 4 else ids
 
 
@@ -166,7 +162,7 @@ def _plain_rows(table: Any, ids: Any) -> jax.Array:
 
 
 def _taken_rows(table: Any, ids: np.ndarray) -> jax.Array:
-    """Rows that a table can be asked for one by one, each once."""
+    """Fetches each distinct row once from a table that returns single rows."""
     num_rows = table.shape[0]
     numbers = np.where(ids < 0, ids.astype(np.int64) + num_rows, ids)
     unique, places = np.unique(numbers, return_inverse=True)
@@ -174,19 +170,19 @@ def _taken_rows(table: Any, ids: np.ndarray) -> jax.Array:
     rows = jnp.asarray(table.take_rows(unique[is_row]))
     if not len(rows):
         rows = jnp.zeros((1, *rows.shape[1:]), rows.dtype)
-    # What is past the end JAX fills, as it does where the whole table is there.
+    # An index past the end makes JAX fill the row, as it does with a whole table.
     places = np.where(is_row, np.cumsum(is_row) - 1, len(rows))[places]
     return jnp.take(rows, jnp.asarray(places.reshape(ids.shape)), axis=0)
 
 
 def _rows_of_shards(table: ShardedVariable, ids: Any) -> jax.Array:
-    """Rows of variables that are one: each is a table, by which a gradient may be rows."""
+    """Looks rows up in each shard, so that the gradient of each may be rows."""
     num_rows = table.shape[0]
     nowhere = jnp.where((ids >= -num_rows) & (ids < num_rows), 0, 1)
-    # Zeros, and what JAX fills in where there is no row.
+    # Zeros, except NaN (JAX's fill value) for ids out of range.
     rows = jnp.take(jnp.zeros((1, *table.shape[1:]), table.dtype), nowhere, axis=0)
     for shard, (own_ids, are_own) in shards_of(table, ids):
-        # Servers have no row past the end.
+        # Servers accept no id past the end, so other shards' ids read row 0 there.
         other = 0 if is_elsewhere(shard) else shard.shape[0]
         found = embedding_lookup(shard, jnp.where(are_own, own_ids, other))
         several = (*jnp.shape(are_own), *[1] * (len(table.shape) - 1))
@@ -202,20 +198,13 @@ _current = _Current()
 
 
 class Lookups:
-    """The lookups of one call of a function, in their order.
-
-    Args:
-        tables: the variables whose lookups count; those of others are ordinary reads.
-        stand_ins: for each table by id, the inputs that stand for the rows of its lookups; None
-            where they are only counted.
-        received: of tables that are elsewhere, the rows of each lookup.
-    """
+    """Lookups in `tables` during one function call, in order; other lookups are ordinary reads."""
 
     def __init__(
         self,
         tables: Sequence[Any],
-        stand_ins: dict[int, list[jax.Array]] | None = None,
-        received: dict[int, list[Any]] | None = None,
+        stand_ins: dict[int, list[jax.Array]] | None = None,  # placeholders; None only counts
+        received: dict[int, list[Any]] | None = None,  # rows of remote or offloaded tables
     ) -> None:
         self._tables = {id(table) for table in tables}
         self._received = {key: list(rows) for key, rows in (received or {}).items()}
@@ -244,10 +233,10 @@ class Lookups:
 
     def counts(self, table: Any) -> bool:
         """Returns True if the lookups of a table are recorded here."""
-        # What lax.scan or jax.checkpoint looks up cannot leave them: that is an ordinary read.
+        # Values inside lax.scan or jax.checkpoint cannot leave it: such a lookup is a plain read.
         is_nested = self._trace != get_opaque_trace_state(convention="nnx")
         scope = current_scope()
-        if scope is None or is_nested or id(table) in scope.writes:  # rows of another value
+        if scope is None or is_nested or id(table) in scope.writes:  # rows of a new value
             return False
         if self._stand_ins is None and is_elsewhere(table):
             self.tables_elsewhere[id(table)] = table
@@ -255,7 +244,7 @@ class Lookups:
         return id(table) in self._tables
 
     def look_up(self, table: Any, ids: jax.Array) -> jax.Array:
-        """Returns rows of a table, attached to the input that stands for them."""
+        """Returns rows of a table, connected to their placeholder for differentiation."""
         scope = current_scope()
         if scope is None or not self.counts(table):
             return _plain_rows(table, ids)
@@ -282,7 +271,7 @@ class Lookups:
 
 @jax.custom_jvp
 def _attach(rows: jax.Array, stand_in: jax.Array) -> jax.Array:
-    """Returns the rows, whose derivative is that of the stand-in alone."""
+    """Returns the rows; the derivative is that of the placeholder alone."""
     return rows
 
 
@@ -292,16 +281,7 @@ def _attach_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def slices_of(table: Any, ids: Sequence[jax.Array], rows: Sequence[jax.Array]) -> IndexedSlices:
-    """Joins the gradients of a table's lookups.
-
-    Args:
-        table: the variable.
-        ids: the ids of each lookup.
-        rows: the gradient by the rows of each lookup.
-
-    Returns:
-        Their slices, in the order of the lookups.
-    """
+    """Joins the gradients of a table's lookups into `IndexedSlices`, in lookup order."""
     row_shape = tuple(table.shape[1:])
     indices = [one.reshape(-1).astype(jnp.int32) for one in ids]
     values = [one.reshape(-1, *row_shape) for one in rows]
@@ -311,9 +291,7 @@ def slices_of(table: Any, ids: Sequence[jax.Array], rows: Sequence[jax.Array]) -
 def rows_pay(table: Any, shapes: Sequence[tuple[int, ...]]) -> bool:
     """Returns True if replicas exchange less data as rows than as the whole table.
 
-    Args:
-        table: the variable.
-        shapes: shapes of the rows of each lookup of one replica.
+    `shapes` are those of the rows of each lookup on one replica.
     """
     table_size = math.prod(table.shape)
     num_elements = sum(math.prod(shape) for shape in shapes)
@@ -321,7 +299,7 @@ def rows_pay(table: Any, shapes: Sequence[tuple[int, ...]]) -> bool:
 
 
 def has_company() -> bool:
-    """Returns True in one of several replicas."""
+    """Returns True if there are several replicas."""
     return _num_replicas() > 1
 
 

@@ -1,8 +1,7 @@
-"""Updates of the rows of a table that lies in parts, by rows: each device makes those of its part.
+"""Row-by-row updates of sharded tables: each device updates the rows of its own shard.
 
-Such an update is marked in the trace where it reads the rows and where it writes them back. If what
-is between computes each row by itself, a device may do that for its own rows alone, and no row has
-to be sent for it.
+The trace marks where an update reads rows and where it writes them back. If everything in between
+is computed element by element, each device can do it for its own rows, and no rows are sent.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from stratagem.topology import REPLICA_AXIS, Topology
 
 __all__ = ["ShardedRowUpdates", "rows_to_update", "with_updated_rows"]
 
-# They compute each element of their results from those at its place.
+# Elementwise primitives.
 _BY_ELEMENT = frozenset(
     [
         *("abs", "add", "convert_element_type", "copy", "div", "exp", "integer_pow", "log", "max"),
@@ -33,7 +32,7 @@ _BY_ELEMENT = frozenset(
 _CALLS = frozenset(["closed_call", "custom_jvp_call", "custom_vjp_call", "jit", "pjit"])
 
 
-# As functions of their own they are known in the trace by their names.
+# Jitted, so that the trace records them by name.
 @jax.jit
 def _stratagem_rows_to_update(table: jax.Array, ids: jax.Array) -> jax.Array:
     return jnp.take(table, ids, axis=0, mode="clip")
@@ -45,23 +44,15 @@ def _stratagem_with_updated_rows(table: jax.Array, ids: jax.Array, rows: jax.Arr
 
 
 def rows_to_update(table: Any, ids: jax.Array) -> jax.Array:
-    """Returns rows of a table that `with_updated_rows` writes back.
+    """Returns the rows of a table, of shape (n, ...), that `with_updated_rows` writes back.
 
-    Args:
-        table: array of shape (n, ...).
-        ids: their numbers, none twice; what is n or more stands for no row, and gets any.
+    `ids` are unique. An id of n or more stands for no row and returns an arbitrary one.
     """
     return _stratagem_rows_to_update(table, ids)
 
 
 def with_updated_rows(table: Any, ids: jax.Array, rows: jax.Array) -> jax.Array:
-    """Returns a table with other rows.
-
-    Args:
-        table: array of shape (n, ...).
-        ids: as of `rows_to_update`.
-        rows: what takes the place of these.
-    """
+    """Returns a table with the rows at `ids` replaced; see `rows_to_update`."""
     return _stratagem_with_updated_rows(table, ids, rows)
 
 
@@ -70,33 +61,17 @@ _READS, _WRITES = "_stratagem_rows_to_update", "_stratagem_with_updated_rows"
 
 @dataclasses.dataclass(frozen=True)
 class ShardedRowUpdates:
-    """An update in two parts.
+    """An update split in two: `rest` runs first, then each device runs `own` on its shards."""
 
-    Args:
-        rest: what is computed first. Its inputs are those of the update; its outputs those of the
-            update that `is_own` does not tell, and what `own` needs.
-        own: what each device computes for the rows of its own parts. Its inputs are tables, and
-            what `rest` hands over; its outputs are these tables.
-        tables: which inputs of the update are the tables.
-        is_own: of each output of the update whether `own` makes it.
-        topology: the devices.
-    """
-
-    rest: Jaxpr
-    own: Jaxpr
-    tables: list[int]
-    is_own: list[bool]
+    rest: Jaxpr  # outputs: those of the update that are not `is_own`, then values for `own`
+    own: Jaxpr  # inputs: tables, then values from `rest`; outputs: the new tables
+    tables: list[int]  # indices of the tables among the update's inputs
+    is_own: list[bool]  # for each output of the update, True if `own` computes it
     topology: Topology
 
     @classmethod
     def of(cls, update: Jaxpr, are_parts: Sequence[bool], topology: Topology) -> ShardedRowUpdates:
-        """Parts an update.
-
-        Args:
-            update: the update.
-            are_parts: of each of its inputs whether it lies in parts along its first axis.
-            topology: the devices.
-        """
+        """Splits an update; `are_parts` marks inputs that are sharded along axis 0."""
         places = {id(one): place for place, one in enumerate(update.invars) if are_parts[place]}
         own = _updates_of_rows(update, places)
         made = {id(variable): variable for eqn in own for variable in eqn.outvars}
@@ -127,14 +102,7 @@ class ShardedRowUpdates:
         )
 
     def values(self, inputs: Sequence[Any]) -> list[Any]:
-        """Computes what the update does.
-
-        Args:
-            inputs: of the update.
-
-        Returns:
-            Its outputs.
-        """
+        """Returns the outputs of the update for its inputs."""
         outputs = retrace(self.rest, inputs)
         if not self.own.eqns:
             return outputs
@@ -154,7 +122,7 @@ class ShardedRowUpdates:
 
 
 def _updates_of_rows(update: Jaxpr, tables: Container[int]) -> list[Any]:
-    """The operations from reading rows of tables to writing them; none where others take part."""
+    """Returns the operations from reading rows to writing them; none if others take part."""
     own: list[Any] = []
     rows: set[int] = set()
     new_tables: set[int] = set()
@@ -186,7 +154,7 @@ def _is_by_element(eqn: Any) -> bool:
 
 
 def _own_rows(part: jax.Array, ids: jax.Array) -> list[jax.Array]:
-    """The rows that this device has; of others any."""
+    """Returns this device's rows, and arbitrary ones in the place of other devices' rows."""
     return [jnp.take(part, _own_ids(part, ids), axis=0, mode="clip")]
 
 
@@ -195,7 +163,7 @@ def _with_own_rows(part: jax.Array, ids: jax.Array, rows: jax.Array) -> list[jax
 
 
 def _own_ids(part: jax.Array, ids: jax.Array) -> jax.Array:
-    """The numbers of rows in this device's part; one past its end for what it does not have."""
+    """Returns row numbers within this device's shard; the shard's length for other rows."""
     own = ids - (jax.lax.axis_index(REPLICA_AXIS) * len(part)).astype(ids.dtype)
     return jnp.where((own >= 0) & (own < len(part)), own, len(part))
 

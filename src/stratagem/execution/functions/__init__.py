@@ -1,3 +1,3 @@
-"""sg.function: one compiled program around whole steps."""
+"""`sg.function`: whole steps, with `run` and `reduce`, as one compiled program."""
 
 __all__: list[str] = []

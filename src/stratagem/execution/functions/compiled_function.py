@@ -1,4 +1,4 @@
-"""sg.function: a step that holds `run` and `reduce` together, as one compiled program."""
+"""`sg.function`: the public decorator, and its cache of compiled programs."""
 
 from __future__ import annotations
 
@@ -30,13 +30,7 @@ _recompilations = Recompilations()
 
 
 class Function:
-    """A Python function that is traced once for each kind of arguments and then runs compiled.
-
-    Made by `sg.function`.
-
-    Args:
-        fn: the function.
-    """
+    """A function made by `sg.function`: traced once per kind of arguments, then runs compiled."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         functools.update_wrapper(self, fn)
@@ -45,12 +39,12 @@ class Function:
         self._known = KnownVariables()
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """Binds a function that was defined in a class, as Python does with its own."""
+        """Binds the function to an instance if it was defined in a class."""
         return self if instance is None else types.MethodType(self, instance)
 
     @filters_traceback
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function, tracing it if it was not called with such arguments before."""
+        """Calls the function; traces it first for new kinds of arguments."""
         if config.runs_eagerly() or not _is_outermost():
             return rebuilt(as_values(self._fn(*args, **kwargs)))
         call = flatten_call(args, kwargs)
@@ -82,27 +76,27 @@ def function(
     reduce_retracing: bool = False,
     input_signature: Any = None,
 ) -> Any:
-    """Compiles a step that holds `run`, `reduce` and what is around them in one program.
+    """Compiles a step, with its calls of `run` and `reduce`, into one program.
 
     Call the result in cross-replica context. Arrays, `PerReplica` values and Python numbers among
     the arguments are traced; strings, bools and other objects are part of the program. Variables
-    that the function reads and assigns become inputs and outputs. Python side effects happen when
-    it is traced: once for each structure, shapes and dtypes of the arguments, and once more where
-    it turns out to use or to create variables that were not known. With
-    `sg.config.run_eagerly(True)`, inside another `sg.function` and in a replica function it is the
-    function itself.
+    that the function reads and assigns become inputs and outputs. Python side effects happen during
+    tracing: once for each structure, shapes and dtypes of the arguments, and once more when the
+    function uses or creates new variables. With `sg.config.run_eagerly(True)`, inside another
+    `sg.function` and in a replica function, the Python function itself is called.
 
     Args:
-        fn: the function; it may be a method. None where this is a decorator with arguments.
-        jit_compile: accepted for the sake of moved code; the program is always compiled.
-        reduce_retracing: likewise; a program is of one kind of arguments.
+        fn: the function; it may be a method. None for a decorator with arguments.
+        jit_compile: accepted for compatibility and ignored; the program is always compiled.
+        reduce_retracing: accepted for compatibility and ignored; each kind of arguments has a
+            program.
         input_signature: must be None.
 
     Returns:
         A callable with the arguments and the results of `fn`; a decorator without `fn`.
 
     Raises:
-        TypeError: an `input_signature`, or `fn` cannot be called.
+        TypeError: `input_signature` is given, or `fn` is not callable.
 
     Example:
         >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -120,8 +114,8 @@ def function(
         raise TypeError(
             explain(
                 f"sg.function received input_signature={input_signature!r}.",
-                expected="None: there is a program for each kind of arguments.",
-                fix="leave it out, and pass arguments of the shapes and dtypes that you want.",
+                expected="None, because each kind of arguments gets its own program.",
+                fix="remove it, and pass arguments of the shapes and dtypes that you want.",
             )
         )
     if fn is None:

@@ -82,7 +82,7 @@ def _kind(leaf: Any) -> Any:
 
 
 class _FunctionScope(keras.StatelessScope):
-    """Handles Keras variables without a strategy; all others call the trace themselves."""
+    """Intercepts Keras variables without a strategy; all others use the trace directly."""
 
     def __init__(self, trace: FunctionTrace) -> None:
         super().__init__(initialize_variables=False)
@@ -102,7 +102,7 @@ class _FunctionScope(keras.StatelessScope):
 
 
 class _Results:
-    """Results of a function: arrays are outputs of its program, other objects are stored here."""
+    """Results of a function: arrays become program outputs, other objects are stored here."""
 
     def __init__(self) -> None:
         self.structure: Any = None
@@ -146,7 +146,7 @@ def _is_whole(leaf: Any) -> bool:
 
 
 class _Attempt:
-    """One trace with `candidates` as variable inputs; it may find that more variables are used."""
+    """One trace with `candidates` as variable inputs; it may discover more variables."""
 
     def __init__(
         self, fn: Callable[..., Any], call: Call, candidates: list[Any], builds: KnownBuilds
@@ -183,12 +183,7 @@ class _Attempt:
 
 @dataclasses.dataclass
 class KnownVariables:
-    """Candidate variables of a function.
-
-    Args:
-        strategies: owners of the variables.
-        foreign: variables without a strategy, by identity.
-    """
+    """Candidate variables: those of `strategies`, and `foreign` ones without any, by id."""
 
     strategies: list[Any] = dataclasses.field(default_factory=list[Any])
     foreign: dict[int, Any] = dataclasses.field(default_factory=dict[int, Any])
@@ -202,11 +197,7 @@ class KnownVariables:
 def trace_function(fn: Callable[..., Any], call: Call, known: KnownVariables) -> FunctionProgram:
     """Retraces a function until its inputs include every variable that it uses.
 
-    Adds the variables and strategies it finds to `known`.
-
-    Raises:
-        ValueError: the function creates variables on every call.
-        RuntimeError: it uses variables of several strategies.
+    Adds the variables and strategies that it finds to `known`.
     """
     strategies = known.strategies
     has_created = False
@@ -246,12 +237,9 @@ class FunctionProgram:
 
     Inputs of `closed` are the values of the attempt's candidates and the array arguments; outputs
     are the new values of written variables and the array results.
-
-    Raises:
-        RuntimeError: the function uses variables of several strategies.
     """
 
-    is_reused = False  # after its first call
+    is_reused = False  # True after its first call
 
     def __init__(self, closed: Any, attempt: _Attempt, strategies: list[Any]) -> None:
         trace, candidates = attempt.trace, attempt.candidates
@@ -262,9 +250,9 @@ class FunctionProgram:
         if len(distributing) > 1:
             raise RuntimeError(
                 explain(
-                    f"An sg.function used variables of {distributing[0]} and {distributing[1]}.",
-                    expected="one strategy in a function.",
-                    fix="write a function for each strategy.",
+                    f"An sg.function uses variables of {distributing[0]} and {distributing[1]}.",
+                    expected="one strategy per function.",
+                    fix="write one function for each strategy.",
                 )
             )
         self._topology = distributing[0].topology if distributing else None

@@ -1,7 +1,7 @@
-"""State that a function hands from step to step in `run_steps`, as in `jax.lax.scan`.
+"""Carry of `run_steps`: state that a function passes from step to step, as in `jax.lax.scan`.
 
-Each array of it is kept in a `CarrySlot`, which steps read and write as they do a variable with a
-component on each replica. So every execution can carry it, and none knows of it.
+Each array is stored in a `CarrySlot`, which steps read and write like a variable with one component
+per replica. Programs and eager mode therefore need no special case.
 """
 
 from __future__ import annotations
@@ -29,12 +29,9 @@ __all__ = ["Carry", "CarryingStep"]
 
 
 class CarrySlot:
-    """One array of a carry, of one shape and dtype; what a step takes for a variable.
+    """One array of a carry, stored like a variable with a component per replica.
 
-    Args:
-        strategy: whose replicas have a component each.
-        value: an array of that kind, of one replica.
-        path: its place in the carry, for messages.
+    `value` is one replica's array; `path` is its place in the carry, for messages.
     """
 
     has_value = True
@@ -53,15 +50,15 @@ class CarrySlot:
 
     @property
     def for_step(self) -> Any:
-        """The value that a compiled step takes."""
+        """The value that a compiled step receives."""
         return self.storage
 
     def stored(self, value: Any) -> Any:
-        """Returns a value in the form in which it is kept: random keys as their numbers."""
+        """Returns a value in its stored form: random keys as their key data."""
         return jnp.asarray(value) if self.key_impl is None else jax.random.key_data(value)
 
     def given(self, data: Any) -> Any:
-        """Returns a value as the function gets it."""
+        """Returns a stored value in the form that the function receives."""
         return data if self.key_impl is None else jax.random.wrap_key_data(data, impl=self.key_impl)
 
     def read(self) -> Any:
@@ -72,23 +69,14 @@ class CarrySlot:
     def write(self, value: Any) -> None:
         """Sets this replica's value. Call in a step."""
         scope = current_scope()
-        if scope is None:  # run plainly, by the only replica of the default strategy
+        if scope is None:  # the default strategy runs functions without a scope
             self.storage = self.stored(value)
         else:
             scope.add_update((self, self.stored(value)))
 
 
 class Carry:
-    """The state that is handed from step to step in one call of `run_steps`.
-
-    Args:
-        strategy: whose replicas run the steps.
-        initial: pytree of arrays and numbers, the same on all replicas, or `PerReplica`.
-
-    Raises:
-        TypeError: another object in the pytree.
-        ValueError: a `PerReplica` whose parts have several shapes.
-    """
+    """State passed between steps of one `run_steps` call; its leaves are `PerReplica` or shared."""
 
     def __init__(self, strategy: Any, initial: Any) -> None:
         self._strategy = strategy
@@ -108,7 +96,7 @@ class Carry:
             slot.storage = self._stored([slot.stored(part) for part in own])
 
     def _stored(self, parts: list[Any]) -> Any:
-        """The whole array, in memory of its own: a step gives it away."""
+        """Returns the array of all replicas as a copy, because a step donates it."""
         topology, first = self._topology, parts[0]
         is_sole = topology.num_replicas == 1
         if topology.is_abstract:
@@ -120,7 +108,7 @@ class Carry:
         return topology.stack([jnp.array(part, copy=True) for part in parts])
 
     def take(self) -> Any:
-        """Returns the state after the last step, which is kept no longer."""
+        """Returns the state after the last step and drops it here."""
         is_sole = self._topology.num_replicas == 1
         values: list[Any] = []
         for slot in self.slots:
@@ -139,16 +127,16 @@ def _path(path: Any) -> str:
 
 
 def _parts(leaf: Any, path: str) -> list[Any]:
-    """The components of one leaf; one that all replicas get."""
+    """Returns the components of one leaf; a single one if all replicas get the same."""
     if isinstance(leaf, PerReplica):
         components = [jnp.asarray(part) for part in leaf.components]
         shapes = [part.shape for part in components]
         if len(set(shapes)) > 1:
             raise ValueError(
                 explain(
-                    f"run_steps received {path} with parts of the shapes {shapes}.",
-                    expected="one shape on all replicas: they run one program.",
-                    fix="pad the parts, and carry their lengths beside them.",
+                    f"run_steps received {path} with parts of shapes {shapes}.",
+                    expected="one shape on all replicas, because they run one program.",
+                    fix="pad the parts, and add their true lengths to the carry.",
                 )
             )
         return components
@@ -166,21 +154,15 @@ def _parts(leaf: Any, path: str) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class CarryingStep:
-    """A function of a carry and a batch as a replica function of the batch.
+    """A function of a batch and a carry, wrapped as a replica function of the batch.
 
-    Equal ones are one program: this is why it is no closure.
-
-    Args:
-        fn: called with the batch and the carry; its `fn` is the function of the user.
-        slots: that hold the carry.
-        structure: of the carry.
-        op: how results are combined over replicas in each step; None leaves them apart.
+    A dataclass instead of a closure, because equal ones share a program.
     """
 
-    fn: Any
+    fn: Any  # its `fn` is the user's function
     slots: tuple[CarrySlot, ...]
     structure: Any
-    op: ReduceOp | None
+    op: ReduceOp | None  # combines results over replicas; None leaves them separate
 
     @property
     def _name(self) -> str:
@@ -194,8 +176,7 @@ class CarryingStep:
             raise TypeError(
                 explain(
                     f"{self._name} returned a value of type {type(result).__name__}.",
-                    expected="a pair, because run_steps was given a carry: the next carry and "
-                    "what the step returns.",
+                    expected="a pair (carry, result), because run_steps was called with a carry.",
                     fix="write `return carry, result`, or `return carry, None`.",
                 )
             )
@@ -207,13 +188,13 @@ class CarryingStep:
         return result if self.op is None else context.all_reduce(self.op, result)
 
     def _leaves(self, carry: Any) -> list[Any]:
-        """The arrays of the next carry, which must be like those of the last one."""
+        """Returns the arrays of the next carry; raises if their shapes or dtypes changed."""
         pairs, structure = jax.tree_util.tree_flatten_with_path(carry)
         if structure != self.structure:
             raise ValueError(
                 explain(
-                    f"{self._name} got a carry of the structure {self.structure} and "
-                    f"returned one of {structure}.",
+                    f"{self._name} received a carry of structure {self.structure} and "
+                    f"returned one of structure {structure}.",
                     expected="the same structure.",
                     fix="return the same keys, lengths and types as in the initial carry.",
                 )
@@ -223,12 +204,12 @@ class CarryingStep:
             if (leaf.shape, leaf.dtype) != (slot.given_shape, slot.given_dtype):
                 raise ValueError(
                     explain(
-                        f"{self._name} got {slot.path} of shape {slot.given_shape} and "
-                        f"dtype {slot.given_dtype} and returned shape {leaf.shape} and dtype "
+                        f"{self._name} received {slot.path} of shape {slot.given_shape} and "
+                        f"dtype {slot.given_dtype}, but returned shape {leaf.shape} and dtype "
                         f"{leaf.dtype}.",
                         expected="the same shape and dtype after each step.",
-                        fix="give the initial carry that shape and dtype, or cast what is "
-                        "returned: keras.ops.cast(value, dtype).",
+                        fix="give the initial carry that shape and dtype, or cast the returned "
+                        "value: keras.ops.cast(value, dtype).",
                     )
                 )
         return leaves

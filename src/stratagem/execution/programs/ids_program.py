@@ -1,4 +1,4 @@
-"""Program that computes the ids of a step's lookups."""
+"""Program that computes the ids of a step's row lookups, so that rows can be fetched first."""
 
 from __future__ import annotations
 
@@ -20,16 +20,12 @@ __all__ = ["IdsProgram", "spec_of_input"]
 
 
 class IdsProgram:
-    """Computes only the ids of each lookup of a step.
-
-    Raises:
-        ValueError: ids depend on rows that the step looks up.
-    """
+    """Computes the ids of each lookup of a step; raises ValueError if they depend on other rows."""
 
     def __init__(self, trace: Trace, topology: Topology, name: str) -> None:
         jaxpr = trace.jaxpr.jaxpr
         first = len(trace.written) + trace.num_outputs
-        # A lookup may have been given up while the function was traced: nobody needs its rows.
+        # Tracing may have discarded a lookup, whose rows are then unused.
         places = {
             what.lookup: first + place
             for place, what in enumerate(trace.sent)
@@ -40,15 +36,15 @@ class IdsProgram:
         reduced, stays = without_unused(
             jaxpr.replace(outvars=outvars),
             [False] * len(jaxpr.invars),
-            keeps_effects=False,  # the step itself does that
+            keeps_effects=False,  # the step itself has the effects
         )
         self._inputs = [one for one, stay in zip(trace.inputs, stays, strict=True) if stay]
         if any(source == "rows" for source, _ in self._inputs):
             raise ValueError(
                 explain(
-                    f"{name} looks up rows whose ids it computes from other rows that it looks up.",
-                    expected="ids that are known before the step: of its arguments or variables.",
-                    fix="look up the second rows in a step of their own, which gets the ids.",
+                    f"{name} looks up rows with ids that it computes from other looked-up rows.",
+                    expected="ids that depend only on the arguments and variables of the step.",
+                    fix="look up the second rows in a separate step that receives the ids.",
                 )
             )
         run: Any = jaxpr_as_fun(ClosedJaxpr(reduced, trace.jaxpr.consts))
@@ -69,13 +65,13 @@ class IdsProgram:
     def run(self, pools: Mapping[str, Sequence[Any]]) -> list[Any]:
         """Returns the ids of each lookup; None if its rows are unused.
 
-        In `pools`, variables are functions that return their values.
+        In `pools`, a variable is a function that returns its value.
         """
         inputs = [pools[source][index] for source, index in self._inputs]
         return self._by_lookup(self._run(*[one() if callable(one) else one for one in inputs]))
 
     def program(self, pools: dict[str, list[Any]]) -> tuple[StepProgram, list[Any]]:
-        """Returns the program with its arguments and the shapes of the ids; `pools` has shapes."""
+        """Returns the program with arguments and the shapes of the ids, given shapes in `pools`."""
         inputs = tuple(pools[source][index] for source, index in self._inputs)
         program = StepProgram("ids", self._run, inputs, inputs)
         return program, self._by_lookup(jax.eval_shape(self._run, *inputs))

@@ -36,9 +36,7 @@ __all__ = ["Lockstep", "program_of"]
 class Lockstep:
     """Runs replica functions on all replicas at once, and caches their programs. See `Executor`.
 
-    Args:
-        strategy: the strategy whose replicas run the functions.
-        steps_per_call: default number of steps of `run_steps` and of `fit`; None for no default.
+    `steps_per_call` is the default number of steps of `run_steps` and `fit`; None for no default.
     """
 
     schedules = False
@@ -51,11 +49,11 @@ class Lockstep:
         self._programs: OrderedDict[Any, Program] = OrderedDict()
         self._keys = FunctionKeys()
         self._recompilations = Recompilations()
-        self.carries: dict[Any, Any] = {}  # of `run_steps`, by structure, shapes and dtypes
+        self.carries: dict[Any, Any] = {}  # slots of `run_steps`, by structure, shapes and dtypes
 
     @property
     def programs(self) -> list[Program]:
-        """The programs that are kept, the one used last at the end."""
+        """The cached programs, most recently used last."""
         return list(self._programs.values())
 
     def check_scope(self) -> None:
@@ -113,7 +111,7 @@ class Lockstep:
         topology = self._strategy.topology
         with compiling(name_of(fn)) if topology.spans_processes else contextlib.nullcontext():
             trace = trace_replica_function(self._strategy, fn, arguments)
-        if current_function_trace() is None:  # else that function asks for all that it calls
+        if current_function_trace() is None:  # an sg.function does this itself
             agree_on_initial_values(self._strategy.variables, topology)
         if trace.written:
             self._strategy.placement.check()
@@ -125,7 +123,7 @@ class Lockstep:
             self._strategy.placement.remote,
             is_remote=self._strategy.placement.is_remote,
         )
-        if not is_inside:  # else the outer function was compiled again
+        if not is_inside:  # otherwise the outer function was recompiled
             self._recompilations.note(fn, (arguments.structure, arguments.leaves), program)
         if trace.summaries is not None:
             self._programs[(key, trace_key())] = program
@@ -144,17 +142,10 @@ class Lockstep:
         topology: Topology | None = None,
         num_steps: int = 1,
     ) -> Any:
-        """Traces a function for other devices and lowers it, without keeping the program.
+        """Traces a function and lowers it for a topology, without caching the program.
 
-        Args:
-            fn: the replica function.
-            arguments: what it is called with.
-            topology: as many devices as there are replicas; they need not be there. None for those
-                of the strategy.
-            num_steps: how many steps a call has.
-
-        Returns:
-            What `jax.jit(...).lower` returns.
+        The topology has one device group per replica and may be abstract; None means the strategy's
+        own. Returns the result of `jax.jit(...).lower`.
         """
         devices: Topology = topology or self._strategy.topology
         trace = trace_replica_function(self._strategy, fn, arguments, devices)
@@ -172,14 +163,10 @@ def program_of(
     *,
     is_remote: bool = False,
 ) -> Program:
-    """Returns the program of a trace, of the kind that its variables ask for.
+    """Returns a program of the class that the variables of a trace require.
 
-    Args:
-        trace: of the step.
-        topology: the devices of the replicas.
-        name: of the function, for messages.
-        remote: variables outside this process; None if there are none.
-        is_remote: whether all of them are there.
+    `remote` gives access to variables outside this process, or is None; `is_remote` is True if all
+    variables are there. `name` is for messages.
     """
     program = _program_of(trace, topology, name, remote, is_remote=is_remote)
     if trace.summaries is not None:
@@ -195,7 +182,7 @@ def _program_of(
     trace: Trace, topology: Topology, name: str, remote: RemoteState | None, *, is_remote: bool
 ) -> Program:
     if current_function_trace() is not None and not is_remote:
-        # A function that holds the step has one program for all parts.
+        # An sg.function compiles all parts of the step into its one program.
         return Program(trace, topology, name)
     if remote is not None and not (is_remote or remote.holds(trace)):
         remote = None

@@ -1,4 +1,4 @@
-"""Many steps in one call: batches are stacked, moved once and looped over on the devices."""
+"""`run_steps`: batches are stacked, moved once, and looped over on the devices."""
 
 from __future__ import annotations
 
@@ -36,25 +36,10 @@ def run_steps(
     carry: Any,
     eagerly: bool,
 ) -> Any:
-    """Runs a replica function on the next batches of an iterator.
+    """Runs a replica function on the next batches of an iterator; see `Executor.run_steps`.
 
-    Args:
-        strategy: the strategy whose replicas run it.
-        fn: the replica function of one batch.
-        iterator: over a dataset of the same strategy.
-        num_steps: how many batches at most.
-        reduce_op: how results are combined over replicas in each step; None leaves them apart.
-        carry: what the function gets before the batch and returns before its result; None for
-            nothing.
-        eagerly: one step after the other, op by op.
-
-    Returns:
-        The results of the steps, stacked on the leading axis of each component; with a carry a
-        pair of the last one and these.
-
-    Raises:
-        StopIteration: the data has ended before the first step.
-        InvalidArgumentError: results of steps that cannot be stacked.
+    With `eagerly`, steps run one by one, op by op. Raises InvalidArgumentError if results of
+    different steps cannot be stacked.
     """
     if carry is not None:
         state = Carry(strategy, carry)
@@ -76,7 +61,7 @@ def _run_all(
 ) -> Any:
     results: list[Any] = []
     if eagerly:
-        first = next(iterator)  # StopIteration where the data has ended
+        first = next(iterator)  # StopIteration at the end of the data
         for batch in itertools.chain([first], itertools.islice(iterator, num_steps - 1)):
             result = run_eagerly(strategy, function, (batch,), {})
             results.append(_mapped(_with_step_axis, result))
@@ -91,7 +76,7 @@ def _run_all(
 
 @dataclasses.dataclass(frozen=True)
 class _OfBatch:
-    """A replica function that is called with a batch, or with its parts if it takes no batch."""
+    """Calls a replica function with a batch, or with the parts of a batch that is a tuple."""
 
     fn: Callable[..., Any]
 
@@ -115,9 +100,9 @@ def _takes(fn: Callable[..., Any], *args: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Reduced:
-    """A replica function whose results are reduced over the replicas.
+    """A replica function whose results are reduced over replicas.
 
-    Equal ones are one program: this is why it is no closure.
+    A dataclass instead of a closure, because equal ones share a program.
     """
 
     fn: Callable[[Any], Any]
@@ -157,19 +142,19 @@ def _with_step_axis(leaf: Any) -> Any:
 
 
 def _true_rows(leaf: Any) -> Any:
-    """Cuts the rows of padded parts, which are on axis 1 where steps are on axis 0."""
+    """Removes padding rows, which are on axis 1 because steps are on axis 0."""
     if not isinstance(leaf, PerReplica) or leaf.lengths is None:
         return leaf
     return PerReplica(objects=leaf.parts(1), lengths=leaf.lengths)
 
 
 def _join(*leaves: Any) -> Any:
-    """Puts the steps of several runs one after the other."""
+    """Concatenates the steps of several runs."""
     if len(leaves) == 1 or not isinstance(leaves[0], PerReplica | jax.Array):
         return leaves[0]
     if not isinstance(leaves[0], PerReplica):
         return _concatenate(leaves, axis=0)
-    if len({leaf.lengths for leaf in leaves}) > 1:  # of all processes: here they may be alike
+    if len({leaf.lengths for leaf in leaves}) > 1:  # lengths on all processes
         raise _cannot_be_stacked([_shapes(leaf) for leaf in leaves])
     if all(leaf.stacked is not None for leaf in leaves):
         return PerReplica(stacked=_concatenate([leaf.stacked for leaf in leaves], axis=1))
@@ -193,9 +178,9 @@ def _shapes(leaf: PerReplica) -> Any:
 def _cannot_be_stacked(shapes: Any) -> InvalidArgumentError:
     return InvalidArgumentError(
         explain(
-            f"A step function returned arrays of the shapes {shapes} in different steps.",
+            f"A step function returned arrays of different shapes in different steps: {shapes}.",
             expected="results of one shape, because run_steps stacks them.",
-            fix="return sums or means, not rows; or drop the short batch; or call "
+            fix="return sums or means instead of rows, drop the short batch, or call "
             "strategy.run for each batch.",
         )
     )

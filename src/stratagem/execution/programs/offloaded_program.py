@@ -33,7 +33,7 @@ def is_offloaded(trace: Trace) -> bool:
 
 
 class OffloadedProgram(Program):
-    """The replicas' part of a step as one program, and one update program per store in `updates`.
+    """One program for the replicas, and one update program per store, in `updates`.
 
     Values that only an update reads, such as slots, never leave their store. Lookups move rows
     instead of whole tables.
@@ -163,7 +163,7 @@ class _Update:
 
     @property
     def has_work(self) -> bool:
-        """True if this program updates any variable."""
+        """True if this program updates any variables."""
         return bool(self._updated)
 
     def _values(self, own: list[Any], others: list[Any]) -> list[Any]:
@@ -233,7 +233,7 @@ class _Update:
             variable.stored = value
 
     def _kept(self, variable: Any) -> Any:
-        """Returns the value of a variable for the update, moved there if stored elsewhere."""
+        """Returns a variable's value for the update, moved to the store if necessary."""
         if self._is_kept(variable):
             return variable.stored
         return self._store.for_update(value_for_step(variable))
@@ -258,7 +258,7 @@ class _Source:
 
 
 class _StoredRows:
-    """Remote state that fetches looked-up rows from stores of this process."""
+    """Implements `RemoteState` for row lookups in stores of this process."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology

@@ -43,10 +43,9 @@ class Program:
     program of the same step without summaries, or is None.
     """
 
-    # Number of trailing outputs for offloaded updates, and whether steps may loop on the devices.
-    _num_handed = 0
-    _may_loop = True
-    is_reused = False  # after its first call
+    _num_handed = 0  # number of trailing outputs for offloaded updates
+    _may_loop = True  # True if steps may loop on the devices
+    is_reused = False  # True after its first call
 
     def __init__(
         self, trace: Trace, topology: Topology, name: str, remote: RemoteState | None = None
@@ -78,12 +77,8 @@ class Program:
     def run_many(self, split: list[Any], shared: list[Any]) -> Any:
         """Runs all steps in the split arrays in one call on the devices.
 
-        Args:
-            split: arrays with steps on axis 0 and replicas on axis 1; with one replica, steps only.
-            shared: arrays used by every step.
-
-        Returns:
-            The result, with steps on the leading axis of each component.
+        `split` arrays have steps on axis 0 and replicas on axis 1; with one replica, steps only.
+        Results have steps on the leading axis of each component.
         """
         if self._topology.is_abstract:
             return self._assemble(self._zeros())
@@ -96,7 +91,7 @@ class Program:
         return self._assemble(self._call(self._many, split, shared))
 
     def _without_summaries(self) -> Program | None:
-        """Returns the plain program if this call records no summary; otherwise None."""
+        """Returns the plain program if this call records no summaries; otherwise None."""
         is_plain = self._summaries is not None and self._summaries.decide()
         return self.make_plain() if is_plain and self.make_plain is not None else None
 
@@ -125,7 +120,7 @@ class Program:
         return topology.stack([value] * topology.num_local_replicas)
 
     def _run_one_by_one(self, split: list[Any], shared: list[Any]) -> list[Any]:
-        """Runs steps in separate calls: each one fetches values from outside the program."""
+        """Runs steps in separate calls, because each fetches values from outside the program."""
         steps = [
             self._run([array[step] for array in split], shared) for step in range(len(split[0]))
         ]
@@ -175,7 +170,7 @@ class Program:
         function, shapes = self.with_shapes(arguments)
         kept = zip([*self._written, *self._read_only], [*shapes[0], *shapes[1]], strict=True)
         lasting = [shape for place, shape in kept if place.is_on_devices]
-        lasting += [shape for pool in shapes[2:-1] for shape in pool]  # all but looked up rows
+        lasting += [shape for pool in shapes[2:-1] for shape in pool]  # all but looked-up rows
         return [StepProgram("replicas", function, shapes, lasting, num_donated=1)]
 
     def _shape_for_step(self, variable: Any) -> jax.ShapeDtypeStruct:
@@ -183,7 +178,6 @@ class Program:
         return shape_on(self._value(variable), self._sharding(variable))
 
     def _value(self, variable: Any) -> Any:
-        """Returns the value of a variable as a program input."""
         return value_for_step(variable)
 
     def _row_shapes(self, split: Sharding) -> list[jax.ShapeDtypeStruct]:
@@ -238,12 +232,7 @@ class Program:
         return summaries.end(results, len(split[0]) if function is self._many else None)
 
     def _finish(self, handed: list[Any], shared: list[Any]) -> None:
-        """Processes the sums that replicas return for offloaded updates; does nothing here.
-
-        Args:
-            handed: arrays that are equal on all replicas.
-            shared: shared arguments of the step.
-        """
+        """Processes sums for offloaded updates, equal on all replicas; does nothing here."""
 
     def _zeros(self) -> list[Any]:
         """Returns placeholder results for abstract devices; no variable changes."""
@@ -292,7 +281,7 @@ class Program:
         return jax.jit(function, donate_argnums=0, out_shardings=self._out_shardings())
 
     def _out_shardings(self) -> Any:
-        """Shardings of the outputs; None with one device per replica, where JAX infers them."""
+        """Returns output shardings; None with one device per replica, where JAX infers them."""
         if self._topology.groups is None:
             return None
         copied = self._topology.replicated
@@ -307,7 +296,7 @@ class Program:
     def _one_step(self, *arrays: list[Any]) -> tuple[list[Any], list[Any], Any, list[Any]]:
         """Runs one step on one list of arrays per entry of `POOLS`.
 
-        Returns the written values, the results, a token, and the arrays for offloaded updates.
+        Returns written values, results, a token, and the arrays for offloaded updates.
         """
         pools = dict(zip(POOLS, arrays, strict=True))
         inputs = [pools[source][index] for source, index in self.trace.inputs]
@@ -344,7 +333,7 @@ class Program:
     def _unroll_steps(self) -> bool:
         """True if the loop over steps is unrolled.
 
-        XLA:CPU computes gradients of convolutions 30 times slower in the body of a loop.
+        XLA:CPU computes gradients of convolutions 30 times slower in a loop body.
         """
         devices = self._topology.devices or jax.local_devices()
         return devices[0].platform == "cpu" and contains_primitive(
@@ -368,7 +357,7 @@ class Program:
 
 
 def value_for_step(variable: Any) -> Any:
-    """Returns the value of a variable, of a strategy or of plain Keras, as input of a step."""
+    """Returns a variable's value as input of a step, with or without a strategy."""
     return variable.value if home_of(variable) is None else variable.for_step
 
 
@@ -395,5 +384,5 @@ class _Place:
         elif (trace := current_function_trace()) is not None:
             trace.store(self.variable, value)
         else:
-            # A variable without a strategy stays an ordinary array, committed to no device.
+            # A variable without a strategy remains an array that is not committed to a device.
             self.variable.assign(jax.device_get(value))

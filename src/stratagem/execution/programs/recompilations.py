@@ -1,4 +1,4 @@
-"""Warning for steps that are recompiled repeatedly."""
+"""Warning about steps that are compiled again and again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Recompilations:
         self._programs: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
 
     def note(self, fn: Any, kinds: Any, program: Any) -> None:
-        """Records a new program; warns if it is the third in a row that was used once."""
+        """Records a new program; warns if it is the third in a row that was used only once."""
         inner = fn.func if isinstance(fn, functools.partial) else fn
         inner = getattr(inner, "__func__", inner)
         if not isinstance(inner, types.FunctionType):
@@ -57,5 +57,5 @@ def _message(fn: types.FunctionType, count: int, changed: list[str]) -> str:
         f"{count} times for arguments of the same kinds: each call passed a new function, and "
         f"{what}.",
         expected="one function that is compiled once.",
-        fix="define it once, outside of the loop, and pass what changes as an argument.",
+        fix="define it once, outside the loop, and pass the changing values as arguments.",
     )

@@ -1,6 +1,6 @@
-"""Sums over replicas of which each device needs a part: replicas hand over what is added up.
+"""Reduce-scatter: replaces sums over replicas where each device needs only a shard of the result.
 
-The sum in parts takes half of what the whole sum on every device takes.
+A reduce-scatter sends half as much data as an all-reduce.
 """
 
 from __future__ import annotations
@@ -22,16 +22,10 @@ _SUMS = ("psum", "psum2", "psum_invariant")
 def scatter_sums(
     parts: StepParts, axis_of: Callable[[tuple[int, ...]], int | None]
 ) -> tuple[StepParts, list[int | None]]:
-    """Takes sums out of the replicas' part where the update alone reads them.
+    """Removes sums that only the update reads, so that replicas output their addends.
 
-    Args:
-        parts: of a step.
-        axis_of: returns by the shape of a sum along which axis it is wanted in parts; None where it
-            is wanted whole.
-
-    Returns:
-        The parts, whose replicas hand over what is to be added up in place of those sums, and of
-        each array that is handed over along which axis its sum is wanted; None for what is no such.
+    `axis_of` maps the shape of a sum to the axis to shard it over; None leaves it alone. Also
+    returns the shard axis of each output for the update; None for other outputs.
     """
     jaxpr = parts.replica
     first = len(jaxpr.outvars) - parts.num_handed

@@ -63,7 +63,7 @@ class ShardedProgram(Program):
         return [dataclasses.replace(program, brought=brought, put_back=put_back)]
 
     def _row_shapes(self, split: Sharding) -> list[jax.ShapeDtypeStruct]:
-        return []  # they are exchanged within
+        return []  # exchanged within the program
 
     def _out_shardings(self) -> Any:
         topology = self._topology
@@ -102,7 +102,7 @@ class ShardedProgram(Program):
         jaxpr = self.parts.replica
         read = {id(atom) for eqn in jaxpr.eqns for atom in eqn.invars}
         read |= {id(atom) for atom in jaxpr.outvars}
-        # What they do not read is not gathered for them.
+        # Values that the replicas do not read are not gathered.
         places = [place for place, invar in enumerate(jaxpr.invars) if id(invar) in read]
         own_part = ClosedJaxpr(jaxpr.replace(invars=[jaxpr.invars[place] for place in places]), [])
         first = len(jaxpr.outvars) - self.parts.num_handed
@@ -133,13 +133,13 @@ class ShardedProgram(Program):
         """Returns a new value in its store; each device computes one shard."""
         parted = self._store.compute_sharding(tuple(variable.shape))
         value = jax.lax.with_sharding_constraint(value, parted)
-        if store_of(variable) is None:  # a copy on each device
+        if store_of(variable) is None:  # replicated
             return jax.lax.with_sharding_constraint(value, self._sharding(variable))
         return _unloaded(variable, value)
 
 
 class _ExchangedRows:
-    """Lookups of rows in tables that are inputs of the program."""
+    """Row lookups in tables that are inputs of the program."""
 
     def __init__(self, trace: Trace, topology: Topology, name: str) -> None:
         self._lookups = trace.lookups
@@ -157,7 +157,7 @@ class _ExchangedRows:
         several = (count,) if count > 1 else ()
         rows: list[Any] = []
         for lookup, ids in zip(self._lookups, self._ids.run(pools), strict=True):
-            if ids is None:  # a lookup that nothing depends on
+            if ids is None:  # unused
                 rows.append(jnp.zeros((*several, *lookup.shape), lookup.dtype))
                 continue
             pool, index = self._places[id(lookup.table)]
@@ -196,8 +196,8 @@ def _with_tables(trace: Trace) -> Trace:
 def _parts_of(trace: Trace, store: ShardedStore) -> tuple[StepParts, list[int | None]]:
     """Splits a step into replica part and update, with the axis of each reduce-scattered sum."""
     jaxpr = trace.jaxpr.jaxpr
-    outvars = jaxpr.outvars[: len(trace.written) + trace.num_outputs]  # the ids are known before
-    # From what an optimizer keeps in parts follow weights of which each device may have a copy.
+    outvars = jaxpr.outvars[: len(trace.written) + trace.num_outputs]  # without the ids
+    # Sharded slots may update a replicated variable.
     owners = {id(getattr(one, "slot_of", None)) for one in trace.written if store_of(one)}
     may_update = [store_of(one) is not None or id(one) in owners for one in trace.written]
     may_update += [False] * trace.num_outputs

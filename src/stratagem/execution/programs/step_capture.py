@@ -1,7 +1,7 @@
-"""Takes the training step out of a program, in place of running it: for who plans and not trains.
+"""Capture of a program's training step instead of running it, for planning.
 
-While `capture` runs a program, the first replica function that trains ends the program with a
-`StepCaptured`, which carries it. Others before it, such as an evaluation, give zeros.
+While `capture` runs a program, the first replica function that trains aborts it with a
+`StepCaptured`. Replica functions before it, such as an evaluation, return zeros.
 """
 
 from __future__ import annotations
@@ -20,31 +20,18 @@ __all__ = ["CapturedStep", "StepCaptured", "capture", "note_optimizer", "offer_s
 
 @dataclasses.dataclass(frozen=True)
 class CapturedStep:
-    """A training step that was traced, and not run.
-
-    Args:
-        strategy: whose step it is.
-        fn: the replica function.
-        arguments: what it was called with.
-        trace: of it.
-        optimizers: that it applies.
-        retrace: traces the function with other arguments, for the devices of a topology.
-    """
+    """A training step that was traced but not run."""
 
     strategy: Any
     fn: Callable[..., Any]
     arguments: Arguments
     trace: Trace
-    optimizers: tuple[Any, ...]
-    retrace: Callable[[Arguments, Topology], Trace]
+    optimizers: tuple[Any, ...]  # applied by the step
+    retrace: Callable[[Arguments, Topology], Trace]  # for other arguments or devices
 
 
 class StepCaptured(BaseException):
-    """Ends a program at its first training step.
-
-    Args:
-        step: the step.
-    """
+    """Aborts a program at its first training step, and carries the step."""
 
     def __init__(self, step: CapturedStep) -> None:
         super().__init__()
@@ -52,7 +39,7 @@ class StepCaptured(BaseException):
 
 
 class _Capture:
-    """Capture in progress, for all threads: a program may run its loop in another one."""
+    """Capture in progress, for all threads, since a program may train in another thread."""
 
     is_on: bool = False
     takes_all: bool = False
@@ -66,14 +53,9 @@ _capture, _seen = _Capture(), _Seen()
 
 
 def capture(run: Callable[[], Any], *, takes_all: bool = False) -> CapturedStep | None:
-    """Runs a program until its first training step, which is not compiled and not run.
+    """Runs a program until its first training step, which is neither compiled nor run.
 
-    Args:
-        run: the program.
-        takes_all: take the first replica function, whether it trains or not.
-
-    Returns:
-        The step; None if the program ended without one.
+    Returns None if there is none. With `takes_all`, captures the first step of any kind.
     """
     before = (_capture.is_on, _capture.takes_all)
     _capture.is_on, _capture.takes_all = True, takes_all
@@ -87,7 +69,7 @@ def capture(run: Callable[[], Any], *, takes_all: bool = False) -> CapturedStep 
 
 
 def note_optimizer(optimizer: Any) -> None:
-    """Notes that the replica function that is being traced applies an optimizer."""
+    """Records that the replica function being traced applies an optimizer."""
     if _seen.optimizers is not None:
         _seen.optimizers[id(optimizer)] = optimizer
 
@@ -98,17 +80,7 @@ def offer_step(
     arguments: Arguments,
     trace: Callable[[Callable[..., Any], Arguments, Topology], Trace],
 ) -> None:
-    """Ends the program if this is the step that is wanted; does nothing where none is.
-
-    Args:
-        strategy: whose replicas would run it.
-        fn: the replica function.
-        arguments: what it is called with.
-        trace: traces it.
-
-    Raises:
-        StepCaptured: it is wanted.
-    """
+    """Raises `StepCaptured` if a capture wants this step; otherwise does nothing."""
     if not _capture.is_on:
         return
     before, _seen.optimizers = _seen.optimizers, {}

@@ -1,4 +1,4 @@
-"""Description of a step's programs and their arguments, for planning."""
+"""`StepProgram`: a jitted function of a step and the shapes of its arguments, for planning."""
 
 from __future__ import annotations
 
@@ -13,27 +13,16 @@ __all__ = ["StepProgram", "shape_on"]
 
 @dataclasses.dataclass(frozen=True)
 class StepProgram:
-    """One jitted function of a step.
-
-    Args:
-        name: its purpose.
-        function: the jitted function.
-        shapes: its arguments as `jax.ShapeDtypeStruct`s with shardings.
-        lasting: arguments that stay in device memory between steps: variables, batch, constants.
-        num_donated: number of leading arguments that are donated.
-        is_of_replicas: True if it runs on the replicas' devices, not on the store's.
-        brought: arguments that it copies from pinned host memory.
-        put_back: results that it copies to pinned host memory.
-    """
+    """One jitted function of a step. Shapes are `jax.ShapeDtypeStruct`s with shardings."""
 
     name: str
     function: Any
-    shapes: tuple[Any, ...]
-    lasting: Sequence[jax.ShapeDtypeStruct]
-    num_donated: int = 0
-    is_of_replicas: bool = True
-    brought: Sequence[jax.ShapeDtypeStruct] = ()
-    put_back: Sequence[jax.ShapeDtypeStruct] = ()
+    shapes: tuple[Any, ...]  # of its arguments
+    lasting: Sequence[jax.ShapeDtypeStruct]  # arguments in device memory between steps
+    num_donated: int = 0  # leading arguments that are donated
+    is_of_replicas: bool = True  # True on the replicas' devices, False on the store's
+    brought: Sequence[jax.ShapeDtypeStruct] = ()  # arguments copied from pinned host memory
+    put_back: Sequence[jax.ShapeDtypeStruct] = ()  # results copied to pinned host memory
 
 
 def shape_on(value: Any, sharding: Any, before: tuple[int, ...] = ()) -> jax.ShapeDtypeStruct:

@@ -1,4 +1,4 @@
-"""The summaries of a step: whether they are recorded is decided when it is called."""
+"""Summaries of a step: each call decides whether to record them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,10 @@ __all__ = ["StepSummaries"]
 
 
 class StepSummaries:
-    """Selects programs with or without summaries, and writes the values of summaries.
+    """Decides per call whether a step records its summaries, and writes their values.
 
-    A branch that is not taken still takes time to get past: a step with such branches has a second
-    program without summaries, for calls that record none.
-
-    Args:
-        trace: of the step.
-        topology: the devices of the replicas.
+    A skipped branch still takes time, so a step with expensive summaries has a second program
+    without them.
     """
 
     def __init__(self, trace: Trace, topology: Topology) -> None:
@@ -38,26 +34,21 @@ class StepSummaries:
             self._true = topology.replicate(np.True_)
 
     def decide(self) -> bool:
-        """Decides what the next call records; tells whether it may do without all summaries.
+        """Decides whether the next call records; returns True to run the program without summaries.
 
-        Raises:
-            ValueError: a summary is to be written, and no step is known.
+        Raises ValueError if a summary is to be written but the step number is unknown.
         """
         if is_tracing():
             return False
         self._recording = begin_recording(self._summaries.every)
-        # Processes that do not decide alike still have one program.
+        # Processes may decide differently, but must run the same program.
         is_plain = self._summaries.are_expensive and not self._topology.spans_processes
         return self._recording is None and is_plain
 
     def begin(self, constants: list[Any]) -> list[Any]:
-        """Returns the constants that tell the program what was decided.
-
-        Args:
-            constants: of the program, as of a step that records nothing.
-        """
+        """Returns the program's constants, with the one that turns recording on set if needed."""
         records: Any = self._true
-        if is_tracing():  # what is around this step decides
+        if is_tracing():  # the enclosing function decides
             collector = current_collector()
             if collector is not None and isinstance(collector.records, Tracer):
                 records = collector.records
@@ -68,11 +59,9 @@ class StepSummaries:
         return [*constants[:place], records, *constants[place + 1 :]]
 
     def end(self, results: list[Any], num_steps: int | None) -> list[Any]:
-        """Has the summaries written; returns the other results.
+        """Writes the recorded summaries and returns the other results.
 
-        Args:
-            results: of the program.
-            num_steps: how many steps the call had; None for one.
+        `num_steps` is the number of steps in the call; None for a single step.
         """
         trace = self._trace
         first, end = trace.num_results, trace.num_outputs
@@ -88,7 +77,7 @@ class StepSummaries:
         return others
 
     def _of_first(self, outputs: list[Any]) -> list[Any]:
-        """The values of replica 0."""
+        """Returns the values of replica 0."""
         if self._topology.num_replicas > 1:
             outputs = [output[0] for output in outputs]
         return jax.tree.unflatten(self._summaries.structure, outputs)

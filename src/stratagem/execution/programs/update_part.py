@@ -1,7 +1,7 @@
-"""The part of a step that is the same on every replica and only makes new values of variables.
+"""Split of a step's trace into a replica part and an update part.
 
-In the trace of a replica function the update of the variables follows from sums over replicas. Cut
-off there it may run elsewhere than the replicas: once, where the variables are, or in pieces.
+The update follows from sums over replicas, so it is equal on all of them, and only computes
+variables. It can therefore run elsewhere: once, in the variables' store, or sharded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stratagem.execution.tracing.remote_state import without_unused
 
 __all__ = ["StepParts", "part_step"]
 
-# What replicas do together, or tells them apart: of use only where all of them run.
+# Primitives that combine or distinguish replicas, so they must stay in the replica part.
 _OF_REPLICAS = (
     "all_gather",
     "all_gather_invariant",
@@ -39,43 +39,24 @@ _OF_REPLICAS = (
 
 @dataclasses.dataclass(frozen=True)
 class StepParts:
-    """A step in two parts.
+    """A step split in two. Outputs keep the order that they have in the step."""
 
-    Args:
-        replica: what each replica computes. Its inputs are those of the step; its outputs are those
-            of the step that are not made by the update, in their order, and what the update needs.
-        update: what follows for variables. Its inputs are `update_inputs`; its outputs are those of
-            the step that `is_updated` tells.
-        update_inputs: of each input of the update where it comes from: ("input", i) of the step, or
-            ("handed", i) of what the replica part hands over.
-        is_updated: of each output of the step whether the update makes it.
-        num_handed: how many of the last outputs of the replica part are for the update.
-    """
-
-    replica: Jaxpr
-    update: Jaxpr
-    update_inputs: list[tuple[str, int]]
-    is_updated: list[bool]
-    num_handed: int
+    replica: Jaxpr  # inputs of the step; its other outputs, then values for the update
+    update: Jaxpr  # its outputs are those of the step that are `is_updated`
+    update_inputs: list[tuple[str, int]]  # ("input", i) of the step, ("handed", i) by `replica`
+    is_updated: list[bool]  # for each output of the step
+    num_handed: int  # trailing outputs of `replica` that are for the update
 
 
 def part_step(
     jaxpr: Jaxpr,
-    differing_inputs: Sequence[bool],
-    may_update: Sequence[bool],
+    differing_inputs: Sequence[bool],  # True if an input may differ between replicas
+    may_update: Sequence[bool],  # True if an output is a variable that the update may compute
     old_values: Mapping[int, int] | None = None,
 ) -> StepParts:
-    """Parts a step.
+    """Splits a step; the update has no operations if none can be moved.
 
-    Args:
-        jaxpr: the trace of one replica.
-        differing_inputs: of each of its inputs whether it may differ between replicas.
-        may_update: of each of its outputs whether it is a new value of a variable that the update
-            may make.
-        old_values: by its output of each variable that is written the input that has its old value.
-
-    Returns:
-        The parts; an update without operations where none can be cut off.
+    `old_values` maps the output of a written variable to the input that holds its old value.
     """
     jaxpr, _ = without_unused(jaxpr, [True] * len(jaxpr.invars))
     differs = differing_values(jaxpr, differing_inputs)
@@ -85,7 +66,7 @@ def part_step(
         may and not isinstance(atom, Literal) and id(atom) in made
         for atom, may in zip(jaxpr.outvars, may_update, strict=True)
     ]
-    # When the update runs the replica part has written new values over these.
+    # The replica part overwrites these inputs before the update runs.
     is_gone = {index for output, index in (old_values or {}).items() if not is_updated[output]}
     places = {
         id(variable): index for index, variable in enumerate(jaxpr.invars) if index not in is_gone
@@ -121,7 +102,7 @@ def part_step(
 
 
 def _moved(jaxpr: Jaxpr, differs: dict[Any, bool], may_update: Sequence[bool]) -> list[Any]:
-    """The operations from which nothing follows but new values of variables."""
+    """Returns the operations whose results are only used for new values of variables."""
     is_kept = {
         id(atom)
         for atom, may in zip(jaxpr.outvars, may_update, strict=True)

@@ -1,4 +1,4 @@
-"""Checks of the values in a traced step that must be the same on every replica."""
+"""Agreement of replicas: checks assigned values and results that must be equal on all replicas."""
 
 from __future__ import annotations
 
@@ -13,18 +13,10 @@ __all__ = ["use_agreement"]
 
 
 def use_agreement(trace: Trace, unproven: Set[int], strategy: Any) -> None:
-    """Checks assignments that replicas must agree on, and finds results that are cut for nobody.
+    """Checks that `unproven` variables, by id, are assigned equal values on all replicas.
 
-    A result that is the same on every replica (summed, gathered) holds no rows of one replica, even
-    if its leading size happens to be that of a padded part.
-
-    Args:
-        trace: of the step; the lengths of its results are changed.
-        unproven: variables, by identity, whose new values must be the same on all replicas.
-        strategy: that runs the step.
-
-    Raises:
-        ValueError: such a value may differ.
+    Also clears row lengths of results that are equal on all replicas (summed, gathered): they are
+    not one replica's rows, even if their leading size happens to match a padded part.
     """
     has_cut = any(lengths is not None for lengths in trace.result_lengths)
     if not (unproven or has_cut):

@@ -1,4 +1,4 @@
-"""The arguments of a replica function: which are split, which are shared, which are static."""
+"""Flattened arguments of a replica function: split over replicas, shared, or static."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 class Static:
-    """A Python object that is part of a program: an equal string or bool, else the same object."""
+    """A static argument: strings, bools and None compare by value, other objects by identity."""
 
     __slots__ = ("value",)
 
@@ -47,22 +47,13 @@ class Static:
 
 
 class Leaf(NamedTuple):
-    """Description of one argument of a program: a tuple, because it is hashed on every call.
+    """Description of one argument of a program; a tuple, because it is hashed on every call."""
 
-    Args:
-        split: whether each replica gets its own component.
-        shape: of a split argument with the leading replica axis; None if it is static.
-        dtype: as JAX has it.
-        is_weak: whether JAX lets the other operand of an operation decide the dtype.
-        lengths: true leading sizes of a padded split argument.
-        static: the object, if it is no array.
-    """
-
-    split: bool
-    shape: tuple[int, ...] | None = None
+    split: bool  # True if each replica gets its own component
+    shape: tuple[int, ...] | None = None  # with the replica axis if split; None if static
     dtype: Any = None
-    is_weak: bool = False
-    lengths: tuple[int, ...] | None = None
+    is_weak: bool = False  # JAX weak type, which yields to other operands' dtypes
+    lengths: tuple[int, ...] | None = None  # true leading sizes if padded
     static: Static | None = None
 
     @property
@@ -75,32 +66,16 @@ class Leaf(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Flattened arguments of one call.
+    """Flattened arguments of one call; arrays are in the order of their leaves."""
 
-    Args:
-        structure: the pytree structure of `(args, kwargs)`.
-        leaves: what a program must know of each leaf; hashable.
-        split: the split arrays, in the order of their leaves.
-        shared: the shared arrays, in the order of their leaves.
-        batch: the rows of the step.
-    """
-
-    structure: Any
+    structure: Any  # of `(args, kwargs)`
     leaves: tuple[Leaf, ...]
     split: list[Any]
     shared: list[Any]
     batch: ReplicaBatch
 
     def rebuild(self, split: list[Any], shared: list[Any]) -> tuple[Any, Any]:
-        """Returns `(args, kwargs)` with other arrays in the places of the leaves.
-
-        Args:
-            split: one value for each split leaf.
-            shared: one value for each shared leaf.
-
-        Returns:
-            The pair that the function is called with.
-        """
+        """Returns `(args, kwargs)` with other arrays in the places of split and shared leaves."""
         next_split, next_shared = iter(split), iter(shared)
         values: list[Any] = []
         for leaf in self.leaves:
@@ -111,7 +86,7 @@ class Arguments:
         return jax.tree.unflatten(self.structure, values)
 
     def with_another_row(self) -> Arguments:
-        """Returns what a program must know if each replica's padded part had one row more."""
+        """Returns a description in which each replica's padded part has one more row."""
         assert self.batch.size is not None
         leaves = [
             leaf._replace(shape=(leaf.shape[0], leaf.shape[1] + 1, *leaf.shape[2:]))
@@ -134,21 +109,9 @@ def _array_leaf(value: Any, *, split: bool, lengths: tuple[int, ...] | None = No
 
 
 def flatten_arguments(args: Any, kwargs: Any, *, num_replicas: int) -> Arguments:
-    """Sorts the leaves of a call's arguments.
+    """Flattens the arguments of a call.
 
     Arrays and Python numbers are traced; strings, bools, None and other objects are static.
-
-    Args:
-        args: positional arguments, pytrees with `PerReplica` leaves.
-        kwargs: keyword arguments, likewise.
-        num_replicas: number of replicas.
-
-    Returns:
-        The flattened arguments.
-
-    Raises:
-        ValueError: a `PerReplica` of another number of replicas, or whose parts are no arrays of
-            one shape.
     """
     flat, structure = jax.tree.flatten((tuple(args), kwargs), is_leaf=_is_leaf)
     leaves: list[Leaf] = []
@@ -171,13 +134,9 @@ def flatten_arguments(args: Any, kwargs: Any, *, num_replicas: int) -> Arguments
 
 
 def batch_arguments(placed: PlacedBatches) -> Arguments:
-    """Returns the arguments of a function of one batch.
+    """Returns the arguments of a function of one batch, which the leaves describe.
 
-    Args:
-        placed: one batch or several; with several, the split arrays have steps on axis 0.
-
-    Returns:
-        The flattened arguments, whose leaves describe one batch.
+    If `placed` holds several batches, the split arrays have steps on axis 0.
     """
     leaves: list[Leaf] = []
     remaining = iter(placed.arrays)
@@ -205,7 +164,7 @@ def batch_arguments(placed: PlacedBatches) -> Arguments:
 
 
 def _find_batch(leaves: list[Leaf]) -> ReplicaBatch:
-    """The rows of a step: those of its padded split argument, else of its first one with rows."""
+    """Returns the rows of the padded split argument, else of the first one with rows."""
     split = [leaf for leaf in leaves if leaf.split and leaf.shape is not None]
     for leaf in split:
         if leaf.lengths is not None and leaf.shape is not None:
@@ -228,35 +187,34 @@ def _split_leaf(value: PerReplica, num_replicas: int) -> Leaf:
         shapes = [getattr(part, "shape", type(part).__name__) for part in value.objects or ()]
         raise ValueError(
             explain(
-                f"An argument of run is a PerReplica whose parts are {shapes}.",
-                expected="arrays of one dtype that differ in their leading size at most, "
-                "because all "
-                "replicas run one compiled program.",
-                fix="make the parts alike, or debug with sg.config.run_eagerly(True).",
+                f"An argument of run is a PerReplica with parts {shapes}.",
+                expected="arrays of one dtype, equal in shape except for the leading size, "
+                "because all replicas run one compiled program.",
+                fix="use one shape and dtype, or debug with sg.config.run_eagerly(True).",
             )
         )
     if value.stacked.shape[0] != num_replicas:
         raise ValueError(
             explain(
-                f"An argument of run is a PerReplica of {value.stacked.shape[0]} replicas.",
-                expected=f"one of this strategy's {num_replicas}.",
-                fix="make it with this strategy.",
+                f"An argument of run is a PerReplica with {value.stacked.shape[0]} replicas.",
+                expected=f"one component for each of this strategy's {num_replicas} replicas.",
+                fix="create it with this strategy.",
             )
         )
     return _array_leaf(value.stacked, split=True, lengths=value.lengths)
 
 
 def batch_of(args: Any, kwargs: Any, num_replicas: int) -> ReplicaBatch | None:
-    """Returns the rows of a call; None where its parts are too unlike to have a common batch."""
+    """Returns the rows of a call; None if its parts are too different to share a batch."""
     try:
         arguments: Arguments = flatten_arguments(args, kwargs, num_replicas=num_replicas)
-    except ValueError:  # which eager mode takes all the same
+    except ValueError:  # eager mode accepts these parts
         return None
     return arguments.batch
 
 
 def true_batch(batch: ReplicaBatch | None, replica_id: int) -> ReplicaBatch | None:
-    """Returns the batch with as many rows as this replica has: eager replicas see no padding."""
+    """Returns the batch with this replica's true rows, since eager replicas see no padding."""
     if batch is None or batch.lengths is None:
         return batch
     return ReplicaBatch(size=batch.lengths[replica_id], lengths=batch.lengths)

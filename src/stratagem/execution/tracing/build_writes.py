@@ -1,8 +1,8 @@
-"""Values that a build assigns in a step to the variables that it creates there.
+"""Build writes: values that a layer's build assigns to the variables it creates in a step.
 
-The trace in which variables are created is thrown away, and the next one finds them built: what
-the build has assigned would be lost. So the first one notes each assignment to a variable that has
-no value yet. Those that the next one does not make again are the build's, and come first.
+The trace that creates variables is discarded, and the next one finds them built, so the build's
+assignments would be lost. The first trace therefore records assignments to variables without a
+value. A variable's first ones, as many as the next trace does not repeat, are the build's.
 """
 
 from __future__ import annotations
@@ -31,12 +31,9 @@ __all__ = ["BuildWrites", "keep_builds", "lost_writes", "store_initial"]
 def lost_writes(
     early: list[Any], num_early: Mapping[int, int], num_writes: Mapping[int, int]
 ) -> dict[int, int]:
-    """Returns of each variable that a build has assigned the place of its last such assignment.
+    """Returns, for each variable assigned by a build, the index of its last such assignment.
 
-    Args:
-        early: the variable of each assignment of the first trace.
-        num_early: how often each variable was assigned there, by identity.
-        num_writes: how often in the next trace.
+    `early` is the variable of each assignment in the first trace; the counts are by id.
     """
     lost: dict[int, int] = {}
     for key in dict.fromkeys(map(id, early)):
@@ -48,12 +45,7 @@ def lost_writes(
 
 
 def store_initial(variable: Any, value: Any) -> None:
-    """Sets the value that a new variable begins with.
-
-    Args:
-        variable: that a step has created.
-        value: `PerReplica`, or one for all replicas.
-    """
+    """Sets the initial value of a new variable: `PerReplica`, or one value for all replicas."""
     home = home_of(variable)
     if home is not None and home.kind is VariableKind.ON_READ:
         if not isinstance(value, PerReplica):
@@ -70,25 +62,18 @@ def store_initial(variable: Any, value: Any) -> None:
 
 @dataclasses.dataclass
 class BuildWrites:
-    """The assignments of a first trace, as a program that computes their values.
+    """The assignments of a first trace, as a program whose results are their values."""
 
-    Args:
-        name: of the replica function.
-        variables: of each assignment.
-        num_writes: how often each variable was assigned, by identity.
-        trace: whose results are the values.
-    """
-
-    name: str
-    variables: list[Any]
-    num_writes: Mapping[int, int]
+    name: str  # of the replica function
+    variables: list[Any]  # of each assignment
+    num_writes: Mapping[int, int]  # assignments to each variable, by id
     trace: Trace
 
     @classmethod
     def of(
         cls, name: str, variables: list[Any], num_writes: Mapping[int, int], trace: Trace
     ) -> BuildWrites:
-        """Makes one of the whole first trace, whose last outputs are the values."""
+        """Extracts the assignments from the first trace, whose last outputs are the values."""
         jaxpr = trace.jaxpr.jaxpr
         jaxpr = jaxpr.replace(outvars=jaxpr.outvars[len(jaxpr.outvars) - len(variables) :])
         reduced, stays = without_unused(jaxpr, [False] * len(trace.inputs), keeps_effects=False)
@@ -115,15 +100,10 @@ class BuildWrites:
         num_writes: Mapping[int, int],
         arguments: Arguments | None,
     ) -> None:
-        """Gives the variables what their build has assigned.
+        """Stores the values that the build assigned and the next trace does not assign again.
 
-        Args:
-            strategy: whose variables they are.
-            num_writes: how often the next trace assigns each variable.
-            arguments: of the step; None where they are not known, in an `sg.function`.
-
-        Raises:
-            RuntimeError: the values follow from arguments that are not known.
+        `arguments` is None in an `sg.function`, where they are unknown; raises RuntimeError if the
+        values depend on them.
         """
         lost = lost_writes(self.variables, self.num_writes, num_writes)
         topology = strategy.topology
@@ -135,10 +115,10 @@ class BuildWrites:
             first = self.variables[next(iter(lost.values()))]
             raise RuntimeError(
                 explain(
-                    f"The build of variable {first.path!r} assigns it a value that follows from "
-                    "the arguments of the step, in an sg.function or from rows of a table.",
-                    expected="a build that assigns what follows from other variables.",
-                    fix="build it before: call strategy.run once outside the function, or "
+                    f"The build of variable {first.path!r} assigns it a value that depends on rows "
+                    "of a table, or on arguments of a step in an sg.function.",
+                    expected="a value that depends only on other variables.",
+                    fix="build the model first: call strategy.run once outside the function, or "
                     "model.build(input_shape) in the scope.",
                 )
             )
@@ -158,14 +138,9 @@ def keep_builds(
     num_writes: Mapping[int, int],
     arguments: Arguments,
 ) -> None:
-    """Keeps what builds have assigned: at once, or after the trace of an `sg.function`.
+    """Stores the values that builds assigned: now, or after the trace of an `sg.function`.
 
-    Args:
-        builds: of this replica function, outside of every `sg.function`.
-        name: of the replica function.
-        strategy: that runs it.
-        num_writes: how often its last trace assigns each variable.
-        arguments: that it is called with.
+    `num_writes` counts the assignments to each variable in the last trace, by id.
     """
     function_trace = current_function_trace()
     if function_trace is None:

@@ -11,28 +11,28 @@ __all__ = ["initialize_created", "initialize_created_variables", "is_uninitializ
 
 def initialize_created() -> None:
     """Initializes variables that this thread created in Keras scopes."""
-    with keras.StatelessScope():  # leaving the outermost one is when Keras does so
+    with keras.StatelessScope():  # Keras does so on leaving the outermost scope
         pass
 
 
 def initialize_created_variables(strategy: Any) -> None:
     """Initializes variables created by a replica function, outside its trace."""
     initialize_created()
-    for variable in strategy.variables.uninitialized():  # created in the thread of a replica
+    for variable in strategy.variables.uninitialized():  # created in a replica's thread
         variable.initialize()
 
 
 def is_uninitialized(variable: Any) -> bool:
     """True if a Keras variable was created in a trace and has no value yet."""
-    if hasattr(variable, "has_value"):  # the value itself may be far away
+    if hasattr(variable, "has_value"):  # reading the value may fetch it from a server
         return not variable.has_value
     return getattr(variable, "_value", None) is None
 
 
 def stand_in(variable: Any) -> Any:
-    """Returns an initializer's value for a variable created in this trace; None for others.
+    """Returns an initial value for a variable created in this trace; None for others.
 
-    Keras losses of regularizers request values from the scope, not from variables.
+    Keras reads variables through the scope for regularization losses, before they have values.
     """
     if not is_uninitialized(variable):
         return None

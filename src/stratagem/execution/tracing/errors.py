@@ -22,9 +22,9 @@ def parted(strategy: Any) -> RuntimeError:
         explain(
             f"A replica function of {strategy} calls all_reduce, all_gather or merge_call in a "
             "branch of lax.cond, or in a lax.while_loop, that not every replica may take.",
-            expected="the same calls on every replica: the others would wait for ever.",
-            fix="call it outside and choose by jax.numpy.where, or choose by a value that is the "
-            "same everywhere: all_reduce it first.",
+            expected="the same calls on every replica; otherwise the others wait forever.",
+            fix="call it outside the branch and select with jax.numpy.where, or branch on a value "
+            "that is equal on all replicas: all_reduce it first.",
         )
     )
 
@@ -33,9 +33,9 @@ def apart(kinds: list[str]) -> RuntimeError:
     """Returns the error for replicas that make different calls, given the call of each replica."""
     return RuntimeError(
         explain(
-            f"Replicas stand at different points: {kinds}, in replica order.",
+            f"Replicas made different calls: {kinds}, in replica order.",
             expected="the same calls of merge_call, all_reduce and all_gather, in the same order.",
-            fix="make these calls on every replica; let what differs be the values.",
+            fix="make these calls on every replica, and vary only the values.",
         )
     )
 
@@ -44,9 +44,9 @@ def created_again(variable: Any) -> ValueError:
     """Returns the error for a replica function that creates a variable on every call."""
     return ValueError(
         explain(
-            f"A replica function created variable {variable.path!r}, and another one when it was "
-            "called again.",
-            expected="variables that are created on the first call only.",
+            f"A replica function created variable {variable.path!r}, and another one on its second "
+            "call.",
+            expected="variables created only on the first call.",
             fix="create it outside, or once: `if holder.v is None: holder.v = sg.Variable(...)`.",
         )
     )
@@ -68,12 +68,11 @@ def disagreement(variable: Any, strategy: Any) -> ValueError:
     return ValueError(
         explain(
             f"A replica function of {strategy} assigned variable {variable.path!r}, whose "
-            "aggregation is "
-            "NONE, a value that may differ between replicas.",
-            expected="an aggregation, or a value that is the same on every replica.",
+            "aggregation is NONE, a value that may differ between replicas.",
+            expected="an aggregation, or a value that is equal on all replicas.",
             fix='create it with aggregation="sum", "mean" or "only_first_replica"; or with '
-            'synchronization="on_read" to keep one value a replica; or reduce the value first '
-            "(all_reduce), or assign it in merge_call with strategy.extended.update.",
+            'synchronization="on_read" to store one value per replica; or reduce the value first '
+            "(all_reduce); or assign it in merge_call with strategy.extended.update.",
         )
     )
 
@@ -83,9 +82,8 @@ def assigned_under_jit(variable: Any) -> RuntimeError:
     return RuntimeError(
         explain(
             f"strategy.run was called inside jax.jit and assigns variable {variable.path!r}.",
-            expected="no assignment to Keras variables in a function under jax.jit: it would be "
-            "lost.",
+            expected="no assignments to Keras variables under jax.jit, which would lose them.",
             fix="call strategy.run outside jax.jit (it compiles by itself), or pass the state "
-            "as pytrees; to hold `run` and `reduce` in one program, use sg.function.",
+            "as pytrees. To compile `run` and `reduce` into one program, use sg.function.",
         )
     )

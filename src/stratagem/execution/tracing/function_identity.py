@@ -1,4 +1,4 @@
-"""Functions that do the same: one program for a step that is defined anew before each call."""
+"""Function keys: a step redefined for each call shares a program if code and state are equal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stratagem.execution.tracing.arguments import Static
 
 __all__ = ["FunctionKeys", "function_key", "state_by_name"]
 
-# A larger state takes longer to compare than it is worth.
+# Comparing a larger state takes longer than it saves.
 _MAX_OBJECTS = 50_000
 _MAX_ARRAY_BYTES = 1 << 20
 _FLAGS = ("trainable", "synchronization", "aggregation")
@@ -36,22 +36,18 @@ _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("purelib", "platlib"
 
 
 class _UnknownError(Exception):
-    """Raised for a state that cannot be compared."""
+    """The state cannot be compared."""
 
 
 class FunctionKeys:
-    """The keys of functions, kept as long as the functions."""
+    """Cache of function keys, which lasts as long as the functions."""
 
     def __init__(self) -> None:
         self._keys: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def key(self, fn: Any) -> Any:
-        """Returns a hashable key; two functions of one key trace to one program.
-
-        Args:
-            fn: the replica function.
-        """
-        if dataclasses.is_dataclass(fn):  # a step of ours around the user's
+        """Returns a hashable key; functions with equal keys trace to the same program."""
+        if dataclasses.is_dataclass(fn):  # our own wrapper of the user's step
             fields = [getattr(fn, field.name) for field in dataclasses.fields(fn)]
             return type(fn), tuple(self.key(one) if callable(one) else one for one in fields)
         try:
@@ -61,20 +57,13 @@ class FunctionKeys:
         key = function_key(fn)
         if key is None:
             return _itself(fn)
-        with contextlib.suppress(TypeError):  # no weak reference to it can be made
+        with contextlib.suppress(TypeError):  # not weakly referenceable
             self._keys[fn] = key
         return key
 
 
 def function_key(fn: Any) -> Any:
-    """Returns a key of what a function does: its code and the state that the code refers to.
-
-    Args:
-        fn: a function or a `functools.partial`.
-
-    Returns:
-        A hashable key that keeps the state alive; None where the state cannot be compared.
-    """
+    """Returns a key of a function's code and state, kept alive by it; None if not comparable."""
     if not isinstance(fn, types.FunctionType | functools.partial):
         return None
     state = _state_or_none(fn)
@@ -82,11 +71,7 @@ def function_key(fn: Any) -> Any:
 
 
 def state_by_name(fn: types.FunctionType) -> dict[str, Any]:
-    """Returns the state of each name that a function refers to; None where it is not comparable.
-
-    Args:
-        fn: the function.
-    """
+    """Returns the state of each name that a function refers to; None if not comparable."""
     cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
     values: dict[str, Any] = dict(cells)
     for name in _names(fn.__code__) & fn.__globals__.keys():
@@ -102,7 +87,7 @@ def _state_or_none(value: Any) -> Any:
 
 
 def _settings() -> tuple[Any, ...]:
-    """State that tracing depends on, besides the function and its arguments."""
+    """Returns the settings that tracing depends on, besides the function and its arguments."""
     return (
         keras.config.floatx(),
         keras.config.epsilon(),
@@ -120,7 +105,7 @@ def _itself(fn: Any) -> Any:
 
 
 class _Same:
-    """An object that is compared by identity, and kept: another one could get its id."""
+    """An object compared by identity; kept alive, because its id could be reused."""
 
     __slots__ = ("value",)
 
@@ -135,18 +120,18 @@ class _Same:
 
 
 class _State:
-    """One walk over all that a function refers to."""
+    """One walk over everything that a function refers to."""
 
     def __init__(self) -> None:
         self._places: dict[int, int] = {}
-        self._kept: list[Any] = []  # or an id could be given to another object during the walk
+        self._kept: list[Any] = []  # alive during the walk, so that ids are not reused
 
     def of(self, value: Any) -> Any:
-        """The state of a value, as a hashable structure."""
+        """Returns the state of a value as a hashable structure."""
         if value is None or isinstance(value, str | bytes | bool | int | enum.Enum):
             return type(value), value
         if isinstance(value, float | complex):
-            return type(value), repr(value)  # -0.0 is not 0.0
+            return type(value), repr(value)  # distinguishes -0.0 from 0.0
         if isinstance(value, type(NotImplemented) | type(...) | np.dtype | np.generic):
             return type(value), repr(value)
         if id(value) in self._places:
@@ -166,7 +151,7 @@ class _State:
             return _Same(value), _array(value)
         parts = _parts(value)
         if parts is not None:
-            # A step may change what can be changed, or return it: an equal one does not do.
+            # A step may change or return a mutable object, so an equal one is not enough.
             is_mutable = isinstance(value, list | set | dict | collections.deque)
             return _Same(value) if is_mutable else None, self._items(parts)
         return (
@@ -198,7 +183,7 @@ class _State:
         if isinstance(value, type):
             return _Same(value), self._items(_flat(vars(value)))
         if _is_of_library(type(value), "stratagem") and not isinstance(value, _OF_KERAS):
-            return _Same(value)  # a strategy changes with each program that it keeps
+            return _Same(value)  # a strategy changes with each program that it caches
         attributes = [value.__dict__] if hasattr(value, "__dict__") else []
         attributes += [getattr(value, name, None) for name in _slots(type(value))]
         return _Same(value), self.of(type(value)), self._items(attributes)
@@ -209,7 +194,7 @@ def _flat(mapping: Any) -> list[Any]:
 
 
 def _parts(value: Any) -> list[Any] | None:
-    """The parts of what is nothing but its parts; None for anything else."""
+    """Returns the parts of a container, `functools.partial`, method or cell; None for others."""
     if isinstance(value, list | tuple | set | frozenset | collections.deque):
         return [*value]
     if isinstance(value, dict):
@@ -232,7 +217,7 @@ def _slots(kind: type) -> list[str]:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """The names that code and the functions in it look up."""
+    """Returns the names that code and its inner functions look up."""
     inner = [one for one in code.co_consts if isinstance(one, types.CodeType)]
     return {*code.co_names}.union(*map(_names, inner))
 

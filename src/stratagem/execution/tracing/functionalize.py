@@ -1,7 +1,7 @@
-"""Variable reads and writes of a replica function, turned into inputs and outputs.
+"""`ReplicaScope`: turns variable reads and writes of a replica function into inputs and outputs.
 
-Keras asks the innermost `keras.StatelessScope` for every value and hands it every update: that is
-the public hook. A `ReplicaScope` passes reads on to whatever holds this replica's state.
+Keras sends every read and update to the innermost `keras.StatelessScope`, its public hook. A
+`ReplicaScope` forwards reads to the holder of this replica's state.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stratagem.variables import home_of
 __all__ = ["ReplicaScope", "current_scope"]
 
 # JAX caches a `jax.jit` within a step by the shapes of its arguments. Its program also depends on
-# the true rows of the batch, and holds what it reads of variables, which are tracers of the step.
+# the true rows of the batch, and closes over variables it reads, which are tracers of the step.
 _key_of_jits = jax.make_user_context()
 _keys = itertools.count()
 
@@ -43,19 +43,11 @@ def current_scope() -> ReplicaScope | None:
 
 
 class ReplicaScope(keras.StatelessScope):
-    """Holds what a replica has read and written; nothing outside changes until the step ends.
+    """Holds a replica's reads and writes; nothing outside changes until the step ends.
 
-    Args:
-        read: called with a variable on its first read; returns this replica's value, or None to let
-            Keras use the value that the variable itself holds.
-        remote: variables outside this process; None if there are none.
-
-    `receive` returns the number of a lookup in a table that is elsewhere, and its rows; it is there
-    where there may be such tables. `whole_tables` are those, by identity, that come whole.
-    `row_counts` tells of how many rows those variables are here, by identity, that stand for some.
-    `added_to` are the variables that were added to, by identity, and not set. `num_writes` counts
-    the assignments to each, and `early` has those to variables without a value. `read_in_jits` are
-    those, by identity, that a `jax.jit` or the like has read here.
+    `read` is called with a variable on its first read, and returns this replica's value, or None to
+    use the value stored in the variable. `remote` gives access to variables outside this process.
+    Sets and dicts of ints are keyed by `id(variable)`.
     """
 
     def __init__(self, read: Callable[[Any], Any], remote: RemoteState | None = None) -> None:
@@ -70,13 +62,14 @@ class ReplicaScope(keras.StatelessScope):
         self._rows: dict[int, tuple[Any, IndexedSlices]] = {}
         self.sent: list[tuple[Any, Any]] = []
         self.preparations: list[Callable[[], None]] = []
-        self.added_to: set[int] = set()
+        self.added_to: set[int] = set()  # added to, not set
         self.num_writes: collections.Counter[int] = collections.Counter()
-        self.early: list[tuple[Any, Any]] = []
-        self.read_in_jits: set[int] = set()
-        self.row_counts: dict[int, int] = {}
+        self.early: list[tuple[Any, Any]] = []  # assignments to variables without a value
+        self.read_in_jits: set[int] = set()  # read inside a `jax.jit` or the like
+        self.row_counts: dict[int, int] = {}  # rows present of a variable that holds only some
+        # Returns the index and rows of a lookup in a remote or offloaded table; None without any.
         self.receive: Callable[[Lookup], tuple[int, Any]] | None = None
-        self.whole_tables: frozenset[int] = frozenset()
+        self.whole_tables: frozenset[int] = frozenset()  # such tables that are fetched whole
 
     def __enter__(self) -> ReplicaScope:
         super().__enter__()
@@ -93,7 +86,7 @@ class ReplicaScope(keras.StatelessScope):
         super().__exit__(*args)
 
     def get_current_value(self, variable: Any) -> Any:
-        """Returns this replica's value of a variable; None if nobody holds one."""
+        """Returns this replica's value of a variable; None if it is not held here."""
         self.read_ids.add(id(variable))
         if _current.scope is self and not self.is_at_its_own_level:
             self.read_in_jits.add(id(variable))
@@ -103,7 +96,7 @@ class ReplicaScope(keras.StatelessScope):
         return stand_in(variable) if value is None else value
 
     def add_update(self, update: tuple[Any, Any]) -> None:
-        """Notes the new value of a variable."""
+        """Records the new value of a variable."""
         variable, value = update
         self.keep(variable, value)
         self.num_writes[id(variable)] += 1
@@ -111,16 +104,16 @@ class ReplicaScope(keras.StatelessScope):
             self.early.append((variable, self.written_value(variable)))
 
     def keep(self, variable: Any, value: Any) -> None:
-        """Notes a value that was counted already."""
+        """Records a new value without counting it as an assignment."""
         if not self.is_at_its_own_level:
             raise ValueError(
                 explain(
                     f"Variable {variable.path!r} was assigned inside lax.cond, lax.scan, jax.jit "
                     "or the like, within a replica function.",
-                    expected="assignments in the replica function itself: what an inner function "
-                    "assigns is lost when it ends.",
+                    expected="assignments in the replica function itself; those of an inner "
+                    "function are lost when it ends.",
                     fix="return the value from the inner function and assign it outside; for an "
-                    "optimizer use stateless_apply inside.",
+                    "optimizer, use stateless_apply inside.",
                 )
             )
         if id(variable) in self.read_in_jits:
@@ -128,19 +121,19 @@ class ReplicaScope(keras.StatelessScope):
         self.state_mapping[id(variable)] = value
         self.writes[id(variable)] = variable
         self.unproven.pop(id(variable), None)
-        if home_of(variable) is None:  # of no strategy: one value for all replicas
+        if home_of(variable) is None:  # without a strategy: one value for all replicas
             self.mark_unproven(variable)
 
     def written_value(self, variable: Any) -> Any:
-        """Returns the last value that was written to a variable, in the variable's dtype."""
+        """Returns the last value written to a variable, in the variable's dtype."""
         return jax.lax.convert_element_type(self.state_mapping[id(variable)], variable.dtype)
 
     def mark_unproven(self, variable: Any) -> None:
-        """Notes that a written value must be the same on all replicas, which is to be shown."""
+        """Marks a written value that must still be proven equal on all replicas."""
         self.unproven[id(variable)] = variable
 
     def note_rows(self, gradient: Any, slices: IndexedSlices) -> None:
-        """Notes that a gradient is zero but for some rows."""
+        """Records the rows outside which a gradient is zero."""
         self._rows[id(gradient)] = (gradient, slices)
 
     @property
@@ -149,36 +142,23 @@ class ReplicaScope(keras.StatelessScope):
         return self if self._outer is None else self._outer.outermost
 
     def has_written(self, variable: Any) -> bool:
-        """Returns True if a variable was written in this scope or in an enclosing one.
-
-        Args:
-            variable: the variable.
-        """
+        """Returns True if a variable was written in this or an enclosing scope."""
         is_here = id(variable) in self.writes
         return is_here or (self._outer is not None and self._outer.has_written(variable))
 
     @property
     def is_at_its_own_level(self) -> bool:
-        """True outside of `lax.cond` and similar control flow in the replica function."""
+        """True outside `lax.cond` and similar control flow in the replica function."""
         return self._trace == get_opaque_trace_state(convention="nnx")
 
     def prepare(self, function: Callable[[], None]) -> None:
-        """Has a function called before the step is run for the first time, outside its trace.
-
-        Args:
-            function: the function.
-        """
+        """Registers a function to call outside the trace before the step first runs."""
         self.preparations.append(function)
 
     def send(self, what: Any, value: Any) -> None:
-        """Hands a value out of the step, to whatever holds the variables of its strategy.
+        """Outputs this replica's `value` to the remote variables; `what` says what it is.
 
-        Args:
-            what: tells there what it is.
-            value: array of this replica.
-
-        Raises:
-            ValueError: inside `lax.cond` and the like.
+        Raises ValueError inside `lax.cond` and the like.
         """
         if not self.is_at_its_own_level:
             raise ValueError(
@@ -186,8 +166,7 @@ class ReplicaScope(keras.StatelessScope):
                     "An optimizer of variables on parameter servers was applied inside lax.cond, "
                     "lax.scan, jax.jit or the like, within a replica function.",
                     expected="an update in the replica function itself.",
-                    fix="compute gradients in the inner function, return them, and apply them "
-                    "outside.",
+                    fix="return the gradients from the inner function, and apply them outside.",
                 )
             )
         self.sent.append((what, value))
@@ -198,16 +177,16 @@ class ReplicaScope(keras.StatelessScope):
         return self._remote is not None and self._remote.updates_after_step(variable, sent)
 
     def rows_of(self, gradient: Any) -> IndexedSlices | None:
-        """Returns the rows of a gradient; None if nothing is known of this very array."""
+        """Returns the rows of a gradient; None if none were recorded for this very array."""
         _, slices = self._rows.get(id(gradient), (None, None))
         return slices
 
     def forget(self) -> None:
-        """Starts anew: what was written is kept elsewhere, and reads go there."""
+        """Clears all writes after they were stored, so that reads see the stored values."""
         self.state_mapping.clear()
         self.writes.clear()
         self.unproven.clear()
 
     def set_value(self, variable: Any, value: Any) -> None:
-        """Gives a variable a value for the length of this scope, without counting it as a write."""
+        """Sets a variable's value within this scope, without counting it as a write."""
         self.state_mapping[id(variable)] = value

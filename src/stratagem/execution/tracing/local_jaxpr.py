@@ -1,4 +1,4 @@
-"""Extraction of the program of one replica from the trace for all of them."""
+"""Extraction of the program of one replica from the trace of all replicas."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def without_unused_variables(
 ) -> tuple[ClosedJaxpr, list[tuple[str, int]], list[Any]]:
     """Drops variables that no result depends on, so that they are not fetched.
 
-    Differentiation reads a whole table in name only if the function just looks up rows.
+    If a function only looks up rows, differentiation reads the whole table but does not use it.
     """
     is_kept = [source != "read_only" for source, _ in inputs]
     reduced, stays = without_unused(jaxpr.jaxpr, is_kept)

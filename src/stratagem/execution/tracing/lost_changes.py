@@ -1,6 +1,6 @@
-"""Objects that a step changes where the change would be lost: modules of Flax NNX and their like.
+"""Check for changes to arguments that a step would lose, as with Flax NNX modules.
 
-An argument of a step is rebuilt from its arrays, so that the step changes a copy.
+A step receives objects rebuilt from their arrays, so it changes a copy.
 """
 
 from __future__ import annotations
@@ -21,24 +21,12 @@ _RECIPE = (
     "`nnx.update(model, state)` after the last step. To drop a change that does not count, "
     "`nnx.merge(graph, state, copy=True)`."
 )
-# Of a Flax that forbids to change a module of an outer trace.
+# From the error of Flax versions that refuse changes to a module of an outer trace.
 _WORDS_OF_FLAX = "different trace level"
 
 
 def call_with_copies(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Calls a step with arguments that were rebuilt for it.
-
-    Args:
-        fn: the step.
-        args: positional arguments.
-        kwargs: keyword arguments.
-
-    Returns:
-        The result of `fn`.
-
-    Raises:
-        RuntimeError: `fn` changes an object whose change would be lost.
-    """
+    """Calls a step; raises RuntimeError if it changed an argument without returning the change."""
     objects = [(one, before) for one in _objects((args, kwargs)) if (before := _arrays(one))]
     try:
         result = fn(*args, **kwargs)
@@ -60,7 +48,7 @@ def call_with_copies(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 def _objects(tree: Any) -> list[Any]:
-    """The nodes of a pytree that are no dict, list or tuple: what may have a state of its own."""
+    """Returns the nodes of a pytree other than dicts, lists and tuples, which may hold state."""
     return [one for one in jax.tree.leaves(tree, is_leaf=_is_object) if _is_object(one)]
 
 
@@ -71,7 +59,7 @@ def _is_object(node: Any) -> bool:
 
 
 def _arrays(one: Any) -> list[Any]:
-    """The leaves of an object; none where it makes new ones whenever it is asked."""
+    """Returns the leaves of an object; none if it creates new leaves on every call."""
     leaves, again = jax.tree.leaves(one), jax.tree.leaves(one)
     return leaves if list(map(id, leaves)) == list(map(id, again)) else []
 
@@ -80,8 +68,8 @@ def _lost(fn: Callable[..., Any], one: Any) -> RuntimeError:
     return RuntimeError(
         explain(
             f"{name_of(fn)} changed its argument of type {type(one).__name__}, and the change "
-            "would be lost: a step changes a copy.",
-            expected="a step that returns what it changes.",
+            "would be lost, because a step receives a copy.",
+            expected="a step that returns the state that it changes.",
             fix=_RECIPE,
         )
     )
@@ -90,8 +78,8 @@ def _lost(fn: Callable[..., Any], one: Any) -> RuntimeError:
 def _unreachable(fn: Callable[..., Any]) -> RuntimeError:
     return RuntimeError(
         explain(
-            f"{name_of(fn)} changed a Flax NNX object that it did not make.",
-            expected="a step that gets the state as an argument and returns it.",
+            f"{name_of(fn)} changed a Flax NNX object created outside it.",
+            expected="a step that takes the state as an argument and returns it.",
             fix=_RECIPE,
         )
     )

@@ -24,11 +24,7 @@ def name_of(fn: Callable[..., Any]) -> str:
 
 
 def agree_on_program(name: str, jaxpr: ClosedJaxpr) -> None:
-    """Compares a program with those of the other processes.
-
-    Raises:
-        RuntimeError: another process has a different program.
-    """
+    """Compares a program with those of the other processes; raises RuntimeError if one differs."""
     group = current_group()
     assert group is not None
     digest = hashlib.sha256()
@@ -45,11 +41,11 @@ def agree_on_program(name: str, jaxpr: ClosedJaxpr) -> None:
             if value != told[0][what]:
                 raise RuntimeError(
                     explain(
-                        f"{label} and {group.identity.labels[0]} made different programs of "
+                        f"{label} and {group.identity.labels[0]} traced different programs for "
                         f"{name}: their {what} are {value} and {told[0][what]}.",
-                        expected="one program on all processes.",
-                        fix="see where the functions or their arguments part: a condition on the "
-                        "process, a batch of another size, an option that only one was given.",
+                        expected="the same program on all processes.",
+                        fix="compare the functions and their arguments: find a condition on the "
+                        "process, another batch size, or an option set on one process only.",
                     )
                 )
 

@@ -1,6 +1,6 @@
 """Remote state: the interface through which steps use variables outside their process.
 
-A step fetches what it reads before its program starts, and commits changes after it ends.
+A step fetches the values it reads before its program starts, and commits changes after it ends.
 """
 
 from __future__ import annotations
@@ -21,13 +21,7 @@ __all__ = ["Ids", "Lookup", "RemoteState", "chained_tables", "gets_rows", "witho
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lookup:
-    """One lookup of rows in a table that is not in this process.
-
-    Args:
-        table: the variable.
-        shape: of the rows, (*ids.shape, ...), of one replica.
-        dtype: of the rows.
-    """
+    """One row lookup in a remote or offloaded table; `shape`, (*ids.shape, ...), is per replica."""
 
     table: Any
     shape: tuple[int, ...]
@@ -35,16 +29,12 @@ class Lookup:
 
     def is_like(self, other: Lookup) -> bool:
         """Returns True if another lookup is in the same table and of the same shape."""
-        return self.table is other.table and self.shape == other.shape  # variables compare elements
+        return self.table is other.table and self.shape == other.shape  # `==` is elementwise
 
 
 @dataclasses.dataclass(frozen=True)
 class Ids:
-    """Output of a program for a lookup: the ids.
-
-    Args:
-        lookup: which of the trace's lookups.
-    """
+    """Marks a program output that holds the ids of a lookup; `lookup` is its index in the trace."""
 
     lookup: int
 
@@ -68,47 +58,36 @@ class RemoteState(Protocol):
     ) -> None:
         """Runs one step: fetches its variables, calls its program, and commits the changes.
 
-        Args:
-            trace: the traced step.
-            ids_of: returns the ids of each lookup. Call it when the variables have their values.
-            call: runs the program with the rows of each lookup, stores what it wrote in the local
-                variables, and returns the values to send, in the order of `trace.sent`.
+        `ids_of` returns the ids of each lookup; call it after the variables have their values.
+        `call` runs the program with the rows of each lookup, stores its writes in the local
+        variables, and returns the values to send, in the order of `trace.sent`.
         """
         ...
 
     def send(self, sent: Sequence[tuple[Any, Any]]) -> None:
-        """Commits a step that ran op by op.
-
-        Args:
-            sent: pairs of an entry of `trace.sent` and its value, the same on all replicas.
-        """
+        """Commits a step that ran op by op: pairs of an entry of `trace.sent` and its value."""
         ...
 
 
 def gets_rows(strategy: Any) -> bool:
-    """True if rows that a step looks up may come from outside its program."""
-    # An sg.function around the step is one program, which has whole values.
+    """True if a step may look up rows that come from outside its program."""
+    # An sg.function is one program, whose inputs are whole values.
     is_stored = strategy.placement.uses_stores and current_function_trace() is None
     return is_stored or strategy.placement.remote is not None
 
 
 def _counts(effect: Any) -> bool:
-    """Returns True for effects that keep an operation; naming a mesh axis is none."""
+    """Returns True for effects that keep an operation; a named mesh axis is not one."""
     return type(effect).__name__ != "NamedAxisEffect"
 
 
 def without_unused(
     jaxpr: Jaxpr, is_kept: Sequence[bool], *, keeps_effects: bool = True
 ) -> tuple[Jaxpr, list[bool]]:
-    """Leaves out what no result of a jaxpr depends on.
+    """Removes operations and inputs that no result of a jaxpr depends on.
 
-    Args:
-        jaxpr: the jaxpr.
-        is_kept: of each input whether it stays even if nothing depends on it.
-        keeps_effects: whether what it does besides, such as to print, stays.
-
-    Returns:
-        The jaxpr, and of each input whether it is there still.
+    `is_kept` marks inputs that stay anyway; with `keeps_effects`, so do operations with side
+    effects. Also returns, for each input, whether it stays.
     """
     needed = {id(atom) for atom in jaxpr.outvars if not isinstance(atom, Literal)}
     eqns: list[Any] = []
@@ -125,14 +104,7 @@ def without_unused(
 
 
 def chained_tables(trace: Any) -> frozenset[int]:
-    """Returns the tables whose rows are asked for by other rows that the step looks up.
-
-    Args:
-        trace: of the step.
-
-    Returns:
-        The identities of the variables.
-    """
+    """Returns the ids of tables whose lookup ids depend on other looked-up rows of the step."""
     jaxpr, tables = trace.jaxpr.jaxpr, set[int]()
     first = len(trace.written) + trace.num_outputs
     for place, what in enumerate(trace.sent):

@@ -1,4 +1,4 @@
-"""Results of a step as values: of its variables, and of dataclasses that JAX does not know."""
+"""Results of a step as values: variables are read, and dataclasses become pytrees."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ __all__ = ["Results", "as_values", "rebuilt"]
 
 
 def as_values(result: Any, late: Callable[[Any], bool] = lambda _: False) -> Any:
-    """Returns a result with the current value of each variable in its place.
+    """Returns a result with each variable replaced by its current value.
 
-    Call it where the step ends and its variables still answer for this replica. Variables that are
-    `late` stay: servers change them after the step. Containers that are leaves to JAX become
-    pytrees: subclasses of list, tuple and dict, such as Keras's tracked ones, plain ones, and a
-    dataclass a `_Record`, which is the dataclass again once it is unflattened.
+    Call it at the end of the step, while variables still return this replica's values. Variables
+    that are `late` stay, because servers change them after the step. Containers that are leaves to
+    JAX become pytrees: Keras's tracked ones and other subclasses of list, tuple and dict become
+    plain; dataclasses become a `_Record`, which unflattens to the dataclass.
     """
     return jax.tree.map(functools.partial(_as_value, late), result, is_leaf=_is_distributed)
 
 
 def rebuilt(values: Any) -> Any:
-    """Returns what `as_values` made, with dataclasses as they were."""
+    """Returns the result of `as_values` with its dataclasses restored."""
     return jax.tree.map(lambda leaf: leaf, values, is_leaf=_is_distributed)
 
 
@@ -53,7 +53,7 @@ def _as_value(late: Callable[[Any], bool], leaf: Any) -> Any:
 
 
 def _items(leaf: Any) -> Any:
-    """Contents of a container that JAX treats as a leaf; None for other leaves."""
+    """Returns the contents of a container that JAX treats as a leaf; None for other leaves."""
     if isinstance(leaf, Mapping):
         return dict(leaf)
     for kind in (list, tuple):
@@ -70,7 +70,7 @@ def _is_value(leaf: Any) -> bool:
 
 @dataclasses.dataclass
 class _Record:
-    """A dataclass that JAX does not know, as a pytree of its fields."""
+    """A dataclass that is not registered with JAX, as a pytree of its fields."""
 
     kind: type
     fields: dict[str, Any]
@@ -89,28 +89,19 @@ jax.tree_util.register_pytree_node(
 
 
 class Results:
-    """The leaves of what a traced step returns: arrays are outputs of its program.
-
-    Args:
-        batch: the rows of the step.
-        is_stacked: whether outputs have a replica axis.
-
-    `leaves` has for each leaf whether it is an output, and its number or the object itself, and
-    `lengths` the true rows of a padded one. `shapes` are those of the outputs. `late` are outputs
-    that stand for variables whose values come after the step.
-    """
+    """The leaves of a traced step's result; arrays become outputs of its program."""
 
     def __init__(self, batch: ReplicaBatch, *, is_stacked: bool) -> None:
         self._batch = batch
         self._is_stacked = is_stacked
         self.structure: Any = None
-        self.leaves: list[tuple[bool, Any]] = []
-        self.lengths: list[tuple[int, ...] | None] = []
-        self.shapes: list[tuple[int, ...]] = []
-        self.late: list[tuple[int, Any]] = []
+        self.leaves: list[tuple[bool, Any]] = []  # (True, output index) or (False, object)
+        self.lengths: list[tuple[int, ...] | None] = []  # true rows of each padded leaf
+        self.shapes: list[tuple[int, ...]] = []  # of the outputs
+        self.late: list[tuple[int, Any]] = []  # outputs for variables known after the step
 
     def flatten(self, values: Any) -> list[jax.Array]:
-        """Returns the outputs for a result, as `as_values` returns it."""
+        """Returns the program outputs for a result of `as_values`."""
         leaves, self.structure = jax.tree.flatten(values, is_leaf=lambda leaf: leaf is None)
         outputs: list[jax.Array] = []
         for leaf in leaves:

@@ -1,4 +1,4 @@
-"""Trace: the result of tracing a replica function."""
+"""`Trace`: the result of tracing a replica function."""
 
 from __future__ import annotations
 
@@ -18,41 +18,28 @@ __all__ = ["Trace"]
 class Trace:
     """The traced step of one replica.
 
-    Args:
-        jaxpr: the program of one replica. Its inputs are the values of `read_only` and `written`
-            variables, the split and the shared arguments and `constants`, by the indices below;
-            its outputs are the new values of `written`, then the array results, the last of which
-            are the values of `summaries`.
-        read_only: variables that are read and not written.
-        written: variables that are written.
-        inputs: for each input of the jaxpr where it comes from: ("read_only", i), ("written", i),
-            ("split", i), ("shared", i) or ("constant", i).
-        constants: arrays that the function closed over.
-        result_structure: pytree structure of the result.
-        results: for each leaf of the result the index of its output, or the Python object itself.
-        late: results, by their output, that are values of variables after the step.
-        result_lengths: true leading sizes of each array result that is padded; else None.
-        lookups: of rows that come from outside, as inputs ("rows", i).
-        sent: what the outputs after the results are, which leave the process.
-        added_to: the variables that were only added to, by identity.
-        summaries: that the function writes; None for none.
-        records: which of the constants tells whether any is recorded; None where nothing asks.
+    Outputs of `jaxpr` are the new values of `written`, then the array results, the values of
+    `summaries`, and the values of `sent`.
     """
 
     jaxpr: ClosedJaxpr
-    read_only: list[Any]
-    written: list[Any]
+    read_only: list[Any]  # variables
+    written: list[Any]  # variables
+    # ("read_only", i), ("written", i), ("split", i), ("shared", i), ("constant", i), ("rows", i)
     inputs: list[tuple[str, int]]
-    constants: list[Any]
+    constants: list[Any]  # arrays that the function closed over
     result_structure: Any
-    results: list[tuple[bool, Any]]
-    result_lengths: list[tuple[int, ...] | None]
+    results: list[tuple[bool, Any]]  # (True, output index) or (False, object) for each leaf
+    result_lengths: list[tuple[int, ...] | None]  # true leading sizes of padded results
+    # Pairs of an output and the variable whose value after the step replaces it.
     late: list[tuple[int, Any]] = dataclasses.field(default_factory=list[tuple[int, Any]])
+    # Row lookups whose rows come from outside, as inputs ("rows", i).
     lookups: list[Lookup] = dataclasses.field(default_factory=list[Lookup])
+    # Meaning of each trailing output, which leaves the process.
     sent: list[Any] = dataclasses.field(default_factory=list[Any])
-    added_to: frozenset[int] = frozenset()
+    added_to: frozenset[int] = frozenset()  # ids of variables that were only added to
     summaries: CollectedSummaries | None = None
-    records: int | None = None
+    records: int | None = None  # index of the constant that turns recording of summaries on
 
     @property
     def differing_inputs(self) -> list[bool]:
@@ -68,7 +55,7 @@ class Trace:
         return flags
 
     def without_summaries(self) -> Trace:
-        """Returns the trace of a step that writes none."""
+        """Returns the trace of the same step without summaries."""
         first = len(self.written)
         outputs = self.jaxpr.jaxpr.outvars
         kept = [*outputs[: first + self.num_results], *outputs[first + self.num_outputs :]]
@@ -82,6 +69,6 @@ class Trace:
 
     @property
     def num_outputs(self) -> int:
-        """Number of arrays of the function's result, and of its summaries."""
+        """Number of arrays in the function's result and its summaries."""
         summaries = self.summaries
         return self.num_results + (0 if summaries is None else summaries.structure.num_leaves)

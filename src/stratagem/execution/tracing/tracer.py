@@ -1,4 +1,4 @@
-"""One trace of a replica function: a local jaxpr whose inputs and outputs include variables."""
+"""Tracer of replica functions: makes a `Trace` whose inputs and outputs include variables."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class _Recorder:
         self.arguments = arguments
         self._topology: Topology = strategy.topology
         self._registry: VariableRegistry = strategy.variables
-        slots = getattr(fn, "slots", ())  # of a CarryingStep
+        slots = getattr(fn, "slots", ())  # storage of a CarryingStep
         self.candidates: list[Any] = [*self._registry.live(), *slots, *foreign]
         self.missed: dict[int, Any] = {}
         self.read_ids: set[int] = set()
@@ -97,7 +97,7 @@ class _Recorder:
     def body(
         self, state: dict[str, list[Any]], split: list[Any], shared: list[Any], records: Any
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """The function passed to `shard_map`: local arrays in, local arrays out."""
+        """Runs one replica; passed to `shard_map`, so it takes and returns local arrays."""
         several = self._topology.num_replicas > 1
         values = self._local_values(state)
         arguments = self.arguments
@@ -142,7 +142,7 @@ class _Recorder:
         return copied, stacked, outputs
 
     def _receive(self, lookup: Lookup, rows: list[Any]) -> tuple[int, Any]:
-        """Returns the index and rows of a lookup; zeros until the function is traced with it."""
+        """Returns the index and rows of a lookup; zeros until the function is retraced with it."""
         place = len(self.lookups)
         self.lookups.append(lookup)
         if place < len(rows) and self.expected_lookups[place].is_like(lookup):
@@ -200,9 +200,6 @@ def trace_replica_function(
     """Traces a replica function, and retraces it if it uses variables not seen before.
 
     `topology` has as many devices as replicas; None means the strategy's own.
-
-    Raises:
-        ValueError: a variable of another strategy, or an assignment that may differ by replica.
     """
     foreign: list[Any] = []
     lookups: list[Lookup] = []
@@ -222,7 +219,7 @@ def trace_replica_function(
             for prepare in recorder.preparations:
                 prepare()
             trace = _finish(recorder, strategy, arguments, closed)
-            # If ids are not known before the step, fetch whole tables.
+            # Fetch whole tables whose ids are not known before the step.
             if strategy.placement.uses_stores and (chained := chained_tables(trace)):
                 whole_tables, lookups = whole_tables | chained, []
                 continue
@@ -339,7 +336,7 @@ def _keep_rows_only(trace: Trace, larger: _Recorder, topology: Topology) -> None
     """
     try:
         _make_jaxpr(larger, topology, larger.arguments)
-    except Exception:  # noqa: BLE001 - it worked with the size that it will have
+    except Exception:  # noqa: BLE001 - it accepts the size that it will run with
         return
     for position, (is_output, output) in enumerate(trace.results):
         if trace.result_lengths[position] is None or not is_output:
