@@ -1,9 +1,9 @@
-"""Keras models under a strategy: fit, evaluate and predict, inside and outside its scope.
+"""`fit`, `evaluate`, `predict` and `compile` of Keras models under a strategy.
 
-Of Keras's JAX trainer (3.12 to 3.15) are replaced: `compile`, `fit`, `evaluate`, `predict` and
-their `_on_batch` forms, which open the scope of the model's strategy; `make_train_function` and its
-kin, which hand out ours; `_get_jax_state`, because the state stays in the variables; and
-`_aggregate_additional_loss`, where each replica takes its share of the losses of layers.
+Replaces these methods of Keras's JAX trainer (3.12 to 3.15): `compile`, `fit`, `evaluate`,
+`predict` and their `_on_batch` forms, to enter the scope of the model's strategy;
+`make_train_function` and its siblings, to return our step functions; `_get_jax_state`, because
+variables hold the state; and `_aggregate_additional_loss`, to scale layer losses by replica.
 """
 
 from __future__ import annotations
@@ -64,17 +64,10 @@ _MAKERS = {
 
 
 def strategy_of(model: Any) -> Any:
-    """Returns the strategy that a model belongs to.
+    """Returns the strategy of a model's variables; None without one.
 
-    Args:
-        model: a Keras model.
-
-    Returns:
-        The strategy under which its variables were made; of a model without variables the current
-        one, or the one in whose scope it was filled; None for a model of no strategy.
-
-    Raises:
-        ValueError: variables of two strategies, or some of none.
+    A model without variables has the current strategy, or the one whose scope it was filled in.
+    Raises ValueError for variables of two strategies, or if only some belong to a strategy.
     """
     variables = list(model.variables)
     optimizer = getattr(model, "optimizer", None)
@@ -110,16 +103,15 @@ def _foreign(variable: Any, home: Any, owner: Any, optimizer: Any = None) -> Val
         )
     return ValueError(
         explain(
-            f"Variable {variable.path!r} was created {place}, and the model is to run under "
-            f"{owner}.",
-            expected="a model and an optimizer that are created in the scope of one strategy.",
+            f"Variable {variable.path!r} was created {place}, but the model runs under {owner}.",
+            expected="a model and an optimizer created in the scope of the same strategy.",
             fix=fix,
         )
     )
 
 
 def install() -> None:
-    """Makes Keras models run under their strategy. Done once, on import."""
+    """Makes Keras models run under their strategy. Called once, on import."""
     for name in _ENTRY_POINTS:
         _wrap_entry_point(name)
     for name, (attribute, make) in _MAKERS.items():
@@ -162,7 +154,7 @@ def _wrap_entry_point(name: str) -> None:
         if strategy.topology.spans_processes and not name.endswith("_on_batch"):
             wanted = settle_call(bound.arguments, wanted)
             args, kwargs = bound.args[1:], bound.kwargs
-        strategy.executor.settle()  # what counts for another call counts there
+        strategy.executor.settle()  # Finish deferred work of earlier calls first.
         previous = logs_wanted.value
         if name != "predict":
             logs_wanted.value = wanted
@@ -177,7 +169,7 @@ def _wrap_entry_point(name: str) -> None:
 
 
 def _adopt_metrics(model: Any, strategy: Any) -> None:
-    """Moves metrics that were made before the scope to the strategy of their model."""
+    """Moves metrics that were created outside the scope to the strategy of their model."""
     given = compile_arguments(model) if model.compiled else {}
     of_metrics = {key: given.get(key) for key in ("metrics", "weighted_metrics")}
     for variable in [*model.metrics_variables, *_variables_of(of_metrics)]:
@@ -214,7 +206,7 @@ def _wrap_maker(name: str, attribute: str, make: Any) -> None:
             setattr(self, attribute, make(self, strategy))
         function = getattr(self, attribute)
         if isinstance(function, TrainOrTestFunction) and function.events is not None:
-            function.events.begin()  # Keras asks for it at the start of each fit
+            function.events.begin()  # Keras calls make_train_function at the start of each fit.
         return function
 
     setattr(JAXTrainer, name, made)
@@ -234,7 +226,7 @@ def _predict(model: Any, strategy: Any) -> Any:
 
 
 def _tell_steps(model: Any) -> None:
-    """Lets a model of no strategy tell of its steps, in a run with a folder for events."""
+    """Adds step events to a model without a strategy if the run has an event folder."""
     events = current_events()
     if events is None or model.train_function is None:
         return
@@ -244,12 +236,12 @@ def _tell_steps(model: Any) -> None:
 
 
 def _compile_in_scope() -> None:
-    """Lets a model that was made in a scope be compiled outside of it, as `fit` can be called.
+    """Makes `compile` work outside the scope of the model's strategy.
 
-    An optimizer given by name makes variables when the model is compiled; objects have made theirs
-    before, outside of the scope, and move.
+    An optimizer given by name creates variables during `compile`. Optimizer and metric objects
+    created theirs before, outside the scope, so these variables move.
     """
-    # Where it is defined: Keras asks whether a model overrides it by comparing with that class.
+    # Replaced on the defining class: Keras compares with it to detect overrides.
     owner = next(cls for cls in JAXTrainer.__mro__ if "compile" in vars(cls))
     original = owner.compile
     signature = inspect.signature(original)
@@ -312,12 +304,12 @@ def _share_additional_losses() -> None:
 def compile(model: Any, *, distribute: Any = None, **arguments: Any) -> None:
     """Moves a model to a strategy and compiles it.
 
-    This is `model.compile(distribute=...)` of TensorFlow 1.11.
+    Replaces `model.compile(distribute=...)` of TensorFlow 1.11.
 
     Args:
-        model: a Keras model of no strategy, or of this one.
-        distribute: the strategy; None compiles where the model is.
-        **arguments: of `keras.Model.compile`.
+        model: a Keras model without a strategy, or of the same one.
+        distribute: the strategy; None compiles without moving the model.
+        **arguments: arguments of `keras.Model.compile`.
 
     Raises:
         ValueError: the model belongs to another strategy.
@@ -344,7 +336,7 @@ def compile(model: Any, *, distribute: Any = None, **arguments: Any) -> None:
 
 
 def _variables_of(arguments: dict[str, Any]) -> list[Any]:
-    """The variables of optimizer and metric objects among the arguments of `compile`."""
+    """Returns the variables of the optimizers and metrics in the arguments of `compile`."""
     owners = [
         leaf
         for leaf in jax.tree.leaves(arguments)
