@@ -1,9 +1,9 @@
-"""Batch normalisation over replicas.
+"""Batch normalization over replicas.
 
-Each replica normalises with its own statistics, over true examples; with `synchronized=True` with
-those of all replicas. Moving statistics are ON_READ with MEAN: each replica keeps its own, and
-reading them outside gives the mean. `__init__`, `build`, `call` and `_moments` of
-`keras.layers.BatchNormalization` are replaced (Keras 3.12 to 3.15).
+Each replica normalizes with its own statistics over true examples; with `synchronized=True`, with
+those of all replicas. Moving statistics are ON_READ with MEAN: one per replica, and their mean when
+read outside. Replaces `__init__`, `build`, `call` and `_moments` of
+`keras.layers.BatchNormalization` (Keras 3.12 to 3.15).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOVING = ("moving_mean", "moving_variance", "moving_stddev", "renorm_mean", "re
 
 
 def install() -> None:
-    """Makes batch normalisation know about replicas. Done once, on import."""
+    """Makes batch normalization support replicas. Called once, on import."""
     _replace_init()
     _replace_build()
     _replace_call()
@@ -43,10 +43,10 @@ def _replace_init() -> None:
     init = _Layer.__init__
 
     def replica_init(self: Any, *args: Any, synchronized: bool = False, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)  # Keras on JAX refuses synchronized=True
+        init(self, *args, **kwargs)  # Keras on JAX rejects synchronized=True.
         self.synchronized = bool(synchronized)
 
-    replica_init.__signature__ = inspect.signature(init)  # what get_config and clone read
+    replica_init.__signature__ = inspect.signature(init)  # Read by get_config and clone.
     replica_init.__doc__ = init.__doc__
     _Layer.__init__ = replica_init
 
@@ -65,7 +65,7 @@ def _replace_build() -> None:
             annotate(variable, synchronization="on_read", aggregation="mean")
             return variable
 
-        # On the instance, so that subclasses' own add_weight is still what is called.
+        # Replaced on the instance, so that a subclass's add_weight is still called.
         object.__setattr__(self, "add_weight", annotated)
         try:
             build(self, input_shape)
@@ -112,7 +112,7 @@ def _replace_moments() -> None:
 
 @contextlib.contextmanager
 def _aggregated_statistics(layer: Any, context: ReplicaContext) -> Generator[None]:
-    """Lets inference see the moving statistics of all replicas: it is that of one device."""
+    """Makes inference use the mean of all replicas' moving statistics, as one device would."""
     variables = (layer.moving_mean, layer.moving_variance)
     homes = [home_of(variable) for variable in variables]
     outer: Any = get_stateless_scope()
@@ -138,7 +138,7 @@ def _plain_moments(moments: Any, layer: Any, inputs: Any, mask: Any) -> Any:
     synchronized, layer.synchronized = (
         layer.synchronized,
         False,
-    )  # alone there is nobody to wait for
+    )  # Keras on JAX rejects synchronized=True.
     try:
         return moments(layer, inputs, mask)
     finally:
@@ -146,7 +146,7 @@ def _plain_moments(moments: Any, layer: Any, inputs: Any, mask: Any) -> Any:
 
 
 def _moments_of_true_rows(layer: Any, inputs: Any, mask: Any, context: ReplicaContext) -> Any:
-    """Returns mean and variance over true positions, of all replicas if synchronised."""
+    """Returns mean and variance over true positions, of all replicas if synchronized."""
     weights = jnp.ones((inputs.shape[0],) + (1,) * (inputs.ndim - 1), inputs.dtype)
     rows = row_mask(inputs, context)
     if rows is not None:

@@ -1,8 +1,8 @@
-"""Embeddings whose gradient is rows.
+"""Row lookups of embedding layers.
 
-`build` and `call` of `keras.layers.Embedding` are replaced (Keras 3.12 to 3.15): where
-`sg.value_and_grad` keeps the gradient of the table as rows, the layer looks them up with
-`embedding_lookup`; everything else goes to Keras.
+`build` and `call` of `keras.layers.Embedding` are replaced (Keras 3.12 to 3.15). If
+`sg.value_and_grad` represents the gradient of the table as rows, the layer uses `embedding_lookup`;
+otherwise Keras's own code runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["install"]
 
 
 def install() -> None:
-    """Makes embedding layers look up rows. Done once, on import."""
+    """Makes embedding layers use row lookups. Called once, on import."""
     _wrap_build(keras.layers.Embedding)
     _wrap_call(keras.layers.Embedding)
 
@@ -53,7 +53,7 @@ def _wrap_call(cls: Any) -> None:
 
 
 def _table(layer: Any) -> Any:
-    """The variable whose rows are the embeddings; None where the layer computes them."""
+    """Returns the variable with the embeddings in its rows; None if the layer computes them."""
     if layer.lora_enabled or layer.quantization_mode:
         return None
     table = layer.embeddings

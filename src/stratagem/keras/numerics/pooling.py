@@ -1,9 +1,9 @@
 """Max pooling with a fast gradient on CPU.
 
-XLA:CPU computes the gradient of a maximum over windows by select-and-scatter, one element at a
-time: half the time of a small convolutional network. For non-overlapping windows, a comparison and
-a copy give the same gradient, bit for bit. `call` of `keras.layers.MaxPooling1D` to `3D` is
-replaced (Keras 3.12 to 3.15) in replica functions on CPU devices; everything else goes to Keras.
+XLA:CPU computes the gradient of a windowed maximum by select-and-scatter, one element at a time,
+which takes half the time of a small convolutional network. For non-overlapping windows, a
+comparison and a copy give the same gradient, bit for bit. `call` of `keras.layers.MaxPooling1D` to
+`3D` is replaced (Keras 3.12 to 3.15) in replica functions on CPU; other calls go to Keras.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["install", "max_of_windows"]
 
 
 def install() -> None:
-    """Makes max-pooling layers fast on CPU. Runs once, on import."""
+    """Makes max-pooling layers fast on CPU. Called once, on import."""
     for cls in (keras.layers.MaxPooling1D, keras.layers.MaxPooling2D, keras.layers.MaxPooling3D):
         _wrap_call(cls)
 
@@ -43,7 +43,7 @@ def _wrap_call(cls: Any) -> None:
 def _runs_on_cpu() -> bool:
     context = get_replica_context()
     topology = None if context is None else context.strategy.topology
-    # The default strategy has no devices and leaves Keras unchanged.
+    # The default strategy has no devices and must leave Keras unchanged.
     return topology is not None and topology.devices is not None and topology.platform == "cpu"
 
 
@@ -63,22 +63,15 @@ def _fits(layer: Any, inputs: Any) -> bool:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def max_of_windows(inputs: Any, window: Sequence[int]) -> Any:
-    """Returns the maximum of each window, for non-overlapping windows. Call anywhere.
+    """Returns the maximum of each non-overlapping window. Call anywhere.
 
-    Args:
-        inputs: floating array of shape (batch, *spatial, channels).
-        window: size of the windows in each spatial dimension; a partial window at an end is
-            dropped.
-
-    Returns:
-        Array of shape (batch, *(size // window), channels). Its derivative goes to the first
-        maximum of a window, as with `jax.lax.reduce_window`.
+    `inputs` is a floating array of shape (batch, *spatial, channels); the result has shape
+    (batch, *(size // window), channels), so partial windows are dropped. The derivative goes to the
+    first maximum of a window, as with `jax.lax.reduce_window`.
 
     Example:
         >>> max_of_windows(jax.numpy.array([[[1.0], [5.0], [2.0], [3.0]]]), (2,)).ravel()
         Array([5., 3.], dtype=float32)
-
-    Source: JAX, jax.lax.reduce_window and its gradient.
     """
     extents = (1, *window, 1)
     lowest = jnp.asarray(-jnp.inf, inputs.dtype)

@@ -1,7 +1,7 @@
-"""Random numbers that differ between replicas and follow from the seed.
+"""Random seeds that differ between replicas and depend only on the initial seed.
 
 `keras.random.SeedGenerator.next` is replaced (Keras 3.12 to 3.15): in a replica function it mixes
-the replica id into the returned seed. Replica 0 draws the numbers of a single device.
+the replica id into the returned seed. Replica 0 draws the same numbers as a single device.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from stratagem.keras.variables.annotations import making_worker_local
 
 __all__ = ["install"]
 
-# An odd number far from small multiples of itself modulo 2**32 (the golden ratio), so that replicas
-# never get the seeds of later steps.
+# 2**32 divided by the golden ratio: small multiples are far apart, so replicas never get the seeds
+# of later steps.
 _SEED_STRIDE = 0x9E3779B9
 
 
 def install() -> None:
-    """Makes seed generators differ by replica. Runs once, on import."""
+    """Makes seed generators differ by replica. Called once, on import."""
     original = keras.random.SeedGenerator.next
 
     def next_seed(self: Any, ordered: bool = True) -> Any:
