@@ -35,12 +35,12 @@ class Dataset:
             one example. Without it, batches: anything `distribute_dataset` accepts.
         batch_size: global batch size, in examples of all replicas per step.
         shuffle: reorders the examples in each epoch.
-        seed: of the order; equal seeds give equal orders in all processes.
-        drop_remainder: drops a short last batch. Not needed: every batch size works.
+        seed: seed of the order; equal seeds give equal orders in all processes.
+        drop_remainder: drops a short last batch. Not required: every batch size works.
 
     Raises:
-        TypeError: an unsupported source.
-        ValueError: batching options without `batch_size`, or `batch_size` below 1; arrays of
+        TypeError: the source is not supported.
+        ValueError: batching options without `batch_size`, `batch_size` below 1, arrays of
             different lengths, or unbatched arrays.
 
     Example:
