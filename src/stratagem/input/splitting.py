@@ -71,7 +71,7 @@ def _check_positive(**sizes: int) -> None:
             raise ValueError(
                 explain(
                     f"{name}={value} is out of range.",
-                    expected="an int of 1 or more.",
+                    expected="1 or more.",
                     fix=f"pass a positive {name}.",
                 )
             )
