@@ -163,7 +163,7 @@ def _ragged_error(kind: str, rows: list[str]) -> ValueError:
     more = f" and {len(rows) - _MAX_ROWS} more" if len(rows) > _MAX_ROWS else ""
     return ValueError(
         explain(
-            f"A batch holds {kind} with rows of {', '.join(rows[:_MAX_ROWS])}{more}.",
+            f"A batch contains {kind} with rows of {', '.join(rows[:_MAX_ROWS])}{more}.",
             expected="arrays of numbers with rows of equal shape.",
             fix="pad the rows to one length with keras.utils.pad_sequences(rows, padding='post'), "
             "and pass the true lengths or a mask as another array.",
@@ -219,8 +219,8 @@ def _check_same_kind(first: HostBatch, other: HostBatch) -> None:
         raise ValueError(
             explain(
                 f"Replicas received different batches: {_describe(first)} and {_describe(other)}.",
-                expected="one structure and dtypes, and shapes that differ only in the batch axis.",
-                fix="return the same structure of batches for every replica from dataset_fn.",
+                expected="the same structure and dtypes, and shapes that differ only in the batch axis.",
+                fix="make dataset_fn return batches of the same structure for every replica.",
             )
         )
 

@@ -292,7 +292,7 @@ class EventWriter:
         if self._descriptor is None or os.getpid() != self._pid:
             return
         line = f"{encode(event)}\n".encode()
-        # Put what was written of the last line on a line by itself.
+        # End a partly written line first.
         data = b"\n" + line if self._is_torn else line
         try:
             num_written = os.write(self._descriptor, data)

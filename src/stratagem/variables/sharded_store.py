@@ -67,7 +67,7 @@ class ShardedStore:
         return NamedSharding(self.topology.mesh, PartitionSpec(*[None] * axis, REPLICA_AXIS))
 
     def step_sharding(self, shape: tuple[int, ...], topology: Topology) -> jax.sharding.Sharding:
-        """Returns the sharding of what `for_step` returns."""
+        """Returns the sharding of the result of `for_step`."""
         return self.compute_sharding(shape)
 
     def put(self, value: Any) -> jax.Array:
@@ -156,7 +156,7 @@ def _exchanged_rows(topology: Topology, table: jax.Array, ids: jax.Array) -> jax
         rows = jnp.where(_over(is_here, rows), rows, jnp.zeros((), rows.dtype))
         rows = jax.lax.psum_scatter(rows, REPLICA_AXIS)[None]
         is_row = _over((ids >= 0) & (ids < num_rows), rows)
-        fill_value = jnp.take(rows.reshape(-1)[:1], jnp.array([1]))[0]  # as jnp.take fills
+        fill_value = jnp.take(rows.reshape(-1)[:1], jnp.array([1]))[0]  # Fill value of jnp.take.
         return jnp.where(is_row, rows, fill_value)
 
     by_rows, stacked = PartitionSpec(REPLICA_AXIS), PartitionSpec(REPLICA_AXIS)

@@ -41,7 +41,7 @@ class Store(Protocol):
         ...
 
     def step_sharding(self, shape: tuple[int, ...], topology: Topology) -> jax.sharding.Sharding:
-        """Returns the sharding of what `for_step` returns."""
+        """Returns the sharding of the result of `for_step`."""
         ...
 
     def put(self, value: Any) -> jax.Array:
@@ -73,7 +73,7 @@ class Store(Protocol):
         ...
 
     def update_sharding(self) -> jax.sharding.Sharding:
-        """Returns the sharding of what `for_update` returns."""
+        """Returns the sharding of the result of `for_update`."""
         ...
 
     def rows(self, loaded: jax.Array, ids: jax.Array | np.ndarray, topology: Topology) -> jax.Array:

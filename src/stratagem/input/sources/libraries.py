@@ -178,7 +178,7 @@ class _TensorFlowReader(Reader):
 
 
 class HuggingFaceStreamSource(IterableSource):
-    """A `datasets.IterableDataset` of batches, which has a known number of files."""
+    """A `datasets.IterableDataset` of batches, with a known number of files."""
 
     def __init__(self, dataset: Any) -> None:
         super().__init__(dataset)

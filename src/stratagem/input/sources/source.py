@@ -65,7 +65,7 @@ class Reader(abc.ABC):
         for _ in range(state["num_read"]):
             next(self)
 
-    def close(self) -> None:  # noqa: B027 - most readers hold nothing
+    def close(self) -> None:  # noqa: B027 - most readers have no resources
         """Releases processes, threads and files."""
 
 

@@ -261,7 +261,7 @@ def compute_average_loss(
                     "compute_average_loss was called in cross-replica context without "
                     "global_batch_size.",
                     expected="replica context, where the number of examples is known.",
-                    fix="call it in the function given to strategy.run, or pass global_batch_size.",
+                    fix="call it in the function passed to strategy.run, or pass global_batch_size.",
                 )
             )
         global_batch_size = context.global_num_examples
@@ -333,7 +333,7 @@ def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
             explain(
                 "scale_regularization_loss was called in cross-replica context.",
                 expected="replica context.",
-                fix="call it in the function given to strategy.run.",
+                fix="call it in the function passed to strategy.run.",
             )
         )
     total = sum(

@@ -96,7 +96,7 @@ class MetricLogs:
         return {name: value.addressable_data(0) for name, value in results.items()}
 
     def placeholder(self) -> dict[str, Any]:
-        """Returns the metric names with zeros, for logs that no callback reads."""
+        """Returns metric names with zeros, for logs of which Keras uses only the names."""
         if self._names is None:
             # One metric may report several names; only its result shows them.
             self._names = list(self.so_far())

@@ -66,8 +66,9 @@ _MAKERS = {
 def strategy_of(model: Any) -> Any:
     """Returns the strategy of a model's variables; None without one.
 
-    A model without variables has the current strategy, or the one whose scope it was filled in.
-    Raises ValueError for variables of two strategies, or if only some belong to a strategy.
+    A model without variables belongs to the current strategy, or to the one in whose scope layers
+    were added. Raises ValueError for variables of two strategies, or if only some belong to a
+    strategy.
     """
     variables = list(model.variables)
     optimizer = getattr(model, "optimizer", None)
@@ -154,7 +155,7 @@ def _wrap_entry_point(name: str) -> None:
         if strategy.topology.spans_processes and not name.endswith("_on_batch"):
             wanted = settle_call(bound.arguments, wanted)
             args, kwargs = bound.args[1:], bound.kwargs
-        strategy.executor.settle()  # Finish deferred work of earlier calls first.
+        strategy.executor.settle()  # Steps of earlier calls must not count here.
         previous = logs_wanted.value
         if name != "predict":
             logs_wanted.value = wanted

@@ -55,7 +55,7 @@ def training_step(model: Any, batch: tuple[Any, ...], strategy: Any) -> Generato
     if own.executor.schedules:
         raise ValueError(
             explain(
-                f"Model {model.name!r} belongs to {own}, whose workers run independently.",
+                f"Model {model.name!r} belongs to {own}, which schedules steps on workers.",
                 expected="a strategy whose replicas run in lockstep.",
                 fix="create the model under MirroredStrategy to plan it.",
             )
@@ -73,7 +73,7 @@ def _take_step(model: Any, batch: tuple[Any, ...]) -> CapturedStep:
         raise ValueError(
             explain(
                 f"Model {model.name!r} has no trainable variable.",
-                expected="a model that can be trained.",
+                expected="a model with trainable variables.",
                 fix="set trainable=True on some layers.",
             )
         )

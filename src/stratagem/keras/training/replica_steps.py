@@ -120,7 +120,7 @@ class ReplicaSteps:
         return self._update_metrics(loss, x, y, y_pred, sample_weight)
 
     def _update_metrics(self, loss: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
-        """Returns the result of a custom `compute_metrics`; None for Keras's own."""
+        """Updates metrics; returns logs of a custom `compute_metrics`, else None."""
         context = get_replica_context()
         assert context is not None
         if (tracker := loss_tracker(self._model)) is not None:
