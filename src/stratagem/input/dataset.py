@@ -180,8 +180,8 @@ class Dataset:
 
         Args:
             num_shards: number of shards.
-            index: index of the shard, from 0. Pass `sg.input.SHARD_HINT` for both to let the strategy
-                fill them in (AutoShardPolicy.HINT).
+            index: index of the shard, from 0. If both are `sg.input.SHARD_HINT`, the strategy
+                fills them in (AutoShardPolicy.HINT).
 
         Returns:
             The dataset.

@@ -261,7 +261,7 @@ def compute_average_loss(
                     "compute_average_loss was called in cross-replica context without "
                     "global_batch_size.",
                     expected="replica context, where the number of examples is known.",
-                    fix="call it in the function passed to strategy.run, or pass global_batch_size.",
+                    fix="call it in the replica function, or pass global_batch_size.",
                 )
             )
         global_batch_size = context.global_num_examples
