@@ -219,7 +219,7 @@ def _check_same_kind(first: HostBatch, other: HostBatch) -> None:
         raise ValueError(
             explain(
                 f"Replicas received different batches: {_describe(first)} and {_describe(other)}.",
-                expected="equal structure and dtypes, and shapes that differ only in the batch axis.",
+                expected="one structure and dtypes, and shapes that differ only in the batch axis.",
                 fix="make dataset_fn return batches of the same structure for every replica.",
             )
         )

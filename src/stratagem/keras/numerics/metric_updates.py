@@ -82,9 +82,7 @@ def _update_with_scalar(
     if not is_of_keras(update_state) or "sample_weight" not in bound.signature.parameters:
         return _update_with_whole_batch(update_state, metric, bound, context, None)
     weight = bound.arguments.get("sample_weight")
-    if (
-        isinstance(weight, int) and weight == context.batch.size
-    ):  # Keras's weight: the number of rows.
+    if isinstance(weight, int) and weight == context.batch.size:  # Set by Keras.
         bound.arguments["sample_weight"] = jnp.asarray(context.num_examples, metric.dtype)
     else:
         _weigh_by_examples(bound, metric.dtype, context)
