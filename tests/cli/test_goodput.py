@@ -56,7 +56,7 @@ def test_folder_without_events_ends_with_exit_code_1(tmp_path, name) -> None:
     result = _call(tmp_path / name)
     assert (result.exit_code, result.stdout) == (1, "")
     assert "has no events." in result.stderr
-    assert "Fix: pass the folder that STRATAGEM_RUN_DIR named during the run." in result.stderr
+    assert "Fix: pass the value of STRATAGEM_RUN_DIR during the run." in result.stderr
 
 
 @pytest.mark.parametrize("ending", ["coffee", ""])

@@ -115,7 +115,7 @@ def test_on_read_assign_and_assign_sub_touch_only_this_component(strategy, execu
 def test_on_read_without_aggregation_cannot_be_read_outside(distributing) -> None:
     with distributing.scope():
         variable = sg.Variable(10.0, synchronization="on_read")
-        with pytest.raises(ValueError, match="ON_READ with aggregation NONE and was read in cross"):
+        with pytest.raises(ValueError, match="aggregation NONE, but was read in cross-replica"):
             _ = variable.value
     with pytest.raises(ValueError, match="ON_READ with aggregation NONE"):
         np.asarray(variable)

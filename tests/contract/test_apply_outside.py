@@ -111,7 +111,7 @@ def test_plain_gradients_in_merge_call_update_all_copies(strategy: sg.Strategy) 
         sg.get_replica_context().merge_call(merged)
 
     if is_remote(weight):
-        with pytest.raises(NotImplementedError, match="apply in the replica function, which sums"):
+        with pytest.raises(NotImplementedError, match="apply in the replica function; it sums"):
             strategy.run(step)
         return
     strategy.run(step)
@@ -135,7 +135,9 @@ def test_gradients_of_single_replicas_are_refused_outside_of_them(
     parts = split(distributing, lambda index: _GRADIENT * index)
     with (
         distributing.scope(),
-        pytest.raises(RuntimeError, match=r"got PerReplica gradients[\s\S]*reduce the gradients"),
+        pytest.raises(
+            RuntimeError, match=r"received PerReplica gradients[\s\S]*reduce the gradients"
+        ),
     ):
         optimizer.apply([parts], [weight])
     np.testing.assert_array_equal(np.asarray(weight), _START)

@@ -112,9 +112,9 @@ def test_one_replica_takes_every_annotation(sole) -> None:
 
 def test_unknown_annotations_are_refused(strategy) -> None:
     with strategy.scope():
-        with pytest.raises(ValueError, match="aggregation='max' is not known"):
+        with pytest.raises(ValueError, match="aggregation='max' is not a valid value"):
             sg.Variable(1.0, aggregation="max")
-        with pytest.raises(ValueError, match="synchronization='later' is not known"):
+        with pytest.raises(ValueError, match="synchronization='later' is not a valid value"):
             sg.Variable(1.0, synchronization="later")
 
 

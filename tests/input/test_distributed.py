@@ -171,7 +171,9 @@ def test_get_next_and_its_optional_form_tell_the_end() -> None:
     assert _parts(optional.get_value()) == [[2], [3]]
     end = iterator.get_next_as_optional()
     assert not end.has_value()
-    with pytest.raises(sg.errors.OutOfRangeError, match="The distributed dataset has ended"):
+    with pytest.raises(
+        sg.errors.OutOfRangeError, match="The distributed dataset has no more batches"
+    ):
         end.get_value()
     with pytest.raises(sg.errors.OutOfRangeError, match="create a new iterator with iter"):
         iterator.get_next()

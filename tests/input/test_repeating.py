@@ -181,5 +181,5 @@ def test_fit_of_a_generator_does_not_train_empty_epochs() -> None:
 def test_fit_of_a_dataset_without_end_needs_a_number_of_steps() -> None:
     strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
     data = strategy.distribute_dataset(list(_pairs())).repeat()
-    with pytest.raises(ValueError, match="DistributedDataset that has no end, and no number"):
+    with pytest.raises(ValueError, match="DistributedDataset that is infinite, but no number"):
         _model(strategy).fit(data, verbose=0)

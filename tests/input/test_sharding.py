@@ -165,7 +165,7 @@ def test_shard_that_makes_no_sense_is_refused() -> None:
 
 def test_replicas_must_be_spread_evenly() -> None:
     dataset = as_source(sg.input.Dataset(np.arange(10), batch_size=4))
-    with pytest.raises(ValueError, match="5 replicas cannot be divided evenly over 2 workers"):
+    with pytest.raises(ValueError, match="5 replicas do not divide evenly over 2 workers"):
         DistributedDataset(
             sg.get_strategy(),
             dataset,

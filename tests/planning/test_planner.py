@@ -205,7 +205,7 @@ def test_model_of_parameter_servers() -> None:
     with strategy.scope():
         model = _model()
     strategy.executor.schedules = True  # as theirs do
-    with pytest.raises(ValueError, match="a model of a strategy whose replicas are in lockstep"):
+    with pytest.raises(ValueError, match="a strategy whose replicas run in lockstep"):
         sg.plan(model, _BATCH, "2xH100")
 
 

@@ -90,12 +90,12 @@ def test_member_name_and_number_are_understood(parse, kind) -> None:
 )
 def test_unknown_synchronization_is_refused_with_those_there_are(value) -> None:
     known = 'one of "auto", "none", "on_write", "on_read"'
-    with pytest.raises(ValueError, match=f"synchronization=.* is not known(?s:.)*{known}"):
+    with pytest.raises(ValueError, match=f"synchronization=.* is not a valid value(?s:.)*{known}"):
         parse_synchronization(value)
 
 
 @pytest.mark.parametrize("value", ["max", 4, False, VariableSynchronization.ON_READ], ids=repr)
 def test_unknown_aggregation_is_refused_with_those_there_are(value) -> None:
     known = 'one of "none", "sum", "mean", "only_first_replica"'
-    with pytest.raises(ValueError, match=f"aggregation=.* is not known(?s:.)*{known}"):
+    with pytest.raises(ValueError, match=f"aggregation=.* is not a valid value(?s:.)*{known}"):
         parse_aggregation(value)

@@ -109,7 +109,7 @@ def test_traced_index_is_refused(make) -> None:
     def index(i: Any) -> Any:
         return select_rows(make(i), VALUES.shape, name="weights")
 
-    with pytest.raises(TypeError, match=r"'weights' was indexed by .*, which is traced"):
+    with pytest.raises(TypeError, match=r"'weights' was indexed by the traced value"):
         jax.jit(index)(1)
 
 
@@ -130,7 +130,7 @@ def test_traced_index_is_refused(make) -> None:
 def test_index_that_is_out_of_range_or_none_is_refused(index) -> None:
     with pytest.raises(IndexError):
         VALUES[index]
-    with pytest.raises(IndexError, match=r"an index that an array of shape \(10, 3, 2\)"):
+    with pytest.raises(IndexError, match=r"an index within shape \(10, 3, 2\)"):
         select_rows(index, VALUES.shape, name="v")
 
 

@@ -201,7 +201,7 @@ def test_it_is_used_in_a_step(is_eager) -> None:
 
 
 def test_traced_index_is_refused(made) -> None:
-    with pytest.raises(TypeError, match="which is traced"):
+    with pytest.raises(TypeError, match="was indexed by the traced value"):
         jax.jit(lambda index: made[index])(3)
 
 
@@ -243,7 +243,7 @@ def test_it_counts_as_its_value_in_comparisons_and_products(made) -> None:
     ids=["empty", "none", "variable", "array", "mixed", "mapping"],
 )
 def test_shards_that_are_no_variables_are_refused(variables) -> None:
-    with pytest.raises(TypeError, match="a list of Keras variables that is not empty"):
+    with pytest.raises(TypeError, match="a non-empty list of Keras variables"):
         sg.ShardedVariable(variables)
 
 

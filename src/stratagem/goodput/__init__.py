@@ -1,4 +1,4 @@
-"""Goodput: per-run event logs, and the share of wall time spent on useful steps. Loads no JAX."""
+"""Goodput: event logs and the useful share of a run's wall time. Does not import JAX."""
 
 from stratagem.goodput.account import CAUSES, Account, Span, account_for
 from stratagem.goodput.failures import Failure

@@ -25,7 +25,7 @@ __all__ = ["Account", "CAUSES", "Span", "account_for"]
 
 CAUSES = ("useful", "repeated", "detecting", "restarting", "saving", "starting", "waiting")
 
-# Where several apply at the same time, the first one counts.
+# If several apply at the same time, the first one counts.
 _SAVED, _KEPT, _REPEATED, _DETECTING, _RESTARTING, _NOT_SAVED, _STARTING, _WAITING = range(8)
 _CAUSE_OF = {
     _SAVED: "saving",
@@ -41,7 +41,7 @@ _CAUSE_OF = {
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """A interval of wall time with a single cause.
+    """An interval of wall time with a single cause.
 
     Args:
         begin_s: start, in seconds after the run's start.
@@ -91,7 +91,7 @@ class Account:
         """Returns everything except the spans, ready for JSON.
 
         Returns:
-            A dict of numbers, strings, and nested lists and dicts of them.
+            A dict of numbers and strings, and of nested lists and dicts of them.
         """
         detect_s = [one.detect_s for one in self.failures if one.detect_s is not None]
         resume_s = [one.resume_s for one in self.failures if one.resume_s is not None]
@@ -255,7 +255,7 @@ def _sweep(layers: Iterable[_Layer], begin_s: float, end_s: float) -> Iterator[_
     waiting.sort(key=lambda layer: layer.begin_s, reverse=True)
     edges = {edge for layer in waiting for edge in (layer.begin_s, layer.end_s)}
     inside = sorted(edge for edge in edges if begin_s < edge < end_s)
-    # Among layers of the same rank, the least busy one counts: the others waited for it.
+    # Of layers with the same rank, the least busy one counts: the others waited for it.
     active: list[tuple[int, float, float, float]] = []
     for from_s, to_s in itertools.pairwise([begin_s, *inside, end_s]):
         while waiting and waiting[-1].begin_s <= from_s:

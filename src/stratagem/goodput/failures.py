@@ -29,8 +29,8 @@ class Failure:
         what: the lost task, or the error.
         sign_of_life_s: end of the last step before it, or of a checkpoint after that step; None if
             no step finished since the previous failure.
-        resumed_s: end of the first step after it, or None if there is none.
-        silence_s: seconds since the last sign of life according to the reporting process, or None.
+        resumed_s: end of the first step after it; None without one.
+        silence_s: seconds since the last sign of life, as reported; None if unknown.
     """
 
     told_s: float
@@ -48,7 +48,7 @@ class Failure:
 
     @property
     def resume_s(self) -> float | None:
-        """Seconds from detection to the end of the next step, or None if there is none."""
+        """Seconds from detection to the end of the next step; None without one."""
         return None if self.resumed_s is None else self.resumed_s - self.told_s
 
 
@@ -56,7 +56,7 @@ class Failure:
 class _FailureReport:
     at_s: float
     what: str
-    # When the reporting process started to train, or the launcher to start the tasks.
+    # Time when the process started to train, or the launcher started the tasks.
     life_s: float
     silence_s: float | None = None
     lost: str | None = None
@@ -68,9 +68,9 @@ def failures_of(
     """Finds the failures of a run, in order.
 
     Failures are reported by `failure` events and by `end` events with a nonzero code. Reports
-    without a step in between count as one failure, unless the reporting process restored or
-    started since. A process that restarts without any report counts as a failure too.
-    `processes` are the training processes and the launcher, ordered by start time.
+    without a step in between count as one failure, unless the reporting process restored or started
+    since. A process that restarts without any report also counts as a failure. `processes` are the
+    training processes and the launcher, ordered by start time.
     """
     reports = [report for process in processes for report in _reported_failures(process)]
     times_s = [report.at_s for report in reports]
@@ -107,7 +107,7 @@ def failures_of(
 def _is_known_loss(
     report: _FailureReport, lost_s: Mapping[str, float], starts: Iterable[tuple[str, float]]
 ) -> bool:
-    """True if the task was already reported lost and has not started since."""
+    """Returns True if the task was already reported lost and has not started since."""
     known_s = None if report.lost is None else lost_s.get(report.lost)
     if known_s is None:
         return False

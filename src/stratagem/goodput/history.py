@@ -30,16 +30,10 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepInterval:
-    """Consecutive steps of one process.
+    """Consecutive steps of one process, up to number `step`.
 
-    Args:
-        begin_s: start of the first step.
-        end_s: end of the last step.
-        step: number of the last step.
-        num_steps: number of steps.
-        share: fraction of the time spent in the steps.
-        keeping_share: fraction of the time spent on in-memory snapshots.
-        is_first: True for the first steps after a (re)start, whose time counts as starting.
+    `share` is the fraction of the time spent in the steps, `keeping_share` on in-memory snapshots.
+    `is_first` is True for the first steps after a (re)start, whose time counts as starting.
     """
 
     begin_s: float
@@ -61,7 +55,7 @@ class ResumePoint:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointStall:
-    """Training waited for a checkpoint."""
+    """Time in which training waited for a checkpoint."""
 
     begin_s: float
     end_s: float
@@ -70,7 +64,7 @@ class CheckpointStall:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Startup:
-    """From a start, a restore or a failure to the end of the first step after it."""
+    """Time from a start, a restore or a failure to the end of the first step after it."""
 
     begin_s: float
     end_s: float
@@ -175,7 +169,7 @@ def _stalls(process: ProcessEvents) -> list[CheckpointStall]:
 
 
 class RetainedSteps:
-    """Counts the steps of a interval that no later restore discarded."""
+    """Counts the steps of an interval that no later restore discarded."""
 
     def __init__(self, resume_points: Iterable[ResumePoint]) -> None:
         ordered = sorted(resume_points, key=lambda point: point.at_s)
@@ -194,7 +188,7 @@ class RetainedSteps:
 
 
 class StepTimes:
-    """Completion times of steps over all processes; steps are evenly spaced within a interval."""
+    """Completion times of steps over all processes, evenly spaced within an interval."""
 
     def __init__(self, intervals: Iterable[StepInterval]) -> None:
         self._intervals = sorted(intervals, key=lambda interval: interval.end_s)
@@ -224,7 +218,7 @@ class StepTimes:
         return min(after, default=None)
 
     def _reaching(self, time_s: float, index: int) -> Sequence[StepInterval]:
-        """Returns those that end after `time_s` and may begin before it."""
+        """Returns the intervals that end after `time_s` and may begin before it."""
         last = bisect.bisect_right(self._ends_s, time_s + self._longest_s)
         candidates = self._intervals[index : last + 1]
         return [one for one in candidates if one.begin_s < one.end_s and not one.is_first]

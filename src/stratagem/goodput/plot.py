@@ -35,10 +35,8 @@ _MAX_NUMBERED = 12
 def draw(account: Account, path: str | Path) -> None:
     """Writes the plot to a file; the extension selects the format.
 
-    Raises:
-        ImportError: matplotlib is not installed.
-        ValueError: matplotlib does not support the format.
-        OSError: the file cannot be written.
+    Raises ImportError without matplotlib, ValueError for an unsupported format, and OSError if the
+    file cannot be written.
     """
     path = Path(path)
     figure = figure_of(account)
@@ -68,7 +66,7 @@ def figure_of(account: Account) -> Figure:
 def shares_over_time(account: Account, num_columns: int) -> dict[str, list[float]]:
     """Returns each cause's fraction of every column of time.
 
-    Equal columns keep short losses from being drawn too wide.
+    Columns of equal width prevent short losses from being drawn too wide.
     """
     shares = {cause: [0.0] * num_columns for cause in CAUSES}
     if account.whole_s <= 0:
@@ -132,7 +130,7 @@ def _label_failures(axes: Axes, failure_times: Sequence[float], whole: float) ->
 def _draw_losses(axes: Axes, account: Account) -> None:
     causes = [cause for cause in CAUSES if cause != "useful"]
     shares = [100 * account.time_s[cause] / (account.whole_s or 1.0) for cause in causes]
-    # Useful time is left out: next to it the losses would be too small to see.
+    # Useful time is omitted: next to it, losses would be too small to see.
     longest = max([0.1, *shares])
     axes.barh(range(len(causes)), shares, height=0.7, color=[_COLORS[cause] for cause in causes])
     for index, (cause, share) in enumerate(zip(causes, shares, strict=True)):

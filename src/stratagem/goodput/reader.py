@@ -1,4 +1,4 @@
-"""Reader of the event files of a run."""
+"""Reads the event files of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOT_TRAINING = ("ps", "evaluator", "launcher")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProcessEvents:
-    """Events of one process in order, the start first."""
+    """Events of one process in order, beginning with its start."""
 
     start: StartEvent
     events: tuple[Event, ...]
@@ -35,7 +35,7 @@ class ProcessEvents:
     def at_s(self, event: Event) -> float:
         """Converts an event's time to the shared wall clock.
 
-        The wall clock is read only once, at the start, so adjusting it during the run does no harm.
+        The wall clock is read only at the start, so that later adjustments have no effect.
         """
         return self.start.time_s + (event.monotonic_s - self.start.monotonic_s)
 
@@ -60,7 +60,7 @@ def read_run(run_dir: str | os.PathLike[str]) -> RunEvents:
         run_dir: run folder, as in `STRATAGEM_RUN_DIR`.
 
     Returns:
-        The events, with a list of what could not be read.
+        The events, with a list of unreadable files and lines.
 
     Raises:
         NotFoundError: the folder has no readable events.
@@ -82,7 +82,7 @@ def read_run(run_dir: str | os.PathLike[str]) -> RunEvents:
             explain(
                 " ".join([f"{run_dir} has no events.", *problems]),
                 expected=f"event files {folder / '*.jsonl'} written by a run.",
-                fix="pass the folder that STRATAGEM_RUN_DIR named during the run.",
+                fix="pass the value of STRATAGEM_RUN_DIR during the run.",
             )
         )
     processes.sort(key=lambda process: process.start.time_s)

@@ -1,4 +1,4 @@
-"""Distributed datasets: reading sources, splitting and padding batches, loading ahead."""
+"""Distributed datasets: sources, splitting, padding and prefetching of batches."""
 
 from stratagem.input.dataset import Dataset
 from stratagem.input.distributed import DistributedDataset

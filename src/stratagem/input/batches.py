@@ -1,4 +1,4 @@
-"""Batches split over replicas into padded parts of equal size, and their transfer to devices."""
+"""Batches split over replicas into padded parts of equal size; transfer to devices."""
 
 from __future__ import annotations
 
@@ -19,22 +19,18 @@ from stratagem.values.regrouping import is_array
 
 __all__ = ["HostBatch", "PlacedBatches", "join_parts", "place", "take_batch", "take_own_part"]
 
-_MAX_ROWS = 4  # named in a message
+_MAX_ROWS = 4  # In an error message.
 
 
 @dataclasses.dataclass(frozen=True)
 class HostBatch:
     """This process's part of one batch on the host, and its split over replicas.
 
-    Args:
-        structure: pytree structure of the batch, including None leaves.
-        arrays: of shape (rows, ...); rows may be fewer than replicas * size.
-        is_array: for each leaf, True for an array and False for None.
-        num_examples: true rows of this process's replicas.
-        size: rows per replica, including padding.
-        lengths: true rows of each replica of this process; None if all have `size`.
-        all_lengths: true rows of each replica of all processes; None if all have `size`.
-        signature: structure, shapes and dtypes. Batches with equal signatures share a program.
+    Arrays have shape (rows, ...), where rows may be fewer than replicas * `size`: padding is added
+    on transfer. `is_array` is False for None leaves of `structure`. `num_examples` counts true rows
+    of this process's replicas. `size` is rows per replica with padding. `lengths` are true rows of
+    this process's replicas, `all_lengths` of all processes'; None if all have `size`. Batches with
+    equal `signature` (structure, shapes, dtypes) share a program.
     """
 
     structure: Any
@@ -47,7 +43,7 @@ class HostBatch:
     signature: Any
 
     def parts(self, num_replicas: int) -> list[Any]:
-        """Returns a pytree of host arrays for each replica, without padding."""
+        """Returns a pytree of host arrays per replica, without padding."""
         lengths = self.lengths or (self.size,) * num_replicas
         return [
             self._rebuild([array[i * self.size :][:length] for array in self.arrays])
@@ -63,7 +59,7 @@ class HostBatch:
         return self._rebuild([array[start:stop] for array in self.arrays])
 
     def of_replicas(self, first: int, count: int) -> HostBatch:
-        """Returns the batch of `count` replicas from `first` on, with the same per-replica size."""
+        """Returns the batch of replicas [first, first + count), with the same per-replica size."""
         lengths = self.lengths and self.lengths[first : first + count]
         if lengths is not None and set(lengths) == {self.size}:
             lengths = None
@@ -91,11 +87,11 @@ def _unflatten(structure: Any, is_array: tuple[bool, ...], arrays: Sequence[Any]
 
 
 def take_batch(data: Any, num_replicas: int) -> HostBatch:
-    """Converts a batch from a data source and computes its split over replicas.
+    """Splits a batch from a data source over replicas.
 
     `data` is a pytree of arrays of shape (B, ...), sparse arrays, and None. Arrays on an
-    accelerator stay there. Raises ValueError for arrays without a batch axis, different leading
-    sizes, or ragged rows.
+    accelerator stay there. Raises ValueError for unbatched arrays, different leading sizes, or
+    ragged rows.
     """
     (data,) = with_sparse_rows([data])
     leaves, structure = jax.tree.flatten(data, is_leaf=lambda leaf: leaf is None)
@@ -121,7 +117,7 @@ def take_batch(data: Any, num_replicas: int) -> HostBatch:
 
 
 def take_own_part(data: Any, topology: Topology) -> HostBatch:
-    """Returns this process's part of a batch of all replicas, which all processes read alike."""
+    """Returns this process's part of a batch that all processes read."""
     batch = take_batch(data, topology.num_replicas)
     if not topology.spans_processes:
         return batch
@@ -141,14 +137,14 @@ def _array(leaf: Any) -> Any:
 
 
 def _check_ragged(leaf: Any) -> None:
-    """Raises for a tf.RaggedTensor and for its form in tf.data."""
+    """Raises ValueError for a tf.RaggedTensor and its form in tf.data."""
     if hasattr(leaf, "row_splits"):
         lengths = np.diff(np.asarray(leaf.row_splits))
         raise _ragged_error(f"a {type(leaf).__name__}", [f"{length} values" for length in lengths])
 
 
 def _check_rows(array: Any) -> None:
-    """Raises for an object array with arrays as rows; strings are allowed."""
+    """Raises ValueError for an object array with arrays as rows; strings are allowed."""
     if array.dtype != object:
         return
     if not array.ndim:
@@ -167,7 +163,7 @@ def _ragged_error(kind: str, rows: list[str]) -> ValueError:
     more = f" and {len(rows) - _MAX_ROWS} more" if len(rows) > _MAX_ROWS else ""
     return ValueError(
         explain(
-            f"A batch holds {kind} with rows of {', '.join(rows[:_MAX_ROWS])}{more}.",
+            f"A batch contains {kind} with rows of {', '.join(rows[:_MAX_ROWS])}{more}.",
             expected="arrays of numbers with rows of equal shape.",
             fix="pad the rows to one length with keras.utils.pad_sequences(rows, padding='post'), "
             "and pass the true lengths or a mask as another array.",
@@ -181,16 +177,11 @@ def join_parts(
     size: int | None = None,
     all_lengths: tuple[int, ...] | None = None,
 ) -> HostBatch:
-    """Joins per-replica batches into one batch, of which replica i has part i.
+    """Joins one pytree of arrays (n_i, ...) per replica into a batch; None has no examples.
 
-    Args:
-        parts: one pytree of arrays of shape (n_i, ...) per replica, all of one structure; None for
-            a replica without examples.
-        size: rows per replica, including padding; None for the largest part.
-        all_lengths: rows of the replicas of all processes; None if this process has all replicas.
-
-    Raises:
-        ValueError: structures, dtypes or trailing shapes differ.
+    `size` is rows per replica with padding, by default the largest part. `all_lengths` are the rows
+    of the replicas of all processes; None if this process has all. Raises ValueError if structures,
+    dtypes or trailing shapes differ.
     """
     present = iter(with_sparse_rows([part for part in parts if part is not None]))
     batches = [None if part is None else take_batch(next(present), 1) for part in parts]
@@ -229,7 +220,7 @@ def _check_same_kind(first: HostBatch, other: HostBatch) -> None:
             explain(
                 f"Replicas received different batches: {_describe(first)} and {_describe(other)}.",
                 expected="one structure and dtypes, and shapes that differ only in the batch axis.",
-                fix="return the same structure of batches for every replica from dataset_fn.",
+                fix="make dataset_fn return batches of the same structure for every replica.",
             )
         )
 
@@ -258,19 +249,11 @@ def _padded(array: Any, num_rows: int) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class PlacedBatches:
-    """Batches of one signature on the devices.
+    """Batches of one signature on the devices; fields as in `HostBatch`.
 
-    Args:
-        structure: pytree structure of a batch, including None leaves.
-        is_array: for each leaf, True for an array and False for None.
-        arrays: of shape (n, size, ...), or (steps, n, size, ...) for several steps; without the n
-            for one replica. Non-numeric arrays stay on the host.
-        num_replicas: n, of all processes.
-        num_steps: number of batches.
-        size: rows per replica, including padding.
-        lengths: true rows of each replica of all processes; None if all have `size`.
-        local_lengths: true rows of each replica of this process.
-        signature: of the batches.
+    Arrays have shape (n, size, ...) for n replicas of all processes, or (steps, n, size, ...) for
+    several steps; one replica has no n axis. Non-numeric arrays stay on the host. `lengths` are of
+    all processes, `local_lengths` of this one.
     """
 
     structure: Any

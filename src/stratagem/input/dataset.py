@@ -35,12 +35,12 @@ class Dataset:
             one example. Without it, batches: anything `distribute_dataset` accepts.
         batch_size: global batch size, in examples of all replicas per step.
         shuffle: reorders the examples in each epoch.
-        seed: of the order; equal seeds give equal orders in all processes.
-        drop_remainder: drops a short last batch. Not needed: every batch size works.
+        seed: seed of the order; equal seeds give equal orders in all processes.
+        drop_remainder: drops a short last batch. Not required: every batch size works.
 
     Raises:
-        TypeError: an unsupported source.
-        ValueError: batching options without `batch_size`, or `batch_size` below 1; arrays of
+        TypeError: the source is not supported.
+        ValueError: batching options without `batch_size`, `batch_size` below 1, arrays of
             different lengths, or unbatched arrays.
 
     Example:
@@ -89,18 +89,18 @@ class Dataset:
 
     @classmethod
     def from_files(cls, files: Sequence[Any], make: Callable[[list[Any]], Any]) -> Dataset:
-        """Creates a dataset from files, which several processes can divide (AutoShardPolicy.FILE).
+        """Creates a dataset from files, which processes can shard by file (AutoShardPolicy.FILE).
 
         Args:
             files: file names, in the same order in every process.
-            make: given some of the files, returns a dataset of global batches, of any kind that
+            make: takes a list of files and returns a dataset of global batches, of any kind that
                 `distribute_dataset` accepts, such as a Grain pipeline.
 
         Returns:
             The dataset. A single process passes all files to `make`.
 
         Raises:
-            ValueError: no files.
+            ValueError: `files` is empty.
 
         Example:
             >>> lines = {"a": [1, 2, 3], "b": [4, 5]}
@@ -129,7 +129,7 @@ class Dataset:
             The dataset, of unknown length.
 
         Raises:
-            TypeError: a generator, or another object that is not callable.
+            TypeError: `generator` is not callable, such as a generator object.
 
         Example:
             >>> def batches(count):
@@ -180,14 +180,14 @@ class Dataset:
 
         Args:
             num_shards: number of shards.
-            index: of the shard, from 0. Pass `sg.input.SHARD_HINT` for both to let the strategy
-                fill them in (AutoShardPolicy.HINT).
+            index: index of the shard, from 0. If both are `sg.input.SHARD_HINT`, the strategy
+                fills them in (AutoShardPolicy.HINT).
 
         Returns:
             The dataset.
 
         Raises:
-            ValueError: numbers out of range, or a dataset made from batches.
+            ValueError: a number is out of range, or the dataset was made from batches.
 
         Example:
             >>> dataset = sg.input.Dataset(np.arange(6), batch_size=2)

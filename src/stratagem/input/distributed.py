@@ -1,4 +1,4 @@
-"""Distributed datasets: global batches split over replicas, padded, and loaded ahead."""
+"""`DistributedDataset`: global batches split over replicas, padded, and loaded ahead."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ __all__ = ["DistributedDataset"]
 class DistributedDataset:
     """A dataset whose batches are split over the replicas of a strategy.
 
-    Created by `Strategy.distribute_dataset` and `distribute_datasets_from_function`. It can be
-    iterated repeatedly, one epoch each time. Use in cross-replica context.
+    Created by `Strategy.distribute_dataset` and `distribute_datasets_from_function`. Each iteration
+    is one epoch. Use in cross-replica context.
 
     Args:
-        strategy: whose replicas share the batches.
-        source: of global batches; or of per-replica batches, assigned to replicas in turn; or a
-            list of one source per replica.
+        strategy: strategy whose replicas share the batches.
+        source: source of global batches; or of per-replica batches, assigned to replicas in turn;
+            or a list of one source per replica.
         is_global: True for a source of global batches.
         options: how batches reach the devices, and how processes share the data.
         context: index and number of input pipelines; None for a single process.
@@ -52,7 +52,7 @@ class DistributedDataset:
         PerReplica[[0 1] | [2]]
 
     Raises:
-        ValueError: it is iterated in the coordinator of parameter servers.
+        ValueError: iterated in the coordinator of parameter servers.
 
     Source: TF 2.21 input_lib.py, DistributedDataset.
     """
@@ -95,7 +95,7 @@ class DistributedDataset:
         return self.begin()
 
     def begin(self) -> DistributedIterator:
-        """Returns an iterator, even in a coordinator, where `fit` reads batches for workers."""
+        """Returns an iterator, also in a coordinator, where `fit` reads batches for workers."""
         require_outside_replicas("A distributed dataset was iterated")
         self._epoch += 1
         return DistributedIterator(self, self._epoch)
@@ -218,14 +218,9 @@ class DistributedDataset:
         return repeated
 
     def make_loader(self, epoch: int, state: Any) -> Loader:
-        """Opens the source for an epoch.
+        """Opens an epoch, from 0, and returns its loader.
 
-        Args:
-            epoch: from 0.
-            state: of an iterator, to resume from; None for the beginning.
-
-        Returns:
-            A loader, which reads batches and moves them to the devices.
+        `state` is the position of an iterator to resume from; None starts at the beginning.
         """
         open_epoch = self._open
         for count in self._repeats:
@@ -262,11 +257,7 @@ class DistributedDataset:
         )
 
     def go_to_epoch(self, epoch: int) -> None:
-        """Sets the epoch of a restored iterator; the next iterator continues after it.
-
-        Args:
-            epoch: from 0.
-        """
+        """Sets the epoch of a restored iterator; the next iterator reads the epoch after it."""
         self._epoch = epoch
 
 
@@ -314,7 +305,7 @@ class _StepReader(Reader):
 
 
 class _ParallelReader(Reader):
-    """One reader per replica; ended ones yield None until all have ended."""
+    """One reader per replica; exhausted ones yield None until all are exhausted."""
 
     def __init__(self, readers: list[Reader]) -> None:
         self._readers = readers

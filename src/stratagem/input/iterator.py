@@ -1,4 +1,4 @@
-"""Iterators over distributed datasets, which load batches ahead and can be resumed."""
+"""Iterators over distributed datasets, with prefetching and resumable positions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class OptionalBatch:
 
 
 class DistributedIterator:
-    """Iterates over a distributed dataset once, loading batches ahead.
+    """Iterates over a distributed dataset once, and loads batches ahead.
 
     Use in cross-replica context. Each batch has the source's pytree structure with `PerReplica`
     leaves, or plain arrays with one replica. Arrays have shape (n, rows, ...), sharded over the
@@ -61,8 +61,8 @@ class DistributedIterator:
     uint8.
 
     Args:
-        dataset: distributed dataset.
-        epoch: from 0; shuffling sources reorder each epoch.
+        dataset: the distributed dataset.
+        epoch: epoch number, from 0; shuffling sources reorder each epoch.
 
     Source: TF 2.21 input_lib.py, DistributedIterator.
     """
@@ -129,17 +129,9 @@ class DistributedIterator:
         return self._dataset.strategy
 
     def take(self, num_steps: int) -> list[PlacedBatches]:
-        """Returns the next batches on the devices, in runs of equal signature.
+        """Returns the next `num_steps` batches on the devices, one entry per run of one signature.
 
-        Args:
-            num_steps: maximum number of batches.
-
-        Returns:
-            One entry per run of batches with the same signature; fewer batches at the end of the
-            data.
-
-        Raises:
-            StopIteration: the data has ended before the first batch.
+        Returns fewer at the end of the data; raises StopIteration if none is left.
         """
         require_outside_replicas("Batches of a distributed iterator were taken")
         self._loader.group_size = num_steps
@@ -156,7 +148,7 @@ class DistributedIterator:
             except Exception as error:
                 if not runs:
                     raise
-                self._error = error  # raised after the batches before it were returned
+                self._error = error  # Raised once the batches before it are returned.
                 break
             if group.placed.num_steps > missing:
                 group, rest = group.split(missing)
@@ -181,7 +173,7 @@ class DistributedIterator:
         try:
             raise error
         finally:
-            del error  # it refers to this frame, and this frame to us
+            del error  # Breaks a reference cycle: error, frame, iterator.
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position after the last batch that was returned.
@@ -205,7 +197,7 @@ class DistributedIterator:
         Source: Grain, DatasetIterator.get_state.
         """
         if self._position is None:
-            self._loader.reader.state()  # raises an error with the reason
+            self._loader.reader.state()  # Raises an error with the reason.
         return {"epoch": self._epoch, "position": self._position}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -234,18 +226,18 @@ def require_outside_replicas(what: str) -> None:
     if current_function_trace() is not None:
         raise ValueError(
             explain(
-                f"{what} in an sg.function.",
-                expected="data as an argument: a batch read during tracing would become a "
-                "constant of the program.",
-                fix="read it outside: step(next(iterator)), or use strategy.run_steps.",
+                f"{what} inside an sg.function.",
+                expected="data as an argument: a batch read during tracing becomes a constant of "
+                "the program.",
+                fix="read the batch outside: step(next(iterator)), or use strategy.run_steps.",
             )
         )
     frame = stack.current_frame()
     if frame is not None and frame.kind is stack.FrameKind.REPLICA:
         raise ValueError(
             explain(
-                f"{what} in a replica function.",
-                expected="cross-replica context, where the batch of all replicas is read once.",
+                f"{what} inside a replica function.",
+                expected="cross-replica context, where the global batch is read once.",
                 fix="read it outside and pass it: strategy.run(step, args=(next(iterator),)).",
             )
         )
@@ -254,8 +246,8 @@ def require_outside_replicas(what: str) -> None:
 def _end_of_data_error() -> OutOfRangeError:
     return OutOfRangeError(
         explain(
-            "The distributed dataset has ended.",
-            expected="further batches.",
+            "The distributed dataset has no more batches.",
+            expected="at least one more batch in this epoch.",
             fix="create a new iterator with iter(dataset), or loop with `for batch in dataset`.",
         )
     )

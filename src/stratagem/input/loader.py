@@ -1,4 +1,4 @@
-"""Loading of batch groups from a source to the devices, with resume positions."""
+"""Loads groups of batches from a source to the devices, with resume positions."""
 
 from __future__ import annotations
 
@@ -23,16 +23,14 @@ _BEGINNING = {"source": {"num_read": 0}, "then_read": 0}
 class BatchGroup:
     """Batches of one signature that were transferred together.
 
-    Args:
-        placed: the batches.
-        positions: resume position after each batch; None if the source has none.
+    `positions` has the resume position after each batch; None if the source has none.
     """
 
     placed: PlacedBatches
     positions: list[Any]
 
     def split(self, num_steps: int) -> tuple[BatchGroup, BatchGroup]:
-        """Splits the group after `num_steps` steps, at least one and not all."""
+        """Splits the group after `num_steps` steps; neither part may be empty."""
         return self._slice(0, num_steps), self._slice(num_steps, self.placed.num_steps)
 
     def _slice(self, start: int, stop: int) -> BatchGroup:
@@ -60,17 +58,11 @@ class BatchGroup:
 
 
 class Loader:
-    """Reads groups of batches and transfers them to the devices.
+    """Reads groups of `group_size` batches and transfers them to the devices.
 
-    `group_size` is the number of batches per group. `position` is where reading began.
-
-    Args:
-        reader: of the source.
-        read: takes the reader and returns the next batch of all replicas.
-        topology: devices of the replicas.
-        to_device: False leaves the batches on the host.
-        can_seek: True if each batch is one of the reader's and independent of other processes.
-        give_up: cancels a `read` that waits for other processes, permanently; from any thread.
+    `position` is where reading began. `read` returns the next batch of all replicas. `can_seek` is
+    True if each batch is one of the reader's and independent of other processes. `give_up`
+    permanently cancels a `read` that waits for other processes; call it from any thread.
     """
 
     def __init__(
@@ -129,7 +121,7 @@ class Loader:
             try:
                 raise error
             finally:
-                del error  # it refers to this frame
+                del error  # It refers to this frame.
         taken = [self._next()]
         while len(taken) < self.group_size:
             try:
@@ -156,7 +148,7 @@ class Loader:
 
 
 class _Positions:
-    """Resume positions of a reader, with snapshots no more often than is cheap."""
+    """Resume positions of a reader. Expensive snapshots are taken every few batches."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader

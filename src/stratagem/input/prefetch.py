@@ -1,4 +1,4 @@
-"""Prefetching in a background thread with a bounded buffer."""
+"""`Prefetcher`: a background thread that loads items ahead into a bounded buffer."""
 
 from __future__ import annotations
 
@@ -12,21 +12,16 @@ from typing import Any
 
 __all__ = ["Prefetcher"]
 
-# How long process exit waits for a source that is reading a batch.
+# Wait at process exit for a source that is reading a batch.
 _EXIT_WAIT_S = 5.0
 
 
 class Prefetcher:
-    """Calls a function ahead of its consumer, in a background thread.
+    """Calls `load` ahead of its consumer in a background thread; `buffer_size` 0 uses no thread.
 
     The thread starts with the first `take`. It ends with the first error of `load`, including
-    StopIteration, when the prefetcher is closed, or when it is garbage collected.
-
-    Args:
-        load: returns the next item.
-        buffer_size: maximum number of waiting items; 0 calls `load` in the consumer's thread.
-        give_up: called from any thread when no more items are needed; cancels a `load` that waits
-            for others. Must not refer to the prefetcher.
+    StopIteration, on `close`, or on garbage collection. `give_up` is called from any thread when no
+    more items are needed, to cancel a waiting `load`; it must not refer to the prefetcher.
     """
 
     def __init__(
@@ -44,10 +39,10 @@ class Prefetcher:
         self._has_ended = False
 
     def take(self) -> Any:
-        """Returns the next item, waiting for it.
+        """Waits for the next item and returns it.
 
-        Raises StopIteration at the end. Any other error of `load` is raised once; the end follows
-        it.
+        Raises StopIteration at the end. Any other error of `load` is raised once; then the data
+        ends.
         """
         if self._has_ended:
             raise StopIteration
@@ -58,7 +53,7 @@ class Prefetcher:
                 self._thread = self._start(self._buffer)
             return self._buffer.take()
         except Exception:
-            # Do not keep the error: it refers to the frames of its handlers.
+            # Do not store the error: it refers to the frames of its handlers.
             self._has_ended = True
             raise
 
@@ -116,7 +111,7 @@ class _Buffer:
             try:
                 raise error or StopIteration
             finally:
-                del error  # it refers to this frame, and this frame to all that called it
+                del error  # Breaks a reference cycle through all frames of the caller.
 
     def close(self) -> None:
         with self._changed:

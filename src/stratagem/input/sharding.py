@@ -1,4 +1,4 @@
-"""Sharding of a dataset over processes, by files, by hint, or by rows of each batch."""
+"""Sharding of a dataset over processes: by files, by hint, or by rows of each batch."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ __all__ = ["InputShard"]
 class InputShard:
     """The part of a dataset of global batches that one process reads.
 
-    Args:
-        source: this process's source.
-        context: number and index of the process, and number of replicas.
-        is_whole: True if all processes read the same data and keep their part of each batch.
+    `is_whole` is True if all processes read the same data and use their part of each batch.
     """
 
     source: Source
@@ -41,8 +38,8 @@ class InputShard:
         if context.num_replicas_in_sync % count:
             raise ValueError(
                 explain(
-                    f"{context.num_replicas_in_sync} replicas cannot be divided evenly over "
-                    f"{count} workers.",
+                    f"{context.num_replicas_in_sync} replicas do not divide evenly over {count} "
+                    "workers.",
                     expected="the same number of replicas on each worker.",
                     fix="give every worker the same number of devices.",
                 )
@@ -68,7 +65,7 @@ class InputShard:
 
     @property
     def cardinality(self) -> int:
-        """Number of steps per epoch; negative if unknown."""
+        """Number of steps per epoch; negative if infinite or unknown."""
         count = self.source.cardinality
         return count if self.is_whole or count < 0 else count * self.context.num_input_pipelines
 
@@ -101,7 +98,7 @@ def _check_can_shard(source: Source, policy: AutoShardPolicy, count: int) -> Non
 
 
 class _OwnParts(Reader):
-    """Splits each batch over all replicas and keeps the parts of this process."""
+    """Splits each batch over all replicas and returns the parts of this process."""
 
     def __init__(self, shard: InputShard, reader: Reader) -> None:
         self._shard = shard
@@ -128,7 +125,7 @@ class _OwnParts(Reader):
 class _CutBatches(Reader):
     """Cuts each of this process's batches into steps of all processes.
 
-    A batch of B examples lasts for as many steps as there are processes; together they use B
+    A batch of B examples lasts for as many steps as there are processes, which together use B
     examples per step.
     """
 
@@ -136,7 +133,7 @@ class _CutBatches(Reader):
         self._shard = shard
         self._reader = reader
         self._steps: list[HostBatch] = []  # remaining steps of the current batch
-        self._snapshot: Any = None  # of the source; `_num_since` steps were read after it
+        self._snapshot: Any = None  # Source state, `_num_since` steps ago.
         self._num_since = 0
         self._is_stateless = False
         self._take_snapshot()
@@ -174,7 +171,7 @@ class _CutBatches(Reader):
 
     def state(self) -> Any:
         if self._is_stateless:
-            return self._reader.state()  # raises an error with the reason
+            return self._reader.state()  # Raises an error with the reason.
         return {"source": self._snapshot, "then_read": self._num_since}
 
     def restore(self, state: Any) -> None:

@@ -21,7 +21,7 @@ from stratagem.topology.lockstep import waiting_for_input
 
 __all__ = ["SizeExchange", "SynchronizedReading"]
 
-_numbers = itertools.count()  # all processes create their datasets in the same order
+_numbers = itertools.count()  # All processes create their datasets in the same order.
 
 
 class SizeExchange:
@@ -34,7 +34,7 @@ class SizeExchange:
         self._cardinalities: dict[int, int] = {}
 
     def cardinality(self, own: int) -> int:
-        """Returns the largest number of steps of any process, or negative if one is unknown."""
+        """Returns the most steps of any process, or a negative number if one is unknown."""
         if own not in self._cardinalities:
             group = current_group()
             assert group is not None
@@ -63,14 +63,14 @@ class SynchronizedReading:
         self._stream = group.stream(name)
         self._count = num_local_replicas
         self._read = read
-        self._pattern: HostBatch | None = None  # a batch with the structure of an empty one
+        self._pattern: HostBatch | None = None  # Template for empty batches.
         self._has_ended = False
 
     def next(self, reader: Reader) -> HostBatch:
-        """Returns the next batch, with the lengths of all replicas.
+        """Returns the next batch with the lengths of all replicas.
 
-        Raises StopIteration when all data has ended or the reading was closed here, RuntimeError if
-        another process closed it, and InvalidArgumentError if this process has no data at all.
+        Raises StopIteration when all data has ended or this reading was closed here, RuntimeError
+        if another process closed it, and InvalidArgumentError if this process has no data at all.
         """
         batch = None
         if not self._has_ended:
@@ -79,7 +79,7 @@ class SynchronizedReading:
             except StopIteration:
                 self._has_ended = True
         own = None if batch is None else (batch.size, batch.lengths)
-        # A thread that reads ahead must not change the position of the program.
+        # A prefetching thread must not change the reported position of the main thread.
         is_main = threading.current_thread() is threading.main_thread()
         with waiting_for_input(self._name) if is_main else contextlib.nullcontext():
             sizes = self._stream.exchange(own)
@@ -99,15 +99,15 @@ class SynchronizedReading:
         return join_parts(parts, size=size, all_lengths=tuple(lengths))
 
     def give_up(self) -> None:
-        """Closes the reading and wakes threads in `next`; from any thread, repeatedly."""
+        """Closes the reading and wakes threads in `next`. Call from any thread, repeatedly."""
         self._stream.close()
 
     def _no_data_error(self) -> InvalidArgumentError:
         return InvalidArgumentError(
             explain(
-                f"{self._label} has no data at all in {self._name}, but other workers have.",
-                expected="at least one batch on each worker, which defines the structure of empty "
-                "ones.",
+                f"{self._label} has no data in {self._name}, but other workers do.",
+                expected="at least one batch on each worker: it defines the structure of its empty "
+                "batches.",
                 fix="give each worker some of the data, or use AutoShardPolicy.DATA.",
             )
         )

@@ -1,4 +1,4 @@
-"""Sparse arrays of a batch as rows of equal width, which are split and padded like dense arrays."""
+"""Conversion of sparse arrays to rows of equal width, which split and pad like dense arrays."""
 
 from __future__ import annotations
 
@@ -18,12 +18,8 @@ class SparseRows:
     """A sparse array with the same number of entries in each row.
 
     A pytree that becomes a BCOO array when its leaves are JAX arrays, as in a replica function.
-
-    Args:
-        values: entries, shape (rows, entries).
-        indices: positions within the row, shape (rows, entries, rank - 1); padding is out of
-            bounds.
-        shape: of a row.
+    `values` have shape (rows, entries), `indices` (rows, entries, rank - 1); padding indices are
+    out of bounds. `shape` is the shape of a row.
     """
 
     def __init__(self, values: Any, indices: Any, shape: tuple[int, ...]) -> None:
@@ -52,7 +48,7 @@ def _to_bcoo(values: jax.Array, indices: jax.Array, shape: tuple[int, ...]) -> A
     row = jnp.broadcast_to(
         jnp.arange(num_rows, dtype=indices.dtype)[:, None, None], (num_rows, width, 1)
     )
-    row = jnp.where(indices[..., :1] < shape[0], row, num_rows)  # out of bounds on all axes
+    row = jnp.where(indices[..., :1] < shape[0], row, num_rows)  # Out of bounds on all axes.
     joined = jnp.concatenate([row, indices], axis=-1).reshape(num_rows * width, len(shape) + 1)
     return sparse.BCOO((values.reshape(-1), joined), shape=(num_rows, *shape))
 
@@ -98,7 +94,7 @@ _TENSORFLOW_TYPES = ("SparseTensor", "SparseTensorValue")
 def _rows_of(column: Sequence[Any]) -> list[Any]:
     entries = [_entries(leaf) for leaf in column]
     counts = [np.bincount(where[:, 0], minlength=1).max() for _, where, _ in entries]
-    width = 1 << max(int(max(counts)) - 1, 0).bit_length()  # powers of two: fewer programs
+    width = 1 << max(int(max(counts)) - 1, 0).bit_length()  # Powers of two: fewer programs.
     return [_to_rows(values, where, shape, width) for values, where, shape in entries]
 
 
@@ -127,7 +123,7 @@ def _to_rows(values: Any, where: Any, shape: tuple[int, ...], width: int) -> Spa
     column = np.arange(len(row)) - np.searchsorted(row, row)
     row_values = np.zeros((shape[0], width), values.dtype)
     indices = np.broadcast_to(np.asarray(shape[1:], "int32"), (shape[0], width, len(shape) - 1))
-    indices = indices.copy()  # out of bounds, JAX's mark of a padding entry
+    indices = indices.copy()  # Out of bounds: JAX's mark of padding.
     row_values[row, column] = values
     indices[row, column] = where[:, 1:]
     return SparseRows(row_values, indices, shape[1:])

@@ -10,9 +10,7 @@ __all__ = ["batch_sizes_for_worker", "split_lengths"]
 def split_lengths(num_examples: int, num_replicas: int) -> tuple[int, tuple[int, ...] | None]:
     """Splits B examples over n replicas: each takes ceil(B / n) until none are left.
 
-    Returns the per-replica size and the true lengths in replica order, or None if all are equal to
-    it.
-
+    Returns the per-replica size and the true lengths by replica, or None if all equal the size.
     Source: TF 2.21 input_lib.py and data/experimental/ops/distribute.py, _RebatchDataset.
     """
     size = -(-num_examples // num_replicas)

@@ -1,4 +1,4 @@
-"""Events of a run: starts, steps, saves, failures, written to its folder by every process."""
+"""Event logs of a run: starts, steps, saves and failures of every process."""
 
 from stratagem.run_events.process_writer import close_events, current_events, step
 from stratagem.run_events.writer import EventWriter

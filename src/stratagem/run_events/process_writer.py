@@ -17,7 +17,7 @@ from stratagem.run_events.writer import EventWriter
 __all__ = ["close_events", "current_events", "step"]
 
 _STAT = Path("/proc/self/stat")
-_INTERRUPTED = 130  # the exit code that shells report for SIGINT
+_INTERRUPTED = 130  # Exit code of shells for SIGINT.
 
 
 class _EventState:
@@ -33,7 +33,7 @@ _lock = threading.Lock()
 def current_events() -> EventWriter | None:
     """Returns the event writer of this process.
 
-    The first call opens it, as the task that `sg.cluster.detect()` finds. It is closed when the
+    The first call opens it, for the task that `sg.cluster.detect()` finds. It is closed when the
     process exits. A forked child writes nothing.
 
     Returns:

@@ -30,12 +30,7 @@ FORMAT_VERSION = 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happened in one process.
-
-    Args:
-        time_s: wall clock, `time.time`, comparable between machines.
-        monotonic_s: `time.monotonic`, which is never set back.
-    """
+    """Something that happened in a process, at `time.time` and `time.monotonic` in seconds."""
 
     time_s: float
     monotonic_s: float
@@ -45,12 +40,8 @@ class Event:
 class StartEvent(Event):
     """A process started; the first line of every file.
 
-    Args:
-        task_type: chief, worker, ps, evaluator, or launcher.
-        task_index: index among tasks of the same type.
-        attempt: number of earlier starts.
-        num_processes: number of processes that train together.
-        pid: process ID on its machine.
+    `task_type` is chief, worker, ps, evaluator, or launcher. `attempt` is the number of earlier
+    starts, `num_processes` the number that train together.
     """
 
     task_type: str
@@ -64,12 +55,9 @@ class StartEvent(Event):
 class StepEvent(Event):
     """One or more consecutive steps finished; the last one at the time of the event.
 
-    Args:
-        step: number of steps completed in the run so far.
-        num_steps: number of steps in this event.
-        duration_s: total time inside the step calls.
-        elapsed_s: total time, including gaps between the calls.
-        keeping_s: part of `elapsed_s` spent on in-memory snapshots of the state.
+    `step` counts the steps completed in the run so far, `num_steps` those in this event.
+    `duration_s` is the time inside the step calls. `elapsed_s` includes gaps between them, and
+    `keeping_s` of it was spent on in-memory snapshots of the state.
     """
 
     step: int
@@ -89,14 +77,9 @@ class SaveStartedEvent(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SaveEndedEvent(Event):
-    """A checkpoint was written, or failed.
+    """A checkpoint of step `step` was written, or failed with the error `failed`.
 
-    Args:
-        step: step of the checkpoint.
-        stall_s: time that training waited for it.
-        duration_s: time from start to end.
-        is_asynchronous: True if training continued meanwhile.
-        failed: the error, or None on success.
+    `stall_s` is the time that training waited for it, `duration_s` the time from start to end.
     """
 
     step: int
@@ -108,12 +91,7 @@ class SaveEndedEvent(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RestoredEvent(Event):
-    """The process restored a saved state.
-
-    Args:
-        step: step of the restored state.
-        source: "memory", or a path.
-    """
+    """The process restored the state of a step from `source`: "memory", or a path."""
 
     step: int
     source: str
@@ -123,10 +101,8 @@ class RestoredEvent(Event):
 class FailureEvent(Event):
     """The process detected a failure.
 
-    Args:
-        reason: the error message.
-        lost: the lost task, such as "worker 2", or None.
-        silence_s: seconds since its last sign of life, or None if unknown.
+    `lost` is the lost task, such as "worker 2", or None. `silence_s` is the time since its last
+    sign of life; None if unknown.
     """
 
     reason: str
@@ -144,7 +120,7 @@ class RestartEvent(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoticeEvent(Event):
-    """The process was notified that its machine will be taken away."""
+    """The process received notice that its machine will be taken away."""
 
     reason: str
 
@@ -176,7 +152,7 @@ _TYPES: dict[str, tuple[type[Any], ...]] = {
     "str": (str,),
     "None": (type(None),),
 }
-# The allowed types of each field, by event type.
+# Allowed types of each field, by event type.
 _FIELDS = {
     event_type: {
         field.name: {one for part in str(field.type).split(" | ") for one in _TYPES[part]}
@@ -198,10 +174,9 @@ def encode(event: Event) -> str:
 
 
 def decode(line: str) -> Event:
-    """Decodes a line written by `encode`; unknown fields are ignored.
+    """Decodes a line written by `encode`, ignoring unknown fields.
 
-    Raises:
-        ValueError: the line is truncated, of another version or kind, or lacks a field.
+    Raises ValueError for a truncated line, another version or kind, or a missing or invalid field.
 
     Example:
         >>> decode('{"version": 1, "kind": "notice", "time_s": 9, "monotonic_s": 2, "reason": ""}')
@@ -232,6 +207,6 @@ def _unreadable_error(why: str) -> ValueError:
         explain(
             f"This line is not an event: {why}.",
             expected=f"JSON with version {FORMAT_VERSION} and a kind among {', '.join(_KINDS)}.",
-            fix="read it with the release that wrote it.",
+            fix="read the file with the release that wrote it.",
         )
     )

@@ -1,4 +1,4 @@
-"""Aggregation of consecutive steps, so that a thousand of them make one event."""
+"""Aggregation of consecutive steps into one event per interval."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class StepAggregator:
                 return (line,)
         full = self.take()
         begin_s = now_s - duration_s
-        # A gap between two calls belongs to the record, unless it is longer than the interval.
+        # A gap between calls belongs to the record unless it is longer than the interval.
         if 0 <= begin_s - self._mark_s <= self._interval_s:
             begin_s = self._mark_s
         else:

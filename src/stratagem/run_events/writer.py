@@ -1,4 +1,4 @@
-"""Writer of one process's events to the run folder."""
+"""`EventWriter`: writes one process's events to the run folder."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class EventWriter:
                 )
             )
         self._pid = os.getpid()
-        # A signal handler may write in the middle of a write.
+        # Reentrant: a signal handler may interrupt a write.
         self._lock = threading.RLock()
         self._has_warned = False
         self._last_step = 0
@@ -198,7 +198,7 @@ class EventWriter:
             is_asynchronous=is_asynchronous,
             failed=failed,
         )
-        # An asynchronous save ends during a step, which must not be split.
+        # An asynchronous save ends during a step, which must stay whole.
         self._record(event, interrupts=not is_asynchronous)
 
     def restored(self, step: int, source: str | os.PathLike[str]) -> None:
@@ -292,7 +292,7 @@ class EventWriter:
         if self._descriptor is None or os.getpid() != self._pid:
             return
         line = f"{encode(event)}\n".encode()
-        # Keep the rest of a partly written line on a line by itself.
+        # End a partly written line first.
         data = b"\n" + line if self._is_torn else line
         try:
             num_written = os.write(self._descriptor, data)
@@ -340,7 +340,7 @@ def _restart_count() -> int:
             explain(
                 f"STRATAGEM_RESTART_COUNT={text!r} is not a count.",
                 expected="the number of earlier starts: 0, 1, 2, ...",
-                fix="unset it, since the launcher sets it, or pass attempt=.",
+                fix="unset it (the launcher sets it), or pass attempt=.",
             )
         )
     return int(text)

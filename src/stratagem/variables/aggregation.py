@@ -17,10 +17,7 @@ __all__ = ["aggregate_components", "spread_over_components"]
 def aggregate_components(stacked: Any, aggregation: VariableAggregation, name: str) -> Any:
     """Aggregates components of shape (num_replicas, ...) to a value of shape (...).
 
-    Raises:
-        ValueError: aggregation NONE.
-
-    Source: TF 2.21 values.py, SyncOnReadVariable._get_cross_replica.
+    Raises ValueError for aggregation NONE. Source: TF 2.21 values.py, SyncOnReadVariable.
     """
     if aggregation is VariableAggregation.SUM:
         return jnp.sum(stacked, axis=0, dtype=stacked.dtype)
@@ -30,9 +27,9 @@ def aggregate_components(stacked: Any, aggregation: VariableAggregation, name: s
         return stacked[0]
     raise ValueError(
         explain(
-            f"Variable {name!r} is ON_READ with aggregation NONE and was read in cross-replica "
+            f"Variable {name!r} is ON_READ with aggregation NONE, but was read in cross-replica "
             "context.",
-            expected="an aggregation that makes one value of its components.",
+            expected="an aggregation that combines its components to one value.",
             fix='create it with aggregation="sum", "mean" or "only_first_replica", or read it in a '
             "replica function.",
         )
@@ -42,9 +39,9 @@ def aggregate_components(stacked: Any, aggregation: VariableAggregation, name: s
 def spread_over_components(value: Any, aggregation: VariableAggregation, num_replicas: int) -> Any:
     """Splits a value into components of shape (num_replicas, ...), the inverse of aggregation.
 
-    With SUM, each component is value / num_replicas, and the first one also gets an integer's
-    remainder. Otherwise each component is the value. The result is a NumPy array, or a JAX array if
-    the value is traced.
+    With SUM, each component is value / num_replicas; the first also gets the remainder of an
+    integer. Otherwise each component is the value. The result is a NumPy array, or a JAX array if
+    traced.
 
     Source: TF 2.21 values_util.py, on_read_assign_cross_replica.
     """

@@ -25,8 +25,7 @@ def stored_components(stacked: Any, topology: Topology) -> Any:
 class WholeValue:
     """Cached value of a variable whose components are on several processes.
 
-    All processes must read it together. Until the components change, a process may then read it
-    again on its own.
+    All processes must read it together. Until the components change, each can then read it alone.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Agreement of all processes on the initial values of variables."""
+"""Broadcast of process 0's initial values of variables to all processes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ __all__ = ["agree_on_initial_values", "initial_digest"]
 def agree_on_initial_values(registry: VariableRegistry, topology: Topology) -> None:
     """Sets new variables to process 0's values. All processes must call this together.
 
-    Only values with different digests are sent.
-
-    Raises:
-        RuntimeError: The processes created different variables.
+    Sends only values with different digests. Raises RuntimeError if the processes created different
+    variables.
     """
     if not topology.spans_processes:
         return
@@ -47,7 +45,7 @@ def agree_on_initial_values(registry: VariableRegistry, topology: Topology) -> N
 
 
 def initial_digest(value: Any, topology: Topology) -> int:
-    """Returns a CRC-32 by which processes compare an initial value; 0 in a single process."""
+    """Returns the CRC-32 of an initial value, to compare processes; 0 in a single process."""
     if not topology.spans_processes:
         return 0
     return zlib.crc32(np.ascontiguousarray(np.asarray(value)).tobytes())
@@ -75,10 +73,10 @@ def _first(stacked: Any) -> Any:
 def _different(label: str, theirs: Any, own_label: str, mine: Any) -> RuntimeError:
     return RuntimeError(
         explain(
-            f"{label} made variable {theirs[0]!r} of shape {theirs[1]} and dtype {theirs[2]} where "
-            f"{own_label} made {mine[0]!r} of shape {mine[1]} and dtype {mine[2]}.",
+            f"{label} created variable {theirs[0]!r} of shape {theirs[1]} and dtype {theirs[2]}, "
+            f"but {own_label} created {mine[0]!r} of shape {mine[1]} and dtype {mine[2]}.",
             expected="the same variables in the same order on all processes.",
-            fix="see where the code that builds the model parts: a condition on the process, "
-            "or an option that only one was given.",
+            fix="look for code that builds the model differently: a condition on the process, or "
+            "an option that only one process received.",
         )
     )

@@ -24,8 +24,8 @@ _E = TypeVar("_E", bound=enum.IntEnum)
 class VariableKind(enum.Enum):
     """Form in which a variable is stored.
 
-    PLAIN is an array on one device. MIRRORED is an array with a copy on every device. ON_READ is an
-    array of shape (num_replicas, ...), with a component on each device.
+    PLAIN: an array on one device. MIRRORED: a copy on every device. ON_READ: an array of shape
+    (num_replicas, ...), with one component per device.
     """
 
     PLAIN = "plain"
@@ -46,9 +46,9 @@ def _parse(value: Any, kind: type[_E], argument: str) -> _E:
     names = ", ".join(f'"{name.lower()}"' for name in kind.__members__)
     raise ValueError(
         explain(
-            f"{argument}={value!r} is not known.",
+            f"{argument}={value!r} is not a valid value.",
             expected=f"a {kind.__name__}, or one of {names}.",
-            fix="pass one of these.",
+            fix=f"pass one of these for {argument}.",
         )
     )
 
@@ -73,10 +73,8 @@ def choose_kind(
 ) -> VariableKind:
     """Chooses the kind of a new variable from its annotations.
 
-    Raises:
-        ValueError: The annotations make no sense with several replicas.
-
-    Source: TF 2.21 distribute_lib.py, creator_with_resource_vars; values_util.py.
+    Raises ValueError if they are invalid for several replicas. Source: TF 2.21 distribute_lib.py,
+    creator_with_resource_vars; values_util.py.
     """
     if num_replicas == 1:
         return VariableKind.PLAIN
@@ -85,8 +83,8 @@ def choose_kind(
             explain(
                 f"Variable {name!r} has synchronization NONE under a strategy of {num_replicas} "
                 "replicas.",
-                expected="AUTO, ON_WRITE or ON_READ: without it the copies would drift apart.",
-                fix='leave `synchronization` out, or pass "on_read" for a value of each replica.',
+                expected="AUTO, ON_WRITE or ON_READ: without these, the copies would diverge.",
+                fix='omit `synchronization`, or pass "on_read" for one value per replica.',
             )
         )
     is_fractional = dtype.startswith(("float", "bfloat", "complex"))
@@ -94,7 +92,7 @@ def choose_kind(
         raise ValueError(
             explain(
                 f"Variable {name!r} has aggregation MEAN and dtype {dtype}.",
-                expected="a floating-point dtype: the mean of integers is no integer.",
+                expected="a floating-point dtype: the mean of integers may not be an integer.",
                 fix='choose a float dtype, or aggregation "sum" or "only_first_replica".',
             )
         )

@@ -30,11 +30,8 @@ _LOGICAL = "logical"
 class Division:
     """Axis along which a replica's copy of a variable is sharded over its logical devices.
 
-    Keras passes it from a variable to its optimizer slots.
-
-    Args:
-        axis: sharded axis; its size is a multiple of the number of devices.
-        rank: rank of the variable.
+    The size of `axis` is a multiple of the number of devices; `rank` is the variable's. Keras
+    passes the division of a variable to its optimizer slots.
     """
 
     def __init__(self, axis: int, rank: int) -> None:
@@ -47,22 +44,17 @@ class Division:
         return NamedSharding(topology.mesh, spec)
 
     def fits(self, shape: Sequence[int], topology: Topology) -> bool:
-        """True if a variable of this shape can be sharded this way."""
+        """Returns True if a variable of this shape can be sharded this way."""
         return len(shape) == self.rank and shape[self.axis] % topology.num_logical_devices == 0
 
 
 class VariableLayouts:
     """Rules that shard variables over logical devices.
 
-    Args:
-        layout_map: a `keras.distribution.LayoutMap`, or a mapping from path patterns to tuples
-            with an entry for each axis: `"logical"` to shard it, else None. A LayoutMap with a
-            device mesh uses the mesh's axis name.
-        topology: the devices of the replicas.
-
-    Raises:
-        TypeError: `layout_map` is not a mapping, or a layout is not a tuple.
-        ValueError: A layout shards by another axis, or more than once.
+    `layout_map` is a `keras.distribution.LayoutMap`, or a mapping from path patterns to tuples with
+    an entry per axis: `"logical"` to shard it, else None. A LayoutMap with a device mesh uses the
+    mesh's axis name. Raises TypeError for other types, and ValueError for a layout that shards by
+    another axis or more than once.
     """
 
     def __init__(self, layout_map: Any, topology: Topology) -> None:
@@ -70,8 +62,8 @@ class VariableLayouts:
             raise TypeError(
                 explain(
                     f"layout_map={layout_map!r} is of type {type(layout_map).__name__}.",
-                    expected="a keras.distribution.LayoutMap, or a dict of its form.",
-                    fix='write for example layout_map={".*kernel": (None, "logical")}.',
+                    expected="a keras.distribution.LayoutMap, or a dict of the same form.",
+                    fix='pass for example layout_map={".*kernel": (None, "logical")}.',
                 )
             )
         self._topology = topology
@@ -89,13 +81,11 @@ class VariableLayouts:
         *,
         is_trainable: bool = True,
     ) -> Division | None:
-        """Returns the division of a variable; None to leave it whole.
+        """Returns the division of a variable; None leaves it whole.
 
-        For a slot, `inherited` is the trained variable's division, which wins over the rules if it
-        fits the shape. If a rule does not fit, a variable that is not trainable stays whole.
-
-        Raises:
-            ValueError: Several rules match, or a rule does not fit a trainable variable.
+        For a slot, `inherited` is the trained variable's division, which overrides the rules if it
+        fits the shape. Raises ValueError if several rules match, or if a rule does not fit a
+        trainable variable; other variables then stay whole.
         """
         if inherited is not None and inherited.fits(shape, self._topology):
             return inherited
@@ -103,9 +93,9 @@ class VariableLayouts:
         if len(patterns) > 1:
             raise ValueError(
                 explain(
-                    f"Variable {path!r} matches the patterns {patterns} of layout_map.",
-                    expected="at most one.",
-                    fix="make the patterns more precise.",
+                    f"Variable {path!r} matches several patterns of layout_map: {patterns}.",
+                    expected="at most one matching pattern.",
+                    fix="make the patterns more specific.",
                 )
             )
         if not patterns:
@@ -119,26 +109,23 @@ class VariableLayouts:
             raise ValueError(
                 explain(
                     f"Variable {path!r} of shape {tuple(shape)} matches {patterns[0]!r} of "
-                    f"layout_map, which has {num_axes} axes and divides number {axis} by {count}.",
-                    expected="at most as many axes as the variable has, and a size that the "
-                    "number of logical devices divides.",
-                    fix="divide another axis, or leave the variable out.",
+                    f"layout_map, which has {num_axes} axes and shards axis {axis} over {count} "
+                    "devices.",
+                    expected="no more axes than the variable has, and a size that is a multiple of "
+                    "the number of logical devices.",
+                    fix="shard another axis, or exclude the variable from the pattern.",
                 )
             )
         return None if axis is None or count == 1 else Division(axis, len(shape))
 
     def on(self, topology: Topology) -> VariableLayouts:
-        """Returns the same rules for other replicas with as many devices each."""
+        """Returns the same rules for replicas with the same number of devices on `topology`."""
         layouts = copy.copy(self)
         layouts._topology, layouts._matched = topology, set(self._matched)
         return layouts
 
     def require_matches(self) -> None:
-        """Checks that each rule has matched a variable. Call when training starts.
-
-        Raises:
-            ValueError: A rule has matched no variable.
-        """
+        """Raises ValueError if a rule has matched no variable. Call when training starts."""
         unmatched = [pattern for pattern in self._axes if pattern not in self._matched]
         if unmatched:
             raise ValueError(
@@ -146,9 +133,8 @@ class VariableLayouts:
                     f"The patterns {unmatched} of layout_map match no variable.",
                     expected="patterns that match the whole path of a variable, such as "
                     f"{'.*/kernel'!r}.",
-                    fix="correct the pattern (model.weights[0].path is the path of a variable), or "
-                    "leave it out; what layers return is divided by "
-                    "strategy.split_to_logical_devices.",
+                    fix="correct the patterns (see for example model.weights[0].path), or remove "
+                    "them. To shard outputs of layers, use strategy.split_to_logical_devices.",
                 )
             )
 
@@ -157,7 +143,7 @@ class VariableLayouts:
 
 
 def _axis_names(layout_map: Any, topology: Topology) -> set[str]:
-    """Names of a replica's devices in layouts: mesh axes of their number, or "logical"."""
+    """Returns the axis names that stand for a replica's devices: by mesh size, or "logical"."""
     mesh = getattr(layout_map, "device_mesh", None)
     if mesh is None or _LOGICAL in mesh.axis_names:
         return {_LOGICAL}
@@ -167,37 +153,34 @@ def _axis_names(layout_map: Any, topology: Topology) -> set[str]:
 
 
 def _divided_axis(pattern: str, layout: Any, names: set[str]) -> tuple[int, int | None]:
-    """Number of axes of a layout, and its sharded axis, if any."""
+    """Returns the number of axes of a layout, and its sharded axis or None."""
     axes = getattr(layout, "axes", layout)
     if not isinstance(axes, tuple | list):
         raise TypeError(
             explain(
-                f"layout_map[{pattern!r}] is {layout!r}, of type {type(layout).__name__}.",
+                f"layout_map[{pattern!r}]={layout!r} is of type {type(layout).__name__}.",
                 expected="a keras.distribution.TensorLayout, or a tuple.",
-                fix='write for example (None, "logical").',
+                fix='pass for example (None, "logical").',
             )
         )
     divided = [place for place, name in enumerate(axes) if name is not None]
     if len(divided) > 1 or any(axes[place] not in names for place in divided):
         raise ValueError(
             explain(
-                f"layout_map[{pattern!r}] divides by {[axes[place] for place in divided]}.",
-                expected=f"one axis divided by one of {sorted(names)}, the devices of a replica, "
+                f"layout_map[{pattern!r}] shards over {[axes[place] for place in divided]}.",
+                expected=f"one axis sharded over one of {sorted(names)}, the devices of a replica, "
                 "and None for the others.",
-                fix='write "logical", or give the LayoutMap a device mesh whose axis is as long '
-                "as a group of devices.",
+                fix='use "logical", or a LayoutMap whose device mesh has an axis with as many '
+                "devices as a replica.",
             )
         )
     return len(axes), divided[0] if divided else None
 
 
 def require_layouts_used(layouts: VariableLayouts | None, written: Iterable[Any]) -> None:
-    """Checks that each layout rule matches a variable, if a step trains a strategy's variables.
+    """Raises ValueError if a step trains the strategy's variables and a layout rule matches none.
 
     `written` are the variables that the step assigns.
-
-    Raises:
-        ValueError: A rule matches no variable.
     """
     if layouts is None:
         return
@@ -206,7 +189,7 @@ def require_layouts_used(layouts: VariableLayouts | None, written: Iterable[Any]
 
 
 def stored_sharding(variable: Any, topology: Topology) -> NamedSharding:
-    """Returns the sharding of a variable's storage; replicated outside every strategy."""
+    """Returns the sharding of a variable's storage; replicated without a strategy."""
     home = home_of(variable)
     if home is None:
         return topology.replicated

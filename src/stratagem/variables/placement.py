@@ -1,4 +1,4 @@
-"""Placement: the store of each variable of a strategy."""
+"""Placement: chooses the store of each variable of a strategy."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ["Placement", "Replicated", "ShardedState", "UniformPlacement", "sole_
 class Placement(Protocol):
     """Chooses a store for each variable of a strategy.
 
-    The simplest way to write one is to inherit from `Replicated` and override `choose`.
+    To write one, inherit from `Replicated` and override `choose`.
     """
 
     @property
     def uses_stores(self) -> bool:
-        """True if `choose` may return a store, so that steps have to look for one."""
+        """True if `choose` may return a store, so that steps must look for one."""
         ...
 
     @property
     def layouts(self) -> VariableLayouts | None:
-        """Rules that divide a replica's copy over its logical devices; None for no rules."""
+        """Rules that shard a replica's copy over its logical devices, or None."""
         ...
 
     @property
@@ -47,33 +47,21 @@ class Placement(Protocol):
         ...
 
     def choose(self, variable: Any, slot_of: Any) -> Store | None:
-        """Chooses the store of a new variable.
+        """Returns the store of a new variable; None for a copy on each replica's device.
 
-        Args:
-            variable: Keras variable with path, shape and dtype, and no value yet.
-            slot_of: the trained variable, if an optimizer creates a slot for it; else None.
-
-        Returns:
-            The store; None for a copy on each replica's device.
+        `variable` has a path, shape and dtype, but no value yet. `slot_of` is the trained variable
+        if an optimizer creates a slot for it.
         """
         ...
 
     def check(self) -> None:
-        """Checks the placement when training starts, when all variables are known.
-
-        Raises:
-            ValueError: a rule that no variable matches, for example.
-        """
+        """Raises ValueError for unused rules and the like. Called when training starts."""
         ...
 
 
 @dataclasses.dataclass
 class Replicated:
-    """A copy of every variable on each replica's device.
-
-    Args:
-        layouts: rules that divide a replica's copy over its logical devices; None for no rules.
-    """
+    """A copy of every variable on each replica's device, perhaps sharded by `layouts`."""
 
     layouts: VariableLayouts | None = None
 
@@ -105,12 +93,7 @@ class UniformPlacement(Replicated):
 
 
 class ShardedState(Replicated):
-    """Shards of optimizer state (ZeRO-1), or of all of a model's state (FSDP, ZeRO-3).
-
-    Args:
-        store: the shards, on the replicas' devices.
-        is_all: True to shard the model's variables, too.
-    """
+    """Shards of optimizer state (ZeRO-1) or, with `is_all`, of all model state (FSDP, ZeRO-3)."""
 
     uses_stores = True
 
@@ -120,7 +103,7 @@ class ShardedState(Replicated):
         self.is_all = is_all
 
     def choose(self, variable: Any, slot_of: Any) -> Store | None:
-        """Returns the shards for a variable that is large enough and has an axis to shard."""
+        """Returns the store for a variable that is large enough and has an axis to shard."""
         shape = tuple(variable.shape)
         is_wanted = self.is_all or slot_of is not None
         can_shard = self.store.sharded_axis(shape) is not None
@@ -128,7 +111,7 @@ class ShardedState(Replicated):
 
 
 def sole_device(placement: Placement) -> jax.Device | None:
-    """Returns the device that holds all variables; None if a placement has no such device."""
+    """Returns the device that stores all variables; None if a placement has no such device."""
     if isinstance(placement, UniformPlacement) and isinstance(placement.store, SingleDeviceStore):
         return placement.store.device
     return None

@@ -1,4 +1,4 @@
-"""Registry of a strategy's variables, and lookup of the strategy that owns a variable.
+"""Registry of a strategy's variables; lookup of the strategy that owns a variable.
 
 Keras variables compare elementwise and cannot be dict keys, so entries are keyed by identity and
 removed when the variable is garbage collected.
@@ -19,9 +19,8 @@ __all__ = ["Home", "StoredVariable", "VariableRegistry", "home_of"]
 class StoredVariable(Protocol):
     """A Keras variable that was created in a strategy's scope.
 
-    Attributes:
-        storage: the whole array, as its kind stores it; None until initialized.
-        initial_digest: digest of the initial value, for comparison between processes.
+    `storage` is the whole array as its kind stores it; None until initialized. `initial_digest` is
+    the digest of the initial value, for comparison between processes.
     """
 
     storage: Any
@@ -34,7 +33,7 @@ class StoredVariable(Protocol):
 
     @property
     def has_value(self) -> bool:
-        """True if it is initialized."""
+        """True once initialized."""
         ...
 
     @property
@@ -53,19 +52,13 @@ class StoredVariable(Protocol):
         ...
 
     def initialize(self) -> None:
-        """Gives a variable that was created in a step its initial value."""
+        """Sets the initial value of a variable that was created in a step."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Home:
-    """Strategy, kind and aggregation of a variable.
-
-    Args:
-        strategy: the strategy in whose scope it was created.
-        kind: how it is stored.
-        aggregation: how replicas' contributions are combined.
-    """
+    """Strategy, kind and aggregation of a variable."""
 
     strategy: Any
     kind: VariableKind
@@ -82,7 +75,7 @@ def home_of(variable: Any) -> Home | None:
 
 
 class VariableRegistry:
-    """The variables of one strategy, in the order of their creation."""
+    """Variables of one strategy in creation order."""
 
     def __init__(self) -> None:
         self._references: dict[int, weakref.ref[Any]] = {}
@@ -94,9 +87,9 @@ class VariableRegistry:
         self._references[id(variable)] = self._unsettled[id(variable)] = reference
 
     def add_slot(self, variable: Any, home: Home) -> weakref.ref[Any]:
-        """Gives a home to a value that steps use like a variable, without listing it."""
+        """Registers the home of a value that steps use like a variable, without listing it."""
         key = id(variable)
-        registry = weakref.ref(self)  # a plain reference would be a cycle: self holds the callback
+        registry = weakref.ref(self)  # Weak, because self holds the callback.
 
         def forget(_: Any) -> None:
             _homes.pop(key, None)

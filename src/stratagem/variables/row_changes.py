@@ -26,7 +26,7 @@ _SETTING = ("scatter_min", "scatter_max", "scatter_update")
 
 
 def sets_rows(method: str) -> bool:
-    """True if a method such as "scatter_min" does not sum rows of equal index first."""
+    """Returns True if a method such as "scatter_min" does not first sum rows of equal index."""
     return method in _SETTING
 
 

@@ -1,4 +1,4 @@
-"""Selection of the rows that a NumPy index needs, and their split over shards."""
+"""Rows that a NumPy index selects, and their split over shards."""
 
 from __future__ import annotations
 
@@ -16,17 +16,12 @@ from stratagem.messages import explain
 
 __all__ = ["Rows", "Selection", "as_slice", "local_rows", "select_rows"]
 
-Rows = range | np.ndarray  # row numbers; an array is sorted and has no duplicates
+Rows = range | np.ndarray  # Row numbers; an array is sorted, without duplicates.
 
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """Rows that an index needs, and an equivalent index into these rows.
-
-    Args:
-        rows: row numbers; None for all rows.
-        index: picks the same elements from an array of these rows only.
-    """
+    """Rows that an index needs (None: all), and the index into an array of these rows."""
 
     rows: Rows | None
     index: tuple[Any, ...]
@@ -35,10 +30,8 @@ class Selection:
 def select_rows(index: Any, shape: Sequence[int], *, name: str) -> Selection:
     """Selects the rows that a NumPy index into an array of rank 1 or more needs.
 
-    Raises:
-        TypeError: The index is traced.
-        IndexError: The index is out of range.
-        ValueError: A slice has step 0.
+    Raises TypeError for a traced index, IndexError if out of range, and ValueError for a slice with
+    step 0.
 
     Example:
         >>> from stratagem.variables.row_selection import select_rows
@@ -113,9 +106,9 @@ def _require_known(item: Any, name: str) -> None:
     if isinstance(item, Tracer):
         raise TypeError(
             explain(
-                f"Sharded variable {name!r} was indexed by {item}, which is traced.",
+                f"Sharded variable {name!r} was indexed by the traced value {item}.",
                 expected="an index that is known before the program runs.",
-                fix="write sg.nn.embedding_lookup(variable, ids), or index variable.value.",
+                fix="use sg.nn.embedding_lookup(variable, ids), or index variable.value.",
             )
         )
 
@@ -129,8 +122,8 @@ def _require(items: tuple[Any, ...], shape: tuple[int, ...], name: str) -> None:
         raise IndexError(
             explain(
                 f"Sharded variable {name!r} was indexed by {items}: {error}.",
-                expected=f"an index that an array of shape {shape} has.",
-                fix="compare with variable.shape.",
+                expected=f"an index within shape {shape}.",
+                fix="compare the index with variable.shape.",
             )
         ) from error
     except ValueError as error:
@@ -138,20 +131,20 @@ def _require(items: tuple[Any, ...], shape: tuple[int, ...], name: str) -> None:
             explain(
                 f"Sharded variable {name!r} was indexed by {items}: {error}.",
                 expected="a step other than 0.",
-                fix="leave the step out, or write 1 or -1.",
+                fix="omit the step, or use 1 or -1.",
             )
         ) from error
 
 
 def _num_axes(item: Any) -> int:
-    """Number of axes that an index consumes."""
+    """Returns the number of axes that an index consumes."""
     if item is None or item is Ellipsis or isinstance(item, bool):
         return 0
     return item.ndim if isinstance(item, np.ndarray) and item.dtype == np.bool_ else 1
 
 
 def _first_axis(item: Any, num_rows: int) -> tuple[Rows, Any]:
-    """Rows that an index of axis 0 needs, and the index into these rows."""
+    """Returns the rows that an index of axis 0 needs, and the index into these rows."""
     if isinstance(item, slice):
         return range(num_rows)[item], slice(None)
     if isinstance(item, int):

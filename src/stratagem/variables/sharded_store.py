@@ -1,4 +1,4 @@
-"""Store of shards over the replicas' devices, in device memory or in pinned host memory."""
+"""Store of shards on the replicas' devices, in device memory or in pinned host memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stratagem.variables.single_device_store import take_rows
 
 __all__ = ["ShardedStore", "is_worth_sharding"]
 
-# Exchanging a smaller variable takes more time than its copies take memory.
+# For smaller variables, the exchange costs more than the memory it saves.
 _MIN_SHARDED_SIZE = 1024
 
 
@@ -29,15 +29,10 @@ _MIN_SHARDED_SIZE = 1024
 class ShardedStore:
     """A shard of each value on each replica's device. See `Store`.
 
-    The first axis whose size the number of replicas divides is sharded; a value without such an
-    axis is replicated.
-
-    Args:
-        topology: the devices of the replicas. If they belong to several processes, all processes
-            must ask for a whole value together.
-        serves_rows: True to exchange the rows of tables that replicas look up, not whole tables.
-        memory_kind: JAX's name of the memory of the shards, such as "pinned_host"; None for the
-            memory that the devices compute in.
+    Shards the first axis whose size is a multiple of the number of replicas; replicates a value
+    without one. If the devices belong to several processes, all must ask for a whole value
+    together. `serves_rows` exchanges only the table rows that replicas look up. `memory_kind` is
+    JAX's name of the memory of the shards, such as "pinned_host"; None for device memory.
     """
 
     topology: Topology
@@ -72,17 +67,17 @@ class ShardedStore:
         return NamedSharding(self.topology.mesh, PartitionSpec(*[None] * axis, REPLICA_AXIS))
 
     def step_sharding(self, shape: tuple[int, ...], topology: Topology) -> jax.sharding.Sharding:
-        """Returns the sharding of what `for_step` returns."""
+        """Returns the sharding of the result of `for_step`."""
         return self.compute_sharding(shape)
 
     def put(self, value: Any) -> jax.Array:
-        """Shards a value; one device's value goes through the host."""
+        """Shards a value; a value on one device is copied through the host."""
         sharding = self.sharding(np.shape(value))
         is_array = isinstance(value, jax.Array) and not isinstance(value, Tracer)
         is_on_several = is_array and len(value.devices()) > 1
         if is_on_several and not self.topology.spans_processes:
             return jax.device_put(value, sharding)
-        # JAX would shard a host value on its default device, which would then hold all of it.
+        # JAX would first copy all of a host value to its default device.
         return put_shards(value, sharding)
 
     def gather(self, stored: jax.Array) -> jax.Array:
@@ -97,11 +92,11 @@ class ShardedStore:
         return replicate_to_all(stored) if is_multi_process(stored) else topology.replicate(stored)
 
     def load(self, stored: jax.Array) -> jax.Array:
-        """Moves shards to the memory that devices compute in. May be called in a program."""
+        """Moves shards to the memory that devices compute in. Works inside programs."""
         if self.memory_kind is None:
             return stored
         value = jax.device_put(stored, jax.memory.Space.Device)
-        # Without this, a compiler may gather in host memory, and each device copies the whole.
+        # Otherwise the compiler may gather in host memory, and each device copies the whole value.
         return jax.lax.with_sharding_constraint(value, self.compute_sharding(value.shape))
 
     def unload(self, value: jax.Array) -> jax.Array:
@@ -110,7 +105,7 @@ class ShardedStore:
         return value if self.memory_kind is None else jax.device_put(value, jax.memory.Space.Host)
 
     def for_step(self, stored: jax.Array, topology: Topology) -> jax.Array:
-        """Returns the shards: the step gathers them where it needs them."""
+        """Returns the shards, which the step gathers where needed."""
         return self.load(stored)
 
     def for_update(self, value: jax.Array) -> jax.Array:
@@ -135,7 +130,7 @@ class ShardedStore:
         return jax.make_array_from_single_device_arrays(shape, sharding, placed)
 
     def rows(self, loaded: jax.Array, ids: Any, topology: Topology) -> jax.Array:
-        """Looks up rows for each replica, on whichever devices hold them."""
+        """Looks up rows for each replica on the devices that store them."""
         if topology.num_replicas > 1 and self.sharded_axis(loaded.shape) == 0:
             return _exchanged_rows(topology, loaded, ids)
         sharding = topology.stacked if topology.num_replicas > 1 else topology.replicated
@@ -143,13 +138,13 @@ class ShardedStore:
 
 
 def is_worth_sharding(shape: Sequence[int]) -> bool:
-    """True if a variable of this shape is too large to copy to each device without need."""
+    """Returns True if a variable of this shape is large enough to shard."""
     return math.prod(shape) >= _MIN_SHARDED_SIZE
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _exchanged_rows(topology: Topology, table: jax.Array, ids: jax.Array) -> jax.Array:
-    """Rows of a table sharded by rows: each device sends the rows it holds."""
+    """Returns rows of a table sharded by rows: each device sends the rows it stores."""
     num_rows = table.shape[0]
 
     def exchange(shard: jax.Array, ids: jax.Array) -> jax.Array:
@@ -161,7 +156,7 @@ def _exchanged_rows(topology: Topology, table: jax.Array, ids: jax.Array) -> jax
         rows = jnp.where(_over(is_here, rows), rows, jnp.zeros((), rows.dtype))
         rows = jax.lax.psum_scatter(rows, REPLICA_AXIS)[None]
         is_row = _over((ids >= 0) & (ids < num_rows), rows)
-        fill_value = jnp.take(rows.reshape(-1)[:1], jnp.array([1]))[0]  # as jnp.take fills
+        fill_value = jnp.take(rows.reshape(-1)[:1], jnp.array([1]))[0]  # Fill value of jnp.take.
         return jnp.where(is_row, rows, fill_value)
 
     by_rows, stacked = PartitionSpec(REPLICA_AXIS), PartitionSpec(REPLICA_AXIS)
@@ -175,5 +170,5 @@ def _exchanged_rows(topology: Topology, table: jax.Array, ids: jax.Array) -> jax
 
 
 def _over(flags: jax.Array, rows: jax.Array) -> jax.Array:
-    """Row flags in a shape that broadcasts over the rows' elements."""
+    """Returns row flags in a shape that broadcasts over the rows' elements."""
     return flags.reshape(*flags.shape, *[1] * (rows.ndim - flags.ndim))

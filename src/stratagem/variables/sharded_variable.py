@@ -1,4 +1,4 @@
-"""ShardedVariable: several variables used as one, split along axis 0."""
+"""`ShardedVariable`: several variables used as one, split along axis 0."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ _UNARY = ("neg", "pos", "abs", "invert")
 
 
 class ShardedVariable:
-    """A variable split into shards: other variables that each hold consecutive rows.
+    """A variable split into shards: variables that each store consecutive rows.
 
     A `ParameterServerStrategy` with a partitioner creates such variables, with shards on its
-    servers; these are Keras variables, too. One created from a list is not: pass its `variables`
-    to Keras layers and optimizers.
+    servers; these are Keras variables too. One created from a list is not: pass its `variables` to
+    Keras layers and optimizers.
 
     Arithmetic and array arguments use its value. `variable[...]` and
     `sg.nn.embedding_lookup(variable, ids)` read only the rows they need.
 
     Args:
-        variables: the shards: Keras variables that differ in shape on axis 0 only.
-        name: its name.
+        variables: the shards: Keras variables that differ in shape only on axis 0.
+        name: name of the variable.
 
     Raises:
         TypeError: `variables` is not a list of Keras variables.
-        ValueError: They are scalars, or differ in dtype or in shape beyond axis 0.
+        ValueError: the shards are scalars, or differ in dtype or in shape beyond axis 0.
 
     Example:
         >>> shards = [keras.Variable([[1.0, 2.0], [3.0, 4.0]]), keras.Variable([[5.0, 6.0]])]
@@ -127,7 +127,7 @@ class ShardedVariable:
         """Reads some rows.
 
         Args:
-            rows: row numbers, in range and not traced; an array is sorted, without duplicates.
+            rows: row numbers, in range and not traced; an array must be sorted, without duplicates.
 
         Returns:
             Array of shape (len(rows), ...).
@@ -146,10 +146,10 @@ class ShardedVariable:
             value: array of the variable's shape.
 
         Returns:
-            The variable; the new value, in a replica function with parameter servers.
+            The variable; in a replica function with parameter servers, the new value.
 
         Raises:
-            ValueError: The value has another shape.
+            ValueError: `value` has another shape.
         """
         return self._assign("assign", value)
 
@@ -164,20 +164,20 @@ class ShardedVariable:
     def scatter_add(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Any:
-        """Adds rows. May be called in any context.
+        """Adds rows. Call in any context.
 
         Args:
             sparse_delta: rows of shape (k, ...) and their indices in the whole variable; indices
                 past the end are ignored.
-            use_locking: ignored; accepted for compatibility with TensorFlow.
-            name: ignored, too.
+            use_locking: ignored; accepted for compatibility.
+            name: ignored; accepted for compatibility.
 
         Returns:
             Same as `assign`.
 
         Raises:
             TypeError: `sparse_delta` is not an `IndexedSlices`.
-            ValueError: Its values and indices do not match.
+            ValueError: its values and indices do not match.
 
         Source: TF 2.21 sharded_variable.py, ShardedVariableMixin.scatter_add.
         """
@@ -186,43 +186,43 @@ class ShardedVariable:
     def scatter_sub(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Any:
-        """Subtracts rows; otherwise as `scatter_add`."""
+        """Subtracts rows; otherwise like `scatter_add`."""
         return self._scatter("scatter_sub", sparse_delta)
 
     def scatter_mul(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Any:
-        """Multiplies rows; otherwise as `scatter_add`."""
+        """Multiplies rows; otherwise like `scatter_add`."""
         return self._scatter("scatter_mul", sparse_delta)
 
     def scatter_div(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Any:
-        """Divides rows; otherwise as `scatter_add`."""
+        """Divides rows; otherwise like `scatter_add`."""
         return self._scatter("scatter_div", sparse_delta)
 
     def scatter_min(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Any:
-        """Takes the smaller of each element and the given one; otherwise as `scatter_add`."""
+        """Sets rows to the elementwise minimum; otherwise like `scatter_add`."""
         return self._scatter("scatter_min", sparse_delta)
 
     def scatter_max(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Any:
-        """Takes the larger of each element and the given one; otherwise as `scatter_add`."""
+        """Sets rows to the elementwise maximum; otherwise like `scatter_add`."""
         return self._scatter("scatter_max", sparse_delta)
 
     def scatter_update(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Any:
-        """Sets rows; otherwise as `scatter_add`."""
+        """Sets rows; otherwise like `scatter_add`."""
         return self._scatter("scatter_update", sparse_delta)
 
     def batch_scatter_update(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Any:
-        """Same as `scatter_update`: indices have one axis."""
+        """Same as `scatter_update`, because indices have one axis."""
         return self.scatter_update(sparse_delta)
 
     def _num_rows(self) -> list[int]:
@@ -239,7 +239,7 @@ class ShardedVariable:
                     f"{method} of sharded variable {self.name!r} received a value of shape "
                     f"{value.shape}.",
                     expected=f"shape {self.shape}.",
-                    fix="use scatter_update to set some rows.",
+                    fix="pass all rows, or use scatter_update to set some rows.",
                 )
             )
         if not is_whole:
@@ -258,7 +258,7 @@ class ShardedVariable:
                     f"{method} of sharded variable {self.name!r} received a value of type "
                     f"{type(sparse_delta).__name__}.",
                     expected="sg.IndexedSlices.",
-                    fix="write sg.IndexedSlices(values, indices).",
+                    fix="pass sg.IndexedSlices(values, indices).",
                 )
             )
         sparse_delta.check()
@@ -274,16 +274,16 @@ class ShardedVariable:
 
 
 def shards_of(variable: ShardedVariable, ids: Any) -> Iterator[tuple[Any, tuple[Any, Any]]]:
-    """Yields each shard with its local row numbers, and a mask of the rows it holds.
+    """Yields each shard with the rows' local numbers and a mask of the rows that it stores.
 
-    `ids` are row numbers of the whole variable, of any shape and perhaps traced; -1 is the last
+    `ids` are row numbers of the whole variable, of any shape and possibly traced; -1 is the last
     row. Both results have the shape of `ids`.
     """
     if not isinstance(ids, Tracer):
         ids = np.asarray(ids).astype(np.int64)
         ids = np.where(ids < 0, ids + variable.shape[0], ids)
     else:
-        # A smaller dtype may not hold the number of every row.
+        # Smaller dtypes may overflow.
         ids = ids.astype(jnp.int32) if ids.dtype.itemsize < 4 else ids
         ids = jnp.where(ids < 0, ids + variable.shape[0], ids)
     first = 0
@@ -294,7 +294,7 @@ def shards_of(variable: ShardedVariable, ids: Any) -> Iterator[tuple[Any, tuple[
 
 
 def _slices_in(values: Any, ids: Any, are_own: Any) -> IndexedSlices:
-    """Slices of one shard; traced slices are all returned, with others' indices past the end."""
+    """Returns a shard's slices; if traced, all slices, with other rows' indices past the end."""
     if isinstance(ids, Tracer):
         return IndexedSlices(values, jnp.where(are_own, ids, jnp.iinfo(ids.dtype).max))
     return IndexedSlices(jnp.asarray(values)[are_own], ids[are_own])
@@ -318,8 +318,8 @@ def _check(variables: Any) -> None:
         raise TypeError(
             explain(
                 f"ShardedVariable received {variables!r}.",
-                expected="a list of Keras variables that is not empty.",
-                fix="make them with sg.Variable or keras.Variable.",
+                expected="a non-empty list of Keras variables.",
+                fix="create them with sg.Variable or keras.Variable.",
             )
         )
     shapes = [tuple(one.shape) for one in variables]
@@ -328,16 +328,16 @@ def _check(variables: Any) -> None:
         raise ValueError(
             explain(
                 f"ShardedVariable received shards of dtypes {dtypes}.",
-                expected="one dtype.",
-                fix="make the variables with the same dtype.",
+                expected="shards of the same dtype.",
+                fix="create the variables with the same dtype.",
             )
         )
     if () in shapes or len({shape[1:] for shape in shapes}) > 1:
         raise ValueError(
             explain(
                 f"ShardedVariable received shards of shapes {shapes}.",
-                expected="shapes that differ in the number of rows only, on axis 0.",
-                fix="split the whole along axis 0.",
+                expected="shapes that differ only in the number of rows, on axis 0.",
+                fix="split the whole array along axis 0.",
             )
         )
 

@@ -16,7 +16,7 @@ __all__ = ["SingleDeviceStore", "take_rows"]
 
 @dataclasses.dataclass(frozen=True)
 class SingleDeviceStore:
-    """One copy on a device of this process, which replicas get when they need it. See `Store`."""
+    """One copy on a device of this process, copied to replicas when needed. See `Store`."""
 
     device: jax.Device
 
@@ -68,7 +68,7 @@ class SingleDeviceStore:
         return jax.sharding.SingleDeviceSharding(self.device)
 
     def rows(self, loaded: jax.Array, ids: Any, topology: Topology) -> jax.Array:
-        """Looks up rows on the device; only these leave it."""
+        """Looks up rows on the device, so that only these are transferred."""
         rows = take_rows(loaded, jax.device_put(ids, self.device))
         return topology.put_stacked(rows) if topology.num_replicas > 1 else topology.replicate(rows)
 

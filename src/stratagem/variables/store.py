@@ -15,20 +15,20 @@ __all__ = ["Store", "is_remote", "store_of"]
 
 
 class Store(Protocol):
-    """Holds the values of variables between steps, other than as a copy on each replica's device.
+    """Stores values of variables between steps, other than as a copy on each replica's device.
 
-    A step loads what it reads, computes, and puts new values back. `stored` below is an array that
-    `put` or `unload` returned; shapes are global, without a replica axis.
+    A step loads its inputs, computes, and stores new values. `stored` below is an array that `put`
+    or `unload` returned; shapes are global, without a replica axis.
     """
 
     @property
     def serves_rows(self) -> bool:
-        """True if replicas get the rows of a table that they look up, not the whole table."""
+        """True if replicas receive only the table rows that they look up."""
         ...
 
     @property
     def is_on_replicas(self) -> bool:
-        """True if the replicas' devices hold the value, or reach it without another device."""
+        """True if the replicas' devices store the value, or reach it without another device."""
         ...
 
     @property
@@ -41,7 +41,7 @@ class Store(Protocol):
         ...
 
     def step_sharding(self, shape: tuple[int, ...], topology: Topology) -> jax.sharding.Sharding:
-        """Returns the sharding of what `for_step` returns."""
+        """Returns the sharding of the result of `for_step`."""
         ...
 
     def put(self, value: Any) -> jax.Array:
@@ -57,11 +57,11 @@ class Store(Protocol):
         ...
 
     def load(self, stored: jax.Array) -> jax.Array:
-        """Moves a stored value to the memory its devices compute in. May be called in a program."""
+        """Moves a stored value to the memory its devices compute in. Works inside programs."""
         ...
 
     def unload(self, value: jax.Array) -> jax.Array:
-        """Moves a new value, computed on these devices, to where it is stored. Inverts `load`."""
+        """Moves a new value, computed on these devices, to its memory. Inverts `load`."""
         ...
 
     def for_step(self, stored: jax.Array, topology: Topology) -> jax.Array:
@@ -69,23 +69,18 @@ class Store(Protocol):
         ...
 
     def for_update(self, value: jax.Array) -> jax.Array:
-        """Returns a replicated value, such as a summed gradient, where the update computes."""
+        """Moves a replicated value, such as a summed gradient, to the devices of the update."""
         ...
 
     def update_sharding(self) -> jax.sharding.Sharding:
-        """Returns the sharding of what `for_update` returns."""
+        """Returns the sharding of the result of `for_update`."""
         ...
 
     def rows(self, loaded: jax.Array, ids: jax.Array | np.ndarray, topology: Topology) -> jax.Array:
-        """Looks up rows for each replica.
+        """Looks up rows of `loaded`, a table of shape (n, ...), for each replica.
 
-        Args:
-            loaded: table of shape (n, ...), as `load` returned it.
-            ids: integers; with the replica axis first where there are several replicas.
-            topology: the devices of the replicas.
-
-        Returns:
-            Array of shape (*ids.shape, ...). Ids out of range get what `jax.numpy.take` fills in.
+        `ids` are integers, with the replica axis first if there are several replicas. Returns shape
+        (*ids.shape, ...); ids out of range get the fill value of `jax.numpy.take`.
         """
         ...
 

@@ -288,5 +288,5 @@ def test_metric_made_before_the_scope_moves_to_the_strategy_of_its_model() -> No
 def test_metric_made_before_the_scope_says_so_in_a_loop() -> None:
     strategy, metric = mirrored(2), keras.metrics.Mean(name="early")
     parts = per_replica(strategy, [_VALUES[:2], _VALUES[2:4]])
-    with pytest.raises(ValueError, match=r"'early' was created outside .*\n.*\nFix: call Mean\("):
+    with pytest.raises(ValueError, match=r"'early' was created outside .*\n.*\nFix: create Mean\("):
         strategy.run(metric.update_state, args=(parts,))

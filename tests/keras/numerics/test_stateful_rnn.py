@@ -77,7 +77,7 @@ def test_batch_of_another_size_is_refused() -> None:
         model = _stateful(keras.layers.LSTM, run_eagerly=False)
     strategy = model.distribute_strategy
     parts = strategy.distribute_values_from_function(lambda context: _X[:2])
-    with pytest.raises(ValueError, match=r"'lstm.*' has a state of 5 examples.*gave it 4 in 2"):
+    with pytest.raises(ValueError, match=r"'lstm.*' has state for 5 examples.*passed it 4 in 2"):
         strategy.run(model, args=(parts,))
 
 
@@ -85,5 +85,7 @@ def test_workers_with_batches_of_their_own_are_refused() -> None:
     model = _stateful(keras.layers.LSTM, run_eagerly=False)
     strategy = SimpleNamespace(placement=SimpleNamespace(is_remote=True))
     context = SimpleNamespace(strategy=strategy, global_num_examples=5, num_replicas_in_sync=1)
-    with pytest.raises(ValueError, match=r"(?s)which is stateful.*Fix: leave stateful=True out"):
+    with pytest.raises(
+        ValueError, match=r"(?s)cannot run the stateful RNN.*Fix: remove stateful=True"
+    ):
         check_batch_size(model.layers[0], _X[:5], context)

@@ -163,7 +163,9 @@ def test_loss_of_pairs_in_a_step_of_ones_own_is_a_warning(mode: StepMode) -> Non
             return loss(y, x)
 
     (batch,) = strategy.distribute_dataset([_data(4)])
-    with pytest.warns(UserWarning, match=r"'pairs' makes one example depend.*\n.*\nFix: gather"):
+    with pytest.warns(
+        UserWarning, match=r"'pairs' compares examples with one another.*\n.*\nFix: gather"
+    ):
         strategy.run(step, args=batch)
 
 

@@ -123,7 +123,7 @@ def test_data_without_end_takes_a_number_of_steps() -> None:
         lambda: model.evaluate(creator),
         lambda: model.predict(creator),
     ):
-        with pytest.raises(ValueError, match="whose dataset has no end, and no number of steps"):
+        with pytest.raises(ValueError, match="whose dataset is infinite, but no number of steps"):
             call()
     assert len(model.evaluate(creator, steps=2, verbose=0)) == 2
 

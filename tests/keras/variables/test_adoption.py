@@ -97,7 +97,7 @@ def test_model_of_the_strategy_may_be_compiled_again() -> None:
 def test_model_of_another_strategy_cannot_be_moved() -> None:
     with mirrored(2).scope():
         model = small_regressor()
-    with pytest.raises(ValueError, match=r"was created under MirroredStrategy.*is to run under"):
+    with pytest.raises(ValueError, match=r"was created under MirroredStrategy.*model runs under"):
         sg.compile(model, distribute=mirrored(3), optimizer="sgd", loss="mse")
 
 

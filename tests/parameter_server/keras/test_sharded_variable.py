@@ -429,15 +429,15 @@ def test_traced_index_is_refused(coordinator, strategy) -> None:
     coordinator.schedule(
         lambda i: sg.get_strategy().run(lambda i: v[i], args=(i,)), args=(jnp.asarray(3),)
     )
-    with pytest.raises(TypeError, match="which is traced"):
+    with pytest.raises(TypeError, match="was indexed by the traced value"):
         coordinator.join()
 
 
 @pytest.mark.parametrize(
     ("index", "error", "words"),
     [
-        (10, IndexError, "an index that an array of shape"),
-        ((0, 3), IndexError, "an index that an array of shape"),
+        (10, IndexError, "an index within shape"),
+        ((0, 3), IndexError, "an index within shape"),
         (np.s_[::0], ValueError, "a step other than 0"),
     ],
     ids=["row", "column", "step"],

@@ -189,7 +189,7 @@ def test_data_without_end_is_read_for_as_many_steps() -> None:
         with strategy.scope():
             model = model_of()
         for call in (model.fit, model.evaluate, model.predict):
-            with pytest.raises(ValueError, match="whose dataset has no end"):
+            with pytest.raises(ValueError, match="whose dataset is infinite"):
                 call(creator, verbose=0)
         model.fit(creator, steps_per_epoch=5, epochs=3, verbose=0)
         assert int(model.optimizer.iterations) == 15

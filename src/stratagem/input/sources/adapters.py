@@ -1,4 +1,4 @@
-"""Selection of the adapter that reads a dataset, batches its examples, or shards them."""
+"""Selects the adapter that reads a dataset, batches its examples, or shards them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def as_source(dataset: Any) -> Source:
     """
     if isinstance(dataset, Source):
         return dataset
-    if callable(getattr(dataset, "as_source", None)):  # an sg.input.Dataset
+    if callable(getattr(dataset, "as_source", None)):  # An sg.input.Dataset.
         return dataset.as_source()
     if _is_arrays(dataset):
         raise ValueError(
@@ -52,7 +52,7 @@ def as_source(dataset: Any) -> Source:
             explain(
                 f"The function {dataset!r} was passed as a dataset.",
                 expected="an iterable of batches.",
-                fix="wrap the function, to be called in each epoch: "
+                fix="wrap the function, so that it is called in each epoch: "
                 "sg.input.Dataset.from_generator(function).",
             )
         )
@@ -61,12 +61,12 @@ def as_source(dataset: Any) -> Source:
             f"{dataset!r} of type {type(dataset).__name__} was passed as a dataset.",
             expected="an iterable of batches: sg.input.Dataset, Grain, tf.data, a torch "
             "DataLoader, Hugging Face, Keras PyDataset, a generator or a list.",
-            fix="pass one of these.",
+            fix="convert the data to one of these.",
         )
     )
 
 
-# The first match wins; objects of a library are often iterables, too.
+# The first match wins: objects of a library are often iterables too.
 _ADAPTERS: tuple[tuple[Callable[[Any], bool], Callable[[Any], Source]], ...] = (
     (lambda d: is_of(d, "grain", "MapDataset"), GrainMapSource),
     (lambda d: is_of(d, "grain", "IterDataset"), GrainIterSource),
@@ -162,7 +162,7 @@ def _kind(value: object) -> str:
 
 
 def _is_arrays(value: object) -> bool:
-    """True for an array or a pytree of arrays. A list holds batches or examples."""
+    """Returns True for an array or a pytree of arrays. A list contains batches or examples."""
     if isinstance(value, dict):
         return True
     if not isinstance(value, tuple):

@@ -15,11 +15,11 @@ __all__ = ["ArraySpec", "spec_of"]
 class ArraySpec:
     """Shape and dtype of an array; None stands for an unknown size.
 
-    JAX's `ShapeDtypeStruct` rejects None from JAX 0.12 on.
+    `ShapeDtypeStruct` of JAX 0.12 and later rejects None.
 
     Args:
         shape: size of each axis, or None.
-        dtype: of the elements.
+        dtype: dtype of the elements.
 
     Example:
         >>> sg.input.Dataset(np.zeros((5, 2), "float32"), batch_size=2).element_spec

@@ -17,13 +17,8 @@ __all__ = ["ArraySource", "RowSource"]
 class RowSource(Source):
     """Batches of rows selected by index.
 
-    Args:
-        take: takes an array of indices or a slice, and returns the batch of these rows.
-        num_rows: number of rows.
-        batch_size: rows per batch.
-        shuffle: reorders the rows in each epoch.
-        seed: of the order.
-        drop_remainder: drops a short last batch.
+    `take` returns the batch of an array of indices or a slice. `shuffle` reorders the rows in each
+    epoch by `seed` and epoch.
     """
 
     @property
@@ -104,7 +99,7 @@ class ArraySource(RowSource):
                 explain(
                     f"A dataset cannot be made from arrays of shapes {shapes}.",
                     expected="arrays with the examples on axis 0, all of the same length.",
-                    fix="make the lengths of axis 0 equal.",
+                    fix="make axis 0 of all arrays the same length.",
                 )
             )
         super().__init__(

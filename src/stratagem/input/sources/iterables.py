@@ -20,7 +20,7 @@ from stratagem.messages import explain
 
 __all__ = ["GeneratorSource", "IterableSource", "OneShotSource"]
 
-# Methods with which iterators of other libraries return and restore their state.
+# State methods of iterators of other libraries.
 _STATE_METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 
 
@@ -33,7 +33,7 @@ class IterableSource(Source):
 
     @property
     def cardinality(self) -> int:
-        """Number of batches if the object has a length; otherwise unknown."""
+        """Number of batches if the object has a length, else unknown."""
         try:
             return len(self._batches)  # pyright: ignore[reportArgumentType]
         except TypeError:
@@ -98,10 +98,8 @@ class OneShotSource(Source):
 class _IteratorReader(Reader):
     """Reads an iterator.
 
-    Args:
-        iterator: over batches.
-        origin: object that returned the iterator; used for state that the iterator lacks.
-        before: reader of the same iterator in an earlier epoch, if any.
+    `origin` returned the iterator and may have the state methods that the iterator lacks. `before`
+    is the reader of the same iterator in an earlier epoch.
     """
 
     has_cheap_state = False
@@ -111,7 +109,7 @@ class _IteratorReader(Reader):
     ) -> None:
         self._iterator = iterator
         self._origin = origin
-        # Only the count: a chain of readers would grow with each epoch.
+        # Only the count: a chain of readers would grow by one per epoch.
         self._num_before = 0 if before is None else before.num_taken
         self.num_taken = self._num_before
 
@@ -139,7 +137,7 @@ class _IteratorReader(Reader):
         getattr(owner, names[1])(state)
         if owner is not self._iterator and owner is self._origin:
             self._iterator = iter(self._origin)
-        self.num_taken = self._num_before = 0  # a state may also rewind the iterator
+        self.num_taken = self._num_before = 0  # A state may also rewind the iterator.
 
     def _stateful(self) -> tuple[Any, tuple[str, str]]:
         for owner in (self._iterator, self._origin):
@@ -152,7 +150,7 @@ class _IteratorReader(Reader):
         )
 
     def close(self) -> None:
-        close = getattr(self._iterator, "close", None)  # of a generator: runs its `finally`
+        close = getattr(self._iterator, "close", None)  # Runs a generator's `finally`.
         if callable(close) and self._iterator is not self._origin:
             close()
 

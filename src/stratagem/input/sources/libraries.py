@@ -32,7 +32,7 @@ __all__ = [
 
 
 def is_of(dataset: object, package: str, *names: str) -> bool:
-    """True if an object's class, or a base class, has one of these names in a package."""
+    """Returns True if an object's class or a base class has one of these names in a package."""
     return any(
         cls.__module__.split(".")[0] == package and cls.__name__ in names
         for cls in type(dataset).__mro__
@@ -141,8 +141,8 @@ class TensorFlowSource(Source):
 class _TensorFlowReader(Reader):
     """Reads batches as NumPy arrays.
 
-    The state is TensorFlow's iterator state at the start, plus a count. It is small there; later it
-    includes whole buffers of examples.
+    The state is TensorFlow's iterator state at the start plus a count: later iterator states
+    include whole buffers of examples.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -178,7 +178,7 @@ class _TensorFlowReader(Reader):
 
 
 class HuggingFaceStreamSource(IterableSource):
-    """A `datasets.IterableDataset` of batches, which has a known number of files."""
+    """A `datasets.IterableDataset` of batches, with a known number of files."""
 
     def __init__(self, dataset: Any) -> None:
         super().__init__(dataset)

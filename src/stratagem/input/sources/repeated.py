@@ -94,12 +94,9 @@ class RepeatedSource(Source):
 
 
 class RepeatedReader(Reader):
-    """Reads epochs one after the other.
+    """Reads `count` epochs of a source in a row; None repeats forever.
 
-    Args:
-        open_epoch: opens an epoch of the source.
-        epoch: of the repeated dataset.
-        count: epochs of the source per epoch; None for infinite repetition.
+    `epoch` is the epoch of the repeated dataset.
     """
 
     def __init__(self, open_epoch: Callable[[int], Reader], epoch: int, count: int | None) -> None:
@@ -108,7 +105,7 @@ class RepeatedReader(Reader):
         self._count = count
         self._num_ended = 0
         self._reader = open_epoch(self._first)
-        self._is_empty = True  # no batch of the current epoch was read yet
+        self._is_empty = True  # No batch of the current epoch was read yet.
         self.has_cheap_state = self._reader.has_cheap_state
 
     def read(self) -> Any:
@@ -118,7 +115,7 @@ class RepeatedReader(Reader):
                 batch = next(self._reader)
             except StopIteration:
                 if self._is_empty and self._count is None:
-                    raise  # an empty source would be read forever
+                    raise  # Otherwise an empty source would loop forever.
                 self._go_to(self._num_ended + 1)
                 continue
             self._is_empty = False
@@ -140,7 +137,7 @@ class RepeatedReader(Reader):
         self._go_to(state["num_ended"])
         if self._count is None or self._num_ended < self._count:
             self._reader.restore(state["source"])
-            self._is_empty = False  # may be at the end of an epoch with batches
+            self._is_empty = False  # The state may be at the end of an epoch.
 
     def close(self) -> None:
         """Closes the reader of the current epoch."""

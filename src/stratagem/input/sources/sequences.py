@@ -66,7 +66,7 @@ class PyDatasetSource(Source):
         return _PyDatasetReader(self._dataset)
 
 
-_worker_dataset: Any = None  # the dataset of a worker process
+_worker_dataset: Any = None  # The dataset of this worker process.
 
 
 def _set_worker_dataset(dataset: Any) -> None:
@@ -120,7 +120,7 @@ class _PyDatasetReader(Reader):
         if dataset.use_multiprocessing:
             return ProcessPoolExecutor(
                 dataset.workers,
-                mp_context=multiprocessing.get_context("spawn"),  # JAX does not survive a fork
+                mp_context=multiprocessing.get_context("spawn"),  # JAX does not support forking.
                 initializer=_set_worker_dataset,
                 initargs=(dataset,),
             )

@@ -22,7 +22,7 @@ class FileSource(Source):
                 explain(
                     "The list of files is empty.",
                     expected="one or more files.",
-                    fix="check the pattern that finds them.",
+                    fix="check the glob pattern or folder that lists them.",
                 )
             )
         self._files = list(files)

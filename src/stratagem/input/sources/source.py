@@ -1,4 +1,4 @@
-"""Base classes of sources and readers: batches read epoch by epoch, with resumable positions."""
+"""Base classes `Source` and `Reader`: batches read epoch by epoch, with resumable positions."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ __all__ = [
     "not_resumable_error",
 ]
 
-# An expensive state is read once per this many batches; resuming reads the batches since then
-# again.
+# Interval between reads of an expensive state; resuming reads the batches since then again.
 BATCHES_PER_SNAPSHOT = 32
 INFINITE_CARDINALITY = -1
 UNKNOWN_CARDINALITY = -2
@@ -40,7 +39,7 @@ class Reader(abc.ABC):
         return self
 
     def __next__(self) -> Any:
-        if self._has_ended:  # do not read past the end
+        if self._has_ended:  # Do not read past the end.
             raise StopIteration
         try:
             batch = self.read()
@@ -55,7 +54,7 @@ class Reader(abc.ABC):
         """Returns the next batch, a pytree of arrays; raises StopIteration at the end."""
 
     def state(self) -> Any:
-        """Returns the position after the last batch, as JSON, for `restore` of another reader.
+        """Returns the position after the last batch as JSON, for `restore` of another reader.
 
         Raises NotImplementedError if the source cannot be resumed.
         """
@@ -66,7 +65,7 @@ class Reader(abc.ABC):
         for _ in range(state["num_read"]):
             next(self)
 
-    def close(self) -> None:  # noqa: B027 - most readers hold nothing
+    def close(self) -> None:  # noqa: B027 - most readers have no resources
         """Releases processes, threads and files."""
 
 
@@ -100,7 +99,7 @@ class Source(abc.ABC):
 
     def shard(self, num_shards: int, index: int) -> Source:
         """Returns every `num_shards`th file from `index` on, or fills in a hint."""
-        raise NotImplementedError  # only sources of files or with a hint are sharded
+        raise NotImplementedError  # Only file and hint sources are sharded.
 
     @abc.abstractmethod
     def open(self, epoch: int) -> Reader:

@@ -1,4 +1,4 @@
-"""Batch normalisation over replicas.
+"""Batch normalization over replicas.
 
 Each replica normalises with its own statistics, over true examples; with `synchronized=True` with
 those of all replicas. Moving statistics are ON_READ with MEAN: each replica keeps its own, and
@@ -40,7 +40,7 @@ def taking_synchronized(init: Any) -> Any:
         init(self, *args, **kwargs)
         self.synchronized = bool(synchronized)
 
-    replica_init.__signature__ = inspect.signature(init)  # what get_config and clone read
+    replica_init.__signature__ = inspect.signature(init)  # Read by get_config and clone.
     replica_init.__doc__ = init.__doc__
     return replica_init
 
@@ -59,7 +59,7 @@ def annotating_statistics(build: Any) -> Any:
             annotate(variable, synchronization="on_read", aggregation="mean")
             return variable
 
-        # On the instance, so that subclasses' own add_weight is still what is called.
+        # Replaced on the instance, so that a subclass's add_weight is still called.
         object.__setattr__(self, "add_weight", annotated)
         try:
             build(self, input_shape)
@@ -106,7 +106,7 @@ def moments_of_replicas(moments: Any) -> Any:
 
 @contextlib.contextmanager
 def _aggregated_statistics(layer: Any, context: ReplicaContext) -> Generator[None]:
-    """Lets inference see the moving statistics of all replicas: it is that of one device."""
+    """Makes inference use the mean of all replicas' moving statistics, as one device would."""
     variables = (layer.moving_mean, layer.moving_variance)
     homes = [home_of(variable) for variable in variables]
     outer: Any = get_stateless_scope()
@@ -132,7 +132,7 @@ def _plain_moments(moments: Any, layer: Any, inputs: Any, mask: Any) -> Any:
     synchronized, layer.synchronized = (
         layer.synchronized,
         False,
-    )  # alone there is nobody to wait for
+    )  # Keras on JAX rejects synchronized=True.
     try:
         return moments(layer, inputs, mask)
     finally:
@@ -140,7 +140,7 @@ def _plain_moments(moments: Any, layer: Any, inputs: Any, mask: Any) -> Any:
 
 
 def _moments_of_true_rows(layer: Any, inputs: Any, mask: Any, context: ReplicaContext) -> Any:
-    """Returns mean and variance over true positions, of all replicas if synchronised."""
+    """Returns mean and variance over true positions, of all replicas if synchronized."""
     weights = jnp.ones((inputs.shape[0],) + (1,) * (inputs.ndim - 1), inputs.dtype)
     rows = row_mask(inputs, context)
     if rows is not None:

@@ -1,4 +1,4 @@
-"""Rows of a step's batch: without padding, and of all replicas together."""
+"""Rows of a step's batch: masks of true rows, and rows gathered from all replicas."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ __all__ = ["first_rows", "gathered_rows", "num_rows", "row_mask", "true_rows", "
 
 
 def true_rows(values: Any, context: ReplicaContext) -> Any:
-    """Returns an array with zeros in the rows that only pad."""
+    """Returns the array with zeros in its padding rows."""
     mask = row_mask(values, context)
     return values if mask is None else jnp.where(mask, values, jnp.zeros((), values.dtype))
 
 
 def row_mask(values: Any, context: ReplicaContext) -> Any:
-    """Returns which rows of an array are true examples, in a shape that broadcasts against it.
+    """Returns a mask of true rows that broadcasts against an array.
 
-    Axis 0 of the array is this replica's batch, or a multiple of it (rows of one example side by
-    side, as after flattening time). None if every row is true or rows are no examples.
+    Axis 0 of the array is this replica's batch or a multiple of it (as after flattening time). None
+    if every row is true or axis 0 is not the batch.
     """
     batch = context.batch
     if not batch.is_padded or values.ndim == 0 or not batch.size or values.shape[0] % batch.size:
@@ -38,7 +38,7 @@ def row_mask(values: Any, context: ReplicaContext) -> Any:
 
 
 def num_rows(values: Any, context: ReplicaContext) -> int | None:
-    """Returns the size of axis 0 if that is this replica's batch, or a multiple; None otherwise."""
+    """Returns the size of axis 0 if it is this replica's batch size or a multiple, else None."""
     size, shape = context.batch.size, jnp.shape(values)
     if size is None or not shape:
         return None
@@ -47,7 +47,10 @@ def num_rows(values: Any, context: ReplicaContext) -> int | None:
 
 
 def first_rows(values: Any, count: int, context: ReplicaContext, rows: int | None = None) -> Any:
-    """Returns this replica's first examples, of the arrays of a pytree that have so many rows."""
+    """Returns the first `count` examples of a pytree's arrays with `rows` rows; others unchanged.
+
+    `rows` is by default the batch size.
+    """
     size = context.batch.size
     rows = size if rows is None else rows
     kept = count * (rows // size) if rows and size else count
@@ -60,10 +63,10 @@ def first_rows(values: Any, count: int, context: ReplicaContext, rows: int | Non
 
 
 def gathered_rows(values: Any, context: ReplicaContext, rows: int | None) -> Any:
-    """Returns the true rows of all replicas, of the arrays of a pytree that have so many rows.
+    """Returns the true rows of all replicas for the arrays with `rows` rows. Differentiable.
 
-    Floating scalars are averaged by examples. The number of rows itself, as Keras passes it for a
-    weight, becomes that of all replicas. Can be differentiated.
+    Floating scalars become means weighted by examples. The int batch size, which Keras passes as a
+    weight, becomes the global number of examples.
     """
     batch = context.batch
     lengths = batch.lengths if batch.is_padded else None
@@ -86,7 +89,7 @@ def gathered_rows(values: Any, context: ReplicaContext, rows: int | None) -> Any
 
 
 def _with_masks(change: Callable[[Any], Any], values: Any) -> Any:
-    """Changes the leaves of a pytree, and the Keras masks attached to them likewise."""
+    """Maps `change` over the leaves of a pytree and over their Keras masks."""
 
     def changed(leaf: Any) -> Any:
         result, mask = change(leaf), get_keras_mask(leaf)
@@ -99,10 +102,7 @@ def _with_masks(change: Callable[[Any], Any], values: Any) -> Any:
 
 @contextlib.contextmanager
 def whole_batch(context: ReplicaContext) -> Generator[None]:
-    """Runs code for which this replica holds all rows of the step, and counts nothing over others.
-
-    The batch has no padding there, and the context says so.
-    """
+    """Runs a block as if this replica held all rows of the step, without padding or collectives."""
     batch = ReplicaBatch(size=context.global_num_examples)
     replica_id = context.replica_id_in_sync_group
     whole = ReplicaContext(context.strategy, replica_id, context.communicator, batch)

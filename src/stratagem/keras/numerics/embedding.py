@@ -1,4 +1,4 @@
-"""Embeddings whose gradient is rows.
+"""Row lookups of embedding layers.
 
 Where `sg.value_and_grad` keeps the gradient of the table as rows, the layer looks them up with
 `embedding_lookup`; everything else goes to Keras.
@@ -46,7 +46,7 @@ def looking_up_rows(original: Any) -> Any:
 
 
 def _table(layer: Any) -> Any:
-    """The variable whose rows are the embeddings; None where the layer computes them."""
+    """Returns the variable with the embeddings in its rows; None if the layer computes them."""
     if layer.lora_enabled or layer.quantization_mode:
         return None
     table = layer.embeddings

@@ -1,4 +1,4 @@
-"""Dependence of a loss on the rows of its batch, and what Keras's own functions do with them."""
+"""Analysis of losses: per-row values, sums or means over the rows of the batch."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from stratagem.keras.numerics.step_mode import StepMode, step_mode
 
 __all__ = ["effect_of_loss", "is_by_rows", "is_of_keras"]
 
-# Functions of Keras whose value for one row may depend on the other rows.
+# Keras functions whose value for one row may depend on other rows.
 _MIXING_FUNCTIONS = {"circle", "dice", "tversky"}
 
 
 def is_of_keras(function: Any) -> bool:
-    """True if a function, or the class of an object, is Keras's own."""
+    """Returns True if a function, or the class of an object, is part of Keras."""
     module = getattr(function, "__module__", None) or type(function).__module__
     return module.startswith("keras.")
 
 
 def is_by_rows(function: Any) -> bool:
-    """True for a Keras function that computes each row separately."""
+    """Returns True for a Keras function that computes each row separately."""
     name = getattr(function, "__name__", type(function).__name__)
     return is_of_keras(function) and name not in _MIXING_FUNCTIONS
 
 
 def effect_of_loss(loss: Any, y_true: Any, y_pred: Any, context: ReplicaContext) -> RowEffect:
-    """Returns what a loss makes of this replica's rows: UNKNOWN where that cannot be seen."""
+    """Returns how a loss depends on this replica's rows; UNKNOWN if analysis fails."""
     function = getattr(loss, "fn", None) or type(loss).call
     leaves, structure = jax.tree.flatten((y_true, y_pred))
     arrays = [jnp.asarray(leaf) for leaf in leaves]
     rows = num_rows(arrays[-1], context) if arrays else None
     is_gathered = rows is not None and context.num_replicas_in_sync > 1
     is_gathered = is_gathered and rows == context.global_num_examples != context.batch.size
-    has_axis = bool(arrays) and arrays[-1].ndim > 1  # else rows are what it reduces
+    has_axis = bool(arrays) and arrays[-1].ndim > 1  # Otherwise it reduces the rows.
     if (is_by_rows(function) and has_axis) or rows is None or is_gathered:
         return RowEffect.UNKNOWN
     has_rows = [array.ndim > 0 and array.shape[0] == rows for array in arrays]
@@ -59,6 +59,6 @@ def effect_of_loss(loss: Any, y_true: Any, y_pred: Any, context: ReplicaContext)
     effects = row_effects(values, [], given, rows)
     if effects is None:
         return RowEffect.UNKNOWN
-    # Several sums or means over rows, of which Keras averages: no loss for each row, and not one.
+    # Keras averages several sums or means over rows: neither per-row losses nor one scalar.
     is_several = effects[0] in (RowEffect.SUM, RowEffect.MEAN) and len(shapes[-1]) > 0
     return RowEffect.MIXED if is_several else effects[0]

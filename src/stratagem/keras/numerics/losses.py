@@ -1,4 +1,4 @@
-"""Losses over replicas: what fit makes of Keras losses, and what loops of one's own use.
+"""Losses over replicas: Keras losses in `fit`, `compute_average_loss`, `scale_regularization_loss`.
 
 In a replica function a Keras loss counts true examples, and in `fit` it divides by the examples of
 all replicas.
@@ -68,11 +68,10 @@ def _warn_about_averaging(loss: Any, context: ReplicaContext) -> None:
     if context.num_replicas_in_sync > 1:
         warnings.warn(
             explain(
-                f"The loss {loss.name!r} averages over this replica's examples in a step of "
-                "your own.",
+                f"The loss {loss.name!r} averages over this replica's examples in a custom step.",
                 expected="per-example losses: gradients are summed over "
-                f"{context.num_replicas_in_sync} "
-                "replicas, so that such averages count that many times too much.",
+                f"{context.num_replicas_in_sync} replicas, so averages count "
+                f"{context.num_replicas_in_sync} times too much.",
                 fix="create the loss with reduction=None and use sg.compute_average_loss.",
             ),
             UserWarning,
@@ -83,10 +82,10 @@ def _warn_about_averaging(loss: Any, context: ReplicaContext) -> None:
 def _warn_about_pairs(loss: Any, context: ReplicaContext) -> None:
     warnings.warn(
         explain(
-            f"The loss {loss.name!r} makes one example depend on others, in a step of your own.",
-            expected="a loss that adds up over examples: each of the "
-            f"{context.num_replicas_in_sync} replicas compares its own examples only.",
-            fix="gather the examples of all replicas before it: sg.all_gather(value, axis=0).",
+            f"The loss {loss.name!r} compares examples with one another in a custom step.",
+            expected="a loss that is a sum over examples: each of the "
+            f"{context.num_replicas_in_sync} replicas compares only its own examples.",
+            fix="gather the examples of all replicas first: sg.all_gather(value, axis=0).",
         ),
         UserWarning,
         stacklevel=4,
@@ -96,9 +95,9 @@ def _warn_about_pairs(loss: Any, context: ReplicaContext) -> None:
 def _loss_of_whole_batch(
     loss: Any, y_true: Any, y_pred: Any, sample_weight: Any, context: ReplicaContext
 ) -> Any:
-    """This replica's share of a loss whose examples depend on one another: 1/n of the whole.
+    """Returns this replica's share, 1/n, of a loss in which examples depend on one another.
 
-    The gradient of the gathering adds up what all replicas' shares have of this replica's rows.
+    The gradient of the gather sums the contributions of all replicas to this replica's rows.
     """
     rows = num_rows(jax.tree.leaves(y_pred)[0], context)
     gathered = [gathered_rows(value, context, rows) for value in (y_true, y_pred, sample_weight)]
@@ -114,7 +113,7 @@ def _replica_loss(
     context: ReplicaContext,
     effect: RowEffect,
 ) -> Any:
-    """Does what Keras's `Loss.__call__` does, leaving padding out and counting all replicas."""
+    """Mirrors Keras's `Loss.__call__`, but drops padding and counts all replicas."""
     in_mask = get_keras_mask(y_pred)
     with keras.name_scope(loss.name):
         convert = lambda x: ops.convert_to_tensor(x, dtype=loss.dtype)  # noqa: E731
@@ -138,7 +137,7 @@ def _replica_loss(
 def _weight_of_batch(
     reduction: str | None, sample_weight: Any, dtype: Any, context: ReplicaContext
 ) -> Any:
-    """Returns Keras's factor of a batch's single loss: the mean of its weights, or their sum."""
+    """Returns Keras's factor for a scalar loss: the mean or the sum of the weights."""
     weights = jnp.asarray(sample_weight, dtype)
     if weights.ndim == 0:
         return weights
@@ -156,10 +155,10 @@ def _weight_of_batch(
 def _of_true_rows(
     loss: Any, y_true: Any, y_pred: Any, of_all_rows: jax.Array, context: ReplicaContext
 ) -> jax.Array:
-    """The one number that a loss makes of a batch, such as a mean, without the rows that pad.
+    """Recomputes a scalar loss of a batch, such as a mean, without padding rows.
 
-    All replicas compute it for each number of rows that one of them has, and choose their own: a
-    branch could hold a collective, which needs all of them.
+    Each replica computes it for every number of rows of any replica and selects its own: the loss
+    may contain a collective, which needs all replicas, so branches would deadlock.
     """
     result = jnp.zeros_like(of_all_rows)
     rows = num_rows(jax.tree.leaves(y_pred)[0], context)
@@ -192,7 +191,7 @@ def _reduce(
 
 
 def _divisor(reduction: str, values: Any, weights: Any, mask: Any, context: ReplicaContext) -> Any:
-    """Returns the divisor of a mean, over all replicas in SHARE mode, else over this one."""
+    """Returns the divisor of a mean: over all replicas in SHARE mode, else over this one."""
     share = current_mode() is StepMode.SHARE
     if reduction == "mean_with_sample_weight" and weights is not None:
         local = jnp.sum(true_rows(weights, context))
@@ -220,23 +219,23 @@ def compute_average_loss(
 ) -> jax.Array:
     """Scales per-example losses so that the sum over replicas is their average.
 
-    Call in replica context, or anywhere with a batch size.
+    Call in replica context, or in any context with `global_batch_size`.
 
     Args:
         per_example_loss: this replica's losses, shape (per_replica_batch, ...).
-        sample_weight: weights, of a shape that broadcasts against the losses.
-        global_batch_size: what to divide by; None for the true examples of this step over all
-            replicas.
+        sample_weight: weights, broadcast against the losses.
+        global_batch_size: divisor; None for the number of true examples of all replicas in this
+            step.
 
     Returns:
-        Scalar of the dtype of the losses: their sum, without padding, over the batch size; 0 when
-        that is 0.
+        Scalar of the dtype of the losses: their sum without padding, divided by the batch size; 0
+        if the batch size is 0.
 
     Raises:
-        ValueError: a scalar loss.
-        TypeError: `global_batch_size` is no integer scalar.
-        InvalidArgumentError: it is negative.
-        RuntimeError: in cross-replica context without a batch size.
+        ValueError: the loss is a scalar.
+        TypeError: `global_batch_size` is not an integer scalar.
+        InvalidArgumentError: `global_batch_size` is negative.
+        RuntimeError: called in cross-replica context without `global_batch_size`.
 
     Example:
         >>> sg.compute_average_loss(jax.numpy.array([1.0, 2.0, 3.0]), global_batch_size=8)
@@ -249,7 +248,7 @@ def compute_average_loss(
         raise ValueError(
             explain(
                 "compute_average_loss received a scalar loss.",
-                expected="one loss an example, shape (per_replica_batch, ...).",
+                expected="one loss per example, shape (per_replica_batch, ...).",
                 fix="create the Keras loss with reduction=None.",
             )
         )
@@ -261,7 +260,7 @@ def compute_average_loss(
                     "compute_average_loss was called in cross-replica context without "
                     "global_batch_size.",
                     expected="replica context, where the number of examples is known.",
-                    fix="call it in the function given to strategy.run, or pass global_batch_size.",
+                    fix="call it in the replica function, or pass global_batch_size.",
                 )
             )
         global_batch_size = context.global_num_examples
@@ -277,7 +276,7 @@ def compute_average_loss(
 
 
 def _check_batch_size(global_batch_size: Any, dtype: Any) -> jax.Array:
-    """Returns the batch size as a scalar of a dtype that losses can be divided by."""
+    """Returns the batch size as a scalar of the losses' dtype."""
     size = global_batch_size
     if not isinstance(size, Tracer):
         try:
@@ -292,7 +291,7 @@ def _check_batch_size(global_batch_size: Any, dtype: Any) -> jax.Array:
             explain(
                 f"compute_average_loss received global_batch_size={global_batch_size!r}.",
                 expected="an integer scalar.",
-                fix="pass the number of examples of the whole step as an int.",
+                fix="pass the global batch size as an int.",
             )
         )
     if isinstance(size, int) and size < 0:
@@ -300,25 +299,26 @@ def _check_batch_size(global_batch_size: Any, dtype: Any) -> jax.Array:
             explain(
                 f"compute_average_loss received global_batch_size={size}.",
                 expected="a number of examples, 0 or more.",
-                fix="pass the number of examples of the whole step.",
+                fix="pass the global batch size.",
             )
         )
     return jnp.asarray(size, dtype)
 
 
 def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
-    """Divides a loss that every replica computes alike by the number of replicas.
+    """Divides a loss that is equal on every replica by the number of replicas.
 
     Call in replica context.
 
     Args:
-        regularization_loss: scalar or array, such as `model.losses`.
+        regularization_loss: scalar, array or list of them, such as `model.losses`.
 
     Returns:
-        Scalar: its sum over the number of replicas, so that the sum over replicas is right.
+        Scalar: the sum of the losses divided by the number of replicas, so that the sum over
+        replicas is the original loss.
 
     Raises:
-        RuntimeError: in cross-replica context.
+        RuntimeError: called in cross-replica context.
 
     Example:
         >>> sg.scale_regularization_loss(jax.numpy.array([1.0, 2.0]))
@@ -332,7 +332,7 @@ def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
             explain(
                 "scale_regularization_loss was called in cross-replica context.",
                 expected="replica context.",
-                fix="call it in the function given to strategy.run.",
+                fix="call it in the function passed to strategy.run.",
             )
         )
     total = sum(

@@ -1,9 +1,9 @@
-"""Updates of metrics in a replica, so that the result of all replicas is that of one device.
+"""Metric updates in a replica, so that the result over all replicas matches a single device.
 
 A metric that adds up over rows is updated with this replica's rows. Any other metric is updated
-with the rows of all replicas, on each of them, and counted on replica 0. Keras's own metrics add
-up, and what others do is read off the operations of their update. In a step of the user's own
-(`strategy.run`) each replica updates its part with its rows, as in TensorFlow.
+on each replica with the rows of all, and counted on replica 0. Keras's own metrics add up; for
+others, the operations of their update are analyzed. In a custom step (`strategy.run`) each replica
+updates its part with its rows, as in TensorFlow.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from stratagem.variables import VariableKind, aggregate_components, home_of
 
 __all__ = ["of_all_replicas", "update_in_replica", "variables_of_update"]
 
-# Metrics of which the first update was tried, which creates variables of some.
+# Metrics whose first update was tried: it creates variables in some of them.
 _tried: weakref.WeakSet[Any] = weakref.WeakSet()
 _ADDITIVE = {RowEffect.INPUT, RowEffect.INPUT_PLUS_SUM}
 
@@ -55,7 +55,7 @@ def update_in_replica(
     _check_homes(metric, context)
     bound = signature.bind(metric, *args, **kwargs)
     values = jax.tree.leaves(list(bound.arguments.values())[1:2])
-    is_empty = not metric.variables and not is_of_keras(update_state)  # its metrics are hidden
+    is_empty = not metric.variables and not is_of_keras(update_state)  # Hides inner metrics.
     if not values or is_empty:
         return update_state(*bound.args, **bound.kwargs)
     if all(jnp.ndim(value) == 0 for value in values):
@@ -74,7 +74,7 @@ def update_in_replica(
 def _update_with_scalar(
     update_state: Any, metric: Any, value: Any, bound: Any, context: ReplicaContext
 ) -> Any:
-    """Takes one number that each replica has computed of its examples."""
+    """Updates a metric with one number that each replica computed from its examples."""
     if is_loss_tracker(metric):
         return record_loss(metric, value, context)
     if current_mode() is StepMode.OWN:
@@ -82,7 +82,7 @@ def _update_with_scalar(
     if not is_of_keras(update_state) or "sample_weight" not in bound.signature.parameters:
         return _update_with_whole_batch(update_state, metric, bound, context, None)
     weight = bound.arguments.get("sample_weight")
-    if isinstance(weight, int) and weight == context.batch.size:  # the number of rows
+    if isinstance(weight, int) and weight == context.batch.size:  # Set by Keras.
         bound.arguments["sample_weight"] = jnp.asarray(context.num_examples, metric.dtype)
     else:
         _weigh_by_examples(bound, metric.dtype, context)
@@ -90,7 +90,7 @@ def _update_with_scalar(
 
 
 def _weigh_by_examples(bound: Any, dtype: Any, context: ReplicaContext) -> None:
-    """Lets one number of a batch count by this replica's part of the examples."""
+    """Weights one number per batch by this replica's fraction of the examples."""
     weight = bound.arguments.get("sample_weight")
     fraction = example_fraction(context, dtype)
     whole = fraction if weight is None else jnp.asarray(weight, dtype) * fraction
@@ -98,7 +98,7 @@ def _weigh_by_examples(bound: Any, dtype: Any, context: ReplicaContext) -> None:
 
 
 def _averages_batches(metric: Any, arguments: dict[str, Any]) -> bool:
-    """True if a metric averages one number per batch, such as a mean over rows."""
+    """Returns True if a metric averages one number per batch, such as a mean over rows."""
     if not isinstance(metric, keras.metrics.MeanMetricWrapper):
         return False
     weight = arguments.get("sample_weight")
@@ -118,15 +118,15 @@ def _averaged_shape(metric: Any, arguments: dict[str, Any]) -> tuple[int, ...]:
 
 
 def _adds_up(update_state: Any, metric: Any, bound: Any, rows: int) -> bool:
-    """True if an update adds a sum over rows to the state, so that replicas can sum their parts."""
+    """Returns True if an update adds a sum over rows, so that replicas can sum their parts."""
     if any(home.kind is not VariableKind.ON_READ for home in _homes(metric)):
-        return True  # there is no part for each replica, and nothing to be counted on one
+        return True  # No components to count on one replica.
     if is_of_keras(update_state):
         if not isinstance(metric, keras.metrics.MeanMetricWrapper):
             return True
         function = averaged_function(metric)
         if is_by_rows(function):
-            has_axis = jnp.ndim(bound.arguments["y_pred"]) > 1  # else rows are what it reduces
+            has_axis = jnp.ndim(bound.arguments["y_pred"]) > 1  # Otherwise it reduces the rows.
             return has_axis and _averaged_shape(metric, bound.arguments) != ()
     return _is_seen_to_add_up(update_state, metric, bound, rows)
 
@@ -135,10 +135,10 @@ def _check_homes(metric: Any, context: ReplicaContext) -> None:
     if any(home is None for home in _homes(metric)):
         raise ValueError(
             explain(
-                f"The metric {metric.name!r} was created outside the scope of a strategy, and a "
+                f"The metric {metric.name!r} was created outside the scope of a strategy, but a "
                 f"replica function of {context.strategy} updates it.",
-                expected="a metric with a part on each replica.",
-                fix=f"call {type(metric).__name__}(...) in `with strategy.scope():`.",
+                expected="a metric with variables on each replica.",
+                fix=f"create {type(metric).__name__}(...) in `with strategy.scope():`.",
             )
         )
 
@@ -176,7 +176,7 @@ def updated_values(
     bound: Any,
 ) -> list[Any]:
     """Returns the values of a metric's variables after an update from other values."""
-    # One by one: a tree map over a dict returns its keys in another order.
+    # Not a tree map, which would return the keys of the dict in another order.
     first = next(iter(bound.arguments))
     call = inspect.BoundArguments(bound.signature, OrderedDict({first: metric} | arguments))
     mapping = list(zip(variables, values, strict=True))
@@ -186,7 +186,7 @@ def updated_values(
 
 
 def variables_of_update(update_state: Any, metric: Any, args: Any, kwargs: Any) -> list[Any]:
-    """Returns a metric's variables, also those that its first update creates."""
+    """Returns a metric's variables, including those that its first update creates."""
     if metric not in _tried:
         _tried.add(metric)
         with keras.StatelessScope():
@@ -197,7 +197,7 @@ def variables_of_update(update_state: Any, metric: Any, args: Any, kwargs: Any) 
 def _update_with_whole_batch(
     update_state: Any, metric: Any, bound: Any, context: ReplicaContext, rows: int | None
 ) -> None:
-    """Updates with the rows of all replicas from the state of all, and counts on replica 0."""
+    """Updates with the rows and the state of all replicas, and counts on replica 0."""
     arguments = {
         name: gathered_rows(value, context, rows)
         for name, value in list(bound.arguments.items())[1:]
@@ -215,7 +215,7 @@ def _update_with_whole_batch(
 
 
 def of_all_replicas(variable: Any, context: ReplicaContext) -> Any:
-    """Returns the value that all components of a variable stand for; every replica must call it."""
+    """Returns a variable's value over all components; a collective, so call on every replica."""
     home = home_of(variable)
     if home is None or home.kind is not VariableKind.ON_READ:
         return variable.value
@@ -226,10 +226,10 @@ def of_all_replicas(variable: Any, context: ReplicaContext) -> Any:
 def _update_with_true_rows(
     update_state: Any, metric: Any, bound: Any, context: ReplicaContext, rows: int
 ) -> Any:
-    """Updates with this replica's rows, by a branch for each number of them that a replica has."""
+    """Updates with this replica's true rows, with one branch per number of rows."""
     if not context.batch.is_padded:
         return update_state(*bound.args, **bound.kwargs)
-    if isinstance(context.num_examples, int):  # eager replicas have no padding
+    if isinstance(context.num_examples, int):  # Eager replicas have no padding.
         return update_state(*bound.args, **bound.kwargs) if context.num_examples else None
     lengths = sorted(set(context.batch.lengths or ()))
     variables = variables_of_update(update_state, metric, bound.args[1:], bound.kwargs)

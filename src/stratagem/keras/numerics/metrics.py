@@ -1,4 +1,4 @@
-"""Metrics over replicas: each replica updates its part, results are of all of them.
+"""Metrics over replicas: each replica updates its part; results cover all replicas.
 
 `update_state` and `result` of each metric class are wrapped once, when its first object is created;
 subclassing `Metric` is enough.
@@ -75,10 +75,10 @@ def _wrap_class(cls: type) -> None:
 
 @contextlib.contextmanager
 def results_of_all_replicas() -> Generator[dict[int, Any]]:
-    """Lets metrics that are asked in a replica answer for all, at the price of collectives.
+    """Makes metric results in a replica cover all replicas, which costs collectives.
 
-    For logs that the model's own code makes of results; else each replica answers for itself.
-    Yields the results by their ids, as they are asked for.
+    For logs computed by the model's own code; otherwise each replica reports its own result. Yields
+    a dict from ids to the results, which fills as results are requested.
     """
     previous, _active.reported = _active.reported, {}
     try:
@@ -96,7 +96,7 @@ def _wrap_result(result: Any) -> Any:
         mapping: list[tuple[Any, Any]] = []
         if context.num_replicas_in_sync > 1:
             mapping = [(one, of_all_replicas(one, context)) for one in self.variables]
-        _active.reported = None  # the mapping holds for inner metrics too
+        _active.reported = None  # The mapping covers inner metrics too.
         try:
             with keras.StatelessScope(mapping) if mapping else contextlib.nullcontext():
                 results = result(self, *args, **kwargs)
@@ -113,7 +113,7 @@ def _wrap_update_state(update_state: Any) -> Any:
 
     @functools.wraps(update_state)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # Metrics made of metrics update the inner ones, which then see the rows for themselves.
+        # A container updates its inner metrics, which then see the rows themselves.
         if _active.is_updating or _is_container(self):
             return update_state(self, *args, **kwargs)
         _active.is_updating = True
@@ -133,13 +133,13 @@ def _wrap_update_state(update_state: Any) -> Any:
 
 
 def _is_container(metric: Any) -> bool:
-    """Returns True if a metric has inner metrics and no state, so that it only passes values on."""
+    """Returns True if a metric has inner metrics and no state, so that it only forwards values."""
     inner = getattr(metric, "metrics", None)
     return isinstance(inner, list) and not own_variables(metric)
 
 
 def _counts_once(metric: Any) -> bool:
-    """Returns True for an update outside of replicas of a metric with a component on each."""
+    """Returns True for an update outside replicas of a metric with a component on each."""
     if get_stateless_scope() is not None:
         return False
     homes = [home_of(variable) for variable in metric.variables]

@@ -1,4 +1,4 @@
-"""Optimizers over replicas: gradients are summed once, then clipped and applied on every copy.
+"""Optimizers over replicas: gradients are summed once, then clipped and applied on every replica.
 
 The update itself runs in update context, where assignments are direct.
 """
@@ -42,7 +42,7 @@ __all__ = [
 
 
 class _Reduced(threading.local):
-    """Flag of this thread: optimizers get gradients that are reduced over replicas already."""
+    """True in a thread whose gradients are already reduced over replicas."""
 
     value = False
 
@@ -93,14 +93,14 @@ def _remote_in_merge_call(optimizer: Any) -> NotImplementedError:
     return NotImplementedError(
         explain(
             f"{optimizer.name} was applied in merge_call to variables on parameter servers.",
-            expected="the replica function, or cross-replica context outside strategy.run.",
-            fix="call optimizer.apply in the replica function, which sums the gradients itself.",
+            expected="a call in the replica function, or outside strategy.run.",
+            fix="call optimizer.apply in the replica function; it sums the gradients.",
         )
     )
 
 
 def _build_in_scope(optimizer: Any, variables: list[Any]) -> None:
-    """Makes what an optimizer keeps in the scope of its variables, if no scope is entered."""
+    """Creates the slots in the scope of the variables' strategy if no scope is active."""
     home = home_of(variables[0]) if variables else None
     if optimizer.built or home is None or has_strategy():
         return
@@ -109,13 +109,7 @@ def _build_in_scope(optimizer: Any, variables: list[Any]) -> None:
 
 
 def build_in_replica(optimizer: Any, variables: list[Any], strategy: Any) -> None:
-    """Makes what an optimizer keeps for variables. Call in replica context.
-
-    Args:
-        optimizer: a Keras optimizer that is not built.
-        variables: those that it will update.
-        strategy: of the replica.
-    """
+    """Builds an optimizer for variables in replica context."""
     with keras.name_scope(optimizer.name, caller=optimizer):
         optimizer.build(variables)
     if strategy.placement.is_remote:
@@ -129,24 +123,23 @@ def apply_gradients(
     skip_gradients_aggregation: bool = False,
     experimental_aggregate_gradients: bool = True,
 ) -> Any:
-    """Applies gradients with an optimizer, as `optimizer.apply_gradients` of TensorFlow 2.
+    """Applies gradients with an optimizer, like `optimizer.apply_gradients` of TensorFlow 2.
 
-    In replica context the gradients are summed over replicas first. In cross-replica context they
-    are the same for all replicas, and update every copy as one device would.
+    In replica context the gradients are first summed over replicas. In cross-replica context they
+    are the same for all replicas and update every copy, as on a single device.
 
     Args:
         optimizer: a Keras optimizer.
-        grads_and_vars: pairs of a gradient, array, `IndexedSlices` or None, and its variable.
-        name: accepted for the sake of moved code.
-        skip_gradients_aggregation: take the gradients as they are, because they are reduced over
-            replicas already.
-        experimental_aggregate_gradients: the older name, which says the opposite.
+        grads_and_vars: pairs of a gradient (array, `IndexedSlices` or None) and its variable.
+        name: ignored; accepted for compatibility.
+        skip_gradients_aggregation: True if the gradients are already reduced over replicas.
+        experimental_aggregate_gradients: older name with the opposite meaning.
 
     Returns:
-        What the optimizer returns.
+        The result of the optimizer.
 
     Raises:
-        ValueError: gradients that are not to be reduced and may differ between replicas.
+        ValueError: gradients are not to be reduced but may differ between replicas.
         RuntimeError: `PerReplica` gradients in cross-replica context; reduce them first.
 
     Example:
@@ -192,13 +185,9 @@ def stateless_with_sums(original: Any) -> Any:
 
 
 def sum_gradients(grads: list[Any]) -> list[Any]:
-    """Combines the gradients of all replicas. Call in replica context.
+    """Sums gradients over replicas as arrays; in MEAN mode averages them by true examples.
 
-    Args:
-        grads: this replica's gradients, arrays or `IndexedSlices`; None stays None.
-
-    Returns:
-        Their sums over replicas, as arrays; in MEAN mode their average by true examples.
+    Call in replica context. None stays None.
     """
     context, scope = get_replica_context(), current_scope()
     if context is None or scope is None:
@@ -207,8 +196,8 @@ def sum_gradients(grads: list[Any]) -> list[Any]:
 
 
 def _summed(grads: list[Any], context: ReplicaContext, scope: ReplicaScope) -> list[Any]:
-    """The sums over replicas; of rows the rows of all."""
-    # What is kept elsewhere is updated there, also of a single replica.
+    """Returns sums over replicas; for row gradients, the rows of all replicas."""
+    # Even a single replica sends gradients of variables with other stores.
     is_sole = context.num_replicas_in_sync == 1
     if is_sole and not context.strategy.placement.uses_stores:
         return grads
@@ -226,8 +215,8 @@ def _summed(grads: list[Any], context: ReplicaContext, scope: ReplicaScope) -> l
 
 
 def _weighed(grads: list[Any], context: ReplicaContext, scope: ReplicaScope) -> list[Any]:
-    """Returns a replica's terms of the sum: rows where known, and its share in MEAN mode."""
-    # What value_and_grad knows to be rows travels as rows, if nobody has changed it since.
+    """Returns a replica's terms of the sum: rows where known, weighted in MEAN mode."""
+    # Row gradients of value_and_grad stay rows unless they were modified.
     grads = [grad if (rows := scope.rows_of(grad)) is None else rows for grad in grads]
     if context.num_replicas_in_sync > 1 and current_mode() is StepMode.MEAN:
         grads = [_by_true_examples(grad, context) for grad in grads]
@@ -235,12 +224,12 @@ def _weighed(grads: list[Any], context: ReplicaContext, scope: ReplicaScope) -> 
 
 
 def _dense(grads: Iterable[Any]) -> list[Any]:
-    """Gradients without sparse arrays of JAX, which no collective adds up."""
+    """Converts JAX's sparse arrays to dense ones, because collectives do not support them."""
     return [grad.todense() if isinstance(grad, JAXSparse) else grad for grad in grads]
 
 
 def _whole(grad: Any) -> Any:
-    """Keras's optimizers take whole arrays."""
+    """Converts `IndexedSlices` to an array, because Keras's optimizers need arrays."""
     return grad.to_dense() if isinstance(grad, IndexedSlices) else grad
 
 
@@ -256,7 +245,7 @@ def _by_true_examples(grad: Any, context: ReplicaContext) -> Any:
 
 
 def _apply_with_loss_scale(optimizer: Any, grads: list[Any], variables: list[Any] | None) -> None:
-    """Keras's stateful form assigns inside a conditional, which a traced step cannot do."""
+    """Applies by the stateless form: Keras's stateful one assigns inside a traced conditional."""
     targets = built_variables(optimizer) if variables is None else variables
     new_values, new_state = optimizer.stateless_apply(
         [variable.value for variable in optimizer.variables],
@@ -278,26 +267,25 @@ def _check_owners(variables: list[Any], strategy: Any) -> None:
             home = home_of(variable)
             raise ValueError(
                 explain(
-                    f"{strategy} was asked to train variable {variable.path!r}, which was created "
+                    f"{strategy} cannot train variable {variable.path!r}, which was created "
                     f"{'under ' + str(home.strategy) if home else 'outside its scope'}.",
-                    expected="variables that were created in the scope of the strategy that "
-                    "trains them.",
+                    expected="variables created in the scope of the strategy that trains them.",
                     fix="build the model in `with strategy.scope():`.",
                 )
             )
 
 
 def _same_for_all_replicas(grads: list[Any]) -> list[Any]:
-    """Gradients for every copy alike; the parts of replicas have to be reduced first."""
+    """Returns gradients that are equal on all replicas; raises for `PerReplica` ones."""
     parts = jax.tree.leaves(grads, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
     if any(isinstance(part, PerReplica) for part in parts):
         raise RuntimeError(
             explain(
-                "optimizer.apply got PerReplica gradients in cross-replica context of "
+                "optimizer.apply received PerReplica gradients in cross-replica context of "
                 f"{get_strategy()}.",
                 expected="arrays or Mirrored values, which are the same for all replicas.",
-                fix="call it in the function given to strategy.run, or reduce the gradients first, "
-                'for example with strategy.reduce("SUM", gradient, axis=None).',
+                fix="call it in the function passed to strategy.run, or reduce the gradients "
+                'first, for example with strategy.reduce("SUM", gradient, axis=None).',
             )
         )
     return [_whole(grad.value if isinstance(grad, Mirrored) else grad) for grad in grads]

@@ -36,7 +36,7 @@ def fast_on_cpu(original: Any) -> Any:
 def _runs_on_cpu() -> bool:
     context = get_replica_context()
     topology = None if context is None else context.strategy.topology
-    # The default strategy has no devices and leaves Keras unchanged.
+    # The default strategy has no devices and must leave Keras unchanged.
     return topology is not None and topology.devices is not None and topology.platform == "cpu"
 
 
@@ -56,22 +56,15 @@ def _fits(layer: Any, inputs: Any) -> bool:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def max_of_windows(inputs: Any, window: Sequence[int]) -> Any:
-    """Returns the maximum of each window, for non-overlapping windows. Call anywhere.
+    """Returns the maximum of each non-overlapping window. Call anywhere.
 
-    Args:
-        inputs: floating array of shape (batch, *spatial, channels).
-        window: size of the windows in each spatial dimension; a partial window at an end is
-            dropped.
-
-    Returns:
-        Array of shape (batch, *(size // window), channels). Its derivative goes to the first
-        maximum of a window, as with `jax.lax.reduce_window`.
+    `inputs` is a floating array of shape (batch, *spatial, channels); the result has shape
+    (batch, *(size // window), channels), so partial windows are dropped. The derivative goes to the
+    first maximum of a window, as with `jax.lax.reduce_window`.
 
     Example:
         >>> max_of_windows(jax.numpy.array([[[1.0], [5.0], [2.0], [3.0]]]), (2,)).ravel()
         Array([5., 3.], dtype=float32)
-
-    Source: JAX, jax.lax.reduce_window and its gradient.
     """
     extents = (1, *window, 1)
     lowest = jnp.asarray(-jnp.inf, inputs.dtype)

@@ -1,4 +1,4 @@
-"""Random numbers that differ between replicas and follow from the seed.
+"""Random seeds that differ between replicas and depend only on the initial seed.
 
 In a replica function the replica id is mixed into each seed. Replica 0 draws the numbers of one
 device.
@@ -16,8 +16,8 @@ from stratagem.keras.variables.annotations import making_worker_local
 
 __all__ = ["replica_seed", "worker_local"]
 
-# An odd number far from small multiples of itself modulo 2**32 (the golden ratio), so that replicas
-# never get the seeds of later steps.
+# 2**32 divided by the golden ratio: small multiples are far apart, so replicas never get the seeds
+# of later steps.
 _SEED_STRIDE = 0x9E3779B9
 
 

@@ -21,13 +21,7 @@ _NAMES = ("keras", "numpy", "python", "torch")
 
 @dataclasses.dataclass(frozen=True)
 class Draws:
-    """Snapshot of the generators that shuffle data.
-
-    Args:
-        python: state of `random`.
-        numpy: state of `numpy.random`.
-        torch: state of PyTorch as a tensor, or None if PyTorch is not loaded.
-    """
+    """Snapshot of the generators that shuffle data. `torch` is a tensor; None if not loaded."""
 
     python: Any
     numpy: Any
@@ -53,7 +47,7 @@ class Draws:
 
     @functools.cached_property
     def as_json(self) -> dict[str, Any]:
-        """Returns the state in a form that JSON can hold."""
+        """Returns the state as JSON values."""
         version, words, gauss = self.python
         return {
             "python": to_json([version, np.asarray(words, np.uint32), gauss]),
@@ -74,10 +68,10 @@ class Draws:
 
 
 class RandomState:
-    """The global random state for a checkpoint: a restart draws the same numbers as no restart.
+    """Global random state for a checkpoint: a restarted run draws the same numbers.
 
-    It covers Python's `random`, NumPy, `keras.random` without a seed, and PyTorch if it is loaded.
-    Random layers such as dropout have seeds of their own, which the model saves.
+    Covers Python's `random`, NumPy, `keras.random` without a seed, and PyTorch if loaded. Random
+    layers such as dropout have their own seeds, which the model saves.
 
     Example:
         >>> import tempfile
@@ -89,40 +83,36 @@ class RandomState:
         >>> bool(np.all(np.random.random(3) == first))
         True
 
-    Source: PyTorch Lightning's and Grain's checkpoints save the same state; TF's save none of it.
+    Source: PyTorch Lightning's and Grain's checkpoints save the same state; TF's do not.
     """
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the state in a form that JSON can hold."""
+        """Returns the state as a dict that JSON can store."""
         return self.state_with(Draws.now())
 
     @staticmethod
     def state_with(draws: Draws) -> dict[str, Any]:
-        """Returns the state with the given snapshot of the shuffling generators.
-
-        Args:
-            draws: the snapshot.
-        """
+        """Returns the state with the given snapshot of the shuffling generators."""
         return {**draws.as_json, "keras": global_seed_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores a state.
 
         Args:
-            state: result of `get_state`, perhaps from another process.
+            state: result of `get_state`, possibly from another process.
 
         Raises:
-            ValueError: it is no such state.
+            ValueError: `state` is not a result of `get_state`.
         """
         if not isinstance(state, dict) or sorted(state) != list(_NAMES):
             raise ValueError(
                 explain(
-                    f"RandomState.set_state was given {str(state)[:100]}.",
-                    expected="what get_state returned.",
-                    fix="save it with sg.train.Checkpoint(random=sg.train.RandomState()).",
+                    f"RandomState.set_state received {str(state)[:100]}.",
+                    expected="the result of RandomState.get_state.",
+                    fix="save the state with sg.train.Checkpoint(random=sg.train.RandomState()).",
                 )
             )
-        set_global_seed_state(state["keras"])  # first: it may draw from the others
+        set_global_seed_state(state["keras"])  # First, because it may draw from the others.
         Draws.from_json(state).set()
 
 

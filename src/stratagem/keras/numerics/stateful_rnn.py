@@ -51,7 +51,7 @@ def replica_rnn(call: Any) -> Any:
 
 
 class _RowsOfReplica:
-    """Stands in for a state's variable when a replica assigns its rows."""
+    """Replaces a state's variable when a replica assigns its rows."""
 
     def __init__(self, variable: Any, context: ReplicaContext) -> None:
         self._variable = variable
@@ -78,7 +78,7 @@ def _own_rows(state: Any, first: Any, num_rows: int) -> Any:
 
 
 def check_batch_size(layer: Any, sequences: Any, context: Any) -> None:
-    """Raises an error if the replicas' rows do not match the state of a stateful layer."""
+    """Raises ValueError if the replicas' rows do not match the state of a stateful layer."""
     expected = expected_batch_size(layer)
     received = context.global_num_examples
     if received is None:
@@ -89,18 +89,18 @@ def check_batch_size(layer: Any, sequences: Any, context: Any) -> None:
     if strategy.placement.is_remote:
         raise ValueError(
             explain(
-                f"{strategy} was asked to run the RNN {layer.name!r}, which is stateful.",
-                expected="layers without a state of single examples: each worker has a batch of "
-                "its own, and servers have one state.",
-                fix="leave stateful=True out, or use sg.MirroredStrategy.",
+                f"{strategy} cannot run the stateful RNN {layer.name!r}.",
+                expected="layers without per-example state: each worker reads a different batch, "
+                "but servers store a single state.",
+                fix="remove stateful=True, or use sg.MirroredStrategy.",
             )
         )
     raise ValueError(
         explain(
-            f"The stateful RNN {layer.name!r} has a state of {expected} examples, and "
-            f"{strategy} gave it {received} in {context.num_replicas_in_sync} replicas.",
-            expected="the batch size of its Input to be that of all replicas together.",
-            fix=f"batch the data by {expected} without a shorter last batch, or build the model "
+            f"The stateful RNN {layer.name!r} has state for {expected} examples, but {strategy} "
+            f"passed it {received} in {context.num_replicas_in_sync} replicas.",
+            expected="an Input whose batch size is the global batch size.",
+            fix=f"batch the data by {expected} and drop a shorter last batch, or build the model "
             f"with keras.Input(batch_shape=({received}, ...)).",
         )
     )

@@ -1,16 +1,14 @@
-"""Loss modes of a training step: how losses of replicas match the loss of one device.
+"""Loss modes of a training step, which make losses of replicas match the loss of one device.
 
-SHARE: each replica's loss is its share of the loss of the whole batch, so that shares and their
-gradients add up to the whole. Exact for masks and weights, because every divisor counts all
-replicas.
+SHARE: a replica's loss is its share of the loss of the global batch, so that losses and gradients
+sum to the whole. Exact for masks and weights, because every divisor counts all replicas.
 
-MEAN: each replica's loss is the mean over its own examples; gradients are averaged by the number of
-true examples. For models with a `train_step` or `compute_loss` of their own, which compute means.
+MEAN: a replica's loss is the mean over its own examples; gradients are averaged by the number of
+true examples. For models with a custom `train_step` or `compute_loss`, which compute means.
 
-WHOLE: this replica computes with the rows of all replicas, as one device does. Nothing is counted
-over replicas.
+WHOLE: this replica computes with the rows of all replicas, as one device does, without collectives.
 
-In a custom step (`strategy.run`) no mode applies: the user's code defines the loss.
+OWN: a custom step (`strategy.run`); the user's code defines the loss.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ __all__ = [
 
 
 class StepMode(enum.Enum):
-    """The modes described above."""
+    """Loss modes; the module docstring describes them."""
 
     OWN = "own"
     SHARE = "share"
@@ -74,12 +72,9 @@ def is_loss_tracker(metric: Any) -> bool:
 
 
 def record_loss(tracker: Any, loss: Any, context: ReplicaContext) -> None:
-    """Adds a step's loss to its metric, so that the result matches a single device.
+    """Adds a step's loss to its `Mean` metric, so that the result matches a single device.
 
-    Args:
-        tracker: a `keras.metrics.Mean`.
-        loss: this replica's share of the batch's loss, or the mean over its own examples.
-        context: the replica context.
+    `loss` is this replica's share of the loss, or the mean over its own examples.
     """
     examples = jnp.asarray(context.num_examples, tracker.dtype)
     weight = context.global_num_examples if _current.mode is StepMode.SHARE else examples

@@ -1,6 +1,6 @@
-"""Row-wise optimizer updates of tables, where rows without a gradient would not change.
+"""Row-wise optimizer updates of tables, used if rows without a gradient would not change.
 
-A table with lookups of rows may be far too large to update whole in every step.
+A table with row lookups may be far too large to update whole in every step.
 """
 
 from __future__ import annotations
@@ -35,18 +35,10 @@ _Apply = Callable[[Any, list[Any], Any], Any]
 def apply_with_rows(
     apply: _Apply, optimizer: Any, grads: Sequence[Any], variables: Sequence[Any] | None
 ) -> Any:
-    """Applies gradients; to single rows of a table if the result is the same.
+    """Applies gradients summed over replicas, only to rows of a table if the result is the same.
 
-    Call in update context of a replica function.
-
-    Args:
-        apply: `apply` of the optimizer's class.
-        optimizer: the optimizer, built.
-        grads: arrays or `IndexedSlices`, summed over replicas.
-        variables: the variables of the gradients; None for all that the optimizer was built for.
-
-    Returns:
-        The result of `apply`.
+    Call in update context of a replica function. `apply` is the method of the optimizer's class;
+    `variables` is None for all that the optimizer was built for.
     """
     if not any(map(is_indexed_slices, grads)):
         return apply(optimizer, list(grads), variables)
@@ -73,14 +65,14 @@ def _may_take_rows(apply: _Apply, optimizer: Any, variable: Any) -> bool:
     is_ours = isinstance(variable, DistributedVariable) and variable.division is None
     if not is_ours or variable.constraint is not None or not is_worth_rows(variable.shape):
         return False
-    known = _leaves_rows.setdefault(optimizer, {})  # Weight decay may exclude one of its tables.
+    known = _leaves_rows.setdefault(optimizer, {})  # By table: weight decay may exclude some.
     if id(variable) not in known:
         known[id(variable)] = _leaves_rows_alone(apply, optimizer, variable)
     return known[id(variable)]
 
 
 def _leaves_rows_alone(apply: _Apply, optimizer: Any, table: Any) -> bool:
-    """Tries out if rows without a gradient and their slots stay unchanged in an update."""
+    """Tests whether an update leaves rows without a gradient and their slots unchanged."""
     if optimizer.use_ema or optimizer.gradient_accumulation_steps:
         return False
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -92,7 +84,7 @@ def _leaves_rows_alone(apply: _Apply, optimizer: Any, table: Any) -> bool:
     others = {id(one) for one in optimizer.variables}
 
     def read(variable: Any) -> Any:
-        # Created on demand: there may be no memory for all slots.
+        # Created on demand, because all slots may not fit in memory.
         is_other = id(variable) in others
         return jnp.full(variable.shape, 3, variable.dtype) if is_other else None
 
@@ -107,7 +99,7 @@ def _leaves_rows_alone(apply: _Apply, optimizer: Any, table: Any) -> bool:
         try:
             with scope:
                 apply(optimizer, [jnp.zeros(shape, table.dtype)], [table])
-        except Exception:  # noqa: BLE001 - it needs the whole table, whatever it says of this
+        except Exception:  # noqa: BLE001 - any error: it needs the whole table
             return False
         return all(
             bool(jnp.array_equal(scope.get_current_value(one), before[id(one)])) for one in own
@@ -120,7 +112,7 @@ def _slots(optimizer: Any, table: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def _as_rows(optimizer: Any, tables: dict[int, tuple[Any, IndexedSlices]]) -> Generator[None]:
-    """Makes tables and their slots stand for some of their rows in a block."""
+    """Replaces the values of tables and their slots by some of their rows in a block."""
     outer = current_scope()
     assert outer is not None
     inner = ReplicaScope(outer.get_current_value)

@@ -1,4 +1,4 @@
-"""The active `fit`: the data that it reads and the order of its callbacks.
+"""The active `fit` call: its batch iterator and the order of its callbacks.
 
 Keras does not expose these to callbacks.
 """
@@ -44,10 +44,9 @@ _running = _Running()
 
 
 def epoch_iterator() -> Any:
-    """Returns Keras's iterator over the batches of the innermost `fit` of this thread.
+    """Returns Keras's batch iterator of the innermost `fit` of this thread: the first it creates.
 
-    It is the first iterator that `fit` creates. If this package was imported by the arguments
-    of that call, it is the last iterator that was created.
+    If the arguments of that `fit` call imported this package, returns the latest iterator instead.
     """
     return _running.fits[-1].iterator if _running.fits else _running.latest()
 
@@ -55,8 +54,7 @@ def epoch_iterator() -> Any:
 def awaits_each_step() -> bool:
     """Returns True if each step's result is awaited before the next step starts.
 
-    This holds where a callback reads batch logs or stores the state, and for steps called outside
-    `fit`.
+    True if a callback reads batch logs or stores the state, and for steps outside `fit`.
     """
     return _running.fits[-1].awaits_steps if _running.fits else True
 
@@ -80,7 +78,8 @@ def _begun() -> Generator[None]:
     finally:
         iterator = _running.fits.pop().iterator
         position = getattr(getattr(iterator, "data_adapter", None), "position", None)
-        if position is not None:  # A frame that follows the data must not keep it alive.
+        # Frames that hold the iterator must not keep its data alive.
+        if position is not None:
             position.release()
 
 
@@ -105,7 +104,7 @@ def ordering_callbacks(original: Any) -> Any:
 
     @functools.wraps(original)
     def made(self: Any, callbacks: Any = None, *args: Any, **kwargs: Any) -> None:
-        # Keras would call a lone callback in another thread while the next step reuses its memory.
+        # Keras would call a single callback in another thread while the next step reuses memory.
         alone = isinstance(callbacks, keras.callbacks.Callback)
         original(self, [callbacks] if alone else callbacks, *args, **kwargs)
         self.callbacks.sort(key=_runs_last)
@@ -128,11 +127,11 @@ def _awaits_steps(callback: Any) -> bool:
 
 
 def looks_at_batches(callback: Any) -> bool:
-    """Returns True if a Keras callback reads batch logs; `needs_batch_logs` overrides the guess."""
+    """Returns True if a callback reads batch logs; `needs_batch_logs=False` overrides."""
     if not getattr(callback, "needs_batch_logs", True):
         return False
     base = keras.callbacks.Callback
     hooks = ("on_batch_end", "on_train_batch_end", "on_test_batch_end")
-    # Looked up on the object: LambdaCallback sets its hooks there.
+    # Read from the object: LambdaCallback sets its hooks on the instance.
     methods = [(getattr(callback, hook), getattr(base, hook)) for hook in hooks]
     return any(getattr(method, "__func__", None) is not default for method, default in methods)

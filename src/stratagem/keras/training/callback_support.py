@@ -1,7 +1,4 @@
-"""Support of Keras's callbacks under a strategy, and our replacements.
-
-`docs/keras.md` has the table.
-"""
+"""Checks Keras callbacks for support under a strategy. Table: `docs/keras.md`."""
 
 from __future__ import annotations
 
@@ -15,14 +12,14 @@ from stratagem.messages import explain
 
 __all__ = ["CHIEF_ONLY", "check_callbacks", "listed"]
 
-# What writes or shows the logs, which are the same on all processes, and needs nothing else.
+# These write or show only the logs, which are the same on all processes.
 CHIEF_ONLY = (
     keras.callbacks.CSVLogger,
     keras.callbacks.ProgbarLogger,
     keras.callbacks.RemoteMonitor,
 )
 
-# Every process would write the same files; or one alone would read variables that take all.
+# Each process would write the same files, or one would read variables that need all processes.
 _OF_ONE_PROCESS = {
     "BackupAndRestore": "sg.BackupAndRestore, which goes on at the next batch, too",
     "OrbaxCheckpoint": "sg.BackupAndRestore, or sg.train.CheckpointManager in a callback",
@@ -31,7 +28,7 @@ _OF_ONE_PROCESS = {
 
 
 def listed(callbacks: Any) -> list[Any]:
-    """Returns the callbacks of an argument of `fit` as a list."""
+    """Returns the `callbacks` argument of `fit` as a list."""
     if callbacks is None:
         return []
     if isinstance(callbacks, keras.callbacks.CallbackList):
@@ -40,16 +37,9 @@ def listed(callbacks: Any) -> list[Any]:
 
 
 def check_callbacks(name: str, callbacks: Sequence[Any], *, spans_processes: bool) -> None:
-    """Refuses callbacks that would fail in the middle, before anything is written.
+    """Raises NotImplementedError or ImportError for callbacks that would fail during training.
 
-    Args:
-        name: of the method.
-        callbacks: which it received.
-        spans_processes: whether several processes call it.
-
-    Raises:
-        NotImplementedError: one that cannot work with several processes.
-        ImportError: one that needs TensorFlow, which is not installed.
+    `name` is the method for messages; `spans_processes` is True if several processes call it.
     """
     for callback in callbacks:
         kind = _keras_name(callback)
@@ -58,25 +48,25 @@ def check_callbacks(name: str, callbacks: Sequence[Any], *, spans_processes: boo
         if spans_processes:
             raise NotImplementedError(
                 explain(
-                    f"{name} received keras.callbacks.{kind} under a strategy of several "
-                    "processes, each of which would write its files.",
-                    expected="a callback whose files one process writes for all.",
+                    f"{name} received keras.callbacks.{kind}, but the strategy spans several "
+                    "processes and each would write its own files.",
+                    expected="a callback that writes files from one process only.",
                     fix=f"use {_OF_ONE_PROCESS[kind]}.",
                 )
             )
         if kind == "TensorBoard" and importlib.util.find_spec("tensorflow") is None:
             raise ImportError(
                 explain(
-                    f"{name} received keras.callbacks.TensorBoard, which needs TensorFlow, and "
+                    f"{name} received keras.callbacks.TensorBoard, which needs TensorFlow, but "
                     "TensorFlow is not installed.",
-                    expected="a callback that works without it.",
+                    expected="a callback that works without TensorFlow.",
                     fix=f"use {_OF_ONE_PROCESS[kind]}.",
                 )
             )
 
 
 def _keras_name(callback: Any) -> str | None:
-    """The name of the class of Keras's that a callback is of; None for any other class."""
+    """Returns the name of an unsupported Keras callback class; None for other classes."""
     for name in _OF_ONE_PROCESS:
         class_ = getattr(keras.callbacks, name, None)  # OrbaxCheckpoint came with Keras 3.13
         if class_ is not None and isinstance(callback, class_):

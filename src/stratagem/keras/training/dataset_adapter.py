@@ -1,4 +1,4 @@
-"""Distributed datasets as data of `fit`, `evaluate` and `predict`."""
+"""Adapters that pass distributed datasets to `fit`, `evaluate` and `predict`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ _STEPS = {"fit": "steps_per_epoch", "evaluate": "steps", "predict": "steps"}
 
 
 class DatasetAdapter(UnreadData):
-    """Hands the batches of a distributed dataset to Keras, each iteration an epoch.
-
-    Args:
-        dataset: the dataset.
-    """
+    """Passes the batches of a distributed dataset to Keras. Each iterator reads one epoch."""
 
     def __init__(self, dataset: DistributedDataset) -> None:
         self._dataset = dataset
@@ -32,21 +28,16 @@ class DatasetAdapter(UnreadData):
 
     @property
     def opening(self) -> int:
-        """Number of earlier passes over the dataset when the next iterator reads it."""
+        """Number of passes over the dataset before the one that the next iterator reads."""
         return self._num_opened - (self._unread is not None)
 
     @property
     def can_go_to(self) -> bool:
-        """True if any pass over the dataset can be read without those before it."""
+        """True if any pass can be read without reading the earlier ones."""
         return self._dataset.order_follows_epoch
 
     def go_to(self, opening: int, num_batches: int) -> None:
-        """Lets the next iterator begin in the middle.
-
-        Args:
-            opening: of the dataset, from 0.
-            num_batches: how many batches to pass over.
-        """
+        """Makes the next iterator read pass `opening` (from 0) and skip `num_batches` batches."""
         if callable(close := getattr(self._unread, "close", None)):
             close()
         self._unread = None
@@ -54,15 +45,15 @@ class DatasetAdapter(UnreadData):
 
     @property
     def num_batches(self) -> int | None:
-        """Batches of an epoch; None where that is unknown, or without end."""
+        """Batches per epoch; None if unknown or infinite."""
         count = self._dataset.cardinality
         return count if count >= 0 else None
 
     def get_jax_iterator(self) -> Iterator[Any]:
-        """Returns an iterator over host batches; nothing is opened before the first is asked for.
+        """Returns an iterator over host batches. The dataset is opened at the first `next`.
 
-        Keras makes more iterators than it reads. Of a model that is not built it reads one batch
-        to build it and begins again: with that batch, so that a generator loses nothing.
+        Keras creates more iterators than it reads. For an unbuilt model it reads one batch and
+        starts over; the next iterator then repeats that batch, so that a generator loses no data.
         """
         num_read, self._num_to_pass = self._num_to_pass, 0
         source = self._unread or self._opened(num_read)
@@ -93,24 +84,15 @@ def _chained(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
 
 
 def is_dataset(value: Any) -> bool:
-    """Returns True for a dataset that Keras does not support, or for a creator of one."""
+    """Returns True for a dataset that Keras does not support, or for a `DatasetCreator`."""
     return isinstance(value, Dataset | DistributedDataset | DatasetCreator)
 
 
 def adapted(strategy: Any, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Replaces distributed datasets among the arguments of `fit`, `evaluate` or `predict`.
+    """Returns adapters for the datasets among the arguments of `fit`, `evaluate` or `predict`.
 
-    Args:
-        strategy: of the model; the default one for a model of none.
-        name: of the method.
-        arguments: by name.
-
-    Returns:
-        Adapters for those that are datasets.
-
-    Raises:
-        ValueError: a dataset of another strategy, targets or weights beside a dataset, or one that
-            a `DatasetCreator` makes and that never ends. TypeError: it makes none.
+    `arguments` are by name. Raises ValueError for the dataset of another strategy, for targets or
+    weights passed next to a dataset, and for an infinite dataset without a number of steps.
     """
     adapters: dict[str, Any] = {}
     for key in ("x", "validation_data"):
@@ -120,9 +102,9 @@ def adapted(strategy: Any, name: str, arguments: dict[str, Any]) -> dict[str, An
         if beside:
             raise ValueError(
                 explain(
-                    f"{name} received a {type(value).__name__} and {' and '.join(beside)}.",
+                    f"{name} received both a {type(value).__name__} and {' and '.join(beside)}.",
                     expected="targets and weights in the batches of the dataset.",
-                    fix="let it yield (x, y) or (x, y, sample_weight).",
+                    fix="make the dataset yield (x, y) or (x, y, sample_weight).",
                 )
             )
         steps = arguments.get(_STEPS.get(name, "") if key == "x" else "validation_steps")
@@ -151,10 +133,11 @@ def _distributed(strategy: Any, name: str, dataset: Any) -> DistributedDataset:
     if dataset.strategy is not strategy:
         raise ValueError(
             explain(
-                f"{name} of a model of {strategy} received a dataset of {dataset.strategy}.",
-                expected="a dataset that the model's strategy distributed.",
-                fix="call distribute_dataset of model.distribute_strategy, or pass the dataset "
-                "as it was before.",
+                f"{name} received a dataset of {dataset.strategy}, but the model belongs to "
+                f"{strategy}.",
+                expected="a dataset distributed by the model's strategy.",
+                fix="call model.distribute_strategy.distribute_dataset, or pass the dataset "
+                "without distributing it first.",
             )
         )
     return dataset

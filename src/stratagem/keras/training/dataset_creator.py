@@ -1,4 +1,4 @@
-"""A function that makes the data of `fit`, `evaluate` or `predict` where it is read."""
+"""`DatasetCreator`: data of `fit` and its siblings, created in each process by a function."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ __all__ = ["DatasetCreator", "part_of", "require_end"]
 
 
 class DatasetCreator:
-    """Data of `fit`, `evaluate` and `predict`, made by a function in each process that reads it.
+    """Data of `fit`, `evaluate` and `predict`, created by a function in each process that reads it.
 
-    Under a `ParameterServerStrategy` these are its workers, elsewhere the processes of the
-    strategy. Nothing is split or repeated: the function shares the data out by its argument, and an
-    epoch is one pass over what it returns in each process, or `steps_per_epoch` batches.
+    Under a `ParameterServerStrategy` these processes are the workers; otherwise they are the
+    processes of the strategy. The dataset is neither sharded nor repeated: the function selects
+    its part by its argument. An epoch is one pass over the dataset in each process, or
+    `steps_per_epoch` batches.
 
     Args:
         dataset_fn: takes an `sg.InputContext` and returns a dataset, batched by the per-replica
-            size.
-        input_options: how batches reach the devices; None for the defaults.
+            batch size.
+        input_options: options for the transfer of batches to the devices; None for the defaults.
 
     Raises:
-        TypeError: one of another type.
+        TypeError: an argument has another type.
 
     Example::
 
@@ -50,7 +51,7 @@ class DatasetCreator:
                     f"DatasetCreator received dataset_fn={dataset_fn!r} of type "
                     f"{type(dataset_fn).__name__}.",
                     expected="a function of an sg.InputContext that returns a dataset.",
-                    fix="pass the function; a dataset itself goes to fit.",
+                    fix="pass a function here, or pass the dataset itself to fit.",
                 )
             )
         if input_options is not None and not isinstance(input_options, InputOptions):
@@ -59,7 +60,7 @@ class DatasetCreator:
                     f"DatasetCreator received input_options={input_options!r} of type "
                     f"{type(input_options).__name__}.",
                     expected="sg.InputOptions or None.",
-                    fix="leave input_options out.",
+                    fix="remove input_options, or pass sg.InputOptions(...).",
                 )
             )
         self._dataset_fn = dataset_fn
@@ -67,33 +68,33 @@ class DatasetCreator:
 
     @property
     def input_options(self) -> InputOptions | None:
-        """Options of the transfer of batches to the devices."""
+        """Options for the transfer of batches to the devices."""
         return self._input_options
 
     def __call__(self, input_context: InputContext) -> Any:
-        """Makes the dataset of one process.
+        """Creates the dataset of one process.
 
         Args:
-            input_context: which process of how many it is.
+            input_context: index of the process and number of processes.
+
+        Returns:
+            The dataset that `dataset_fn` returned.
 
         Raises:
-            TypeError: the function returned no dataset. ValueError: arrays, which are not batched.
+            TypeError: `dataset_fn` did not return a dataset.
+            ValueError: it returned arrays, which are not batched.
         """
         made = self._dataset_fn(input_context)
-        as_source(made)  # which raises
+        as_source(made)  # Raises for unsupported data.
         return made
 
 
 def part_of(
     creator: DatasetCreator, worker: int, num_workers: int, *, are_in_sync: bool
 ) -> Callable[[InputContext], Any]:
-    """Returns the function that makes the dataset of one of several workers.
+    """Returns the dataset function of one of several workers.
 
-    Args:
-        creator: makes the datasets of all.
-        worker: its index.
-        num_workers: how many there are.
-        are_in_sync: whether the replicas of all workers make one step.
+    `are_in_sync` is True if the replicas of all workers run each step together.
     """
 
     def dataset_fn(own: InputContext) -> Any:
@@ -111,22 +112,12 @@ def part_of(
 def require_end(
     cardinality: int, name: str, steps: Any, kind: str = "DatasetCreator whose dataset"
 ) -> None:
-    """Raises where an epoch would never end.
-
-    Args:
-        cardinality: of the dataset.
-        name: of the method that reads it.
-        steps: how many batches it is to read; None for all.
-        kind: what it is, for the message.
-
-    Raises:
-        ValueError: that is so.
-    """
+    """Raises ValueError if an epoch would never end: infinite data and `steps` is None."""
     if steps is None and cardinality == INFINITE_CARDINALITY:
         raise ValueError(
             explain(
-                f"{name} received a {kind} has no end, and no number of steps.",
-                expected="a dataset that ends, or the number of batches to read.",
+                f"{name} received a {kind} is infinite, but no number of steps.",
+                expected="a finite dataset, or the number of batches to read.",
                 fix="pass steps_per_epoch to fit, validation_steps for validation_data, and steps "
                 "to evaluate and predict.",
             )

@@ -1,4 +1,4 @@
-"""The training step of `fit`, lowered for devices that need not be here."""
+"""Lowering of a model's training step from shapes, without the actual devices."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ __all__ = ["lower_training_step"]
 
 
 def lower_training_step(model: Any, batch: Any, *, num_steps: int = 1) -> Any:
-    """Lowers the training step of a model for the devices of its strategy, from shapes alone.
+    """Lowers a model's training step for its strategy's devices, from shapes alone.
 
-    Under a `CompileOnlyStrategy` the devices need not be here, and nothing is computed or moved.
+    Under a `CompileOnlyStrategy` no device is needed. Nothing is computed or transferred.
 
     Args:
-        model: a compiled Keras model of a strategy.
-        batch: `(x,)`, `(x, y)` or `(x, y, sample_weight)` as `fit` takes them from a dataset, of
-            the batch size of all replicas together: arrays, or `jax.ShapeDtypeStruct`s.
-        num_steps: how many such steps a call has, as `steps_per_execution` says.
+        model: a compiled Keras model that belongs to a strategy.
+        batch: `(x,)`, `(x, y)` or `(x, y, sample_weight)` of arrays or `jax.ShapeDtypeStruct`s, of
+            the global batch size.
+        num_steps: steps per call, as `steps_per_execution`.
 
     Returns:
-        What `jax.jit(...).lower` returns: `.compile()` makes the program, whose `as_text()`,
-        `memory_analysis()` and `cost_analysis()` tell of one device.
+        The result of `jax.jit(...).lower`. Its `.compile()` returns the program, whose `as_text()`,
+        `memory_analysis()` and `cost_analysis()` describe one device.
 
     Raises:
-        ValueError: a model of no strategy; a batch that does not divide by the replicas.
+        ValueError: the model has no strategy, or the batch size is not a multiple of the replicas.
 
     Source: JAX, ahead-of-time lowering and compilation.
     """
@@ -42,8 +42,8 @@ def lower_training_step(model: Any, batch: Any, *, num_steps: int = 1) -> Any:
         raise ValueError(
             explain(
                 f"Model {model.name!r} belongs to no strategy.",
-                expected="a model that was made in the scope of the strategy to lower it for.",
-                fix="make it in `with strategy.scope():`, or call sg.compile(model, "
+                expected="a model created in the scope of the strategy to lower it for.",
+                fix="create it in `with strategy.scope():`, or call sg.compile(model, "
                 "distribute=strategy, ...).",
             )
         )
@@ -63,7 +63,7 @@ def _shape_of(array: Any) -> jax.ShapeDtypeStruct:
 
 
 def _split(shapes: Any, num_replicas: int) -> PlacedBatches:
-    """A batch as it is on the devices, each with an even part."""
+    """Returns the shapes of a batch on the devices, with equal parts for all replicas."""
     leaves, structure = jax.tree.flatten(shapes, is_leaf=lambda leaf: leaf is None)
     arrays = [leaf for leaf in leaves if leaf is not None]
     sizes = {array.shape[0] if array.shape else 0 for array in arrays}
@@ -71,9 +71,9 @@ def _split(shapes: Any, num_replicas: int) -> PlacedBatches:
     if len(sizes) != 1 or total % num_replicas or not total:
         raise ValueError(
             explain(
-                f"The batch has arrays of the shapes {[array.shape for array in arrays]} for "
-                f"{num_replicas} replicas.",
-                expected="arrays of one leading size, which the replicas share evenly.",
+                f"The batch has arrays of shapes {[array.shape for array in arrays]}, which do "
+                f"not split evenly over {num_replicas} replicas.",
+                expected="arrays of the same leading size, a multiple of the replicas.",
                 fix="choose a batch size that is a multiple of the number of replicas.",
             )
         )

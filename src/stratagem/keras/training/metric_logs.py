@@ -1,4 +1,4 @@
-"""Results of the model's metrics: of a batch, and at the end of an epoch, in one program each."""
+"""Results of all metrics of a model in one program, per batch and at the end of an epoch."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def results_at_once(original: Any) -> Any:
     @functools.wraps(original)
     def results(self: Any) -> Any:
         is_traced = isinstance(jnp.zeros(()), Tracer)
-        if is_traced or get_stateless_scope() is not None:  # of a step, or of these very results
+        if is_traced or get_stateless_scope() is not None:  # Inside a step or inside `_results`.
             return original(self)
         logs = _logs_of(self)
         if logs is not None and type(self).get_metrics_result is results:
             return logs.current()
-        # Each metric would ask all processes for each of its variables.
+        # One exchange between processes instead of one for each variable of each metric.
         variables = [one for one in self.metrics_variables if isinstance(one, DistributedVariable)]
         asking = [variable for variable in variables if variable.asks_all_processes()]
         gather_together([(variable.whole, variable.storage) for variable in asking])
@@ -41,7 +41,7 @@ def results_at_once(original: Any) -> Any:
 
 
 def _logs_of(model: Any) -> MetricLogs | None:
-    """Returns the `MetricLogs` of a model's step function, which also compute those of an epoch."""
+    """Returns the `MetricLogs` of a model's step function; None without one."""
     for function in (model.train_function, model.test_function):
         logs = getattr(function, "metric_logs", None)
         if logs is not None:
@@ -52,10 +52,7 @@ def _logs_of(model: Any) -> MetricLogs | None:
 class MetricLogs:
     """Results of a model's metrics over all replicas.
 
-    Args:
-        model: the Keras model.
-        strategy: its strategy.
-        before: called before results are final: waits for steps that are under way.
+    `before` is called before results are read; it waits for steps in flight.
     """
 
     def __init__(self, model: Any, strategy: Any, before: Callable[[], None] | None = None) -> None:
@@ -67,13 +64,13 @@ class MetricLogs:
         self._names: list[str] | None = None
 
     def current(self) -> dict[str, Any]:
-        """Returns the metrics as they are now, without waiting for the devices."""
+        """Returns the metric results after `before`, without waiting for the devices."""
         if self._before is not None:
             self._before()
         return self.so_far()
 
     def so_far(self) -> dict[str, Any]:
-        """Returns the metrics of the steps that have ended."""
+        """Returns the metric results of the completed steps."""
         variables = self._model.metrics_variables
         if self._program is None or [id(v) for v in variables] != [id(v) for v in self._variables]:
             self._variables = variables
@@ -83,7 +80,7 @@ class MetricLogs:
         stored = [
             variable.storage if home_of(variable) else variable.value for variable in variables
         ]
-        if self._strategy.topology.is_abstract:  # variables have shapes there, and no values
+        if self._strategy.topology.is_abstract:  # Abstract variables have no values.
             shapes = jax.eval_shape(self._program, stored)
             return {name: placeholder(one.shape, one.dtype) for name, one in shapes.items()}
         if not self._strategy.topology.spans_processes:
@@ -98,9 +95,9 @@ class MetricLogs:
         return {name: value.addressable_data(0) for name, value in results.items()}
 
     def placeholder(self) -> dict[str, Any]:
-        """Returns the names with values that nobody reads: Keras asks the metrics themselves."""
+        """Returns metric names with zeros, for logs of which Keras uses only the names."""
         if self._names is None:
-            # A metric may report several names: they are those of its result.
+            # One metric may report several names; only its result shows them.
             self._names = list(self.so_far())
         return dict.fromkeys(self._names, 0.0)
 

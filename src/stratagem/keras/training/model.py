@@ -1,4 +1,4 @@
-"""Keras models under a strategy: fit, evaluate and predict, inside and outside its scope.
+"""`fit`, `evaluate`, `predict` and `compile` of Keras models under a strategy.
 
 The methods of Keras's JAX trainer open the scope of the model's strategy, and its step functions
 are ours.
@@ -60,17 +60,11 @@ _STEP_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def strategy_of(model: Any) -> Any:
-    """Returns the strategy that a model belongs to.
+    """Returns the strategy of a model's variables; None without one.
 
-    Args:
-        model: a Keras model.
-
-    Returns:
-        The strategy under which its variables were made; of a model without variables the current
-        one, or the one in whose scope it was filled; None for a model of no strategy.
-
-    Raises:
-        ValueError: variables of two strategies, or some of none.
+    A model without variables belongs to the current strategy, or to the one in whose scope layers
+    were added. Raises ValueError for variables of two strategies, or if only some belong to a
+    strategy.
     """
     variables = list(model.variables)
     optimizer = getattr(model, "optimizer", None)
@@ -106,9 +100,8 @@ def _foreign(variable: Any, home: Any, owner: Any, optimizer: Any = None) -> Val
         )
     return ValueError(
         explain(
-            f"Variable {variable.path!r} was created {place}, and the model is to run under "
-            f"{owner}.",
-            expected="a model and an optimizer that are created in the scope of one strategy.",
+            f"Variable {variable.path!r} was created {place}, but the model runs under {owner}.",
+            expected="a model and an optimizer created in the scope of the same strategy.",
             fix=fix,
         )
     )
@@ -149,7 +142,7 @@ def entering_scope(original: Any) -> Any:
         if strategy.topology.spans_processes and not name.endswith("_on_batch"):
             wanted = settle_call(bound.arguments, wanted)
             args, kwargs = bound.args[1:], bound.kwargs
-        strategy.executor.settle()  # what counts for another call counts there
+        strategy.executor.settle()  # Steps of earlier calls must not count here.
         previous = logs_wanted.value
         if name != "predict":
             logs_wanted.value = wanted
@@ -163,7 +156,7 @@ def entering_scope(original: Any) -> Any:
 
 
 def _adopt_metrics(model: Any, strategy: Any) -> None:
-    """Moves metrics that were made before the scope to the strategy of their model."""
+    """Moves metrics that were created outside the scope to the strategy of their model."""
     given = compile_arguments(model) if model.compiled else {}
     of_metrics = {key: given.get(key) for key in ("metrics", "weighted_metrics")}
     for variable in [*model.metrics_variables, *_variables_of(of_metrics)]:
@@ -202,7 +195,7 @@ def making_step_function(original: Any) -> Any:
             setattr(self, attribute, make(self, strategy))
         function = getattr(self, attribute)
         if isinstance(function, TrainOrTestFunction) and function.events is not None:
-            function.events.begin()  # Keras asks for it at the start of each fit
+            function.events.begin()  # Keras calls make_train_function at the start of each fit.
         return function
 
     return made
@@ -222,7 +215,7 @@ def _predict(model: Any, strategy: Any) -> Any:
 
 
 def _tell_steps(model: Any) -> None:
-    """Lets a model of no strategy tell of its steps, in a run with a folder for events."""
+    """Adds step events to a model without a strategy if the run has an event folder."""
     events = current_events()
     if events is None or model.train_function is None:
         return
@@ -297,12 +290,12 @@ def sharing_additional_losses(original: Any) -> Any:
 def compile(model: Any, *, distribute: Any = None, **arguments: Any) -> None:
     """Moves a model to a strategy and compiles it.
 
-    This is `model.compile(distribute=...)` of TensorFlow 1.11.
+    Replaces `model.compile(distribute=...)` of TensorFlow 1.11.
 
     Args:
-        model: a Keras model of no strategy, or of this one.
-        distribute: the strategy; None compiles where the model is.
-        **arguments: of `keras.Model.compile`.
+        model: a Keras model without a strategy, or of the same one.
+        distribute: the strategy; None compiles without moving the model.
+        **arguments: arguments of `keras.Model.compile`.
 
     Raises:
         ValueError: the model belongs to another strategy.
@@ -329,7 +322,7 @@ def compile(model: Any, *, distribute: Any = None, **arguments: Any) -> None:
 
 
 def _variables_of(arguments: dict[str, Any]) -> list[Any]:
-    """The variables of optimizer and metric objects among the arguments of `compile`."""
+    """Returns the variables of the optimizers and metrics in the arguments of `compile`."""
     owners = [
         leaf
         for leaf in jax.tree.leaves(arguments)

@@ -1,6 +1,6 @@
-"""Training steps of models planned for abstract devices.
+"""Training steps of models on planned (abstract) devices.
 
-The variables move to a strategy of these devices, which stores shapes only, and back.
+The model's variables move to a strategy of these devices, which stores only shapes, and back.
 """
 
 from __future__ import annotations
@@ -37,37 +37,27 @@ def strategy_for_plan(model: Any) -> Any:
 
 @contextlib.contextmanager
 def training_step(model: Any, batch: tuple[Any, ...], strategy: Any) -> Generator[CapturedStep]:
-    """Yields the training step of `fit` under another strategy.
+    """Yields the training step of `fit` of a compiled model under another strategy.
 
-    The model's variables belong to that strategy until the block ends. Afterwards the model is
-    built and otherwise unchanged.
-
-    Args:
-        model: a compiled Keras model, of any strategy or none.
-        batch: `(x, y)` or `(x, y, sample_weight)`, arrays.
-        strategy: strategy of the planned devices.
-
-    Yields:
-        The step.
-
-    Raises:
-        ValueError: the model is not compiled, trains nothing, or belongs to parameter servers.
+    The model's variables belong to that strategy inside the block. Afterwards the model is built
+    and otherwise unchanged. Raises ValueError if the model is not compiled, has no trainable
+    variable, or uses parameter servers.
     """
     if getattr(model, "optimizer", None) is None:
         raise ValueError(
             explain(
                 f"Model {model.name!r} is not compiled with an optimizer.",
-                expected="a model that can be trained.",
-                fix="call model.compile first.",
+                expected="a compiled model.",
+                fix="call model.compile with an optimizer first.",
             )
         )
     own = model.distribute_strategy
     if own.executor.schedules:
         raise ValueError(
             explain(
-                f"Model {model.name!r} belongs to {own}.",
-                expected="a model of a strategy whose replicas are in lockstep.",
-                fix="make the model under MirroredStrategy to plan it.",
+                f"Model {model.name!r} belongs to {own}, which schedules steps on workers.",
+                expected="a strategy whose replicas run in lockstep.",
+                fix="create the model under MirroredStrategy to plan it.",
             )
         )
     if own is not strategy:
@@ -83,8 +73,8 @@ def _take_step(model: Any, batch: tuple[Any, ...]) -> CapturedStep:
         raise ValueError(
             explain(
                 f"Model {model.name!r} has no trainable variable.",
-                expected="a model that can be trained.",
-                fix="set trainable=True where it is not.",
+                expected="a model with trainable variables.",
+                fix="set trainable=True on some layers.",
             )
         )
     function = model.train_function
@@ -99,7 +89,7 @@ def _take_step(model: Any, batch: tuple[Any, ...]) -> CapturedStep:
 
 @contextlib.contextmanager
 def as_planned(variables: Sequence[Any], strategy: Any) -> Generator[None]:
-    """Moves variables to a strategy of abstract devices while a block runs."""
+    """Moves variables to a strategy of abstract devices inside a `with` block."""
     adoptions: list[Adoption] = []
     try:
         for variable in variables:

@@ -1,4 +1,4 @@
-"""Keras side of remote state: Keras objects whose variables are outside this process."""
+"""Interface `RemoteKeras`: Keras variables, optimizers and `fit` with remote state."""
 
 from __future__ import annotations
 
@@ -23,24 +23,23 @@ class RemoteKeras(Protocol):
     """
 
     def variable_class(self, request: VariableRequest, strategy: Any) -> type[DistributedVariable]:
-        """Returns the class of a new variable, which says if and how it is remote."""
+        """Returns the class of a new variable, a `DistributedVariable`.
+
+        If `is_all_remote` is False, the class chooses local or remote by path and shape.
+        """
         ...
 
     def create_slot(
         self, optimizer: Any, reference: Any, name: str | None, create: Callable[[], Any]
     ) -> keras.Variable:
-        """Creates an optimizer's slot of a remote variable, which is stored with the variable.
+        """Creates an optimizer's slot of remote variable `reference`, stored with the variable.
 
-        Args:
-            optimizer: the optimizer, which is being built.
-            reference: the remote variable.
-            name: name of the slot.
-            create: creates the slot as Keras does.
+        The optimizer is being built. `create` creates the slot as Keras does.
         """
         ...
 
     def note_built(self, optimizer: Any, strategy: Any) -> None:
-        """Notes that a step of this process has built an optimizer."""
+        """Records that a step of this process has built an optimizer."""
         ...
 
     def send_gradients(
@@ -52,14 +51,10 @@ class RemoteKeras(Protocol):
         *,
         are_reduced: bool,
     ) -> None:
-        """Sends the gradients of a step, if all variables are remote.
+        """Sends the gradients of a step if all variables are remote.
 
-        Args:
-            optimizer: the optimizer.
-            grads: gradients of this replica, weighted for the sum; rows as `IndexedSlices`.
-            variables: the variables of the gradients.
-            context: the replica context.
-            are_reduced: True if the gradients are the same on all replicas already.
+        `grads` are this replica's, weighted for the sum; rows as `IndexedSlices`. `are_reduced` is
+        True if they are already the same on all replicas.
         """
         ...
 
@@ -71,23 +66,18 @@ class RemoteKeras(Protocol):
         variables: list[Any],
         context: ReplicaContext,
     ) -> None:
-        """Updates local variables here, and sends the gradients of the remote ones.
+        """Updates local variables and sends the gradients of remote ones.
 
-        Args:
-            apply: `apply` of the optimizer's class.
-            optimizer: the optimizer.
-            grads: arrays or `IndexedSlices`, summed over replicas.
-            variables: the variables of the gradients.
-            context: the replica context.
+        `apply` is the method of the optimizer's class. `grads` are summed over replicas.
         """
         ...
 
     def train_or_test_function(self, model: Any, strategy: Any, *, training: bool) -> Any:
-        """Returns a model's `train_function` or `test_function` of an executor that schedules."""
+        """Returns a `train_function` or `test_function` that schedules steps on workers."""
         ...
 
     def predict_function(self, model: Any, strategy: Any) -> Any:
-        """Returns a model's `predict_function` of an executor that schedules."""
+        """Returns a `predict_function` that schedules steps on workers."""
         ...
 
     def worker_data(
@@ -95,11 +85,7 @@ class RemoteKeras(Protocol):
     ) -> UnreadData:
         """Returns the data of `fit`, `evaluate` or `predict` that each worker creates.
 
-        Args:
-            strategy: a strategy with an executor that schedules.
-            creator: creates the dataset of each worker.
-            name: name of the method, for messages.
-            steps: number of batches to read; None for all.
-            is_training: True for training data of `fit`.
+        `name` is the method for messages; `steps` is the number of batches, None for all.
+        `is_training` is True for training data of `fit`.
         """
         ...

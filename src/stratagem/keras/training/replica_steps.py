@@ -33,12 +33,12 @@ from stratagem.keras.private import (
 
 __all__ = ["ReplicaSteps"]
 
-# Since this version Keras divides an activity regularizer's loss by the rows of its output.
+# From this version on, Keras divides an activity regularizer's loss by the batch size.
 _REGULARIZER_PER_ROW_SINCE = (3, 14)
 
 
 class ReplicaSteps:
-    """The replica functions of one compiled Keras model."""
+    """Replica functions of one compiled Keras model."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -57,14 +57,10 @@ class ReplicaSteps:
             yield
 
     def train(self, data: Any) -> Any:
-        """Runs a training step on this replica's part of a batch.
+        """Runs a training step on this replica's part of a batch, local arrays as `fit` takes them.
 
-        Args:
-            data: `(x,)`, `(x, y)` or `(x, y, sample_weight)`, local arrays.
-
-        Returns:
-            Logs of the model's own `train_step` or `compute_metrics`, averaged over replicas; None
-            for Keras's.
+        Returns logs of a custom `train_step` or `compute_metrics`, averaged over replicas; None for
+        Keras's own.
         """
         with self._counted_over_replicas("train_step"):
             if self._overrides("train_step"):
@@ -72,7 +68,7 @@ class ReplicaSteps:
             return self._train(*unpack_x_y_sample_weight(data))
 
     def test(self, data: Any) -> Any:
-        """Runs an evaluation step on this replica's part of a batch; otherwise as `train`."""
+        """Runs an evaluation step on this replica's part of a batch. Returns logs like `train`."""
         with self._counted_over_replicas("test_step"):
             if self._overrides("test_step"):
                 return self._own_step("test_step", data, with_optimizer=False)
@@ -114,7 +110,7 @@ class ReplicaSteps:
                 if variables
                 else (scaled_loss(), [])
             )
-        # Keras gives the optimizer zeros, not None, for variables that the loss does not depend on.
+        # Keras passes the optimizer zeros, not None, for variables that the loss does not use.
         filled = [
             jnp.zeros(variable.shape, variable.dtype) if grad is None else grad
             for grad, variable in zip(grads, model.trainable_variables, strict=True)
@@ -124,7 +120,7 @@ class ReplicaSteps:
         return self._update_metrics(loss, x, y, y_pred, sample_weight)
 
     def _update_metrics(self, loss: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
-        """Returns the result of the model's own `compute_metrics`, or None for Keras's."""
+        """Updates metrics; returns logs of a custom `compute_metrics`, else None."""
         context = get_replica_context()
         assert context is not None
         if (tracker := loss_tracker(self._model)) is not None:
@@ -137,9 +133,9 @@ class ReplicaSteps:
         return self._reported(logs, results)
 
     def _own_step(self, step: str, data: Any, *, with_optimizer: bool) -> Any:
-        """Runs the model's own step: `step(state, data)` of Keras on JAX, or `step(data)`.
+        """Runs a custom step: `step(state, data)` as in Keras on JAX, or `step(data)`.
 
-        The state holds this replica's values; without it the step uses the variables themselves.
+        The state holds this replica's values; without it the step uses the variables directly.
         """
         model, method = self._model, getattr(self._model, step)
         with results_of_all_replicas() as results:
@@ -155,7 +151,7 @@ class ReplicaSteps:
             return self._reported(logs, results)
 
     def _reported(self, logs: Any, results: dict[int, Any]) -> Any:
-        """Averages logs over replicas, except results of metrics, which are global already."""
+        """Averages logs over replicas, except metric results, which are already global."""
         context = get_replica_context()
         assert context is not None
         is_result = lambda leaf: results.get(id(leaf)) is leaf  # noqa: E731
@@ -166,7 +162,7 @@ class ReplicaSteps:
 
 
 def _takes_state(step: Any) -> bool:
-    """True if a custom step takes the state as an argument, as Keras's own do on JAX."""
+    """Returns True if a custom step takes the state as an argument, as Keras's do on JAX."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(step).parameters.values()
     required = [one for one in parameters if one.kind in kinds and one.default is one.empty]
@@ -176,7 +172,7 @@ def _takes_state(step: Any) -> bool:
 
 @contextlib.contextmanager
 def _trainable_as_before(model: Any) -> Generator[None]:
-    """Drops assignments of layers to trainable variables, as the state of Keras's own steps does.
+    """Drops assignments of layers to trainable variables, as Keras's own steps do.
 
     `keras.layers.SpectralNormalization` assigns the kernel of the layer that it wraps.
     """
@@ -209,9 +205,9 @@ def _average(leaf: Any, context: ReplicaContext) -> Any:
 
 @contextlib.contextmanager
 def _regularizers_of_true_rows(model: Any) -> Generator[None]:
-    """Makes activity regularizers count examples of all replicas while a step runs.
+    """Makes activity regularizers use the examples of all replicas during a step.
 
-    Eager replicas take turns within a step: the last one to leave restores the regularizer.
+    Eager replicas take turns within a step; the last one to leave restores the regularizer.
     """
     layers = [layer for layer in flatten_layers(model) if layer.activity_regularizer is not None]
     if replica_context() is None:

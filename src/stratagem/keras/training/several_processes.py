@@ -1,4 +1,4 @@
-"""Calls that one of several processes carries out for all: progress bars and file writes.
+"""Progress bars and file writes by one process for all.
 
 Every process calls `save`, `save_weights` or `export` of a model, the chief writes, and all return
 when the file is there.
@@ -24,18 +24,14 @@ __all__ = ["saved_once", "settle_call"]
 
 
 def settle_call(arguments: dict[str, Any], wants_logs: bool) -> bool:
-    """Makes `fit`, `evaluate` or `predict` equal on all processes, and silent on all but one.
+    """Makes a `fit`, `evaluate` or `predict` call equal on all processes; only the chief prints.
 
-    Args:
-        arguments: arguments of the call by name; changed in place.
-        wants_logs: True if this process needs the logs of single batches.
-
-    Returns:
-        True if any process needs them: then all must compute them.
+    Changes `arguments` (by name) in place. Returns True if any process needs the logs of single
+    batches; then all must compute them.
     """
     group = current_group()
     assert group is not None
-    agree_on_random_state()  # Arrays are shuffled by it.
+    agree_on_random_state()  # It determines the shuffling of arrays.
     wants_logs = any(group.exchange("who looks at logs", wants_logs))
     callbacks = arguments.get("callbacks")
     if callbacks is not None and not isinstance(callbacks, keras.callbacks.CallbackList):
@@ -58,7 +54,7 @@ def _make_folders(callbacks: Sequence[Any]) -> None:
 
 
 def saved_once(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a saving method of a model such that only the chief writes."""
+    """Wraps Keras's saving method `original` so that only the chief writes."""
     name = original.__name__
 
     @functools.wraps(original)
@@ -74,7 +70,7 @@ def saved_once(original: Callable[..., Any]) -> Callable[..., Any]:
         if group.process_id == 0:
             try:
                 result = original(self, *args, **kwargs)
-            except Exception as raised:  # noqa: BLE001 - raised again when the others know
+            except Exception as raised:  # noqa: BLE001 - raised below, once all know
                 error = raised
             _let_go(strategy)
         told = group.exchange(f"model.{name}", None if error is None else repr(error))[0]
@@ -83,9 +79,9 @@ def saved_once(original: Callable[..., Any]) -> Callable[..., Any]:
         if told is not None:
             raise RuntimeError(
                 explain(
-                    f"{group.identity.labels[0]} could not write in model.{name}: {told}",
-                    expected="a file that process 0 can write.",
-                    fix="see its log for the whole error.",
+                    f"{group.identity.labels[0]} failed to write the file of model.{name}: {told}",
+                    expected="a path that process 0 can write to.",
+                    fix="read the full error in the log of process 0.",
                 )
             )
         return result
@@ -94,7 +90,7 @@ def saved_once(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _bring_together(strategy: Any, *, is_reader: bool) -> None:
-    """Gathers components and shards, so that the chief can then read them alone."""
+    """Gathers components and shards, so that the chief can read them without the others."""
     for variable in strategy.variables.live():
         home = home_of(variable)
         assert home is not None

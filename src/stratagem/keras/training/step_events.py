@@ -1,4 +1,4 @@
-"""Step events of `fit`, written to the run's event log."""
+"""Step events of `fit` in the run's event log."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ __all__ = ["StepEvents", "ToldTrainFunction"]
 class StepEvents:
     """Numbers a model's steps by its optimizer's count, which continues after a restore.
 
-    The optimizer's count is read once per `fit`, because it is in device memory.
-
-    Args:
-        model: the Keras model.
-        events: destination of the events.
+    The count is in device memory, so it is read only once per `fit`.
     """
 
     def __init__(self, model: Any, events: EventWriter) -> None:
@@ -36,22 +32,15 @@ class StepEvents:
         self._flight = InFlightProgram()
 
     def begin(self) -> None:
-        """Notes that the state may have changed."""
+        """Marks the state as possibly changed, so that the step count is read again."""
         self._is_new = True
 
     def run(self, call: Callable[[], tuple[int, Any]], values: Any = None) -> Any:
         """Runs a group of steps and writes its event when it is done.
 
-        If no step's result is awaited anyway, this waits for the previous group instead, so that
-        the
-        devices are never idle.
-
-        Args:
-            call: runs the group; returns its number of steps, and a result.
-            values: values of the optimizer's variables, if Keras has taken them out.
-
-        Returns:
-            The result.
+        `call` returns the number of steps and the result, which `run` returns. `values` are the
+        optimizer's variables if Keras holds them outside the variables. If no step's result is
+        awaited anyway, waits for the previous group instead, so that devices are never idle.
         """
         is_awaited = self._is_new or awaits_each_step()
         if self._is_new:
@@ -71,20 +60,14 @@ class StepEvents:
         optimizer = getattr(self._model, "optimizer", None)
         variables = [] if optimizer is None else optimizer.variables
         for place, variable in enumerate(variables):
-            # Not `optimizer.iterations`: gradient accumulation counts several steps as one there.
+            # `optimizer.iterations` counts several steps of gradient accumulation as one.
             if variable.name == "iteration":
                 return int(variable.value if values is None else values[place])
         return self._num_done
 
 
 class ToldTrainFunction:
-    """The `train_function` of a model without a strategy, with step events.
-
-    Args:
-        model: the Keras model.
-        events: destination of the events.
-        original: Keras's own function.
-    """
+    """The `train_function` of a model without a strategy, with step events."""
 
     def __init__(self, model: Any, events: EventWriter, original: Callable[..., Any]) -> None:
         self.events = StepEvents(model, events)

@@ -34,9 +34,9 @@ logs_wanted = _LogsWanted()
 
 
 class HostBatches:
-    """The host batches of a data source, `steps_per_epoch` per epoch; None for all.
+    """Host batches of a data source, `steps_per_epoch` per epoch (None: all).
 
-    The first `num_passed` batches of the source are skipped.
+    `num_passed` batches of the source have been skipped.
     """
 
     def __init__(self, batches: Iterable[Any], steps_per_epoch: int | None) -> None:
@@ -58,25 +58,19 @@ class HostBatches:
         return self._batches
 
     def take(self, topology: Topology) -> HostBatch:
-        """Returns this process's part of the next batch, split by its dataset or else evenly.
-
-        `topology` has the devices of the replicas that share it.
-        """
+        """Returns this process's part of the next batch, split by its dataset or else evenly."""
         batch = next(self._batches)
         return batch if isinstance(batch, HostBatch) else take_own_part(batch, topology)
 
 
 class ModelFunction:
-    """Base of the functions that a model calls for a group of steps, in place of Keras's."""
+    """Base of the functions that replace Keras's `train_function` and its siblings."""
 
 
 class _StepFunction(ModelFunction):
-    """Runs groups of steps from Keras's iterator, loading one group ahead of the devices.
+    """Runs groups of steps from Keras's iterator and loads one group ahead of the devices.
 
-    Args:
-        model: the Keras model.
-        strategy: its strategy.
-        step: the replica function of one batch.
+    `step` is the replica function of one batch.
     """
 
     def __init__(self, model: Any, strategy: Any, step: Callable[[Any], Any]) -> None:
@@ -89,16 +83,9 @@ class _StepFunction(ModelFunction):
         self._num_groups = 0
 
     def run_next(self, iterator: Iterator[Any]) -> list[tuple[list[HostBatch], Any]]:
-        """Runs the next group of steps.
+        """Runs the next group of steps. Raises StopIteration at the end of the data.
 
-        Args:
-            iterator: Keras's iterator over host batches.
-
-        Returns:
-            For each run of equally shaped batches in the group, these batches and their result.
-
-        Raises:
-            StopIteration: the data has ended.
+        Returns one pair per run of equally shaped batches: the batches and their result.
         """
         raise_reported()
         if self._source is not iterator:
@@ -117,11 +104,11 @@ class _StepFunction(ModelFunction):
         return results
 
     def _num_passed(self, iterator: Iterator[Any]) -> int:
-        """Returns the number of groups before the first of an iterator that starts midway."""
+        """Returns the number of groups skipped by an iterator that starts midway."""
         return getattr(iterator, "num_passed", 0) // self._model.steps_per_execution
 
     def _may_load_ahead(self, iterator: Iterator[Any]) -> bool:
-        """Returns True if the next group is sure to be needed: others may read the next epoch."""
+        """Returns True if this epoch needs the next group: others may read the next epoch."""
         if self._is_eager() or not isinstance(iterator, HostBatches):
             return False
         if iterator.steps_per_epoch is None:
@@ -209,27 +196,19 @@ class TrainOrTestFunction(_StepFunction):
         return logs, tuple([] for _ in range(self._num_states))
 
     def last_logs(self, results: list[tuple[list[HostBatch], Any]]) -> Any:
-        """Returns the logs of the last step, and which of them are metric results.
-
-        None for Keras's own steps.
-        """
+        """Returns logs of the last step and names of metric results; None for Keras's steps."""
         logs = _last_logs(*results[-1])
         return None if logs is None else (logs, self._steps.names_of_results)
 
 
 class PredictFunction(_StepFunction):
-    """A model's `predict_function`.
-
-    Args:
-        model: the Keras model.
-        strategy: its strategy.
-    """
+    """A model's `predict_function`."""
 
     def __init__(self, model: Any, strategy: Any) -> None:
         super().__init__(model, strategy, ReplicaSteps(model).predict)
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
-        """Runs a group of steps and returns their outputs, true rows only."""
+        """Runs a group of steps and returns their outputs without padding rows."""
         runs = self.run_next(iterator)
         outputs = [
             jax.tree.map(
@@ -268,7 +247,7 @@ def _last_logs(batches: list[HostBatch], result: Any) -> Any:
 
 
 def _last(leaf: Any, num_steps: int) -> Any:
-    """Returns a log value of the last step from one replica; all have the same."""
+    """Returns the last step's log value from one replica; all replicas have the same."""
     if isinstance(leaf, PerReplica):
         leaf = leaf.components[0]
     return leaf[-1] if num_steps > 1 and isinstance(leaf, jax.Array) else leaf

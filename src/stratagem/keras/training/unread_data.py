@@ -1,4 +1,4 @@
-"""Data adapter that reveals only the number of batches to Keras."""
+"""Base of data adapters that give Keras only the number of batches."""
 
 from __future__ import annotations
 
