@@ -11,10 +11,9 @@ __all__ = ["load"]
 
 
 def load(module: str, *, needed_by: str, install: str) -> Any:
-    """Imports a module of an optional library.
+    """Imports a module of an optional library; raises ImportError if it is missing.
 
-    `needed_by` starts the error message, `install` are the arguments of `pip install`. Raises
-    ImportError if the library is missing.
+    `needed_by` starts the error message; `install` holds the arguments of `pip install`.
     """
     try:
         return importlib.import_module(module)

@@ -17,12 +17,9 @@ _MAX_NAMES = 5
 def match(part: Part, entries: Sequence[Mapping[str, Any]], where: str) -> dict[str, str]:
     """Returns the path of the saved array for each variable path of an object.
 
-    Matches by path. If paths differ, because automatic layer names depend on the process, matches
-    in creation order. Dicts of variables match by name only and may use a subset of the saved
-    arrays. Pytrees need the same leaves with the same dtypes.
-
-    `entries` holds path and shape of each saved array, in saved order. Raises ValueError if
-    variables, shapes, or dtypes of leaves differ.
+    Matches by path or, if automatic layer names differ, in creation order. Dicts of variables
+    match by name only and may use a subset of the saved arrays. Raises ValueError if variables,
+    shapes, or dtypes of a pytree's leaves differ. `entries` are in saved order.
     """
     if part.kind == PYTREE:
         return _match_leaves(part, entries, where)

@@ -80,12 +80,7 @@ class ArrayLeaf:
 
 
 class Tree:
-    """A pytree with its leaves by path.
-
-    Args:
-        name: of the pytree in the checkpoint.
-        tree: of arrays, keys and numbers; other leaves raise TypeError.
-    """
+    """A pytree with its leaves by path; TypeError unless all are arrays, keys or numbers."""
 
     def __init__(self, name: str, tree: Any) -> None:
         paths, self._treedef = jax.tree_util.tree_flatten_with_path(tree)

@@ -14,7 +14,7 @@ Listener = Callable[[int, list[int]], None]
 class Announcements:
     """Listeners of this process by topic.
 
-    Announcements without a listener are kept: other processes may be ahead of this one.
+    Announcements without a listener are stored: other processes may be ahead of this one.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Announcements:
         self._pending: dict[str, list[tuple[int, list[int]]]] = {}
 
     def deliver(self, message: dict[str, Any]) -> None:
-        """Delivers an `announced` message to its listener, or keeps it."""
+        """Delivers an `announced` message to its listener, or stores it."""
         topic, announcement = message["topic"], (message["process_id"], message["numbers"])
         listener = self._listeners.get(topic)
         if listener is None:

@@ -1,7 +1,7 @@
 """Validation of messages from processes to process 0.
 
-Any program can connect to the port of a group. Invalid messages are rejected here, so that later
-code can rely on every field and its type.
+Any program can connect to the port of a group, so invalid messages are rejected here. Later code
+relies on every field and its type.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def plan_memory(
     host_programs: Sequence[CompilerMemory],
     accelerator: Accelerator,
 ) -> MemoryPlan:
-    """Computes the memory of one device from its compiled programs and those of the host.
+    """Computes the memory of one device from its compiled programs and the host's.
 
     Compiler overhead beyond the arrays, such as padding, counts as temporaries.
     """

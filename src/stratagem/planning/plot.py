@@ -33,10 +33,7 @@ _LEAST_NAMED_SHARE = 0.01
 def draw(plan: Plan, path: str | Path) -> None:
     """Writes the plot to a file; the extension selects the format.
 
-    Raises:
-        ImportError: matplotlib is not installed.
-        ValueError: matplotlib does not support the format.
-        OSError: the file cannot be written.
+    Raises ImportError without matplotlib, ValueError for an unsupported format.
     """
     path = Path(path)
     figure = figure_of(plan)

@@ -54,7 +54,7 @@ def write(folder: Path, items: Mapping[str, Arrays], notes: Mapping[str, Any]) -
     """Writes arrays by item and path, with JSON notes, to a new folder.
 
     Raises FileExistsError if the folder exists, ImportError without Orbax, and OSError if the write
-    failed; nothing of it is left then.
+    failed; then nothing of it is left.
     """
     orbax = _orbax()
     if folder.exists():

@@ -14,12 +14,7 @@ def ring_of(sizes: Sequence[int]) -> list[Position]:
     """Returns every position of a box, in an order in which neighbors are one step apart.
 
     The last is adjacent to the first, too, if at least two sides are longer than 1 and all such
-    sides are even. With an odd side there may be no such ring; the order is then row by row.
-
-    Example:
-        >>> from stratagem.topology.rings import ring_of
-        >>> ring_of((2, 2, 1))
-        [(0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0)]
+    sides are even. Otherwise there may be no ring; with an odd side the order is row by row.
 
     Source: TF 2.21 device_assignment.py, _ring_3d.
     """
@@ -45,7 +40,7 @@ def ring_of(sizes: Sequence[int]) -> list[Position]:
 def _open_ring(width: int, height: int) -> list[tuple[int, int]]:
     """Returns a ring over a rectangle of even sides, without its first corner.
 
-    It zigzags over all columns but the first, and comes back through that one.
+    It zigzags over all columns but the first, and returns through the first.
     """
     ring: list[tuple[int, int]] = []
     for row in range(height):

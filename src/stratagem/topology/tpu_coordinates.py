@@ -38,9 +38,8 @@ def tpu_topology_of(devices: Sequence[jax.Device]) -> TPUTopology:
 def in_ring_order(devices: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
     """Orders the devices of each process so that neighbors are adjacent, where possible.
 
-    The order of processes stays, since the replicas of one must be contiguous.
-    `jax.experimental.mesh_utils.create_device_mesh` makes such rings for some single-host TPUs, and
-    rows for the others.
+    The order of processes stays, since the replicas of one must be contiguous. JAX's
+    `mesh_utils.create_device_mesh` makes such rings only for some single-host TPUs.
     """
     ordered: list[jax.Device] = []
     for own in _by_process(devices):
@@ -64,7 +63,7 @@ def assigned_devices(
 ) -> list[tuple[jax.Device, ...]]:
     """Returns the devices of each replica.
 
-    Raises ValueError if the assignment is for another TPU, or uses a position twice.
+    Raises ValueError for an assignment for another TPU, or one that uses a position twice.
     """
     at: dict[tuple[int, ...], jax.Device] = {
         position: device for device, position in _coordinates_of(devices).items()

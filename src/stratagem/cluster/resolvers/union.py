@@ -16,10 +16,10 @@ _T = TypeVar("_T")
 
 
 class UnionResolver(ClusterResolver):
-    """Combines the jobs of several resolvers; other facts come from the first that knows them.
+    """Combines the jobs of several resolvers; other facts come from the first that has them.
 
     Args:
-        *resolvers: in order of precedence.
+        *resolvers: resolvers in order of precedence.
         task_type: overrides theirs.
         task_id: overrides theirs.
         rpc_layer: overrides theirs.

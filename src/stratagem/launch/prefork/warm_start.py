@@ -77,7 +77,7 @@ class ForkedTask:
 class WarmStart:
     """Fork server of a launch, started when the first task could use it.
 
-    `num_started` counts the forked tasks. `base` are the variables that tasks inherit.
+    `num_started` counts the forked tasks; tasks inherit the variables `base`.
     """
 
     def __init__(self, base: Mapping[str, str]) -> None:

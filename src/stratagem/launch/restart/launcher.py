@@ -44,11 +44,8 @@ _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, EXIT_CODE)
 class Outcome:
     """Result of a launch: exit statuses of the last start, and their circumstances.
 
-    Args:
-        statuses: exit status of each task.
-        signum: signal to the launcher that ended the tasks; None without one.
-        restart: number of earlier starts.
-        were_asked: True if the launcher had asked the tasks to exit, so that more can start.
+    `signum` is the signal to the launcher that ended the tasks, if any; `restart` counts earlier
+    starts; `were_asked` means that the launcher asked the tasks to exit, so that more can start.
     """
 
     statuses: tuple[ExitStatus, ...]

@@ -43,11 +43,9 @@ class JobState:
 
 
 class JobsClient:
-    """Sends requests to the head of a Ray cluster.
+    """Sends requests to the head of a Ray cluster, at the URL of its dashboard.
 
-    Args:
-        url: URL of its dashboard, such as http://host:8265.
-        token: token of the cluster; "" for none, None for the one on this machine.
+    `token` is "" for none, None for the one on this machine.
     """
 
     def __init__(self, url: str, token: str | None = None) -> None:
@@ -58,9 +56,7 @@ class JobsClient:
     def version(self) -> str:
         """Returns the version of Ray on the cluster.
 
-        Raises:
-            UnavailableError: there is no answer, or not one of Ray.
-            PermissionError: the cluster has another token.
+        Raises UnavailableError without an answer of Ray, PermissionError for a wrong token.
         """
         return str(self._json("GET", "/api/version")["ray_version"])
 
@@ -79,13 +75,7 @@ class JobsClient:
         self._request("PUT", f"/api/packages/gcs/{name}", content, timeout_s=_UPLOAD_S)
 
     def submit(self, entrypoint: str, runtime_env: Mapping[str, Any], **metadata: str) -> str:
-        """Starts a job and returns its name.
-
-        Args:
-            entrypoint: command of the job, for a shell.
-            runtime_env: Ray's runtime environment.
-            **metadata: stored with the job.
-        """
+        """Starts a job, a command for a shell, and returns its name; stores `metadata` with it."""
         body = {"entrypoint": entrypoint, "runtime_env": dict(runtime_env), "metadata": metadata}
         return str(self._json("POST", "/api/jobs/", json.dumps(body).encode())["submission_id"])
 
@@ -109,9 +99,7 @@ class JobsClient:
     async def log(self, job: str) -> AsyncIterator[str]:
         """Yields parts of a job's log as they arrive, from its beginning to its end.
 
-        Raises:
-            ImportError: aiohttp, which comes with Ray, is not installed.
-            UnavailableError: the connection was lost.
+        Raises UnavailableError if the connection is lost, ImportError without aiohttp.
         """
         aiohttp = load("aiohttp", needed_by="the log of a job", install="stratagem[ray]")
         url = f"{self.url}/api/jobs/{job}/logs/tail"

@@ -62,16 +62,10 @@ def pack(
 ) -> Package:
     """Packs files into an archive, to be unpacked where the program runs.
 
-    Args:
-        folder: folder of the script, all of which is packed; None for none.
-        modules: files or folders to add. Files of `folder` take precedence.
-        more: contents of further files, by name.
-        excludes: patterns of names or paths to leave out, such as "*.csv" or "data/raw". Caches,
-            virtual environments and names that begin with a dot are always left out.
-        limit_bytes: largest total size; None for `STRATAGEM_UPLOAD_LIMIT_BYTES`.
-
-    Raises:
-        ValueError: the files are too large.
+    Packs all of `folder`, `modules` (files of `folder` take precedence) and `more` files by
+    content. `excludes` are patterns of names or paths, such as "*.csv" or "data/raw"; caches,
+    virtual environments and names that begin with a dot are never packed. Raises ValueError above
+    `limit_bytes`, or `STRATAGEM_UPLOAD_LIMIT_BYTES` if None.
     """
     limit = int(environment.read("upload_limit_bytes")) if limit_bytes is None else limit_bytes
     files: dict[str, Path] = {}

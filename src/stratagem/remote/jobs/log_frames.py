@@ -97,11 +97,7 @@ def signed(content: bytes, key: bytes) -> str:
 
 
 def verified(text: str, key: bytes) -> bytes:
-    """Returns the bytes of a signed text.
-
-    Raises:
-        ValueError: the signature does not match.
-    """
+    """Returns the bytes of a signed text; raises ValueError if the signature does not match."""
     data = base64.b64decode(text)
     digest, content = data[:32], data[32:]
     if not hmac.compare_digest(digest, hmac.new(key, content, hashlib.sha256).digest()):

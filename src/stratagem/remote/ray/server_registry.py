@@ -14,7 +14,7 @@ NAMESPACE = "stratagem"
 class ServerRegistry:
     """Addresses of the servers, the workers that use them, and the progress of the leader.
 
-    `keys` are those of the cluster, pickled. A server that was lost keeps its last address.
+    `keys` are the cluster's, pickled. A lost server keeps its last address.
     """
 
     def __init__(self, keys: bytes, addresses: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Output of one task: shown on the screen, logged to a file, its last lines kept."""
+"""Output of one task: on the screen, in a log file, and its last lines in memory."""
 
 from __future__ import annotations
 

@@ -40,10 +40,6 @@ def failure_lines(lines: Sequence[str]) -> tuple[str, ...]:
     """Returns the last traceback with those it is chained to, or else the last lines.
 
     The middle of a long traceback is left out.
-
-    Example:
-        >>> failure_lines(["step", "Traceback (most recent call last):", "  ...", "ValueError: 3"])
-        ('Traceback (most recent call last):', '  ...', 'ValueError: 3')
     """
     start = _start_of_traceback(lines)
     if start is None:
@@ -80,10 +76,6 @@ def has_lost_peer(lines: Sequence[str]) -> bool:
     """Returns True if the last error is about a connection or a time limit.
 
     The task then probably failed because another one did.
-
-    Example:
-        >>> has_lost_peer(["stratagem.errors.UnavailableError: worker 2 is gone."])
-        True
     """
     start = _start_of_traceback(lines)
     found = lines[-_MAX_OTHER_LINES:] if start is None else lines[start:]
