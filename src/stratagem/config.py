@@ -1,7 +1,4 @@
-"""Library-wide settings, such as `sg.config.run_eagerly(True)`.
-
-Each is initialized from an environment variable (`environment.VARIABLES`).
-"""
+"""Library-wide settings, such as `sg.config.run_eagerly(True)`; defaults: environment variables."""
 
 from __future__ import annotations
 

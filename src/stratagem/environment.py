@@ -317,7 +317,7 @@ def require_unchanged_settings() -> None:
                     f"The program sets {name} to {now.get(name)!r}, but the launcher loaded JAX "
                     "before the program started.",
                     expected="settings of JAX and Keras that are set before the program starts.",
-                    fix="set it outside of the program, or pass --cold-restarts to the launcher.",
+                    fix="set it before the program starts, or launch with --cold-restarts.",
                 )
             )
 

@@ -11,10 +11,7 @@ __all__ = ["load"]
 
 
 def load(module: str, *, needed_by: str, install: str) -> Any:
-    """Imports a module of an optional library; raises ImportError if it is missing.
-
-    `needed_by` starts the error message; `install` holds the arguments of `pip install`.
-    """
+    """Imports a module; raises ImportError with `needed_by` and the command to `install` it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

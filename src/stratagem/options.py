@@ -1,7 +1,4 @@
-"""Enums and option classes of the public API: reductions, variable aggregation, and input options.
-
-Imports no JAX.
-"""
+"""Enums and option classes of the public API: reductions, aggregation, input. Imports no JAX."""
 
 from __future__ import annotations
 
@@ -294,7 +291,7 @@ class InputOptions:
                     "experimental_place_dataset_on_device=True was given with "
                     f"experimental_fetch_to_device={self.experimental_fetch_to_device} and "
                     f"{self.experimental_replication_mode}.",
-                    expected="experimental_fetch_to_device=False and PER_REPLICA with it.",
+                    expected="experimental_fetch_to_device=False and PER_REPLICA.",
                     fix="omit experimental_place_dataset_on_device; batches are prefetched to the "
                     "devices without it.",
                 )

@@ -20,10 +20,7 @@ _numbers = itertools.count(1)
 
 
 class PreemptionExit:
-    """Makes all processes save after the same step and exit, once any of them is notified.
-
-    `name` is the prefix of status messages on stderr.
-    """
+    """Makes all processes save after the same step and exit, once any of them is notified."""
 
     def __init__(self, config: TerminationConfig, manager: CheckpointManager, name: str) -> None:
         self._config = config.for_environment()

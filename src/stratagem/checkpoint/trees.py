@@ -20,10 +20,7 @@ _NUMBERS = (bool, int, float, complex)
 
 
 class ArrayLeaf:
-    """An array, random key or number of a pytree, and its restored replacement.
-
-    `value` is a JAX or NumPy array, a `jax.ShapeDtypeStruct`, or a number.
-    """
+    """An array, `jax.ShapeDtypeStruct`, random key or number of a pytree, and its replacement."""
 
     def __init__(self, path: str, value: Any) -> None:
         self.path = path

@@ -91,10 +91,7 @@ def is_sharded_over_processes(variable: Any) -> bool:
 
 
 def assign_local_values(part: Part, paths: Mapping[str, str], values: Mapping[str, _Array]) -> None:
-    """Sets variables from values that `local_values_of` returned on this process.
-
-    `paths` maps the path of each variable to the path in `values`.
-    """
+    """Sets variables from `local_values_of` of this process; `paths` maps own to saved paths."""
     for path, saved_path in paths.items():
         variable: Any = part.variables[path]
         home = home_of(variable)
@@ -112,7 +109,7 @@ def assign_values(
     values: Mapping[str, _Array],
     components: Mapping[str, _Array],
 ) -> None:
-    """Sets variables from saved values, and from per-replica components if they fit.
+    """Sets variables from saved values, or from per-replica components if they fit.
 
     `paths` maps the path of each variable to the path in the checkpoint.
     """

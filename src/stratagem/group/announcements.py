@@ -12,10 +12,7 @@ Listener = Callable[[int, list[int]], None]
 
 
 class Announcements:
-    """Listeners of this process by topic.
-
-    Announcements without a listener are stored: other processes may be ahead of this one.
-    """
+    """Listeners by topic; announcements without one are stored, as others may be ahead."""
 
     def __init__(self) -> None:
         self._listeners: dict[str, Listener] = {}

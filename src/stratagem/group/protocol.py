@@ -43,10 +43,7 @@ _ACTIVITIES = frozenset(kind.value for kind in Activity)
 
 
 async def read_message(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """Reads a message with `kind` and the fields of that kind.
-
-    Raises ConnectionError if the connection is closed or the message is invalid.
-    """
+    """Reads a message; raises ConnectionError if it is invalid or the connection is closed."""
     message = await read_frame(reader)
     kind = message.get("kind")
     fields = _FIELDS.get(kind) if isinstance(kind, str) else None

@@ -12,9 +12,9 @@ __all__ = ["agree_on_random_state"]
 
 
 def agree_on_random_state() -> None:
-    """Copies process 0's global random state of Python and NumPy to all processes, in a group.
+    """Copies process 0's state of Python's and NumPy's global generators to the group.
 
-    Keras draws seeds of initializers and the order of shuffled arrays from it.
+    Keras draws seeds of initializers and the order of shuffled arrays from them.
     """
     group = current_group()
     if group is None:

@@ -125,7 +125,7 @@ def _pickled(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
             explain(
                 f"{fn!r} with its arguments cannot be sent to another process: {error}",
                 expected="a function at the top of a module, and arguments that can be pickled.",
-                fix="move the function there, and create in it what cannot be pickled.",
+                fix="move the function to a module, and create unpicklable objects inside it.",
             )
         ) from error
     main_path = None

@@ -17,10 +17,7 @@ _Cluster = dict[str, dict[int, str]]
 
 
 def cluster_problems(documents: list[dict[str, Any]]) -> list[Problem]:
-    """Compares the `TF_CONFIG` of every pod with the pods and Services.
-
-    The schemas must accept the documents. Reports each problem once.
-    """
+    """Compares `TF_CONFIG` of every pod with the pods and Services of valid documents."""
     pods = list(pods_of(documents))
     services = {metadata_name(d): d for d in documents if d["kind"] == "Service"}
     problems: dict[Problem, None] = {}

@@ -30,10 +30,7 @@ class Problem:
 
 
 def parse_documents(text: str) -> tuple[list[dict[str, Any]], list[Problem]]:
-    """Parses a YAML stream as strictly as Kubernetes does; duplicate keys are problems.
-
-    Returns the nonempty documents and the problems found. Raises ImportError without PyYAML.
-    """
+    """Parses a YAML stream as strictly as Kubernetes; returns nonempty documents and problems."""
     yaml = load("yaml", **_REQUIREMENT)
     documents: list[dict[str, Any]] = []
     problems: list[Problem] = []

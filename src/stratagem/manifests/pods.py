@@ -22,10 +22,7 @@ _REFERENCE = re.compile(r"\$(\$|\((?P<name>[^)]*)\))")
 
 @dataclasses.dataclass(frozen=True)
 class Container:
-    """One container of a pod, with its declared ports.
-
-    A variable is None if its value is only available in the running cluster.
-    """
+    """One container of a pod; a variable is None if only the running cluster has its value."""
 
     environment: Mapping[str, str | None]
     ports: frozenset[int]

@@ -22,10 +22,7 @@ _FOLDER = re.compile(r"v(\d+\.\d+)\.\d+-local-strict")
 
 
 def kubernetes_versions() -> list[str]:
-    """Returns the Kubernetes versions whose schemas are installed, such as "1.33", oldest first.
-
-    Raises ImportError without kubernetes-validate.
-    """
+    """Returns the Kubernetes versions whose schemas are installed, such as "1.33", oldest first."""
     return sorted(_schema_folders(), key=lambda version: [int(part) for part in version.split(".")])
 
 

@@ -64,10 +64,7 @@ device_description_str: "{device_kind}"
 
 @dataclasses.dataclass(frozen=True)
 class CompiledProgram:
-    """One compiled program of a step, with its memory and bytes accessed on one device.
-
-    `is_of_replicas` is False for a program that the host runs.
-    """
+    """One compiled program of a step, on one device or, unless `is_of_replicas`, on the host."""
 
     name: str
     memory: CompilerMemory

@@ -203,10 +203,7 @@ def _host_copies(variable: Any, step: CapturedStep) -> int:
 
 
 def shared_state_bytes(step: CapturedStep) -> dict[str, int]:
-    """Returns the bytes of variables per device under each `shard_state`.
-
-    Empty if there is one replica, or if variables are not replicated in the first place.
-    """
+    """Returns the bytes per device under each `shard_state`; empty if nothing is replicated."""
     topology = step.strategy.topology
     if topology.num_replicas == 1 or topology.groups or step.strategy.placement.uses_stores:
         return {}

@@ -121,7 +121,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def read_arrays(folder: Path, manifest: Mapping[str, Any], names: Wanted) -> dict[str, Arrays]:
     """Reads and verifies arrays by item and path; raises DataLossError if a file is damaged.
 
-    `names` are item names; a dict also selects paths, and other arrays are not read.
+    `names` are item names; a dict also selects paths within each item.
     """
     orbax = _orbax()
     entries = {name: _chosen(manifest["items"][name], names, name) for name in names}

@@ -59,7 +59,7 @@ class Staging:
         return locations
 
     def get(self, locations: Iterable[ArrayLocation]) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
-        """Returns arrays by item and path as views of the memory, which the next `put` overwrites.
+        """Returns arrays by item and path as views, which the next `put` overwrites.
 
         Items without arrays are omitted.
         """

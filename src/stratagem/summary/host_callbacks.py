@@ -25,10 +25,7 @@ __all__ = ["forward_summaries", "stage"]
 
 
 def stage(call: SummaryCall) -> Any:
-    """Adds a callback for a summary to the program being traced.
-
-    Returns whether it is recorded, as far as known in the program.
-    """
+    """Adds a callback for a summary to the traced program; returns whether it is recorded."""
     collector = current_collector()
     outer = current_settings() if collector is None else collector.settings
     resolved = resolve(call, outer)

@@ -43,10 +43,7 @@ _MAX_VALUE_BYTES = 2**16
 
 @dataclasses.dataclass(frozen=True)
 class AbstractDevice:
-    """Stand-in for a `jax.Device`, with the attributes that programs read.
-
-    `slice_index` is the TPU slice, or the GPU host, that it belongs to.
-    """
+    """Stand-in for a `jax.Device`; `slice_index` is its TPU slice or GPU host."""
 
     id: int
     platform: str

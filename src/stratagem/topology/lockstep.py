@@ -57,10 +57,7 @@ def last_program() -> InFlightProgram:
 
 
 def record_program(token: Any) -> None:
-    """Records a program started by a process without a group.
-
-    `token` holds some of its outputs that no later program donates.
-    """
+    """Records a program of a process without a group by outputs that are never donated."""
     if current_group() is None and not _is_traced(token):
         _last.token = token
 

@@ -101,9 +101,9 @@ class Topology:
 
     @functools.cached_property
     def logical_axes(self) -> tuple[str, ...]:
-        """Names of the mesh axes formed by the devices of a replica.
+        """Names of the mesh axes of a replica's devices, one per prime factor of their number.
 
-        One axis per prime factor, so that arrays can be sharded over any divisor of the devices.
+        So arrays can be sharded over any divisor of it.
         """
         count = len(prime_factors(self.num_logical_devices))
         return ("logical",) if count == 1 else tuple(f"logical_{i}" for i in range(count))
@@ -157,10 +157,7 @@ class Topology:
         return NamedSharding(self.mesh, PartitionSpec(None, REPLICA_AXIS))
 
     def replicate(self, value: Any) -> jax.Array:
-        """Copies a value to every device; each process to its own.
-
-        `value` must be the same on all processes.
-        """
+        """Copies a value, the same on all processes, to every device; each process to its own."""
         if self.devices is None:
             return jax.numpy.asarray(value)
         if not self.spans_processes or isinstance(value, Tracer):

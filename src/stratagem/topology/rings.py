@@ -38,10 +38,7 @@ def ring_of(sizes: Sequence[int]) -> list[Position]:
 
 
 def _open_ring(width: int, height: int) -> list[tuple[int, int]]:
-    """Returns a ring over a rectangle of even sides, without its first corner.
-
-    It zigzags over all columns but the first, and returns through the first.
-    """
+    """Returns a zigzag ring over a rectangle of even sides, without its first corner."""
     ring: list[tuple[int, int]] = []
     for row in range(height):
         columns = range(1, width)

@@ -61,10 +61,7 @@ def in_ring_order(devices: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
 def assigned_devices(
     assignment: DeviceAssignment, devices: Sequence[jax.Device]
 ) -> list[tuple[jax.Device, ...]]:
-    """Returns the devices of each replica.
-
-    Raises ValueError for an assignment for another TPU, or one that uses a position twice.
-    """
+    """Returns each replica's devices; ValueError for an assignment for another TPU."""
     at: dict[tuple[int, ...], jax.Device] = {
         position: device for device, position in _coordinates_of(devices).items()
     }
@@ -76,8 +73,8 @@ def assigned_devices(
     if not all(position in at for position in used) or len(set(used)) < len(used):
         raise ValueError(
             explain(
-                f"The device assignment has the coordinates {used[:4]} and so on, of a TPU of "
-                f"shape {assignment.topology.mesh_shape.tolist()}.",
+                f"The device assignment, with coordinates such as {used[:4]}, is for a TPU of "
+                f"shape {assignment.topology.mesh_shape.tolist()}, or uses a position twice.",
                 expected=f"coordinates of this TPU, whose shape is "
                 f"{tpu_topology_of(devices).mesh_shape.tolist()}, each at most once.",
                 fix="build it from the result of sg.tpu.experimental.initialize_tpu_system.",

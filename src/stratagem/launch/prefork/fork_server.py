@@ -146,10 +146,7 @@ class ForkServer:
         return ForkedProcess(self, number, reply, ours)
 
     def exit_code(self, number: int, *, timeout_s: float | None = None) -> int | None:
-        """Waits for a fork's exit code, negative for a signal; None if it runs after the timeout.
-
-        Forks die with the server, by SIGKILL.
-        """
+        """Waits for a fork's exit code, negative for a signal; None after the timeout."""
         with self._changed:
             self._changed.wait_for(lambda: number in self._exit_codes or self._is_over, timeout_s)
             return self._exit_codes.get(number, -signal.SIGKILL if self._is_over else None)

@@ -91,10 +91,7 @@ def is_loading_script() -> bool:
 
 
 def main() -> None:
-    """Makes the call in the folder of the first argument; writes the file of the second.
-
-    Raises the function's error after writing it, TypeError if the value cannot be pickled.
-    """
+    """Makes the call in the folder of argument 1; writes its result or error to file 2."""
     folder, name = Path(sys.argv[1]), sys.argv[2]
     sys.argv = sys.argv[:1]
     dumps: Callable[[Any], bytes] = pickle.dumps

@@ -54,10 +54,7 @@ class JobsClient:
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     def version(self) -> str:
-        """Returns the version of Ray on the cluster.
-
-        Raises UnavailableError without an answer of Ray, PermissionError for a wrong token.
-        """
+        """Returns the cluster's version of Ray; raises UnavailableError or PermissionError."""
         return str(self._json("GET", "/api/version")["ray_version"])
 
     def resources(self) -> list[dict[str, float]]:
@@ -97,10 +94,7 @@ class JobsClient:
         self._request("POST", f"/api/jobs/{job}/stop", b"")
 
     async def log(self, job: str) -> AsyncIterator[str]:
-        """Yields parts of a job's log as they arrive, from its beginning to its end.
-
-        Raises UnavailableError if the connection is lost, ImportError without aiohttp.
-        """
+        """Yields parts of a job's log as they arrive; UnavailableError if the connection breaks."""
         aiohttp = load("aiohttp", needed_by="the log of a job", install="stratagem[ray]")
         url = f"{self.url}/api/jobs/{job}/logs/tail"
         try:

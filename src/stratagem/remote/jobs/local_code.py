@@ -36,10 +36,7 @@ class Package:
 
 
 def local_modules(loaded: Mapping[str, ModuleType] | None = None) -> dict[str, Path]:
-    """Returns file or folder of each loaded top-level module outside Python and its packages.
-
-    `loaded` are modules by name; None for those of this process.
-    """
+    """Returns file or folder of each loaded top-level module outside Python and its packages."""
     installed = _installed_folders()
     found: dict[str, Path] = {}
     for name, module in list((sys.modules if loaded is None else loaded).items()):

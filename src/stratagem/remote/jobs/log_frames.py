@@ -60,10 +60,7 @@ class FrameWriter:
 
 
 class FrameReader:
-    """Finds the frames of a job in its log, each once, even if the log is read again.
-
-    `others` are the last lines that are no frames.
-    """
+    """Finds each frame once, even if the log is read again; `others` are the last lines."""
 
     def __init__(self, nonce: str) -> None:
         self._mark = f"{_MARK}{nonce}"

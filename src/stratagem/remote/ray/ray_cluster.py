@@ -92,7 +92,7 @@ class RayCluster(Closing):
         if self._address is not None and "://" in self._address:
             raise ValueError(
                 explain(
-                    f"The address of the Ray cluster is {self._address!r}, one of Ray Client.",
+                    f"The Ray address {self._address!r} is an address of Ray Client.",
                     expected="host:port, from a machine of that cluster: all processes connect to "
                     "this one directly.",
                     fix="run the program there, with `ray job submit`.",

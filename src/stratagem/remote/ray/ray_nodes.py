@@ -49,10 +49,7 @@ _STARTED = b"Ray runtime started."
 
 
 class RayNode(Closing):
-    """Ray on this machine; ends with this process.
-
-    `options` are options of `ray start`; `head_address` is host:port.
-    """
+    """Ray on this machine, with options of `ray start`; ends with this process."""
 
     def __init__(self, options: list[str], head_address: str) -> None:
         self.head_address = head_address
@@ -90,10 +87,7 @@ class RayNode(Closing):
         return True
 
     def wait(self) -> None:
-        """Waits until the head has ended, then ends this node.
-
-        Raises UnavailableError if this node failed while the head still runs.
-        """
+        """Waits for the head to end, then ends this node; UnavailableError if it fails earlier."""
         refused_since_s: float | None = None
         lost_since_s: float | None = None
         while self._keeper.is_alive():

@@ -47,10 +47,7 @@ class StreamedProcess(Closing):
             raise self._error
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Waits for the end of the process and of its output.
-
-        Returns the exit code, negative for a signal; None after the timeout.
-        """
+        """Waits for exit code and output; negative for a signal, None after the timeout."""
         self._keeper.join(timeout_s)
         if self._keeper.is_alive() or self._process is None:
             return None

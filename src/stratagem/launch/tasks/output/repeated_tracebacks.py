@@ -47,10 +47,7 @@ class _HeldLines:
 
 
 class RepeatedTracebacks:
-    """Holds a traceback while it equals another task's, then refers to that task.
-
-    No line is lost: a traceback that differs is shown whole.
-    """
+    """Holds a traceback while it equals another task's, then refers to that task."""
 
     def __init__(self) -> None:
         self._known: collections.deque[_Traceback] = collections.deque(maxlen=_MAX_TRACEBACKS)

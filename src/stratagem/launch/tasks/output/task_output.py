@@ -20,10 +20,7 @@ _MAX_TAIL_LINE_CHARS = 2000
 
 
 class TaskOutput:
-    """Receives the output of one task. Foreign lines go only to its file.
-
-    `screen` None shows nothing; `log_dir` None writes no file.
-    """
+    """Receives the output of one task. Foreign lines go only to its file."""
 
     def __init__(
         self, plan: TaskPlan, screen: Screen | None, log_dir: str | os.PathLike[str] | None

@@ -37,10 +37,7 @@ _LOST_PEER = re.compile(
 
 
 def failure_lines(lines: Sequence[str]) -> tuple[str, ...]:
-    """Returns the last traceback with those it is chained to, or else the last lines.
-
-    The middle of a long traceback is left out.
-    """
+    """Returns the last traceback with those it is chained to, shortened, or the last lines."""
     start = _start_of_traceback(lines)
     if start is None:
         return tuple(lines[-_MAX_OTHER_LINES:])
