@@ -61,7 +61,7 @@ class AgreedStep:
         self._last_step_s = self._step_s = 0.0
         # Numbers of agreements: requested by this process, announced to it, completed by it.
         self._num_requested = self._num_announced = self._num_done = 0
-        # Answers by agreement and process: steps begun, and True if the process has to exit.
+        # Answers by agreement and process: steps begun, and True if the process must exit.
         self._answers: dict[int, dict[int, tuple[int, bool]]] = {}
         self._is_over = False
 

@@ -128,7 +128,7 @@ class DeviceAssignment:
         return replicas
 
     def tpu_ordinal(self, replica: int = 0, logical_core: int = 0) -> int:
-        """Returns the index of a core's device among those of its task.
+        """Returns the index of a core's device within its task.
 
         Args:
             replica: index of the replica.

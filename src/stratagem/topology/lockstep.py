@@ -74,7 +74,7 @@ def run_together(name: str, start: Callable[[], tuple[Any, Any]], *, platform: s
     """Starts a program on all processes once the previous one is done.
 
     So one program runs while the next is prepared. On accelerators one more may be queued; on CPU
-    starting it would block inside JAX. `start` returns the outputs, and those of them that no later
+    starting it would block inside JAX. `start` returns the outputs, and some of them that no later
     program donates. Raises UnavailableError, naming a lost process; DeadlineExceededError if a
     process is stuck; RuntimeError if the processes diverged.
     """

@@ -11,10 +11,10 @@ Position = tuple[int, int, int]
 
 
 def ring_of(sizes: Sequence[int]) -> list[Position]:
-    """Returns every position of a box, in an order in which neighbors are one step apart.
+    """Returns every position of a box as a ring, or row by row if it has none.
 
-    The last is adjacent to the first, too, if at least two sides are longer than 1 and all such
-    sides are even. Otherwise there may be no ring; with an odd side the order is row by row.
+    In a ring, neighbors are one step apart, as are the last and the first. At least two sides must
+    be longer than 1, and all such sides even.
 
     Source: TF 2.21 device_assignment.py, _ring_3d.
     """

@@ -1,7 +1,7 @@
 """Coordinates of JAX devices in a TPU's mesh, and the order in which they become replicas.
 
-Devices of other platforms stand in for TPU chips: those of a process in two columns, as on a TPU
-v5e host, and the processes one below the other.
+Devices of other platforms stand in for TPU chips, in two columns per process, as on a TPU v5e host,
+with the processes one below the other.
 """
 
 from __future__ import annotations

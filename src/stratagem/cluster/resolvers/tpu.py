@@ -153,7 +153,7 @@ class TPUClusterResolver(ClusterResolver):
         return ClusterSpec({job: tasks, **self._coordinator})
 
     def processes(self) -> Processes:
-        """Returns the processes of all hosts, on a TPU host including those of other slices.
+        """Returns the processes of all hosts; on a TPU host, of all slices.
 
         Returns:
             The arguments of `jax.distributed.initialize`.
@@ -375,5 +375,5 @@ def _number(name: str) -> int | None:
 
 
 def _slice_start(hosts: list[str]) -> int:
-    """Returns the index of this slice's first host among those of all slices."""
+    """Returns the index of this slice's first host among the hosts of all slices."""
     return (_number("MEGASCALE_SLICE_ID") or 0) * len(hosts)

@@ -141,7 +141,7 @@ class UnionResolver(ClusterResolver):
         return next(filter(None, numbers), {})
 
     def processes(self) -> Processes:
-        """Returns the processes of the combined cluster, or those of a single resolver.
+        """Returns the processes of the combined cluster, or a single resolver's processes.
 
         Returns:
             The arguments of `jax.distributed.initialize`.

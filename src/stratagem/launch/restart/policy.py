@@ -65,8 +65,8 @@ def tasks_to_stop(
 ) -> list[int]:
     """Returns the indices of the tasks to stop.
 
-    After a failure, all. When the workers have ended, the servers, and the evaluator
-    `evaluator_grace_s` later. Tasks that have ended but left processes behind.
+    All after a failure; once the workers have ended, the servers, and `evaluator_grace_s` later the
+    evaluator; always those that have ended but left processes behind.
     """
     failed = _has_failed(states, now_s)
     statuses = [state.status for state in states if state.trains]

@@ -10,8 +10,8 @@ from stratagem.launch.tasks.exit_status import ExitStatus
 
 __all__ = ["MAX_SHORT_STARTS", "RestartCount", "SHORT_S"]
 
-# Tasks that exit on notice this soon have hardly trained. A notice that never ends, such as that of
-# a machine about to be taken away, would restart them forever.
+# Tasks that exit on notice this soon have hardly trained. A notice that never ends, such as on a
+# machine about to be taken away, would restart them forever.
 SHORT_S = 10.0
 MAX_SHORT_STARTS = 3
 

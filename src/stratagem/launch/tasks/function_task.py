@@ -50,7 +50,7 @@ class CallResult:
 
 
 class _ScriptUnpickler(pickle.Unpickler):
-    """Maps names of the script in a task to those of the script here."""
+    """Maps names in a task's script to names in the script here."""
 
     def find_class(self, module: str, name: str) -> Any:
         return super().find_class("__main__" if module == _MAIN else module, name)

@@ -1,6 +1,6 @@
 """HTTP client for the jobs of a Ray cluster, through one port of the head.
 
-The requests are those of Ray's own client, which would import Ray and obey `RAY_ADDRESS`.
+It sends the requests of Ray's client, which would import Ray and obey `RAY_ADDRESS`.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def _location(top: str, name: str, module: ModuleType) -> Path | None:
 
 def _installed_folders() -> list[Path]:
     folders = [*sysconfig.get_paths().values(), *site.getsitepackages(), sys.base_prefix]
-    # Debian's, and that of `pip install --user`; a virtual environment may be in the folder.
+    # Debian's folder, and `pip install --user`'s; a virtual environment may be in the folder.
     folders += [site.getusersitepackages(), sys.prefix]
     roots = {Path(folder).resolve() for folder in folders if folder}
     return [root for root in roots if root != Path(root.anchor)]

@@ -1,4 +1,4 @@
-"""Registry of parameter servers, shared by workers that run programs of their own: a Ray actor.
+"""Registry of parameter servers, shared by workers that run separate programs: a Ray actor.
 
 Ray imports this module in the actor's process, so nothing here loads JAX.
 """
