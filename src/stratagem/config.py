@@ -1,4 +1,4 @@
-"""Library-wide settings, such as `sg.config.run_eagerly(True)`; defaults: environment variables."""
+"""Library-wide settings such as `sg.config.run_eagerly`, initialized from environment variables."""
 
 from __future__ import annotations
 

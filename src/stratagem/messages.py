@@ -6,7 +6,7 @@ __all__ = ["explain"]
 
 
 def explain(received: str, *, expected: str, fix: str) -> str:
-    """Joins the parts of an error message: the problem with its values, what is valid, the remedy.
+    """Joins the parts of an error message: the problem with its values, valid values, the remedy.
 
     Example:
         >>> print(explain("axis=3 is out of range.", expected="-2 <= axis < 2.", fix="pass 0."))
