@@ -14,10 +14,10 @@ _TIMEOUT_S = 60
 
 
 def local_gpus() -> tuple[str, ...]:
-    """Returns the IDs of the GPUs of this host that are visible to this process.
+    """Returns the IDs of this host's GPUs that are visible to this process.
 
-    These are the IDs in `CUDA_VISIBLE_DEVICES` or, if it is not set, the indices that `nvidia-smi`
-    lists; empty without that command. Raises RuntimeError if `nvidia-smi` fails.
+    These come from `CUDA_VISIBLE_DEVICES` or, if it is not set, from `nvidia-smi`; empty without
+    that command. Raises RuntimeError if `nvidia-smi` fails.
 
     Source: TF 2.21 slurm_cluster_resolver.py, get_num_gpus.
     """

@@ -1,4 +1,4 @@
-"""Errors of background work, kept until the next training step raises them."""
+"""Errors of background work, stored until the next training step raises them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def report_error(error: Exception) -> None:
 
 
 def raise_reported() -> None:
-    """Raises the oldest stored error, if any, and forgets it."""
+    """Removes the oldest stored error and raises it."""
     if not _errors:  # no lock, since every step calls this
         return
     with _lock:
@@ -27,7 +27,7 @@ def raise_reported() -> None:
 
 
 def take_reported() -> list[Exception]:
-    """Returns all stored errors and forgets them."""
+    """Removes and returns all stored errors."""
     with _lock:
         taken = _errors[:]
         _errors.clear()

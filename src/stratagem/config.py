@@ -1,7 +1,4 @@
-"""Library-wide settings, such as `sg.config.run_eagerly(True)`.
-
-Each is initialized from an environment variable (`environment.VARIABLES`).
-"""
+"""Library-wide settings such as `sg.config.run_eagerly`, initialized from environment variables."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ _settings = _ThreadSettings()
 def run_eagerly(enabled: bool) -> None:
     """Runs replica functions eagerly, op by op with one thread per replica, or compiled.
 
-    Both give the same numbers; eager functions can be debugged step by step, and print real values.
+    Results are the same. Eager functions can be debugged step by step, and print real values.
 
     Args:
         enabled: True for eager, False for compiled (the default).
@@ -62,7 +59,7 @@ def runs_eagerly() -> bool:
     """Returns True if replica functions run eagerly in this thread.
 
     Returns:
-        The value last passed to `run_eagerly`, otherwise that of `STRATAGEM_RUN_EAGERLY`.
+        The value last passed to `run_eagerly`, or `STRATAGEM_RUN_EAGERLY` by default.
     """
     return _settings.run_eagerly
 
@@ -97,8 +94,7 @@ def filters_tracebacks() -> bool:
     """Returns True if frames of this library are hidden in tracebacks.
 
     Returns:
-        The value last passed to `filter_tracebacks`, otherwise that of
-        `STRATAGEM_TRACEBACK_FILTERING`.
+        The value last passed to `filter_tracebacks`, or `STRATAGEM_TRACEBACK_FILTERING` by default.
     """
     chosen = _TracebackSettings.are_filtered
     return environment.read("traceback_filtering") if chosen is None else chosen

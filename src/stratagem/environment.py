@@ -248,10 +248,7 @@ def require_jax_backend(backend: str) -> None:
 
 
 def require_jax_choice() -> None:
-    """Raises ImportError if Keras is not loaded yet, and `KERAS_BACKEND` selects another backend.
-
-    Keras itself would fail if that backend is not installed.
-    """
+    """Raises ImportError if Keras is not loaded yet and would load another backend than JAX."""
     chosen = os.environ.get("KERAS_BACKEND")
     if chosen and chosen != "jax" and "keras" not in sys.modules:
         raise ImportError(
@@ -271,10 +268,7 @@ def num_forced_cpu_devices() -> int:
 
 
 def size_cpu_thread_pool(num_devices: int) -> None:
-    """Sizes XLA:CPU's thread pool for virtual devices, so that it cannot starve.
-
-    Call it before the backend starts.
-    """
+    """Sizes XLA:CPU's thread pool for virtual devices; call before the backend starts."""
     os.environ.setdefault("NPROC", str(_POOL_THREADS_PER_DEVICE * num_devices))
 
 
@@ -323,7 +317,7 @@ def require_unchanged_settings() -> None:
                     f"The program sets {name} to {now.get(name)!r}, but the launcher loaded JAX "
                     "before the program started.",
                     expected="settings of JAX and Keras that are set before the program starts.",
-                    fix="set it outside of the program, or pass --cold-restarts to the launcher.",
+                    fix="set it before the program starts, or launch with --cold-restarts.",
                 )
             )
 
@@ -342,7 +336,7 @@ def without_cluster() -> dict[str, str]:
 def visible_gpus() -> tuple[str, ...] | None:
     """Returns the GPU IDs in `CUDA_VISIBLE_DEVICES`, or None if it is not set.
 
-    As in CUDA, the list ends at the first invalid ID. A value that `show_gpus` set is ignored.
+    As in CUDA, the list ends at the first invalid ID. Ignores values set by `show_gpus`.
     """
     text = os.environ.get("CUDA_VISIBLE_DEVICES")
     if text is not None and text == _assigned_gpus.get("after"):
@@ -355,7 +349,7 @@ def visible_gpus() -> tuple[str, ...] | None:
 
 
 def show_gpus(ids: Iterable[str]) -> None:
-    """Makes only some GPUs visible to this process; call it before its backend starts."""
+    """Makes only some GPUs visible to this process; call before its backend starts."""
     text, before = ",".join(ids), os.environ.get("CUDA_VISIBLE_DEVICES")
     if before is None or before != _assigned_gpus.get("after"):
         _assigned_gpus["before"] = before

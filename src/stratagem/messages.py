@@ -6,12 +6,7 @@ __all__ = ["explain"]
 
 
 def explain(received: str, *, expected: str, fix: str) -> str:
-    """Joins the three parts of an error message.
-
-    Args:
-        received: what happened, with the values involved.
-        expected: the valid values or state.
-        fix: what the caller can do about it, as an imperative.
+    """Joins the parts of an error message: the problem with its values, valid values, the remedy.
 
     Example:
         >>> print(explain("axis=3 is out of range.", expected="-2 <= axis < 2.", fix="pass 0."))

@@ -11,11 +11,7 @@ __all__ = ["load"]
 
 
 def load(module: str, *, needed_by: str, install: str) -> Any:
-    """Imports a module of an optional library.
-
-    `needed_by` starts the error message, `install` are the arguments of `pip install`. Raises
-    ImportError if the library is missing.
-    """
+    """Imports a module; raises ImportError with `needed_by` and the command to `install` it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

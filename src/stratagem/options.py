@@ -1,7 +1,4 @@
-"""Enums and option classes of the public API: reductions, variable aggregation, and input options.
-
-Imports no JAX.
-"""
+"""Enums and option classes of the public API: reductions, aggregation, input. Imports no JAX."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ __all__ = [
 
 
 class VariableSynchronization(enum.IntEnum):
-    """When the copies of a distributed variable are synchronized.
+    """Time at which the copies of a distributed variable are synchronized.
 
     Keras's strings `"auto"`, `"none"`, `"on_write"` and `"on_read"` are equivalent.
 
@@ -53,9 +50,7 @@ class VariableAggregation(enum.IntEnum):
 
 
 class ReduceOp(enum.Enum):
-    """Reduction over replicas.
-
-    Everywhere a `ReduceOp` is accepted, its name is, too, in any case: `"sum"`, `"Mean"`.
+    """Reduction over replicas; its name works in its place, in any case: `"sum"`, `"Mean"`.
 
     Source: TF 2.21 reduce_util.py, ReduceOp.
     """
@@ -65,17 +60,7 @@ class ReduceOp(enum.Enum):
 
     @staticmethod
     def parse(op: ReduceOp | str) -> ReduceOp:
-        """Returns the op for a value or a name.
-
-        Args:
-            op: a `ReduceOp`, or its name in any case.
-
-        Returns:
-            The op.
-
-        Raises:
-            ValueError: unknown op.
-        """
+        """Returns the op for a value, or for a name in any case; raises ValueError for others."""
         if isinstance(op, ReduceOp):
             return op
         name = op.upper() if isinstance(op, str) else ""
@@ -91,17 +76,9 @@ class ReduceOp(enum.Enum):
 
     @staticmethod
     def from_variable_aggregation(aggregation: VariableAggregation) -> ReduceOp:
-        """Returns the reduction for a variable aggregation.
+        """Returns the reduction for an aggregation; raises ValueError for NONE.
 
-        Args:
-            aggregation: SUM, MEAN, or ONLY_FIRST_REPLICA (replicas hold equal values, so a mean
-                works).
-
-        Returns:
-            The op.
-
-        Raises:
-            ValueError: NONE, which has no reduction.
+        ONLY_FIRST_REPLICA becomes MEAN, since replicas hold equal values.
         """
         if aggregation == VariableAggregation.SUM:
             return ReduceOp.SUM
@@ -314,7 +291,7 @@ class InputOptions:
                     "experimental_place_dataset_on_device=True was given with "
                     f"experimental_fetch_to_device={self.experimental_fetch_to_device} and "
                     f"{self.experimental_replication_mode}.",
-                    expected="experimental_fetch_to_device=False and PER_REPLICA with it.",
+                    expected="experimental_fetch_to_device=False and PER_REPLICA.",
                     fix="omit experimental_place_dataset_on_device; batches are prefetched to the "
                     "devices without it.",
                 )

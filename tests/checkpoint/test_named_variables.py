@@ -33,7 +33,7 @@ def test_values_are_found_by_name_in_any_order_and_some_may_be_left_out(tmp_path
 def test_names_that_were_not_saved_are_refused_and_nothing_is_changed(tmp_path) -> None:
     path = sg.train.Checkpoint(model=variables(a=1.0, b=2.0)).write(tmp_path / "ckpt")
     other = variables(a=0.0, c=0.0)  # as many, which for a layer would do
-    with pytest.raises(ValueError, match=r"Missing there: c\. Only there: b"):
+    with pytest.raises(ValueError, match=r"Not in the checkpoint: c\. Only there: b"):
         sg.train.Checkpoint(model=other).read(path)
     assert float(other["a"].value) == 0.0
 

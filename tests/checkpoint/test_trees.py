@@ -138,7 +138,7 @@ def test_arrays_of_a_strategy_keep_their_shardings(count: int, tmp_path: Path) -
     three = sg.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"])
     other = saved | {"parts": three.run(lambda: jnp.zeros(3))}
     told = {
-        1: "Missing there: parts/0. Only there: parts",  # one replica's result is a plain array
+        1: "Not in the checkpoint: parts/0. Only there: parts",  # one replica's is a plain array
         2: r"tree\['parts'\].* is float32\[3, 3\] here, NamedSharding.* but float32\[2, 3\]",
     }
     with pytest.raises(ValueError, match=told[count]):
@@ -166,8 +166,8 @@ def test_other_shapes_and_dtypes_name_the_path_and_both_shardings(tmp_path: Path
             r"state\['b'\] is float64\[2\] here, on the host, but int32\[2\] in",
         ),
         (tree | {"k": rbg}, r"state\['k'\] is key<rbg>\[\] here, .*, but key<fry>\[\] in"),
-        ({"a": tree["a"], "b": tree["b"], "c": rbg}, "Missing there: c. Only there: k"),
-        (tree | {"c": 1}, "Missing there: c. Only there: none"),
+        ({"a": tree["a"], "b": tree["b"], "c": rbg}, "Not in the checkpoint: c. Only there: k"),
+        (tree | {"c": 1}, "Not in the checkpoint: c. Only there: none"),
     ):
         checkpoint = sg.train.Checkpoint(state=other)
         with pytest.raises(ValueError, match=told):

@@ -128,5 +128,5 @@ def test_a_name_that_is_not_used_is_refused(trained) -> None:
 
 
 def test_a_variable_that_was_not_saved_is_named(trained) -> None:
-    with pytest.raises(ValueError, match="Missing there: other/kernel"):
+    with pytest.raises(ValueError, match="Not in the checkpoint: other/kernel"):
         warm_start(store_of("other"), Settings(trained.model_dir))

@@ -101,5 +101,5 @@ def test_replicas_get_the_devices_of_their_places() -> None:
 @pytest.mark.parametrize("places", [[[[1, 3, 0, 0]]], [[[0, 0, 0, 0]], [[0, 0, 0, 0]]]])
 def test_places_that_are_not_there_or_taken_twice_are_refused(places) -> None:
     assignment = DeviceAssignment(tpu_topology_of(jax.devices()[:8]), places)
-    with pytest.raises(ValueError, match="The device assignment has the coordinates"):
+    with pytest.raises(ValueError, match="The device assignment, with coordinates such as"):
         assigned_devices(assignment, jax.devices()[:4])

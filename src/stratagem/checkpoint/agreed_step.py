@@ -31,19 +31,15 @@ class PreemptionAction(enum.Enum):
 class AgreedStep:
     """Agreement of all processes on the step to save after a preemption notice to any of them.
 
-    Each process asks before every step, equally often. Without a notice, nothing is sent. After a
-    notice, each process announces how many steps it has begun and begins no further one until all
-    have answered; every process then finishes the largest of these numbers. A background thread of
-    the group answers, since a process may be inside a collective that waits for one blocked here.
+    Each process asks before every step, equally often. After a notice, each announces how many
+    steps it has begun and begins no other until all have answered; then every process finishes the
+    largest of these numbers. A background thread of the group answers, since the process may be
+    inside a collective that waits for a process blocked here.
 
-    With a grace period, the first agreement saves, and a second one exits when the time of a
-    notified process is almost over. The reserve is two more steps and two more saves, estimated
-    from the last ones.
+    With a grace period, the first agreement saves, and a second one exits when a notified process
+    has time left for only two more steps and saves, estimated from the last ones.
 
-    Args:
-        config: what counts as notice, and the grace period.
-        group: None for a single process.
-        name: unique topic, the same on all processes.
+    `group` is None for a single process; `name` is a unique topic, the same on all processes.
 
     Source: TF 2.21 failure_handling.py, _check_preemption_and_maybe_checkpoint.
     """
@@ -65,7 +61,7 @@ class AgreedStep:
         self._last_step_s = self._step_s = 0.0
         # Numbers of agreements: requested by this process, announced to it, completed by it.
         self._num_requested = self._num_announced = self._num_done = 0
-        # Answers by agreement and process: steps begun, and True if the process has to exit.
+        # Answers by agreement and process: steps begun, and True if the process must exit.
         self._answers: dict[int, dict[int, tuple[int, bool]]] = {}
         self._is_over = False
 
@@ -90,8 +86,8 @@ class AgreedStep:
     def next_step(self) -> PreemptionAction | None:
         """Returns None if this process may begin its next step, and counts that step.
 
-        Otherwise returns the action to take first; then call this again. Raises
-        DeadlineExceededError, naming the missing processes, if some do not answer in time.
+        Otherwise returns the action to take before the next call. Raises DeadlineExceededError,
+        naming the missing processes, if some do not answer in time.
         """
         self._request_if_due()
         with self._changed:

@@ -24,14 +24,10 @@ _MAX_PIECE_BYTES = 2**25
 def broadcast_from_first(
     items: Mapping[str, Arrays] | None, entries: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> dict[str, Arrays]:
-    """Returns the arrays of process 0 by item and path. Call on every process.
+    """Returns process 0's arrays by item and path. Call on every process.
 
-    Args:
-        items: arrays by path, by item; None on other processes.
-        entries: path, shape and dtype of each array, by item, the same on all processes.
-
-    Returns:
-        The arrays by path, by item.
+    `items` is None on other processes. `entries` holds path, shape and dtype of each array, the
+    same on all processes.
     """
     group = current_group()
     if group is None:

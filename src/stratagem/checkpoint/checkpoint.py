@@ -105,7 +105,7 @@ class Checkpoint:
         """Saves under exactly this name and increments the save counter. Call on every process.
 
         Args:
-            path: of the checkpoint; must not exist.
+            path: path of the checkpoint; must not exist.
             options: how to write; None for the defaults.
             place: prepares the folder and post-processes it, on process 0.
 
@@ -211,7 +211,7 @@ class Checkpoint:
         `checkpoint.name = value` does the same.
 
         Args:
-            name: of the object; replaces an object of the same name.
+            name: name of the object; replaces an object of the same name.
             value: as in the constructor.
 
         Raises:
@@ -227,7 +227,7 @@ class Checkpoint:
         """Removes an object, if it exists.
 
         Args:
-            name: of the object.
+            name: name of the object.
         """
         self._objects.pop(name, None)
 

@@ -69,7 +69,7 @@ def record_save() -> Generator[None]:
 def record_async_save(writing: Future[None], begun_s: float) -> None:
     """Records the start of an asynchronous save, and its end when `writing` is done.
 
-    `begun_s` is the monotonic time at which training stopped for it; training resumes now.
+    Training stopped at the monotonic time `begun_s` and resumes now.
     """
     events = current_events()
     if events is None:

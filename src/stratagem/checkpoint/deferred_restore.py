@@ -43,13 +43,8 @@ def may_create_variables(value: Any, entries: Sequence[Mapping[str, Any]]) -> bo
 class DeferredRestore:
     """Restores an object as its variables are created: first the weights, then the optimizer's.
 
-    Args:
-        name: of the object in the checkpoint.
-        value: a model, layer, optimizer or metric.
-        entries: path and shape of its saved arrays.
-        where: the checkpoint, for messages.
-        assign: assigns saved values to existing variables.
-        is_over: returns True once another restore has replaced this one.
+    `entries` holds path and shape of its saved arrays, and `where` describes the checkpoint in
+    messages. `is_over` returns True once another restore has replaced this one.
     """
 
     def __init__(

@@ -38,13 +38,8 @@ def is_first() -> bool:
 def run_on_first(name: str, work: Callable[[], _Result]) -> _Result:
     """Calls a function on process 0 and returns its result, which must be JSON, on all processes.
 
-    Args:
-        name: of the call, the same on all processes.
-        work: called on process 0.
-
-    Raises:
-        Exception: the call failed; each process raises an error of the same class, or a
-            RuntimeError.
+    `name` is the same on all processes. If the call fails, each process raises an error of the
+    same class, or a RuntimeError.
     """
     group = current_group()
     if group is None:
@@ -55,13 +50,8 @@ def run_on_first(name: str, work: Callable[[], _Result]) -> _Result:
 def run_on_all(name: str, work: Callable[[], _Result]) -> _Result:
     """Calls a function on every process, waits for all, and returns the local result.
 
-    Args:
-        name: of the call, the same on all processes.
-        work: called on each process; must not wait for other processes.
-
-    Raises:
-        Exception: a call failed; processes without an error raise one of the same class, or a
-            RuntimeError, which names the failed process.
+    The function must not wait for other processes. If it fails on one, the others raise an error
+    of the same class, or a RuntimeError, that names the failed process.
     """
     if current_group() is None:
         return work()

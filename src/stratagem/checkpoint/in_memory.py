@@ -27,14 +27,14 @@ __all__ = ["MemoryBackup"]
 class MemoryBackup:
     """Saves the state of a checkpoint's objects in memory that outlives the process.
 
-    Each process saves its own state without communication, and finds it when it restarts on the
+    Each process saves its state without communication, and finds it when it restarts on the
     same machine. The backup is lost with the machine; combine it with checkpoints on disk.
 
     Args:
         checkpoint: objects to back up.
-        folder: on an in-memory file system, used by this run only. Several backups may share it
-            under different names.
-        name: of this backup, the same in all processes and after a restart.
+        folder: folder on an in-memory file system, used by this run only. Several backups may
+            share it under different names.
+        name: name of this backup, the same in all processes and after a restart.
 
     Raises:
         OSError: the folder cannot be written.
@@ -62,10 +62,10 @@ class MemoryBackup:
         self._slots = MemorySlots(folder, f"{name}.process-{process_id}")
 
     def save(self, number: int) -> float:
-        """Saves the state; the previous backup is kept beside it.
+        """Saves the state; retains the previous backup.
 
         Args:
-            number: of the step, the same on all processes, larger each time.
+            number: number of the step, the same on all processes, larger each time.
 
         Returns:
             Duration in seconds, without the wait for the devices.

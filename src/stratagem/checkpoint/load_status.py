@@ -16,10 +16,7 @@ _logger = logging.getLogger(__name__)
 class Consumption:
     """Tracks restored values of a checkpoint; on deletion, warns about values nothing received.
 
-    Args:
-        where: the checkpoint, for messages.
-        values: names of all its values.
-        optional: names of values that need no object, such as the state of metrics.
+    `optional` values need no object, such as the state of metrics.
     """
 
     def __init__(self, where: str, values: Iterable[str], optional: Iterable[str]) -> None:

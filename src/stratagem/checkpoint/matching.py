@@ -17,12 +17,9 @@ _MAX_NAMES = 5
 def match(part: Part, entries: Sequence[Mapping[str, Any]], where: str) -> dict[str, str]:
     """Returns the path of the saved array for each variable path of an object.
 
-    Matches by path. If paths differ, because automatic layer names depend on the process, matches
-    in creation order. Dicts of variables match by name only and may use a subset of the saved
-    arrays. Pytrees need the same leaves with the same dtypes.
-
-    `entries` holds path and shape of each saved array, in saved order. Raises ValueError if
-    variables, shapes, or dtypes of leaves differ.
+    Matches by path or, if automatic layer names differ, in creation order. Dicts of variables
+    match by name only and may use a subset of the saved arrays. Raises ValueError if variables,
+    shapes, or dtypes of a pytree's leaves differ. `entries` are in saved order.
     """
     if part.kind == PYTREE:
         return _match_leaves(part, entries, where)
@@ -69,8 +66,8 @@ def _match_leaves(part: Part, entries: Sequence[Mapping[str, Any]], where: str) 
                     f"{leaf.path} is {leaf.described} here, {leaf.sharding}, but {there} in "
                     f"{where}, {entry.get('sharding', 'on the host')}.",
                     expected="a pytree with the shapes and dtypes that were saved.",
-                    fix="create the arrays with these, or restore into a pytree like the saved "
-                    "one and convert it.",
+                    fix="create the arrays with the saved shapes and dtypes, or restore into a "
+                    "pytree like the saved one and convert it.",
                 )
             )
     return {path: path for path in saved}
@@ -92,7 +89,8 @@ def _variables_error(
     return ValueError(
         explain(
             f"{where} holds {len(saved)} variables of {part.name}, which has {len(own)}. "
-            f"Missing there: {_first_names(missing)}. Only there: {_first_names(extra)}.",
+            f"Not in the checkpoint: {_first_names(missing)}. "
+            f"Only there: {_first_names(extra)}.",
             expected="an object with the variables that were saved.",
             fix="build the object as it was when saved, or restore another checkpoint.",
         )

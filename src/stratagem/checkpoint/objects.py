@@ -47,14 +47,10 @@ class Stateful(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One object of a checkpoint.
+    """One object of a checkpoint: its variables by path, in creation order, and its JSON state.
 
-    Args:
-        name: of the object in the checkpoint.
-        kind: of the object, for messages.
-        variables: by path, in creation order.
-        source: object with JSON state besides its variables, or None.
-        tree: pytree with the variables as leaves; None for objects that change in place.
+    `source` is None without JSON state. `tree` is the pytree with the variables as leaves, or None
+    for objects that change in place. `kind` describes the object in messages.
     """
 
     name: str
@@ -67,7 +63,7 @@ class Part:
 def part_of(name: str, value: Any) -> Part:
     """Returns the variables and the state of an object.
 
-    Raises TypeError for an unsupported object, and ValueError if it has no variables yet.
+    Raises TypeError for an unsupported object, ValueError if it has no variables yet.
     """
     if isinstance(value, keras.Variable | ShardedVariable):
         return Part(name, "variable", {"value": value})

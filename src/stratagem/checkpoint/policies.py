@@ -45,7 +45,7 @@ class RetainedCheckpoint:
     """A checkpoint on disk, for which a policy decides whether to keep it.
 
     Args:
-        number: of the checkpoint.
+        number: number of the checkpoint.
         time_s: time of the save, in seconds since the epoch.
     """
 
@@ -88,7 +88,7 @@ class SaveEverySteps:
     """Saves once this many steps have passed since the last save.
 
     Args:
-        steps: 1 or more.
+        steps: minimum steps between saves, 1 or more.
 
     Raises:
         ValueError: `steps` is not a positive integer.
@@ -117,7 +117,7 @@ class SaveEverySeconds:
     With several processes, the clock of process 0 decides.
 
     Args:
-        seconds: above 0.
+        seconds: minimum time between saves in seconds, above 0.
 
     Raises:
         ValueError: `seconds` is not positive.
@@ -144,7 +144,7 @@ class KeepLatest:
     """Keeps the newest checkpoints.
 
     Args:
-        count: 1 or more.
+        count: number of checkpoints to keep, 1 or more.
 
     Raises:
         ValueError: `count` is not a positive integer.

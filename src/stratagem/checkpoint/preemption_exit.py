@@ -20,13 +20,7 @@ _numbers = itertools.count(1)
 
 
 class PreemptionExit:
-    """Makes all processes save after the same step and exit, once any of them is notified.
-
-    Args:
-        config: what counts as notice, and how to exit.
-        manager: of the checkpoints.
-        name: prefix of status messages on stderr.
-    """
+    """Makes all processes save after the same step and exit, once any of them is notified."""
 
     def __init__(self, config: TerminationConfig, manager: CheckpointManager, name: str) -> None:
         self._config = config.for_environment()
@@ -40,8 +34,8 @@ class PreemptionExit:
     def before_step(self, num_done: int, save: Callable[[], bool]) -> None:
         """Saves and exits if an action is due. Call on every process before each step.
 
-        `save` saves together with all other processes and returns False if there was nothing to
-        save. Raises SystemExit, or the error of a custom `exit_fn`, after the save.
+        `save` is collective; it returns False if there was nothing to save. Raises SystemExit, or
+        the error of a custom `exit_fn`.
         """
         while (due := self._agreed_step.next_step()) is not None:
             if self._saved_after != num_done:  # else the grace period ended during the save

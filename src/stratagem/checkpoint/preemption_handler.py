@@ -36,7 +36,7 @@ class PreemptionCheckpointHandler:
     `UnavailableError`, which names the process and its error.
 
     Args:
-        cluster_resolver: of the cluster; None for the current strategy's.
+        cluster_resolver: resolver of the cluster; None for the current strategy's.
         checkpoint_or_checkpoint_manager: what to save. Its checkpoints also hold the number of
             steps.
         checkpoint_dir: folder for a `Checkpoint`; only the newest checkpoint is kept.
@@ -139,8 +139,8 @@ class PreemptionCheckpointHandler:
         """Saves and exits if due. Call once after each step, in loops without `run`.
 
         Args:
-            *args: for `CheckpointManager.save`, or for `save_fn`.
-            **kwargs: for `CheckpointManager.save`, or for `save_fn`.
+            *args: passed to `CheckpointManager.save`, or to `save_fn`.
+            **kwargs: passed to `CheckpointManager.save`, or to `save_fn`.
 
         Raises:
             SystemExit: after the save, as in `run`.

@@ -21,7 +21,7 @@ class CheckpointReader:
     """Reads single arrays of a checkpoint, named by object and path. Created by `load_checkpoint`.
 
     Args:
-        path: of the checkpoint.
+        path: path of the checkpoint.
 
     Raises:
         NotFoundError: the checkpoint does not exist.
@@ -113,7 +113,7 @@ def load_variable(ckpt_dir_or_file: str | os.PathLike[str], name: str) -> np.nda
 
     Args:
         ckpt_dir_or_file: path of a checkpoint, or of a folder, for its newest checkpoint.
-        name: of the array, such as "model/trainable_variables/dense/kernel".
+        name: name of the array, such as "model/trainable_variables/dense/kernel".
 
     Returns:
         The array, in host memory.

@@ -30,13 +30,8 @@ _Paths = Mapping[str, list[str]]
 class Restoration:
     """Assigns the values of a checkpoint to objects, at once or when their variables are created.
 
-    Args:
-        folder: of the checkpoint.
-        manifest: of the checkpoint.
-        with_components: True restores per-replica components.
-        ignored: names of objects to skip.
-        replace: called with the name and value of an object that replaces another, such as a
-            pytree.
+    Skips objects whose names are `ignored`. `replace` receives the name and value of an object that
+    replaces another, such as a pytree.
     """
 
     def __init__(
@@ -81,8 +76,7 @@ class Restoration:
     def restore(self, objects: Mapping[str, Any]) -> None:
         """Restores objects by name; changes nothing if anything does not match.
 
-        Raises DataLossError if the checkpoint is damaged, and ValueError if it holds other objects
-        or shapes differ.
+        Raises DataLossError for a damaged checkpoint, ValueError for other objects or shapes.
         """
         known = {name: value for name, value in objects.items() if name in self._saved}
         now: list[tuple[Part, dict[str, str]]] = []
@@ -210,6 +204,6 @@ class Restoration:
                     f"{part.name} is a {part.kind} here but was saved in {self._folder} as a "
                     f"{kind}.",
                     expected=f"a {kind} under this name.",
-                    fix="assign_values the object another name, or restore another checkpoint.",
+                    fix="give the object another name, or restore another checkpoint.",
                 )
             )

@@ -30,7 +30,7 @@ class RunCalls:
 def restore_latest(manager: CheckpointManager, calls: RunCalls) -> str | None:
     """Restores the latest checkpoint, and adds the count to all checkpoints saved from now on.
 
-    Checkpoints without a count leave it unchanged. Returns the path, or None if there was none.
+    Checkpoints without a count leave it unchanged. Returns the path, or None without a checkpoint.
     """
     checkpoint = manager.checkpoint
     checkpoint.detach(_NAME)  # the count of an earlier handler

@@ -44,17 +44,9 @@ def save(
 ) -> Path:
     """Writes a checkpoint or schedules its write. Call on every process; process 0 writes.
 
-    Args:
-        items: arrays by path, by item.
-        notes: further JSON content.
-        place: location of the checkpoint.
-        options: how to write.
-
-    Returns:
-        Final folder of process 0, which an asynchronous write creates later.
-
-    Raises:
-        OSError: a synchronous write failed; nothing of it is left.
+    `items` holds arrays by item and path, `notes` further JSON content. Returns the final folder of
+    process 0, which an asynchronous write creates later. If a synchronous write fails, OSError is
+    raised and nothing of it is left.
     """
     then = partial(_finish, place, options)
     if not options.is_async:
@@ -87,7 +79,7 @@ def load_manifest(folder: Path) -> dict[str, Any]:
 def load_arrays(folder: Path, manifest: Mapping[str, Any], names: Wanted) -> dict[str, Arrays]:
     """Reads and verifies arrays by item and path; raises DataLossError if a file is damaged.
 
-    `names` are item names; a dict also selects paths within each item.
+    `names` holds item names; a dict also selects paths within each item.
     """
     if jax.process_count() == 1:
         return storage.read_arrays(folder, manifest, names)

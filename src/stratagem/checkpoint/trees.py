@@ -20,10 +20,7 @@ _NUMBERS = (bool, int, float, complex)
 
 
 class ArrayLeaf:
-    """An array, random key or number of a pytree, and its restored replacement.
-
-    `value` is a JAX or NumPy array, a `jax.ShapeDtypeStruct`, or a number.
-    """
+    """An array, `jax.ShapeDtypeStruct`, random key or number of a pytree, and its replacement."""
 
     def __init__(self, path: str, value: Any) -> None:
         self.path = path
@@ -80,12 +77,7 @@ class ArrayLeaf:
 
 
 class Tree:
-    """A pytree with its leaves by path.
-
-    Args:
-        name: of the pytree in the checkpoint.
-        tree: of arrays, keys and numbers; other leaves raise TypeError.
-    """
+    """A pytree with its leaves by path; TypeError unless all are arrays, keys or numbers."""
 
     def __init__(self, name: str, tree: Any) -> None:
         paths, self._treedef = jax.tree_util.tree_flatten_with_path(tree)

@@ -33,7 +33,7 @@ _Array = np.ndarray[Any, Any]
 def values_of(part: Part) -> dict[str, _Array]:
     """Returns the logical value of each variable by path. Call on every process.
 
-    The arrays may alias the variables' memory. Release them before the next step, which would
+    The arrays may alias the variables' memory; release them before the next step, which would
     otherwise allocate new memory.
     """
     values = {
@@ -48,10 +48,9 @@ def values_of(part: Part) -> dict[str, _Array]:
 
 
 def components_of(part: Part) -> dict[str, _Array]:
-    """Returns the per-replica components of ON_READ variables. Call on every process.
+    """Returns ON_READ components of shape (num_replicas, ...). Call on every process.
 
-    Restoring them, with the same number of replicas, continues training bit for bit; their
-    aggregate loses information. The arrays have shape (num_replicas, ...).
+    Unlike their aggregate, they continue training bit for bit with the same number of replicas.
     """
     return {
         path: _on_host(_gather_components(variable.storage))
@@ -73,8 +72,7 @@ def local_arrays_of(part: Part) -> dict[str, Any]:
 def local_values_of(part: Part, arrays: Mapping[str, Any]) -> dict[str, _Array]:
     """Returns the arrays of `local_arrays_of` on the host, limited to this process's replicas.
 
-    Components and shards have shape (num_local_replicas, ...). The arrays may alias the variables'
-    memory, as in `values_of`.
+    Components and shards have shape (num_local_replicas, ...). May alias the variables' memory.
     """
     return {path: _local_value(part.variables[path], value) for path, value in arrays.items()}
 
@@ -93,10 +91,7 @@ def is_sharded_over_processes(variable: Any) -> bool:
 
 
 def assign_local_values(part: Part, paths: Mapping[str, str], values: Mapping[str, _Array]) -> None:
-    """Sets variables from values that `local_values_of` returned on this process.
-
-    `paths` maps the path of each variable to the path in `values`.
-    """
+    """Sets variables from `local_values_of` of this process; `paths` maps own to saved paths."""
     for path, saved_path in paths.items():
         variable: Any = part.variables[path]
         home = home_of(variable)
@@ -114,7 +109,7 @@ def assign_values(
     values: Mapping[str, _Array],
     components: Mapping[str, _Array],
 ) -> None:
-    """Sets variables from saved values, and from per-replica components if they fit.
+    """Sets variables from saved values, or from per-replica components if they fit.
 
     `paths` maps the path of each variable to the path in the checkpoint.
     """

@@ -1,7 +1,4 @@
-"""`stratagem goodput`: breakdown of a run's wall time.
-
-The code that reads and draws is imported when the command is called.
-"""
+"""`stratagem goodput`: breakdown of a run's wall time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`stratagem launch`: options from the command line, the environment and a file.
-
-The launcher itself is imported when the command is called.
-"""
+"""`stratagem launch`: options from the command line, the environment and a file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`stratagem plan`: memory, step time and scaling of a script on hardware you don't have.
-
-The code that traces, compiles and draws is imported when the command is called.
-"""
+"""`stratagem plan`: memory, step time and scaling of a script on hardware you don't have."""
 
 from __future__ import annotations
 

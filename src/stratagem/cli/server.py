@@ -1,7 +1,4 @@
-"""`stratagem server`: the server of one task, as the only program on its machine.
-
-The server itself is imported when the command is called.
-"""
+"""`stratagem server`: the server of one task, as the only program on its machine."""
 
 from __future__ import annotations
 

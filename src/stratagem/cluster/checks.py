@@ -17,7 +17,7 @@ def check_cluster(
 
     Args:
         cluster_spec: the cluster; empty for a single process.
-        task_type: of this process; may be None if the cluster has one task.
+        task_type: type of this process's task; may be None if the cluster has one task.
         task_id: index of this process's task.
 
     Raises:

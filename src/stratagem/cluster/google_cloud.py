@@ -21,8 +21,8 @@ def build_service(
 ) -> Any:
     """Returns a client of version 1 of a Google Cloud API ("compute" or "tpu").
 
-    `credentials` come from `google.auth`, or are "default" for those of the environment. Raises
-    ImportError if Google's libraries are not installed.
+    `credentials` come from `google.auth`, or are "default" for the environment's. Raises
+    ImportError without Google's libraries.
     """
     discovery = load("googleapiclient.discovery", needed_by=needed_by, install=_INSTALL)
     if credentials is None or credentials == "default":
@@ -35,8 +35,7 @@ def build_service(
 def metadata(path: str, *, instead: str) -> str:
     """Returns a text from the metadata server, with a path below `computeMetadata/v1/`.
 
-    `instead` names the argument to pass outside Google Cloud, for the RuntimeError that is raised
-    if the server does not answer.
+    Raises RuntimeError, which suggests the argument `instead`, if the server does not answer.
     """
     host = (
         environment.lookup("GCE_METADATA_HOST")

@@ -15,17 +15,10 @@ __all__ = ["parse_task_name", "resolve_cluster"]
 
 
 def parse_task_name(name: str) -> tuple[str | None, int | None]:
-    """Parses a task's type and index from the name of its Service.
+    """Parses type and index of a task from its Service's name, `<name>-<type>-<index>`.
 
-    Args:
-        name: `<name>-<type>-<index>`.
-
-    Returns:
-        Type and index; (None, None) for the names of other Services, without a task type before the
-        last dash.
-
-    Raises:
-        ValueError: there is a task type, but no name before it or no index after it.
+    Returns (None, None) for other Services, without a task type before the last dash. Raises
+    ValueError for a task type without a name before it or an index after it.
 
     Example:
         >>> from stratagem.cluster.kubernetes_services import parse_task_name
@@ -65,7 +58,7 @@ def resolve_cluster(
     `stratagem kubernetes render --set expose_tasks=true` creates one for each task.
 
     Args:
-        port: of every task.
+        port: port of every task.
         parse_task_name_fn: returns a Service's task type and index, or (None, None) for other
             Services.
         override_client: a `kubernetes.client.CoreV1Api` with credentials.

@@ -23,7 +23,7 @@ _TORCH_PORT = 29500
 def port_of_job(job: int, *, num_ports: int = 1) -> int:
     """Returns a port on which all processes of a job agree, rarely shared by other jobs.
 
-    It is `JAX_COORDINATOR_PORT` if set, or else from 61440 on, with `num_ports` ports in a row.
+    This is `JAX_COORDINATOR_PORT` if set, or else from 61440 on, with `num_ports` ports in a row.
 
     Source: JAX's clusters/slurm_cluster.py, which derives it the same way.
     """
@@ -96,8 +96,8 @@ def kubeflow_torch() -> Processes | None:
 def open_mpi() -> Processes | None:
     """Reads the variables of Open MPI's `mpirun`; None without `OMPI_COMM_WORLD_SIZE`.
 
-    The coordinator is `JAX_COORDINATOR_ADDRESS`, or this host if all processes run on it, or the
-    host of `mpirun`, which Open MPI 4 names and on which process 0 must run.
+    The coordinator is `JAX_COORDINATOR_ADDRESS`, or this host if all processes run on it, or
+    `mpirun`'s host, which Open MPI 4 names and on which process 0 must run.
     """
     num_processes = _number("OMPI_COMM_WORLD_SIZE")
     if num_processes is None:

@@ -82,8 +82,8 @@ def processes_of_task(
         task_id: index of the task.
 
     Returns:
-        The chief and the workers, with the leader as coordinator. The evaluator, and a process
-        without a cluster, are on their own.
+        The chief and the workers, with the leader as coordinator. The evaluator, or a process
+        without a cluster, is alone.
 
     Raises:
         ValueError: the cluster is invalid (`check_cluster`), the task is a parameter server, or the

@@ -216,8 +216,8 @@ def collective_leader(
 def check_task(spec: ClusterSpec, task_type: str | None, task_id: int | str | None) -> int | None:
     """Raises ValueError for an invalid cluster or a task that is not in it; returns the index.
 
-    Without a task type, checks only the cluster and returns None. The evaluator need not be in the
-    cluster.
+    Without a task type, checks only the cluster and returns None. The evaluator may be missing from
+    the cluster.
 
     Source: TF 2.21 multi_worker_util.py, _validate_cluster_spec.
     """

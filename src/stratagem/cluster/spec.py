@@ -41,7 +41,7 @@ class JobDef:
     """A job of a `ClusterDef`.
 
     Args:
-        name: of the job, such as "worker".
+        name: name of the job, such as "worker".
         tasks: addresses by index.
 
     Source: TF 2.21 core/protobuf/cluster.proto, JobDef.

@@ -1,8 +1,7 @@
 """Addresses at which the processes of a group reach each other.
 
-Each process uses the address from which it reached process 0. On the host of process 0 that may be
-a loopback address, which other hosts cannot reach: 127.0.0.1, or 127.0.1.1, which Debian puts into
-/etc/hosts for the host's own name.
+A process uses the address from which it reached process 0. On process 0's own host that may be a
+loopback address: 127.0.0.1, or 127.0.1.1, which Debian puts into /etc/hosts for the host's name.
 """
 
 from __future__ import annotations
@@ -19,10 +18,8 @@ __all__ = ["Link", "reachable_addresses"]
 class Link:
     """Addresses of a connection between a process and process 0.
 
-    Args:
-        own: address of the process, as it sees it.
-        source: address of the process, as process 0 sees it.
-        reached: address of process 0 to which it connected.
+    `own` is the process as it sees itself, `source` the process as process 0 sees it, `reached`
+    the address of process 0 to which it connected.
     """
 
     own: str
@@ -40,7 +37,7 @@ def reachable_addresses(links: Sequence[Link]) -> list[str]:
     """Returns the address at which each process listens for others.
 
     Processes that reached process 0 by loopback run on its host. They get the address by which the
-    first process from another host reached it, if there is one.
+    first process from another host reached it, if any.
     """
     outside = [link.reached for link in links if not _is_loopback(link.reached)]
     return [

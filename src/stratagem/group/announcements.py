@@ -12,17 +12,14 @@ Listener = Callable[[int, list[int]], None]
 
 
 class Announcements:
-    """Listeners of this process by topic.
-
-    Announcements without a listener are kept: other processes may be ahead of this one.
-    """
+    """Listeners by topic; announcements without one are stored, as others may be ahead."""
 
     def __init__(self) -> None:
         self._listeners: dict[str, Listener] = {}
         self._pending: dict[str, list[tuple[int, list[int]]]] = {}
 
     def deliver(self, message: dict[str, Any]) -> None:
-        """Delivers an `announced` message to its listener, or keeps it."""
+        """Delivers an `announced` message to its listener, or stores it."""
         topic, announcement = message["topic"], (message["process_id"], message["numbers"])
         listener = self._listeners.get(topic)
         if listener is None:

@@ -25,17 +25,10 @@ _CLOSE_LIMIT_S = 10.0
 
 
 class Connection:
-    """Connects to process 0 in a background thread.
+    """Connects to process 0 in a background thread, which calls all callbacks.
 
-    All callbacks run in that thread.
-
-    Args:
-        identity: of this process.
-        limits: time limits of the group.
-        position: returns the current position of the program; called at each heartbeat.
-        on_message: called with each message.
-        on_lost: called with a description when process 0 is lost.
-        on_error: called with an error that prevents joining.
+    `position` is called at each heartbeat, `on_message` with each message, `on_lost` with a
+    description when process 0 is lost, `on_error` with an error that prevents joining.
     """
 
     def __init__(

@@ -34,8 +34,8 @@ class _OpenExchange:
 class Exchanges:
     """All open exchanges.
 
-    Each exchange belongs to a stream, which every process joins in the same order; names are
-    compared to verify that. A stream is dropped when all processes have left it.
+    Each belongs to a stream, which every process joins in the same order; comparing names verifies
+    that. A stream is dropped when all processes have left it.
     """
 
     def __init__(self, labels: Sequence[str]) -> None:
@@ -46,10 +46,10 @@ class Exchanges:
     def add(
         self, process_id: int, message: dict[str, Any], now: float
     ) -> ExchangeReply | Verdict | None:
-        """Adds the value of one process.
+        """Adds the value of one process; `now` is in seconds.
 
-        `now` is in seconds. Returns a reply for the last value, or for one that others will not
-        join; a Verdict for a value out of order; otherwise None.
+        Returns a reply for the last value, or for one that others will not join; a Verdict for a
+        value out of order; otherwise None.
         """
         key = (message["stream"], message["number"])
         if message["stream"] in self._left:
@@ -74,8 +74,8 @@ class Exchanges:
     def leave(self, process_id: int, stream: str) -> list[ExchangeReply]:
         """Removes a process from a stream and returns replies for processes that wait there.
 
-        Every batch that its program received is complete, so a process that takes the same number
-        of batches misses none. Processes that read ahead may wait for more.
+        Processes that read ahead may wait for more batches than the leaving program took; those it
+        did take are complete.
         """
         left = self._left.setdefault(stream, set())
         left.add(process_id)

@@ -61,10 +61,8 @@ class _Member:
 class Hub:
     """Meeting point of a group, in a thread of process 0.
 
-    Args:
-        labels: names of all processes in messages, by process id.
-        limits: time limits of the group.
-        service_port: port of JAX's coordination service on this host.
+    `labels` name all processes in messages, by process id. `service_port` is the port of JAX's
+    coordination service on this host.
     """
 
     def __init__(self, labels: list[str], limits: GroupLimits, service_port: int) -> None:

@@ -12,12 +12,8 @@ __all__ = ["Identity"]
 class Identity:
     """Identity of this process within its group.
 
-    Args:
-        process_id: from 0.
-        labels: names of all processes in messages, by process id.
-        host: of process 0.
-        port: at which process 0 listens.
-        same: values that must be equal on all processes, such as versions.
+    `labels` name all processes in messages, by process id. Process 0 listens at `host` and `port`.
+    The values in `same`, such as versions, must be equal on all processes.
     """
 
     process_id: int

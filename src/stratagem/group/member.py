@@ -29,13 +29,8 @@ _NOTIFY_LIMIT_S = 5.0
 class Group:
     """The processes that train in lockstep, as seen from one of them. Joins on construction.
 
-    Args:
-        identity: of this process.
-        limits: time limits of the group.
-
-    Raises:
-        DeadlineExceededError: not all processes joined in time; the message names the missing ones.
-        ValueError: the processes differ, or the port is taken.
+    Raises DeadlineExceededError, naming the missing processes, if some do not join in time;
+    ValueError if the processes differ or the port is taken.
     """
 
     def __init__(self, identity: Identity, limits: GroupLimits) -> None:
@@ -200,16 +195,10 @@ class Group:
     ) -> list[Any]:
         """Sends a value to all processes and returns theirs, by process id. Call on every process.
 
-        Args:
-            name: of the call, the same on all processes.
-            value: small; `wire.encode` lists the supported types.
-            timeout_s: seconds to wait for the others; None for the barrier limit.
-            setting: variable that changes the limit, for the message.
-
-        Raises:
-            DeadlineExceededError: others did not join; the message names them.
-            RuntimeError: another process made a different call.
-            UnavailableError: a process was lost.
+        `name` is the same on all processes; `wire.encode` lists the types of `value`. None for
+        `timeout_s` means the barrier limit; messages name the `setting` that changes it. Raises
+        DeadlineExceededError, naming the processes that did not join; RuntimeError if another
+        process made a different call; UnavailableError if a process was lost.
         """
         limit_s = self.limits.barrier_s if timeout_s is None else timeout_s
         with self.at(Activity.EXCHANGE, name):
@@ -229,7 +218,7 @@ class Group:
         return self._streams.open(name)
 
     def announce(self, topic: str, numbers: Sequence[int]) -> None:
-        """Sends numbers to all processes, including this one, without waiting; from any thread.
+        """Sends numbers to all processes, this one included, without waiting; from any thread.
 
         All processes receive all announcements in the same order.
         """
@@ -244,10 +233,7 @@ class Group:
             self._announcements.listen(topic, listener)
 
     def leave(self) -> bool:
-        """Announces the end of this process and waits for the end of all.
-
-        Returns False if the group failed or others did not end in time.
-        """
+        """Announces the end of this process and waits for all; False after a failure or timeout."""
         with self.at(Activity.EXIT, "exit"):
             self._is_leaving = True
             self._connection.send({"kind": "gone"})

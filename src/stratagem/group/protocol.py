@@ -1,7 +1,7 @@
 """Validation of messages from processes to process 0.
 
-Any program can connect to the port of a group. Invalid messages are rejected here, so that later
-code can rely on every field and its type.
+Any program can connect to the port of a group, so invalid messages are rejected here. Later code
+relies on every field and its type.
 """
 
 from __future__ import annotations
@@ -43,10 +43,7 @@ _ACTIVITIES = frozenset(kind.value for kind in Activity)
 
 
 async def read_message(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """Reads a message with `kind` and the fields of that kind.
-
-    Raises ConnectionError if the connection is closed or the message is invalid.
-    """
+    """Reads a message; raises ConnectionError if it is invalid or the connection is closed."""
     message = await read_frame(reader)
     kind = message.get("kind")
     fields = _FIELDS.get(kind) if isinstance(kind, str) else None

@@ -12,10 +12,9 @@ __all__ = ["agree_on_random_state"]
 
 
 def agree_on_random_state() -> None:
-    """Copies process 0's state of Python's and NumPy's global generators to all processes.
+    """Copies process 0's state of Python's and NumPy's global generators to the group.
 
-    Keras draws seeds of initializers and the order of shuffled arrays from them. Call on every
-    process; does nothing without a group.
+    Keras draws seeds of initializers and the order of shuffled arrays from them.
     """
     group = current_group()
     if group is None:

@@ -19,11 +19,9 @@ _ERROR_REPORT_S = 2.0
 class Streams:
     """All open streams of this process.
 
-    Args:
-        label: name of this process.
-        changed: held to read or change a stream, notified of every change.
-        send: sends a message to process 0, in call order, without waiting.
-        check: raises the error that ended the group, if any.
+    `changed` is held to read or change a stream, and notified of every change. `send` sends a
+    message to process 0, in call order, without waiting. `check` raises the error that ended the
+    group, if any.
     """
 
     def __init__(
@@ -80,14 +78,9 @@ class Stream:
     ) -> list[Any] | None:
         """Sends a value to all processes and returns theirs; None if the stream was closed.
 
-        Args:
-            value: small; `wire.encode` lists the supported types.
-            name: name of the call, the same on all processes; None for reading ahead.
-            limit_s: seconds to wait for others; None to wait until a program waits too long.
-            setting: variable that changes the limit, for the message.
-
-        Raises:
-            RuntimeError: another process closed the stream; `check` may raise other errors.
+        `name` is None for reading ahead; `limit_s` None waits until a program waits too long.
+        Messages name the `setting` that changes the limit. Raises RuntimeError if another process
+        closed the stream, or the error of `check`.
         """
         own = encode(value)
         with self._streams.changed:
@@ -125,7 +118,7 @@ class Stream:
             self._streams.changed.wait(min(1.0, limit_s))
 
     def close(self) -> None:
-        """Leaves the stream; wakes its waiting threads and notifies the other processes.
+        """Leaves the stream, wakes its waiting threads and notifies the other processes.
 
         May be called repeatedly and from any thread.
         """

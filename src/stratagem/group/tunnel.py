@@ -1,8 +1,8 @@
 """Tunnels to JAX's coordination service through the port of the group.
 
-JAX terminates a process, without an error to catch, as soon as its connection to the coordination
-service breaks. Nothing could then report that process 0 has died. So each process connects to a
-local port, which stays open; and one port is all of process 0 that must be reachable.
+JAX terminates a process, without an error to catch, as soon as its connection to the service
+breaks, before anything can report that process 0 died. So each process connects to a local port,
+which stays open. Process 0 also needs only one reachable port.
 """
 
 from __future__ import annotations

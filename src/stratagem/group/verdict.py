@@ -16,11 +16,8 @@ __all__ = ["Activity", "GroupLimits", "MemberView", "ProgramPosition", "Verdict"
 class GroupLimits:
     """Time limits of a group, in seconds.
 
-    Args:
-        join_s: until all processes have joined.
-        peer_s: between two heartbeats of a process.
-        stuck_s: without progress while others wait.
-        barrier_s: until all processes have joined an exchange.
+    `join_s`: until all processes have joined. `peer_s`: between two heartbeats of a process.
+    `stuck_s`: without progress while others wait. `barrier_s`: until all have joined an exchange.
     """
 
     join_s: float = 300.0
@@ -32,10 +29,9 @@ class GroupLimits:
 class Activity(enum.StrEnum):
     """Current activity of a process.
 
-    PYTHON: user code. COMPILE: compilation, which may take long. STEP: waiting for a program that
-    all processes run. EXCHANGE: waiting for the others in a named call. AGREEMENT: waiting for the
-    progress of others, which may wait for this process in turn. INPUT: waiting for batches, whose
-    sizes are exchanged. EXIT: ended, waiting for the others.
+    COMPILE may take long. STEP waits for a program that all processes run, EXCHANGE for the others
+    in a named call, AGREEMENT for the progress of others, which may wait for this process in turn,
+    INPUT for batches, whose sizes are exchanged, EXIT for the others to end.
     """
 
     PYTHON = "python"
@@ -51,13 +47,9 @@ class Activity(enum.StrEnum):
 class ProgramPosition:
     """Position of a process in its program.
 
-    Args:
-        kind: its activity.
-        name: of the program or exchange.
-        step: number of shared programs begun. A shared program is one call of a compiled function
-            that all processes run: one training step or many, an evaluation, a reduction. It is not
-            an optimizer's count, so messages say "shared program".
-        moves: number of position changes, which distinguishes equal positions in a loop.
+    `step` counts shared programs: calls of compiled functions that all processes run, such as one
+    training step or many, an evaluation, a reduction. It is not an optimizer's count, so messages
+    say "shared program". `moves` counts position changes: equal positions in a loop differ in it.
     """
 
     kind: Activity = Activity.PYTHON
@@ -84,14 +76,8 @@ class ProgramPosition:
 class MemberView:
     """Last known state of one process.
 
-    Args:
-        label: name in messages: `worker 2 (host:port)`.
-        position: last known position.
-        silent_s: time since the last heartbeat.
-        unmoved_s: time since the last change of position.
-        is_connected: False once its connection has closed.
-        error_text: text of the error that ended the process, if any.
-        has_left: True once it has ended normally.
+    `silent_s` is the time since its last heartbeat, `unmoved_s` since its last change of position.
+    `error_text` is set once an error has ended it, `has_left` once it has ended normally.
     """
 
     label: str
@@ -107,11 +93,8 @@ class MemberView:
 class Verdict:
     """Reason why a group cannot continue.
 
-    Args:
-        error: name of the exception class that every process raises.
-        message: of the exception.
-        lost: label of the lost or stuck process, or None.
-        silent_s: time since its last heartbeat, or None if unknown.
+    `error` is the name of the exception class that every process raises. `lost` is the label of the
+    lost or stuck process, if any, and `silent_s` the time since its last heartbeat, if known.
     """
 
     error: str

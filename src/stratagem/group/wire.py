@@ -41,10 +41,10 @@ async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
 
 
 def encode(value: Any) -> Any:
-    """Returns a value as JSON, for `decode`.
+    """Returns a value as JSON, for `decode`; raises TypeError for unsupported types.
 
     Supports None, bools, numbers, strings, bytes, NumPy arrays and scalars, and lists, tuples and
-    dicts with string keys of these. Raises TypeError for anything else.
+    dicts with string keys of these.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value.item() if isinstance(value, np.generic) else value

@@ -52,8 +52,8 @@ def spawn(
         **options: the fields of `LaunchOptions`.
 
     Returns:
-        The values that the workers returned, that of a chief first. Values of servers and
-        evaluators are dropped.
+        The values that the workers returned, a chief's first. Values of servers and evaluators are
+        dropped.
 
     Raises:
         Exception: raised by the task that failed first; its cause has the traceback of that task.
@@ -78,11 +78,7 @@ def spawn(
 
 
 def require_callable(fn: object, example: str) -> None:
-    """Raises unless `fn` is callable; `example` shows a correct call.
-
-    Raises:
-        TypeError: it is not callable.
-    """
+    """Raises TypeError unless `fn` is callable; `example` shows a correct call."""
     if not callable(fn):
         raise TypeError(
             explain(
@@ -129,7 +125,7 @@ def _pickled(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
             explain(
                 f"{fn!r} with its arguments cannot be sent to another process: {error}",
                 expected="a function at the top of a module, and arguments that can be pickled.",
-                fix="move the function there, and create in it what cannot be pickled.",
+                fix="move the function to a module, and create unpicklable objects inside it.",
             )
         ) from error
     main_path = None

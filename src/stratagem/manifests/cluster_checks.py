@@ -17,10 +17,7 @@ _Cluster = dict[str, dict[int, str]]
 
 
 def cluster_problems(documents: list[dict[str, Any]]) -> list[Problem]:
-    """Compares the `TF_CONFIG` of every pod with the pods and Services.
-
-    `documents` must be valid by their schemas. Each problem is reported once.
-    """
+    """Compares `TF_CONFIG` of every pod with the pods and Services of valid documents."""
     pods = list(pods_of(documents))
     services = {metadata_name(d): d for d in documents if d["kind"] == "Service"}
     problems: dict[Problem, None] = {}

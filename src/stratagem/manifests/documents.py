@@ -17,10 +17,8 @@ _REQUIREMENT = {"needed_by": "Validating manifests", "install": "'stratagem[mani
 class Problem:
     """One problem found in a manifest.
 
-    Args:
-        document: kind and name of the document, such as "Job/train-worker".
-        path: path within the document, such as "spec.template"; "" for the whole document.
-        message: the problem, in words.
+    `document` is kind and name, such as "Job/train-worker"; `path` is the place in it, such as
+    "spec.template", or "" for the whole document.
     """
 
     document: str
@@ -32,10 +30,7 @@ class Problem:
 
 
 def parse_documents(text: str) -> tuple[list[dict[str, Any]], list[Problem]]:
-    """Parses a YAML stream as strictly as Kubernetes does: duplicate keys are problems.
-
-    Returns the nonempty documents and the problems found. Raises ImportError without PyYAML.
-    """
+    """Parses a YAML stream as strictly as Kubernetes; returns nonempty documents and problems."""
     yaml = load("yaml", **_REQUIREMENT)
     documents: list[dict[str, Any]] = []
     problems: list[Problem] = []

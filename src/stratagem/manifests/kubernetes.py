@@ -17,10 +17,7 @@ KUBERNETES_TEMPLATE = "template.yaml.jinja"
 
 
 def kubernetes_template() -> str:
-    """Returns the text of the packaged template, as a starting point for your own.
-
-    Returns:
-        The text; a `{% set %}` line at the top defines each variable.
+    """Returns the text of the packaged template; a `{% set %}` line defines each variable.
 
     Source: tensorflow/ecosystem, distribution_strategy/template.yaml.jinja: the variables' names.
     """
@@ -32,19 +29,11 @@ def render_kubernetes(
     template: str | None = None,
     name: str = KUBERNETES_TEMPLATE,
 ) -> str:
-    """Renders the manifests of a training cluster.
+    """Returns the manifests of a training cluster, as YAML for `kubectl create -f -`.
 
-    Args:
-        overrides: values of template variables, as strings or as Python values.
-        template: text of a custom template; None for the packaged one.
-        name: name of the template in error messages.
-
-    Returns:
-        YAML for `kubectl create -f -`.
-
-    Raises:
-        ImportError: Jinja is not installed.
-        ValueError: an unknown variable, an invalid value, or a template that cannot be rendered.
+    `overrides` sets template variables, as strings or as Python values. `template` is the text of a
+    custom template; `name` names it in errors. Raises ImportError without Jinja, ValueError for an
+    unknown variable, an invalid value or template.
 
     Example:
         >>> from stratagem.manifests import render_kubernetes
@@ -60,21 +49,12 @@ def render_kubernetes(
 
 
 def validate_kubernetes(manifests: str, kubernetes_version: str | None = None) -> list[Problem]:
-    """Validates manifests offline, without contacting a cluster.
+    """Returns the problems found in YAML manifests, without contacting a cluster.
 
-    Each document is checked against the schema of its kind, which rejects unknown keys. If all
-    pass, the `TF_CONFIG` of every pod is compared with the pods and Services.
-
-    Args:
-        manifests: YAML.
-        kubernetes_version: version such as "1.33"; None for the newest installed.
-
-    Returns:
-        The problems found; empty if the manifests are valid.
-
-    Raises:
-        ImportError: kubernetes-validate is not installed.
-        ValueError: the schemas of this version are not installed.
+    Checks each document against the schema of its kind, which rejects unknown keys. If all pass,
+    compares the `TF_CONFIG` of every pod with the pods and Services. None for `kubernetes_version`
+    means the newest installed. Raises ImportError without kubernetes-validate, ValueError if the
+    schemas of the version, such as "1.33", are not installed.
 
     Example:
         >>> from stratagem.manifests import validate_kubernetes

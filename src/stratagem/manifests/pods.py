@@ -22,11 +22,7 @@ _REFERENCE = re.compile(r"\$(\$|\((?P<name>[^)]*)\))")
 
 @dataclasses.dataclass(frozen=True)
 class Container:
-    """One container of a pod.
-
-    A variable is None if its value is only available in the running cluster. `ports` are the
-    declared container ports.
-    """
+    """One container of a pod; a variable is None if only the running cluster has its value."""
 
     environment: Mapping[str, str | None]
     ports: frozenset[int]
@@ -36,8 +32,8 @@ class Container:
 class Pod:
     """One pod.
 
-    `owner` is the name of its document in error messages. `name` is the host name, or "" if it is
-    not known in advance; `domain` is the Service that gives the name an address, or "".
+    `owner` is the name of its document, for errors; `name` the host name, or "" if not known in
+    advance; `domain` the Service that gives the name an address, or "".
     """
 
     owner: str
@@ -65,12 +61,7 @@ def pods_of(documents: Iterable[dict[str, Any]]) -> Iterator[Pod]:
 def expand(text: str, variables: Mapping[str, str | None]) -> str | None:
     """Expands `$(NAME)` as Kubernetes does; `$$` is a literal dollar sign.
 
-    Unknown names are left as they are. Returns None if the text needs a variable that is None.
-
-    Example:
-        >>> from stratagem.manifests.pods import expand
-        >>> expand("$(INDEX) of $(TOTAL), $$(INDEX)", {"INDEX": "3"})
-        '3 of $(TOTAL), $(INDEX)'
+    Unknown names stay unchanged. Returns None if the text needs a variable that is None.
 
     Source: Kubernetes' third_party/forked/golang/expansion/expand.go.
     """

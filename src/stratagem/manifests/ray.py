@@ -14,11 +14,7 @@ RAY_TEMPLATE = "ray.yaml.jinja"
 
 
 def ray_template() -> str:
-    """Returns the text of the packaged template, as a starting point for your own.
-
-    Returns:
-        The text; a `{% set %}` line at the top defines each variable.
-    """
+    """Returns the text of the packaged template; a `{% set %}` line defines each variable."""
     return packaged_template(RAY_TEMPLATE)
 
 
@@ -27,19 +23,10 @@ def render_ray(
     template: str | None = None,
     name: str = RAY_TEMPLATE,
 ) -> str:
-    """Renders the manifests of a Ray cluster that runs programs of remote clients.
+    """Returns the manifests of a Ray cluster that runs programs of remote clients.
 
-    Args:
-        overrides: values of template variables, as strings or as Python values.
-        template: text of a custom template; None for the packaged one.
-        name: name of the template in error messages.
-
-    Returns:
-        YAML for `kubectl create -f -`; the cluster needs the KubeRay operator.
-
-    Raises:
-        ImportError: Jinja is not installed.
-        ValueError: an unknown variable, an invalid value, or a template that cannot be rendered.
+    They are YAML for `kubectl create -f -`, and need the KubeRay operator. Arguments and errors as
+    in `render_kubernetes`.
 
     Example:
         >>> from stratagem.manifests import render_ray

@@ -40,13 +40,8 @@ class Template:
     that Kubernetes does not expand it, `variable(name)` rejects a value too long for an
     environment variable, `shell_words` splits a command line, `shell` quotes a word.
 
-    Args:
-        text: the template.
-        name: name of the template in error messages.
-
-    Raises:
-        ImportError: Jinja is not installed.
-        ValueError: the template is invalid, or a variable has no value.
+    `name` names the template in errors. Raises ImportError without Jinja, ValueError for an invalid
+    template or a variable without a value.
 
     Example:
         >>> from stratagem.manifests import Template
@@ -64,17 +59,10 @@ class Template:
         self.variables: dict[str, Any] = self.values({})
 
     def values(self, overrides: Mapping[str, object]) -> dict[str, Any]:
-        """Returns the values of the variables.
+        """Returns the value of each variable, after `overrides`.
 
-        Args:
-            overrides: values by variable. A string is converted to the type of the template's
-                value: a number, a bool, or a list of words.
-
-        Returns:
-            The value of each variable.
-
-        Raises:
-            ValueError: an unknown variable, or a string that cannot be converted.
+        A string is converted to the type of the template's own value: a number, a bool, or a list
+        of words. Raises ValueError for an unknown variable or an invalid string.
         """
         _, header = self._parse(overrides)
         alone = self._nodes.Template(header, lineno=1)
@@ -92,17 +80,7 @@ class Template:
         return values
 
     def render(self, overrides: Mapping[str, object] | None = None) -> str:
-        """Renders the template.
-
-        Args:
-            overrides: values by variable, as for `values`.
-
-        Returns:
-            The text, without leading empty lines.
-
-        Raises:
-            ValueError: as for `values`, or the template cannot be rendered.
-        """
+        """Returns the rendered text without leading empty lines; raises ValueError as `values`."""
         tree, _ = self._parse(overrides or {})
         return self._run(lambda: self._compile(tree).render()).lstrip("\n")
 
@@ -230,7 +208,7 @@ def _literal(value: object) -> str:
 
 
 def _shell_words(value: object) -> list[str]:
-    """Splits a command line into words; a list is returned as it is."""
+    """Splits a command line into words; returns a list unchanged."""
     if isinstance(value, list | tuple):
         return [str(word) for word in value]
     try:

@@ -22,24 +22,12 @@ _FOLDER = re.compile(r"v(\d+\.\d+)\.\d+-local-strict")
 
 
 def kubernetes_versions() -> list[str]:
-    """Returns the Kubernetes versions whose schemas are installed.
-
-    Returns:
-        Versions such as "1.33", oldest first.
-
-    Raises:
-        ImportError: kubernetes-validate is not installed.
-    """
+    """Returns the Kubernetes versions whose schemas are installed, such as "1.33", oldest first."""
     return sorted(_schema_folders(), key=lambda version: [int(part) for part in version.split(".")])
 
 
 def schema_problems(document: dict[str, Any], version: str) -> list[Problem]:
-    """Validates a document against the schema of its kind in a version of `kubernetes_versions`.
-
-    Raises:
-        ImportError: kubernetes-validate is not installed.
-        ValueError: the schemas of this version are not installed.
-    """
+    """Validates a document against the schema of its kind in a version of `kubernetes_versions`."""
     name = document_name(document)
     kind, api_version = document.get("kind"), document.get("apiVersion")
     if not isinstance(kind, str) or not isinstance(api_version, str):

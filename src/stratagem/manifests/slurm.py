@@ -16,11 +16,7 @@ SLURM_TEMPLATE = "slurm.sh.jinja"
 
 
 def slurm_template() -> str:
-    """Returns the text of the packaged template, as a starting point for your own.
-
-    Returns:
-        The text; a `{% set %}` line at the top defines each variable.
-    """
+    """Returns the text of the packaged template; a `{% set %}` line defines each variable."""
     return packaged_template(SLURM_TEMPLATE)
 
 
@@ -31,22 +27,11 @@ def render_slurm(
     *,
     nodes: int | None = None,
 ) -> str:
-    """Renders the batch script of a training job.
+    """Returns the batch script of a training job, for `sbatch`.
 
-    Args:
-        overrides: values of template variables, as strings or as Python values.
-        template: text of a custom template; None for the packaged one.
-        name: name of the template in error messages.
-        nodes: number of nodes. Sets `worker_replicas`, or else `tasks_per_node`, unless
-            `overrides` does. None for as many nodes as the workers need.
-
-    Returns:
-        A script for `sbatch`.
-
-    Raises:
-        ImportError: Jinja is not installed.
-        ValueError: an unknown variable, an invalid value, a template that cannot be rendered, or
-            workers that do not need exactly `nodes` nodes.
+    `nodes` sets `worker_replicas`, or else `tasks_per_node`, unless `overrides` does; None uses as
+    many nodes as the workers need. Otherwise as `render_kubernetes`, and ValueError if the workers
+    do not need exactly `nodes` nodes.
 
     Example:
         >>> from stratagem.manifests import render_slurm

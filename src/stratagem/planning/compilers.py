@@ -64,10 +64,7 @@ device_description_str: "{device_kind}"
 
 @dataclasses.dataclass(frozen=True)
 class CompiledProgram:
-    """One compiled program of a step, with its memory and bytes accessed on one device.
-
-    `is_of_replicas` is False for a program that the host runs.
-    """
+    """One compiled program of a step, on one device or, unless `is_of_replicas`, on the host."""
 
     name: str
     memory: CompilerMemory
@@ -80,8 +77,8 @@ class CompiledProgram:
 class CompiledStep:
     """All compiled programs of a step, in execution order.
 
-    `compiler` is "tpu", "gpu" or "cpu". `is_refused` is True if the compiler for the devices ran
-    out of memory; the programs are then those for CPU.
+    `is_refused` means that the compiler for the devices ran out of memory; the programs are then
+    for CPU.
     """
 
     compiler: str
@@ -140,10 +137,10 @@ def missing_compiler(platform: str) -> str | None:
 
 
 def compile_step(step: CapturedStep, target: Target) -> CompiledStep:
-    """Compiles a step for the devices of a target.
+    """Compiles a step for the devices of a target; raises RuntimeError if no compiler can.
 
     Falls back to the CPU compiler, with a note, if the devices' compiler is not installed or
-    cannot compile the step without them. Raises RuntimeError if no compiler can.
+    cannot compile the step without them.
     """
     platform = target.accelerator.platform
     install = missing_compiler(platform)

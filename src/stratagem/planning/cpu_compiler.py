@@ -1,7 +1,7 @@
 """Compilation of exported programs for CPU devices in a subprocess; run as a script.
 
-The number of CPU devices is fixed when JAX starts: a process that plans for 64 replicas may have
-two. This script reads the programs from one file, and writes their compiler analysis to another.
+JAX fixes the number of CPU devices when it starts: a process that plans for 64 replicas may have
+two.
 """
 
 from __future__ import annotations

@@ -18,12 +18,6 @@ def product_flops(jaxpr: ClosedJaxpr | Jaxpr) -> dict[str, float]:
     """Counts the FLOPs of matrix products and convolutions, by operand dtype.
 
     The most expensive branch of a conditional counts; a loop of unknown length counts once.
-
-    Example:
-        >>> from stratagem.planning.flops import product_flops
-        >>> x = jax.numpy.ones((2, 3))
-        >>> product_flops(jax.make_jaxpr(lambda x: x @ x.T)(x))
-        {'float32': 24.0}
     """
     return _count_flops(getattr(jaxpr, "jaxpr", jaxpr))
 

@@ -159,7 +159,7 @@ def plan_memory(
     host_programs: Sequence[CompilerMemory],
     accelerator: Accelerator,
 ) -> MemoryPlan:
-    """Computes the memory of one device from its compiled programs and those of the host.
+    """Computes the memory of one device from its compiled programs and the host's.
 
     Compiler overhead beyond the arrays, such as padding, counts as temporaries.
     """
@@ -203,10 +203,7 @@ def _host_copies(variable: Any, step: CapturedStep) -> int:
 
 
 def shared_state_bytes(step: CapturedStep) -> dict[str, int]:
-    """Returns the bytes of variables per device under each `shard_state`.
-
-    Empty if there is one replica, or if variables are not replicated in the first place.
-    """
+    """Returns the bytes per device under each `shard_state`; empty if nothing is replicated."""
     topology = step.strategy.topology
     if topology.num_replicas == 1 or topology.groups or step.strategy.placement.uses_stores:
         return {}

@@ -22,9 +22,9 @@ def planned_strategy(
 ) -> Strategy:
     """Returns a strategy like `like`, with its replicas on the abstract devices of a machine.
 
-    Takes over cross-device ops, devices per replica, layouts and sharded state; `shard_state`
-    overrides the latter. None for `like` replicates everything. Raises ValueError for a strategy
-    that the machine or the planner does not support.
+    Takes over cross-device ops, devices per replica, layouts and, without `shard_state`, sharded
+    state. None for `like` replicates everything. Raises ValueError for a strategy that the machine
+    or the planner does not support.
     """
     if like is None:
         with planning_for(machine.topology, shard_state):

@@ -31,13 +31,7 @@ _LEAST_NAMED_SHARE = 0.01
 
 
 def draw(plan: Plan, path: str | Path) -> None:
-    """Writes the plot to a file; the extension selects the format.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        ValueError: matplotlib does not support the format.
-        OSError: the file cannot be written.
-    """
+    """Writes the plot to a file, in the format of its extension; ImportError without matplotlib."""
     path = Path(path)
     figure = figure_of(plan)
     path.parent.mkdir(parents=True, exist_ok=True)

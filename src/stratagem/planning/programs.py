@@ -39,8 +39,8 @@ def step_programs(
 ) -> Generator[list[StepProgram]]:
     """Yields the programs of a step in execution order; lower them inside the context.
 
-    `topology` has as many devices as the step was traced for. With `is_retraced`, the step is
-    traced again, since these are different devices.
+    `topology` has as many devices as the step was traced for. With `is_retraced`, traces the step
+    again, since these are different devices.
     """
     with _moved_to(variables_of(step.trace), topology):
         # A trace is specific to its kind of devices.

@@ -18,12 +18,7 @@ _BYTES_PER_MIB = 2**20
 
 
 def size_text(num_bytes: float) -> str:
-    """Formats a size with a sensible number of digits.
-
-    Example:
-        >>> [size_text(size) for size in (740, 13_107_200, 4 * 2**30)]
-        ['740 B', '12.5 MiB', '4.00 GiB']
-    """
+    """Formats a size: "740 B", "12.5 MiB", "4.00 GiB"."""
     if num_bytes >= _BYTES_PER_GIB / 10:
         return f"{num_bytes / _BYTES_PER_GIB:.2f} GiB"
     if num_bytes >= _BYTES_PER_MIB / 10:
@@ -32,24 +27,14 @@ def size_text(num_bytes: float) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """Formats a short duration.
-
-    Example:
-        >>> [time_text(seconds) for seconds in (1.25, 0.0034, 1.2e-5)]
-        ['1.25 s', '3.4 ms', '12 us']
-    """
+    """Formats a short duration: "1.25 s", "3.4 ms", "12 us"."""
     if seconds >= 1:
         return f"{seconds:.2f} s"
     return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"
 
 
 def count_text(number: float) -> str:
-    """Formats a large number with a metric prefix.
-
-    Example:
-        >>> [count_text(number) for number in (12, 25_600_000, 1_090_000_000)]
-        ['12', '25.6 M', '1.09 G']
-    """
+    """Formats a large number with a metric prefix: "12", "25.6 M", "1.09 G"."""
     for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{number / size:.3g} {unit}"

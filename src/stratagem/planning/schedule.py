@@ -1,7 +1,7 @@
 """Communication in a compiled program, and the compute that overlaps it.
 
-XLA prints a scheduled program in execution order. A message in flight is a pair of instructions, a
-start and a done. On TPU both are fusions, as is the instruction between them that moves data and
+XLA prints a scheduled program in execution order. A message in flight is a pair of instructions,
+start and done. On TPU both are fusions, as is the instruction between them that moves data and
 computes at once ("async collective fusion").
 """
 
@@ -126,7 +126,7 @@ class Schedule:
                 yield from self._reductions(inner, times * trips)
 
     def _bodies(self, instruction: Instruction) -> list[tuple[list[Instruction], int]]:
-        """Returns what a loop, call or branch runs, with the trip count where known."""
+        """Returns the bodies that a loop, call or branch runs, with the trip count where known."""
         if instruction.operation not in ("while", "call", "conditional"):
             return []
         trips = _TRIPS.search(instruction.line)

@@ -45,8 +45,7 @@ def capture_script(
         FileNotFoundError: the file does not exist.
         RuntimeError: the script ended before it trained, by itself or by `sys.exit`.
         ValueError: an unknown `shard_state`, or a strategy that cannot shard state.
-
-    Other errors are those of the script.
+        Exception: any error of the script.
     """
     path = Path(script)
     if not path.is_file():

@@ -99,10 +99,7 @@ class StepTime:
 def compute_s(
     flops: Mapping[str, float], accessed_bytes: float, target: Target, assumed: Assumptions
 ) -> tuple[float, float]:
-    """Returns the seconds of a step's products and of its memory accesses on one device.
-
-    The step takes the longer of the two.
-    """
+    """Returns seconds of a step's products and of its memory accesses; the longer one counts."""
     kind = target.accelerator
     products_s = sum(
         count / (kind.peak_flops_per_s(dtype) * assumed.compute_share)
@@ -151,8 +148,8 @@ def predict_step(
 ) -> StepTime:
     """Predicts one step.
 
-    Communication that overlaps products is hidden only while there is compute left to hide it:
-    the backward pass is two thirds of it.
+    Compute can hide the communication that overlaps it only while some is left: the backward pass
+    is two thirds of it.
     """
     if target.num_devices == 1:
         return StepTime(1, computing_s, 0.0, 0.0, 0.0)

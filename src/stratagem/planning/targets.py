@@ -80,7 +80,7 @@ class Target:
         """Returns a smaller or larger machine of the same kind, to study scaling.
 
         Args:
-            num_devices: at most one group, or a multiple of it.
+            num_devices: number of devices: at most one group, or a multiple of it.
 
         Returns:
             The machine; a part of a slice has no shape.

@@ -187,11 +187,11 @@ class TerminationConfig:
         """Returns the time until which training may continue.
 
         Args:
-            notices: received so far.
+            notices: notices received so far.
 
         Returns:
             Earliest end of a grace period, on the clock of `time.monotonic()`. Each grace period is
-            this configuration's, or less if the notice says so. The last save has to finish before
+            this configuration's, or less if the notice says so. The last save must finish before
             then.
         """
         grace_s = self.grace_period or 0.0

@@ -59,7 +59,7 @@ def pod_time_left(grace_s: float | None = None) -> Callable[[], float]:
 def slurm_time_left() -> Callable[[], float] | None:
     """Returns a function that gives the time until the time limit of a Slurm job.
 
-    A preempted or cancelled job has less time; Slurm does not say how much.
+    A preempted or canceled job has less time, but Slurm does not report how much.
 
     Returns:
         A function without arguments that returns seconds; None if `SLURM_JOB_END_TIME` is not set,

@@ -24,7 +24,7 @@ class Notice:
     """A notice that this process will be ended.
 
     Args:
-        source: of the notice, such as `"SIGTERM"`.
+        source: source of the notice, such as `"SIGTERM"`.
         message: one line for people.
         heard_at_s: time of arrival, on the clock of `time.monotonic()`.
         grace_s: seconds left after arrival, at most; None if the source does not say.

@@ -94,7 +94,7 @@ class SignalSource(NoticeSource):
 def ignore_until_exit() -> None:
     """Ignores the signals with listeners until the process exits; call it last before exiting.
 
-    While it exits, Python restores default handlers, which would change the exit code.
+    Otherwise a signal during exit would change the exit code: Python restores default handlers.
     """
     for name in _SELECTABLE:
         signum = getattr(signal, name, None)
@@ -136,7 +136,7 @@ class _Handler:
     def restore_if_unused(self) -> None:
         """Restores the previous handler, if this one is unused and still installed.
 
-        Only the main thread can. Otherwise this handler stays and calls the previous one.
+        Only the main thread can. Elsewhere this handler stays and calls the previous one.
         """
         is_main = threading.current_thread() is threading.main_thread()
         if not self.sources and is_main and signal.getsignal(self._signum) is self:

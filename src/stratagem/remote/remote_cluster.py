@@ -347,7 +347,7 @@ def _pickled(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
             explain(
                 f"{_describe_unpicklable(fn, args, kwargs)} cannot be sent to the cluster: {error}",
                 expected="a function whose arguments and captured variables can be pickled.",
-                fix="create it inside the function.",
+                fix="create the object inside the function.",
             )
         ) from error
 

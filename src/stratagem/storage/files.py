@@ -54,7 +54,7 @@ def write(folder: Path, items: Mapping[str, Arrays], notes: Mapping[str, Any]) -
     """Writes arrays by item and path, with JSON notes, to a new folder.
 
     Raises FileExistsError if the folder exists, ImportError without Orbax, and OSError if the write
-    failed; nothing of it is left then.
+    failed; then nothing of it is left.
     """
     orbax = _orbax()
     if folder.exists():
@@ -121,7 +121,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def read_arrays(folder: Path, manifest: Mapping[str, Any], names: Wanted) -> dict[str, Arrays]:
     """Reads and verifies arrays by item and path; raises DataLossError if a file is damaged.
 
-    `names` are item names; a dict also selects paths, and other arrays are not read.
+    `names` are item names; a dict also selects paths within each item.
     """
     orbax = _orbax()
     entries = {name: _chosen(manifest["items"][name], names, name) for name in names}

@@ -49,7 +49,7 @@ def check_array(entry: Mapping[str, Any], array: np.ndarray[Any, Any], where: st
 
 
 def add_checksum(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a manifest with its format version and the checksum of its own text."""
+    """Returns a manifest with its format version and a checksum of its text."""
     return {**manifest, "format": FORMAT, "crc32": _text_checksum({**manifest, "format": FORMAT})}
 
 

@@ -27,8 +27,8 @@ _NUM_SLOTS = 2
 class Snapshot:
     """A snapshot of one step.
 
-    `items` holds arrays by item and path. They alias the shared memory, which the second next
-    snapshot overwrites.
+    `items` holds arrays by item and path. They alias shared memory that `put` overwrites when
+    called twice.
     """
 
     number: int
@@ -39,11 +39,8 @@ class Snapshot:
 class MemorySlots:
     """The last two snapshots of one process, in files on an in-memory file system.
 
-    One snapshot is complete whenever the process is killed. Snapshots are lost with the machine.
-
-    Args:
-        folder: on an in-memory file system, such as a folder in /dev/shm.
-        name: of the process, the same after a restart.
+    One is complete whenever the process is killed. They are lost with the machine. `folder` is in
+    memory, such as in /dev/shm; `name` is the process's, the same after a restart.
     """
 
     def __init__(self, folder: str | os.PathLike[str], name: str) -> None:

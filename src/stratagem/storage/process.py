@@ -1,8 +1,7 @@
 """Client of the storage process, which reads and writes checkpoints outside the training process.
 
-Reasons for a separate process: Orbax synchronizes all processes of JAX's group on every save and
-load, with broadcasts that hang if a process is lost. It also holds Python's lock, which would stall
-training.
+In the training process, Orbax would synchronize JAX's whole group on every save and load, with
+broadcasts that hang if a process is lost. It would also stall training by holding Python's lock.
 """
 
 from __future__ import annotations
@@ -84,14 +83,8 @@ class StorageProcess:
     ) -> Future[None]:
         """Copies arrays and writes them in the background, after the previous write.
 
-        Args:
-            place: called in another thread; returns the folder, which must not exist.
-            items: arrays by path, by item.
-            notes: further JSON content.
-            then: called with the folder in that thread after the write.
-
-        Returns:
-            Future that is done after `then`, with the error of either.
+        In another thread, `place` is called for the folder, which must not exist, and `then` with
+        it after the write. Returns a Future that is done after `then`, with the error of either.
         """
         with self._lock:
             self.wait()

@@ -37,10 +37,8 @@ class ArrayLocation:
 class Staging:
     """Shared memory that is reused by every checkpoint and freed with its last process.
 
-    It only grows, since allocating memory costs more than copying into it.
-
-    Args:
-        descriptor: of another process's memory; None creates location.
+    It only grows, since allocating memory costs more than copying into it. `descriptor` is another
+    process's memory; None creates it.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
@@ -61,7 +59,7 @@ class Staging:
         return locations
 
     def get(self, locations: Iterable[ArrayLocation]) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
-        """Returns arrays by item and path as views of the memory, which the next `put` overwrites.
+        """Returns arrays by item and path as views, which the next `put` overwrites.
 
         Items without arrays are omitted.
         """

@@ -1,8 +1,8 @@
 """Collection of the summaries that a traced function calls, as extra outputs of the function.
 
-The caller of the function, such as a step's program, passes their values to the writer after it
-runs. Collected summaries need no callback from the device, are written once however often the
-function is traced, and all processes compile the same program.
+The caller passes their values to the writer after the function ran. So summaries need no callback
+from the device, are written once however often the function is traced, and all processes compile
+the same program.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def _untraced_state() -> Any:
 class CollectedSummaries:
     """Summaries of a traced function.
 
-    The values of `summaries` are outputs of the function, with pytree `structure`; host callbacks
-    write the `staged` ones. `are_expensive` is True if any costs time even when it is not recorded.
+    Values of `summaries` are outputs of the function, with pytree `structure`; host callbacks write
+    the `staged` ones. `are_expensive` is True if any costs time even when it is not recorded.
     """
 
     summaries: Sequence[Summary]
@@ -97,7 +97,7 @@ class CollectedSummaries:
 class Collector:
     """Collects the summaries called within a `with` block, one item per call.
 
-    `records` says whether anything is recorded; it may be traced. None inherits it from the
+    `records`, which may be traced, is true if anything is recorded; None inherits it from the
     enclosing collector.
     """
 
@@ -183,7 +183,7 @@ class Collector:
 def resolve(call: SummaryCall, outer: Settings) -> tuple[Summary, dict[str, Any]] | None:
     """Returns a summary with its traced step and condition, or None if it can never be recorded.
 
-    `outer` are the settings outside of the step; they are read again when the step is called.
+    `outer` are the settings outside the step, read again at each call of the step.
     """
     settings = current_settings()
     values: dict[str, Any] = {}

@@ -57,10 +57,7 @@ def image_value(tag: str, images: Any, description: str | None) -> Any:
 
 
 def pixels(images: Any, xp: Any) -> Any:
-    """Converts images to uint8, like tf.image.convert_image_dtype with saturation.
-
-    `xp` is `numpy` or `jax.numpy`.
-    """
+    """Converts images to uint8, like tf.image.convert_image_dtype with saturation."""
     dtype = images.dtype
     if dtype == np.uint8:
         return images
@@ -78,9 +75,8 @@ def pixels(images: Any, xp: Any) -> Any:
 def histogram_buckets(data: Any, num_buckets: int, xp: Any) -> Any:
     """Counts the finite elements of a float array in buckets of equal width.
 
-    Identical elements are counted in the last bucket, which then has zero width; without finite
-    elements everything is zero. `xp` is `numpy` or `jax.numpy`. Returns an array of shape
-    (num_buckets, 3): left edge, right edge, count.
+    Returns (num_buckets, 3): left edge, right edge, count. Identical elements are counted in the
+    last bucket, which then has zero width; without finite elements everything is zero.
     """
     data = data.reshape(-1)
     dtype = data.dtype

@@ -22,10 +22,7 @@ def tensorboard(module: str) -> Any:
 
 
 class EventFile:
-    """A new event file in a folder, which is created if missing.
-
-    At most `max_queue` events are buffered, for at most `flush_millis` milliseconds.
-    """
+    """A new event file in a folder, which is created if missing."""
 
     # TensorBoard's own EventFileWriter would load TensorFlow where that is installed.
     def __init__(self, logdir: str, max_queue: int, flush_millis: int, suffix: str) -> None:

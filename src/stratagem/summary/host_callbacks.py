@@ -1,8 +1,7 @@
 """Host callbacks for summaries in nested traces, such as the body of a `lax.scan`.
 
-The compiled program calls back into this process, with the default writer, step and condition of
-that time: changing them waits for running programs. A program with callbacks takes longer to start,
-whether it records or not.
+A callback uses the writer, step and condition of its time, so changing them waits for running
+programs. A program with callbacks takes longer to start, whether it records or not.
 """
 
 from __future__ import annotations
@@ -26,10 +25,7 @@ __all__ = ["forward_summaries", "stage"]
 
 
 def stage(call: SummaryCall) -> Any:
-    """Adds a callback for a summary to the program being traced.
-
-    Returns whether it is recorded, as far as the program can see.
-    """
+    """Adds a callback for a summary to the traced program; returns whether it is recorded."""
     collector = current_collector()
     outer = current_settings() if collector is None else collector.settings
     resolved = resolve(call, outer)

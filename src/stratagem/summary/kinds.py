@@ -280,7 +280,7 @@ def _as_real_array(data: Any, name: str) -> Any:
 def _record(call: SummaryCall, encode_on_host: Callable[[Any], Any] | None = None) -> Any:
     """Writes a summary now, or adds it to the step that is being traced.
 
-    `encode_on_host` makes a `Summary.Value` from the data before `reduce`; None uses `call.encode`.
+    `encode_on_host` makes a `Summary.Value` from the unreduced data; None uses `call.encode`.
     """
     step = checked_step(call.step)
     if infers_shapes():

@@ -1,6 +1,6 @@
 """Deferred writing of summaries: a step's summaries are written when their values are ready.
 
-Steps are not waited for, unless too many are in flight or a writer is flushed.
+Nothing waits for a step, unless too many are in flight or a writer is flushed.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ Values = Mapping[str, Any]
 class Recording:
     """Host settings at the time of a step's call.
 
-    `writer` is the default writer or None; `step` the default step, or None if no summary needs it;
-    `holds` the condition, ignored by summaries with their own; `wall_time_s` the seconds since the
-    epoch.
+    `step` is None if no summary needs it. Summaries with a condition ignore `holds`. `wall_time_s`
+    is in seconds since the epoch.
     """
 
     writer: SummaryWriter | None
@@ -54,7 +53,7 @@ class Recording:
     ) -> None:
         """Enqueues the summaries of one call.
 
-        Values are arrays, or `PerReplica` of which replica 0 counts; their first axis has size
+        Values are arrays, or `PerReplica` of which replica 0 counts. Their first axis has size
         `num_steps`, or there is no such axis if it is None.
         """
         if any(one.writer_of(self.writer) is not None for one in summaries):
@@ -72,10 +71,10 @@ _pending: collections.deque[tuple[Recording, Sequence[Summary], Sequence[Values]
 def begin_recording(
     summaries: Sequence[Summary], settings: Settings | None = None
 ) -> Recording | None:
-    """Decides on the host whether a step about to be called records any summary.
+    """Returns the settings of a step about to be called; None if it records no summary.
 
-    Returns the settings, or None if nothing will be recorded. Raises ValueError if a summary that
-    would be written has no step. `settings` default to this thread's.
+    `settings` default to this thread's. Raises ValueError if a summary that would be written has no
+    step.
     """
     settings = settings or current_settings()
     writer = settings.writer.value

@@ -17,8 +17,7 @@ class SummaryCall:
     """One call of a summary function.
 
     `encode` makes a `Summary.Value` from the result of `reduce`, which runs only if the summary is
-    recorded. `data` is None if `encode` needs none. `step` is an integer, traced or not, or None
-    for the default step.
+    recorded, on `data`, None if it needs none. `step` may be traced; None for the default step.
     """
 
     tag: str
@@ -32,8 +31,8 @@ class SummaryCall:
 class Summary:
     """A summary of a traced step.
 
-    `writer` is the default writer set within the step, or None for that of the call. `step` is None
-    unless it is known when the step is traced. A traced step or condition is among the values.
+    `writer` is the default writer set within the step, or None for the caller's. `step` is None
+    unless known when the step is traced. A traced step or condition is among the values.
     """
 
     tag: str

@@ -1,8 +1,7 @@
 """Abstract devices: stand-ins for the devices of a machine that a step is planned for.
 
-Nothing is computed or stored on them. A large array is represented by a NumPy array of the same
-shape that takes no memory, because all elements share one. Small arrays keep their values, since
-programs read them: learning rates, counters, seeds.
+Nothing is computed on them. Large arrays become NumPy arrays of the same shape whose elements share
+one, so they take no memory. Small arrays keep their values, which programs read.
 """
 
 from __future__ import annotations
@@ -44,10 +43,7 @@ _MAX_VALUE_BYTES = 2**16
 
 @dataclasses.dataclass(frozen=True)
 class AbstractDevice:
-    """Stand-in for a `jax.Device`, with the attributes that programs read.
-
-    `slice_index` is the TPU slice, or the GPU host, that it belongs to.
-    """
+    """Stand-in for a `jax.Device`; `slice_index` is its TPU slice or GPU host."""
 
     id: int
     platform: str
@@ -143,10 +139,8 @@ def planning_for(
 ) -> Generator[None]:
     """Gives strategies created within the block these devices instead of local ones.
 
-    Args:
-        topology: the devices.
-        shard_state: overrides that of strategies that can shard state; None keeps theirs.
-        make_strategy: creates the strategy of models without one; None leaves them without.
+    None for `shard_state` keeps the strategies' own; None for `make_strategy` creates no strategy
+    for models without one.
     """
     before = (_planned.topology, _planned.shard_state, _planned.make_strategy)
     _planned.topology, _planned.shard_state = topology, shard_state
@@ -170,7 +164,7 @@ def planned_shard_state() -> str | None:
 def planned_devices(num_named: int | None = None) -> tuple[Any, ...] | None:
     """Returns the devices to use instead of local ones, or None if nothing is planned.
 
-    If the program named one device it gets one, otherwise all.
+    A program that named one device gets one, any other gets all.
     """
     if _planned.topology is None:
         return None
@@ -182,8 +176,8 @@ def planned_devices(num_named: int | None = None) -> tuple[Any, ...] | None:
 def planned_groups(num_named: int, size: int) -> tuple[tuple[Any, ...], ...] | None:
     """Returns device groups to use instead of local ones, or None if nothing is planned.
 
-    If the program named one group it gets one, otherwise as many of this size as there are devices
-    for. Raises ValueError if groups of this size do not fill a host.
+    A program that named one group gets one, any other as many as fit. Raises ValueError if groups
+    of this size do not fill a host.
     """
     if _planned.topology is None:
         return None
@@ -216,7 +210,7 @@ def refuse_to_plan(what: str) -> None:
 
 
 def planned_topology(topology: Topology) -> Topology:
-    """Returns the topology as it is, or with abstract devices if a step is being planned."""
+    """Returns the topology, with abstract devices if a step is being planned."""
     if _planned.topology is None or topology.devices is None:
         return topology
     return AbstractTopology(topology.devices, topology.groups)

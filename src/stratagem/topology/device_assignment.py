@@ -128,7 +128,7 @@ class DeviceAssignment:
         return replicas
 
     def tpu_ordinal(self, replica: int = 0, logical_core: int = 0) -> int:
-        """Returns the index of a core's device among those of its task.
+        """Returns the index of a core's device within its task.
 
         Args:
             replica: index of the replica.
@@ -263,8 +263,8 @@ def _replicas_per_axis(topology: TPUTopology, shape: Integers, stride: Integers)
 def _bounding_box(num_replicas: int, counts: Integers) -> list[int]:
     """Returns a box of at least `num_replicas` positions, as close to a cube as possible.
 
-    The shortest axes are filled first; among equal ones cores, then x, y and z, so that neighbors
-    share a chip or a host where possible.
+    Fills the shortest axes first; among equal ones cores, then x, y and z, so that neighbors share
+    a chip or a host where possible.
     """
     box = [0] * 4
     remaining, num_axes = num_replicas, 4

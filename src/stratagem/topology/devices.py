@@ -51,12 +51,8 @@ def find_devices(specs: Sequence[DeviceLike]) -> tuple[jax.Device, ...]:
     """Returns the devices for names, indices or `jax.Device` objects, in the given order.
 
     Names are TensorFlow's and JAX's: `"GPU:0"`, `"/cpu:1"`, `"/device:TPU:3"`; an index counts
-    `local_devices()`. Missing virtual CPU devices are created if JAX has not started. Raises
-    ValueError for empty, duplicate, unknown or remote devices, TypeError for other types.
-
-    Example:
-        >>> find_devices(["cpu:0", "cpu:1"])
-        (CpuDevice(id=0), CpuDevice(id=1))
+    `local_devices()`. Creates missing virtual CPU devices if JAX has not started. Raises ValueError
+    for empty, duplicate, unknown or remote devices, TypeError for other types.
 
     Source: TF 2.21 mirrored_strategy.py, _infer_num_gpus_per_worker and device canonicalization.
     """
@@ -91,10 +87,6 @@ def find_groups(
 
     Raises as `find_devices`, and ValueError for groups of unequal size, TypeError if groups and
     single devices are mixed.
-
-    Example:
-        >>> find_groups([["cpu:0", "cpu:1"]])
-        ((CpuDevice(id=0), CpuDevice(id=1)),)
     """
     for spec in specs:
         if not isinstance(spec, list | tuple):

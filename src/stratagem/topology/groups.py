@@ -17,8 +17,8 @@ def check_groups(
 ) -> tuple[tuple[jax.Device, ...], ...]:
     """Returns device groups as tuples, one per replica.
 
-    Raises ValueError for missing or empty groups, groups of unequal size, a repeated device, or a
-    group that spans processes.
+    Raises ValueError for missing, empty or unequal groups, a repeated device, or a group that spans
+    processes.
     """
     sizes = [len(group) for group in groups]
     if not sizes or not all(sizes) or len(set(sizes)) > 1:
@@ -54,10 +54,9 @@ def check_groups(
 def adjacent_groups(
     devices: Sequence[jax.Device], devices_per_replica: int
 ) -> tuple[tuple[jax.Device, ...], ...]:
-    """Divides devices into groups of adjacent ones, each within a process.
+    """Divides devices, ordered by process, into groups of adjacent ones, each within a process.
 
-    `devices` are ordered by process. Raises ValueError if the devices of a process cannot be
-    divided evenly.
+    Raises ValueError if the devices of a process cannot be divided evenly.
     """
     if not isinstance(devices_per_replica, int) or isinstance(devices_per_replica, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(
@@ -83,12 +82,7 @@ def adjacent_groups(
 
 
 def prime_factors(number: int) -> tuple[int, ...]:
-    """Returns the prime factors of a positive number in ascending order.
-
-    Example:
-        >>> prime_factors(12)
-        (2, 2, 3)
-    """
+    """Returns the prime factors of a positive number in ascending order."""
     factors: list[int] = []
     factor = 2
     while number > 1:

@@ -1,7 +1,7 @@
 """Programs that several processes run together, started in the same order and waited for safely.
 
-A process that waits for the result of such a program waits for all others. It waits here, where it
-can learn that another process was lost; inside JAX nothing could interrupt it.
+A process waits for the results here, where it can learn that another process was lost; nothing can
+interrupt a wait inside JAX.
 """
 
 from __future__ import annotations
@@ -57,10 +57,7 @@ def last_program() -> InFlightProgram:
 
 
 def record_program(token: Any) -> None:
-    """Records a program started by a process without a group.
-
-    `token` are arrays among its outputs that no later program donates.
-    """
+    """Records a program of a process without a group by outputs that are never donated."""
     if current_group() is None and not _is_traced(token):
         _last.token = token
 
@@ -77,13 +74,9 @@ def run_together(name: str, start: Callable[[], tuple[Any, Any]], *, platform: s
     """Starts a program on all processes once the previous one is done.
 
     So one program runs while the next is prepared. On accelerators one more may be queued; on CPU
-    starting it would block inside JAX. `start` returns the outputs, and those of them that no later
-    program donates.
-
-    Raises:
-        UnavailableError: a process was lost; the message names it.
-        DeadlineExceededError: a process is stuck.
-        RuntimeError: the processes diverged.
+    starting it would block inside JAX. `start` returns the outputs, and some of them that no later
+    program donates. Raises UnavailableError, naming a lost process; DeadlineExceededError if a
+    process is stuck; RuntimeError if the processes diverged.
     """
     group = current_group()
     assert group is not None
@@ -161,8 +154,8 @@ def _read_all(values: Any) -> Any:
 def compute_on_every_process(arrays: Any, function: Callable[[Any], Any] | None = None) -> Any:
     """Returns `function` of multi-process arrays, on a local device; call it on every process.
 
-    `function` is a module-level function, since programs are cached by it; None returns the arrays
-    themselves. Raises as `run_together`.
+    `function` is at module level, since programs are cached by it; None returns the arrays.
+    Raises as `run_together`.
     """
     result = _compute_together(arrays, function or _read_all)
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), result)

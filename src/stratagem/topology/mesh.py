@@ -28,10 +28,9 @@ REPLICA_AXIS = "replica"
 class Topology:
     """The devices that replicas compute on: one device, or a group of devices, per replica.
 
-    Args:
-        devices: in replica order, the first of each group; None for JAX's default device.
-        groups: all devices of each replica; None for one device each. See `of_groups`.
-        first_replica_id: number of replicas of earlier workers, if workers are not in lockstep.
+    `devices` holds the first device of each group in replica order, or is None for JAX's default
+    device; `groups` is None for one device per replica. `first_replica_id` counts the replicas of
+    earlier workers, if workers are not in lockstep.
     """
 
     devices: tuple[jax.Device, ...] | None
@@ -102,9 +101,9 @@ class Topology:
 
     @functools.cached_property
     def logical_axes(self) -> tuple[str, ...]:
-        """Names of the mesh axes formed by the devices of a replica, one per prime factor.
+        """Names of the mesh axes of a replica's devices, one per prime factor of their number.
 
-        So arrays can be sharded over any divisor of the devices.
+        So arrays can be sharded over any divisor of it.
         """
         count = len(prime_factors(self.num_logical_devices))
         return ("logical",) if count == 1 else tuple(f"logical_{i}" for i in range(count))
@@ -158,11 +157,7 @@ class Topology:
         return NamedSharding(self.mesh, PartitionSpec(None, REPLICA_AXIS))
 
     def replicate(self, value: Any) -> jax.Array:
-        """Copies a value to every device; each process to its own.
-
-        `value` must be the same on all processes. With the default topology, the result is on JAX's
-        default device.
-        """
+        """Copies a value, the same on all processes, to every device; each process to its own."""
         if self.devices is None:
             return jax.numpy.asarray(value)
         if not self.spans_processes or isinstance(value, Tracer):
@@ -194,10 +189,10 @@ class Topology:
         return jax.make_array_from_single_device_arrays(shape, sharding, parts)
 
     def stack(self, values: list[Any]) -> jax.Array:
-        """Stacks one array per local replica into one array with a leading replica axis.
+        """Stacks one array per local replica into one of shape (num_replicas, ...).
 
-        Returns an array of shape (num_replicas, ...), row i on the devices of replica i. The
-        default topology accepts any number of rows, and keeps them on JAX's default device.
+        Row i is on the devices of replica i. The default topology accepts any number of rows, and
+        stores them on JAX's default device.
         """
         if self.devices is not None and len(values) != self.num_local_replicas:
             raise ValueError(
@@ -224,7 +219,7 @@ class Topology:
 def _with_replica_axis(value: Any) -> Any:
     """Adds a leading axis of size 1, on the host if possible.
 
-    On a device it would be one more program for every shape and device.
+    On a device each shape would need another program.
     """
     if isinstance(value, jax.Array):
         is_key = jax.numpy.issubdtype(value.dtype, jax.dtypes.extended)

@@ -2,21 +2,18 @@
 
 `jaxlib._jax.make_gloo_tcp_collectives`: by default Gloo resolves the host name to find the address
 that other processes connect to. If it resolves to 127.0.1.1, as Debian puts into /etc/hosts, or to
-a network other than the one the processes share, no other host can connect. The function takes an
-address; JAX has no setting for it (0.10 to 0.12). Without the name, Gloo resolves the host name as
-before. The thread that Gloo starts there runs under SCHED_BATCH. It wakes for each message,
-preempts the thread that computes, finds the connection's lock held by that thread, and spins until
-its time slice ends 4 ms later. Under SCHED_BATCH a waking thread preempts no other. Median of 200
-sums of 64 KiB between two processes on one core each: 4.0 ms, and 0.30 ms with SCHED_BATCH.
+another network than the processes share, no other host can connect. JAX has no setting for the
+address (0.10 to 0.12). The thread that Gloo starts there runs under SCHED_BATCH, in which a waking
+thread preempts no other. Otherwise it wakes for each message, preempts the thread that computes,
+finds the connection's lock held by that thread, and spins until its time slice ends 4 ms later.
+Median of 200 sums of 64 KiB between two processes on one core each: 4.0 ms, and 0.30 ms with
+SCHED_BATCH.
 
 `jax._src.compiler._cache_write`, `jax._src.compilation_cache.put_executable_and_time`: JAX writes
-its compilation cache from process 0 alone, so that thousands of hosts do not write to one bucket at
-once. But each process has its own programs, and would find none of them there (0.10 to 0.12). On
-one machine each process may write.
+its compilation cache from process 0 alone, to spare a bucket thousands of writers. But each process
+has its own programs, and would find none there (0.10 to 0.12). On one machine each may write.
 
-`sys._current_frames`: shows the code that a thread is in; documented by Python, for specialists.
-
-`os._exit`: exits the process immediately; documented by Python, too.
+`sys._current_frames`, `os._exit`: documented by Python, for specialists.
 """
 
 from __future__ import annotations
@@ -37,10 +34,7 @@ _WRITER, _PUT = "_cache_write", "put_executable_and_time"
 
 @contextlib.contextmanager
 def gloo_bound_to(address: str) -> Generator[None]:
-    """Makes Gloo listen at an address while JAX's CPU backend starts.
-
-    `address` is the one by which other processes reach this host.
-    """
+    """Makes Gloo listen at an address while JAX's CPU backend starts; other processes use it."""
     try:
         library: Any = importlib.import_module("jaxlib._jax")
         original = getattr(library, _MAKER)

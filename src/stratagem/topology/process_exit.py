@@ -1,8 +1,7 @@
 """Exit of a process of a group: together with the others, or immediately if the group is broken.
 
 After another process is lost, a JAX program may never finish, and the interpreter would wait for
-XLA's threads forever. So a process of a broken group exits by itself, after Python's own buffers
-are flushed.
+XLA's threads forever. So a process of a broken group flushes Python's buffers and exits by itself.
 """
 
 from __future__ import annotations

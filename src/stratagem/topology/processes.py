@@ -29,13 +29,10 @@ def start_processes(
 ) -> tuple[jax.Device, ...]:
     """Joins the group and starts JAX on all its processes; call it once per process.
 
-    `local_device_ids` selects this process's accelerators on its host; None for all. Returns the
-    devices of all processes, ordered by process.
-
-    Raises:
-        RuntimeError: JAX has already started, or this process belongs to another group.
-        DeadlineExceededError: some processes did not join.
-        ValueError: the processes have different numbers of devices.
+    None for `local_device_ids` selects all accelerators of this host. Returns the devices of all
+    processes, ordered by process. Raises RuntimeError if JAX has started or this process belongs to
+    another group, DeadlineExceededError if some processes did not join, ValueError if they have
+    different numbers of devices.
     """
     group = current_group()
     if group is None:

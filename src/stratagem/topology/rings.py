@@ -11,15 +11,10 @@ Position = tuple[int, int, int]
 
 
 def ring_of(sizes: Sequence[int]) -> list[Position]:
-    """Returns every position of a box, in an order in which neighbors are one step apart.
+    """Returns every position of a box as a ring, or row by row if it has none.
 
-    The last is adjacent to the first, too, if at least two sides are longer than 1 and all such
-    sides are even. With an odd side there may be no such ring; the order is then row by row.
-
-    Example:
-        >>> from stratagem.topology.rings import ring_of
-        >>> ring_of((2, 2, 1))
-        [(0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0)]
+    In a ring, neighbors are one step apart, as are the last and the first. At least two sides must
+    be longer than 1, and all such sides even.
 
     Source: TF 2.21 device_assignment.py, _ring_3d.
     """
@@ -43,10 +38,7 @@ def ring_of(sizes: Sequence[int]) -> list[Position]:
 
 
 def _open_ring(width: int, height: int) -> list[tuple[int, int]]:
-    """Returns a ring over a rectangle of even sides, without its first corner.
-
-    It zigzags over all columns but the first, and comes back through that one.
-    """
+    """Returns a zigzag ring over a rectangle of even sides, without its first corner."""
     ring: list[tuple[int, int]] = []
     for row in range(height):
         columns = range(1, width)

@@ -17,10 +17,7 @@ __all__ = ["assemble_on_host", "creating_on_host", "local_copy", "put_shards", "
 
 
 def put_shards(value: Any, sharding: Sharding) -> jax.Array:
-    """Puts an array on devices by shards, so that no device ever holds more than its own shard.
-
-    `value` must be the same on all processes.
-    """
+    """Puts an array, the same on all processes, on devices by shards, never whole on a device."""
     if isinstance(value, Tracer):
         return jax.lax.with_sharding_constraint(value, sharding)
     if isinstance(value, jax.Array):

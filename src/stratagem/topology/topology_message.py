@@ -1,7 +1,6 @@
 """Serialization of a TPU topology as TensorFlow's `TopologyProto`.
 
-Supports only the parts of the protobuf wire format that this message uses: integers, single and in
-packed lists.
+Supports only the protobuf wire format of this message: integers, single and in packed lists.
 
 Source: TensorFlow, core/protobuf/tpu/topology.proto; protobuf.dev, Encoding.
 """

@@ -1,7 +1,7 @@
 """Coordinates of JAX devices in a TPU's mesh, and the order in which they become replicas.
 
-Devices of other platforms stand in for TPU chips: those of a process in two columns, as on a TPU
-v5e host, and the processes one below the other.
+Devices of other platforms stand in for TPU chips, in two columns per process, as on a TPU v5e host,
+with the processes one below the other.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ def tpu_topology_of(devices: Sequence[jax.Device]) -> TPUTopology:
 def in_ring_order(devices: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
     """Orders the devices of each process so that neighbors are adjacent, where possible.
 
-    The order of processes stays, since the replicas of one must be contiguous.
-    `jax.experimental.mesh_utils.create_device_mesh` makes such rings for some single-host TPUs, and
-    rows for the others.
+    The order of processes stays, since the replicas of one must be contiguous. JAX's
+    `mesh_utils.create_device_mesh` makes such rings only for some single-host TPUs.
     """
     ordered: list[jax.Device] = []
     for own in _by_process(devices):
@@ -62,10 +61,7 @@ def in_ring_order(devices: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
 def assigned_devices(
     assignment: DeviceAssignment, devices: Sequence[jax.Device]
 ) -> list[tuple[jax.Device, ...]]:
-    """Returns the devices of each replica.
-
-    Raises ValueError if the assignment is for another TPU, or uses a position twice.
-    """
+    """Returns each replica's devices; ValueError for an assignment for another TPU."""
     at: dict[tuple[int, ...], jax.Device] = {
         position: device for device, position in _coordinates_of(devices).items()
     }
@@ -77,8 +73,8 @@ def assigned_devices(
     if not all(position in at for position in used) or len(set(used)) < len(used):
         raise ValueError(
             explain(
-                f"The device assignment has the coordinates {used[:4]} and so on, of a TPU of "
-                f"shape {assignment.topology.mesh_shape.tolist()}.",
+                f"The device assignment, with coordinates such as {used[:4]}, is for a TPU of "
+                f"shape {assignment.topology.mesh_shape.tolist()}, or uses a position twice.",
                 expected=f"coordinates of this TPU, whose shape is "
                 f"{tpu_topology_of(devices).mesh_shape.tolist()}, each at most once.",
                 fix="build it from the result of sg.tpu.experimental.initialize_tpu_system.",

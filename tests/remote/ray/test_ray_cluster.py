@@ -147,10 +147,10 @@ def test_no_token_is_made_for_who_wants_none(tmp_path, monkeypatch) -> None:
 
 
 def test_client_of_ray_is_refused(monkeypatch) -> None:
-    with pytest.raises(ValueError, match="one of Ray Client"):
+    with pytest.raises(ValueError, match="is an address of Ray Client"):
         RayCluster("ray://head:10001")
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
-    with pytest.raises(ValueError, match="address of the Ray cluster is 'ray://head:10001'"):
+    with pytest.raises(ValueError, match="Ray address 'ray://head:10001'"):
         start_local_ray()
 
 

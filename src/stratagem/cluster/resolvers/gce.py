@@ -21,13 +21,13 @@ class GCEClusterResolver(ClusterResolver):
 
     Args:
         project: name of the project.
-        zone: of the group.
+        zone: zone of the group.
         instance_group: name of the group.
-        port: of every task.
-        task_type: of every task.
+        port: port of every task.
+        task_type: type of every task.
         task_id: index of this process.
         rpc_layer: prefix of addresses.
-        credentials: from `google.auth`, or "default" for those of the environment.
+        credentials: credentials from `google.auth`, or "default" for the environment's.
         service: client of the compute API, which needs no credentials then.
 
     Raises:

@@ -15,7 +15,7 @@ class ClusterResolver(abc.ABC):
     """Finds the cluster of this process and its task in the cluster.
 
     Subclasses define `cluster_spec` and set `_task_type`, `_task_id`, `_rpc_layer` and
-    `_environment` if they know them. For values to be looked up on each access, they define
+    `_environment` if known. For values to be looked up on each access, they define
     `_find_task` and `_find_rpc_layer`; values that were set take precedence.
 
     Source: TF 2.21 cluster_resolver.py, ClusterResolver.
@@ -114,7 +114,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def task_id(self) -> int | None:
-        """Index of this process's task among those of its type; None if unknown."""
+        """Index of this process's task among the tasks of its type; None if unknown."""
         return self._find_task()[1] if self._task_id is None else self._task_id
 
     @task_id.setter

@@ -16,7 +16,7 @@ class SageMakerClusterResolver(ClusterResolver):
     """Reads the hosts from SageMaker's variables; each is a worker, sorted by name.
 
     Args:
-        port: of every worker.
+        port: port of every worker.
         task_type: overrides "worker".
         task_id: overrides the position of `SM_CURRENT_HOST`.
         rpc_layer: prefix of addresses.

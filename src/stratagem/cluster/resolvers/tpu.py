@@ -37,12 +37,12 @@ class TPUClusterResolver(ClusterResolver):
         tpu: name of the TPU; or addresses of its hosts, as `grpc://host:port,...`; or "local" for a
             TPU in this machine only. None looks at `KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS`, `TPU_NAME`,
             `TPU_CONFIG` and the variables of this host.
-        zone: of the TPU; None for this machine's.
-        project: of the TPU; None for this machine's.
+        zone: zone of the TPU; None for this machine's.
+        project: project of the TPU; None for this machine's.
         job_name: task type of the hosts.
         coordinator_name: job of the coordinator; None adds no such job.
-        coordinator_address: of the coordinator.
-        credentials: from `google.auth`, or "default" for those of the environment.
+        coordinator_address: address of the coordinator.
+        credentials: credentials from `google.auth`, or "default" for the environment's.
         service: client of the TPU API, which needs no credentials then.
         discovery_url: description of the API; `TPU_API_DISCOVERY_URL` takes precedence.
 
@@ -112,9 +112,9 @@ class TPUClusterResolver(ClusterResolver):
         JAX itself starts the TPU at its first use.
 
         Args:
-            tpu: name or address.
-            zone: of the TPU.
-            project: of the TPU.
+            tpu: name or address of the TPU.
+            zone: zone of the TPU.
+            project: project of the TPU.
 
         Returns:
             The resolver.
@@ -153,7 +153,7 @@ class TPUClusterResolver(ClusterResolver):
         return ClusterSpec({job: tasks, **self._coordinator})
 
     def processes(self) -> Processes:
-        """Returns the processes of all hosts, on a TPU host including those of other slices.
+        """Returns the processes of all hosts; on a TPU host, of all slices.
 
         Returns:
             The arguments of `jax.distributed.initialize`.
@@ -182,7 +182,7 @@ class TPUClusterResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int:
-        """Index of this process's task; 0 if only the TPU's hosts know it."""
+        """Index of this process's task; 0 if only the TPU's hosts have it."""
         return self._task_id or 0
 
     @task_id.setter
@@ -375,5 +375,5 @@ def _number(name: str) -> int | None:
 
 
 def _slice_start(hosts: list[str]) -> int:
-    """Returns the index of this slice's first host among those of all slices."""
+    """Returns the index of this slice's first host among the hosts of all slices."""
     return (_number("MEGASCALE_SLICE_ID") or 0) * len(hosts)

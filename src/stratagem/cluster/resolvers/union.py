@@ -16,10 +16,10 @@ _T = TypeVar("_T")
 
 
 class UnionResolver(ClusterResolver):
-    """Combines the jobs of several resolvers; other facts come from the first that knows them.
+    """Combines the jobs of several resolvers; other facts come from the first that has them.
 
     Args:
-        *resolvers: in order of precedence.
+        *resolvers: resolvers in order of precedence.
         task_type: overrides theirs.
         task_id: overrides theirs.
         rpc_layer: overrides theirs.
@@ -141,7 +141,7 @@ class UnionResolver(ClusterResolver):
         return next(filter(None, numbers), {})
 
     def processes(self) -> Processes:
-        """Returns the processes of the combined cluster, or those of a single resolver.
+        """Returns the processes of the combined cluster, or a single resolver's processes.
 
         Returns:
             The arguments of `jax.distributed.initialize`.

@@ -35,17 +35,10 @@ def assign_devices(
     """Returns the variables of each task that assign it GPUs, or virtual CPU devices without GPUs.
 
     Servers get no device. The evaluator gets the GPUs that the workers leave, at most as many as a
-    worker has; with none left it runs on the CPU.
-
-    Args:
-        task_types: the type of every task.
-        devices_per_worker: number of devices per worker; None divides the GPUs evenly, or changes
-            nothing if there are fewer GPUs than workers.
-        gpus: the GPUs of this machine, as `CUDA_VISIBLE_DEVICES` names them.
-        base: the environment that all tasks inherit.
-
-    Raises:
-        ValueError: there are fewer GPUs than requested.
+    worker; with none left it runs on the CPU. None for `devices_per_worker` divides the GPUs
+    evenly, or changes nothing if there are fewer GPUs than workers. `gpus` are named as in
+    `CUDA_VISIBLE_DEVICES`; all tasks inherit the environment `base`. Raises ValueError if there are
+    fewer GPUs than requested.
 
     Example:
         >>> assign_devices(["worker", "ps"], devices_per_worker=None, gpus=["0", "1"], base={})

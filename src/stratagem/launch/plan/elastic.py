@@ -97,10 +97,8 @@ class Discovery:
     def wait(self, wanted: int, is_over: Callable[[], bool]) -> int:
         """Waits until enough workers can run, and returns how many to start; 0 once `is_over()`.
 
-        `wanted` is returned if the number is unknown.
-
-        Raises:
-            UnavailableError: too few workers can run for longer than the limit.
+        Returns `wanted` if the number is unknown. Raises UnavailableError if too few can run for
+        longer than the limit.
         """
         least, started_s = self._config.min_workers, time.monotonic()
         limit_s = environment.read("join_timeout_s")

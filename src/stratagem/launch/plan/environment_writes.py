@@ -16,12 +16,6 @@ def writes_environment(text: str) -> bool:
     """Returns False only if the script does not use `os.environ`, or only reads it.
 
     Reads are `os.environ["A"]`, `os.environ.get("A")` and `"A" in os.environ`.
-
-    Example:
-        >>> writes_environment("import os; print(os.environ['HOME'])")
-        False
-        >>> writes_environment("import os; os.environ['HOME'] = '/root'")
-        True
     """
     try:
         tree = ast.parse(text)

@@ -53,8 +53,8 @@ class LaunchOptions:
         ps: number of parameter servers.
         evaluator: True to add an evaluator.
         devices_per_worker: number of GPUs per worker, or of virtual CPU devices on a machine
-            without GPUs. None divides the GPUs evenly and leaves the CPU as it is.
-        max_restarts: how often all tasks are restarted after a failure.
+            without GPUs. None divides the GPUs evenly and does not change the CPU.
+        max_restarts: maximum number of restarts of all tasks after failures.
         min_workers: after a worker fails, all tasks restart without it, with at least this many
             workers. None always restarts the same number.
         max_workers: number of workers when all are available; None for `workers`.
@@ -63,7 +63,7 @@ class LaunchOptions:
         cold_restarts: True to load JAX and Keras again in each restarted task.
         log_dir: folder for one log file per task; None for no files.
         run_dir: folder for the events of the run, which `stratagem goodput` reads; None for none.
-        show: "all" shows the output of every task, "leader" that of the leader only.
+        show: "all" shows the output of every task, "leader" only the leader's.
         grace_s: seconds that a task may take to end before it is killed.
         evaluator_grace_s: seconds that the evaluator may continue after the workers have ended.
 

@@ -9,14 +9,7 @@ __all__ = ["free_ports"]
 
 
 def free_ports(num_ports: int) -> tuple[int, ...]:
-    """Returns distinct ports that are free on every address of this machine.
-
-    Use them soon: another program may take one.
-
-    Example:
-        >>> len(set(free_ports(3)))
-        3
-    """
+    """Returns distinct free ports of this machine; use them soon, as others may take them."""
     # All are open at once, so no port is returned twice.
     with contextlib.ExitStack() as opened:
         sockets = [opened.enter_context(socket.socket()) for _ in range(num_ports)]

@@ -48,8 +48,8 @@ def make_restart_folders(
 ) -> Generator[RestartFolders]:
     """Makes the folders if tasks may restart, and removes them when the launch ends.
 
-    They are outside the run's folder, where files of a killed task would stay forever. Folders
-    that the inherited environment `base` names already are not made.
+    They are outside the run's folder, where files of a killed task would stay forever. Makes none
+    that the inherited environment `base` names already.
     """
     with contextlib.ExitStack() as stack:
 

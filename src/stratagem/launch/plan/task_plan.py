@@ -58,10 +58,8 @@ def plan_tasks(
     """Plans the processes of one start, the leader first.
 
     All tasks inherit the environment `base`. `ports` has one port per task, `gpus` are named as in
-    `CUDA_VISIBLE_DEVICES`, and `restart` counts earlier starts.
-
-    Raises:
-        ValueError: there are fewer GPUs than requested.
+    `CUDA_VISIBLE_DEVICES`, and `restart` counts earlier starts. Raises ValueError if there are
+    fewer GPUs than requested.
 
     Example:
         >>> (task,) = plan_tasks(LaunchOptions(), ["true"], ports=[2222], gpus=[], base={})

@@ -67,12 +67,9 @@ class ForkedProcess:
 class ForkServer:
     """A process that imports modules once; others are forked from it. Thread-safe.
 
-    Args:
-        modules: modules to import.
-        variables: its whole environment.
-        inherits_path: True to import from this process's `sys.path`, False from that of a new
-            interpreter.
-        is_silent: discards what the server prints while it imports.
+    `variables` are its whole environment. It imports from this process's `sys.path` if
+    `inherits_path`, otherwise from a new interpreter's. `is_silent` discards its output while it
+    imports.
     """
 
     def __init__(
@@ -126,16 +123,11 @@ class ForkServer:
     ) -> ForkedProcess:
         """Forks a process once the modules are imported, and waits for its first reply.
 
-        Args:
-            kind: what the fork runs.
-            job: for an object, a pickled function and its arguments; the function returns an
-                object with an `address` and a `close()`. For a script, see `forked_script`.
-            outputs: descriptors for its stdout and stderr; empty to share those of the server.
-            timeout_s: longest wait for the reply; None for no limit.
-
-        Raises:
-            RuntimeError: an import or the function failed.
-            UnavailableError: the process died, or did not reply in time.
+        `job` is, for an object, a pickled function and its arguments; the function returns an
+        object with an `address` and a `close()`. For a script, see `forked_script`. `outputs` are
+        descriptors for stdout and stderr; empty to share the server's. None for `timeout_s` sets
+        no limit. Raises RuntimeError if an import or the function failed, UnavailableError if the
+        process died or did not reply in time.
         """
         self.wait_until_loaded()
         _require_no_error(self._trace)
@@ -154,10 +146,7 @@ class ForkServer:
         return ForkedProcess(self, number, reply, ours)
 
     def exit_code(self, number: int, *, timeout_s: float | None = None) -> int | None:
-        """Waits for a fork's exit code, negative for a signal; None if it runs after the timeout.
-
-        Forks die with the server: then the code is that of SIGKILL.
-        """
+        """Waits for a fork's exit code, negative for a signal; None after the timeout."""
         with self._changed:
             self._changed.wait_for(lambda: number in self._exit_codes or self._is_over, timeout_s)
             return self._exit_codes.get(number, -signal.SIGKILL if self._is_over else None)

@@ -1,4 +1,4 @@
-"""Ray actor that keeps one forked process, which serves an object.
+"""Ray actor that runs one forked process, which serves an object.
 
 Ray imports this module before any variable can be set, so nothing here loads JAX. The process is
 forked from a server with everything loaded, so that it restarts quickly.
@@ -20,7 +20,7 @@ HOST_VARIABLE = "STRATAGEM_NODE_HOST"
 
 
 class ServedProcess:
-    """Keeps one process. `name` is Ray's prefix for each line that it prints."""
+    """Runs one process. `name` is Ray's prefix for each line that it prints."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -33,19 +33,12 @@ class ServedProcess:
     def start(
         self, variables: Mapping[str, str], modules: Sequence[str], pickled: bytes
     ) -> tuple[str, int]:
-        """Starts the process, also after an earlier one has ended.
+        """Starts the process, also after an earlier one has ended; returns its address and pid.
 
-        Args:
-            variables: set in the environment before anything is loaded.
-            modules: modules that the process needs, imported in advance.
-            pickled: a function and its arguments, by cloudpickle.
-
-        Returns:
-            The address of the object that the function returns, and the process id.
-
-        Raises:
-            RuntimeError: an import or the function failed.
-            UnavailableError: the process died. ImportError: Ray is not installed.
+        `variables` are set before anything is loaded, `modules` are imported in advance, `pickled`
+        is a function and its arguments, by cloudpickle; the address is its result's. Raises
+        RuntimeError if an import or the function failed, UnavailableError if the process died,
+        ImportError without Ray.
         """
         if self._server is None or self._server.is_over:
             ray = load("ray.util", needed_by=self._name, install="stratagem[ray]")

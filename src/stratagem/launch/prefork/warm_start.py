@@ -75,10 +75,7 @@ class ForkedTask:
 
 
 class WarmStart:
-    """Fork server of a launch, started when the first task could use it.
-
-    `num_started` counts the forked tasks. `base` are the variables that tasks inherit.
-    """
+    """Fork server of a launch, started when the first task could use it."""
 
     def __init__(self, base: Mapping[str, str]) -> None:
         self.made_s = time.monotonic()

@@ -38,10 +38,7 @@ class LaunchEvents:
             self._writer.close()
 
     def failure(self, cause: ExitStatus) -> None:
-        """Records the task that failed first, once per start.
-
-        A task that saved and exited is recorded by `restart`.
-        """
+        """Records the task that failed first, once per start; `restart` records saved exits."""
         if self._writer is not None and not self._has_failed and not have_saved_and_left([cause]):
             self._has_failed = True
             reason = f"{cause.name} failed first: {describe_exit(cause.returncode)}"

@@ -44,11 +44,8 @@ _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, EXIT_CODE)
 class Outcome:
     """Result of a launch: exit statuses of the last start, and their circumstances.
 
-    Args:
-        statuses: exit status of each task.
-        signum: signal to the launcher that ended the tasks; None without one.
-        restart: number of earlier starts.
-        were_asked: True if the launcher had asked the tasks to exit, so that more can start.
+    `signum` is the signal to the launcher that ended the tasks, if any; `restart` counts earlier
+    starts; `were_asked` means that the launcher asked the tasks to exit, so that more can start.
     """
 
     statuses: tuple[ExitStatus, ...]
@@ -83,16 +80,9 @@ def launch(
 ) -> Outcome:
     """Runs a command as every task of a cluster on this machine.
 
-    Args:
-        command: the program and its arguments.
-        options: options of the launch.
-        finish: completes the plan of each task before it starts.
-        elastic: replaces `min_workers` and `max_workers` of the options.
-
-    Raises:
-        UnavailableError: too few workers could run for longer than the limit.
-        ValueError: there are fewer GPUs than requested.
-        OSError: a process cannot be started, or a file cannot be written.
+    `finish` completes the plan of each task before it starts; `elastic` replaces `min_workers` and
+    `max_workers` of the options. Raises UnavailableError if too few workers could run for longer
+    than the limit, ValueError with fewer GPUs than requested, OSError for a failed start or write.
     """
     if elastic is not None:
         least, most = elastic.min_workers, elastic.max_workers

@@ -26,8 +26,5 @@ def workers_after(options: LaunchOptions, num_workers: int, statuses: Sequence[E
 
 
 def notice_after_s(options: LaunchOptions, num_workers: int) -> float | None:
-    """Returns the seconds after which tasks should save and exit so that all workers can start.
-
-    None if all workers run.
-    """
+    """Returns when, in seconds, tasks should save and exit to add workers; None if all run."""
     return options.rejoin_after_s if num_workers < options.full_workers else None

@@ -26,12 +26,9 @@ SETTLE_S = 2.0
 class TaskState:
     """State of one task.
 
-    Args:
-        task_type: chief, worker, ps or evaluator.
-        trains: True if the job is done when all such tasks have ended.
-        status: its exit status; None while it runs.
-        is_gone: True once its process and all its children have ended.
-        stopped_at_s: when its process group was asked to end; None if it was not.
+    `status` is None while it runs. `is_gone` means that its process and all its children have
+    ended. `stopped_at_s` is the time at which its process group was asked to end, if it was. The
+    job is done when all tasks with `trains` have ended.
     """
 
     task_type: str
@@ -57,7 +54,7 @@ def cause_of_failure(statuses: Sequence[ExitStatus]) -> ExitStatus | None:
 def have_saved_and_left(statuses: Sequence[ExitStatus]) -> bool:
     """Returns True if some tasks saved and exited with `preemption.EXIT_CODE`, and none failed.
 
-    Tasks that lost those that exited do not count as failed.
+    Losing such a task does not count as a failure.
     """
     cause = cause_of_failure(statuses)
     return cause is not None and cause.returncode == EXIT_CODE
@@ -68,8 +65,8 @@ def tasks_to_stop(
 ) -> list[int]:
     """Returns the indices of the tasks to stop.
 
-    All of them after a failure. Servers when the workers have ended; the evaluator
-    `evaluator_grace_s` later. Tasks that have ended but left processes behind.
+    All after a failure; once the workers have ended, the servers, and `evaluator_grace_s` later the
+    evaluator; always those that have ended but left processes behind.
     """
     failed = _has_failed(states, now_s)
     statuses = [state.status for state in states if state.trains]

@@ -10,20 +10,17 @@ from stratagem.launch.tasks.exit_status import ExitStatus
 
 __all__ = ["MAX_SHORT_STARTS", "RestartCount", "SHORT_S"]
 
-# Tasks that exit on notice this soon have hardly trained. A notice that never ends, such as that of
-# a machine about to be taken away, would restart them forever.
+# Tasks that exit on notice this soon have hardly trained. A notice that never ends, such as on a
+# machine about to be taken away, would restart them forever.
 SHORT_S = 10.0
 MAX_SHORT_STARTS = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RestartCount:
-    """Number of restarts so far.
+    """Number of restarts after failures and after notices (tasks that saved and exited).
 
-    Args:
-        failures: restarts after a failure.
-        notices: restarts after tasks had saved and exited.
-        short_starts: consecutive starts that were short and ended so.
+    `short_starts` counts consecutive starts that were short and ended after a notice.
     """
 
     failures: int = 0
@@ -45,11 +42,8 @@ class RestartCount:
     ) -> RestartCount | None:
         """Returns the count for the next start, or None if the job is over.
 
-        Args:
-            statuses: exit statuses of the tasks.
-            ran_s: seconds that they ran.
-            max_restarts: number of restarts allowed after failures.
-            were_asked: True if the launcher had asked them to save and exit.
+        The tasks ran for `ran_s` seconds; `max_restarts` limits restarts after failures;
+        `were_asked` means that the launcher had asked the tasks to save and exit.
         """
         if cause_of_failure(statuses) is None:
             is_done = all(status.returncode == 0 for status in statuses if status.trains)

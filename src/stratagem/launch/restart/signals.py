@@ -19,12 +19,6 @@ class CaughtSignals:
 
     Only the main thread can have handlers; elsewhere nothing is caught. Signals that this process
     ignores stay ignored, here and in its tasks: `nohup` does that to SIGHUP.
-
-    Example:
-        >>> with CaughtSignals() as caught:
-        ...     signal.raise_signal(signal.SIGUSR1)
-        ...     [signum.name for signum in caught.take()]
-        ['SIGUSR1']
     """
 
     def __init__(self) -> None:

@@ -66,24 +66,11 @@ def run_group(
 ) -> tuple[tuple[ExitStatus, ...], bool]:
     """Starts tasks, shows their output, and returns when none of their processes is left.
 
-    Args:
-        plans: the tasks, the leader first.
-        options: options of the launch.
-        base: the environment that tasks inherit.
-        screen: where their output is shown.
-        caught: signals to pass on.
-        guardian: kills the tasks if this process is killed.
-        events: records failures and notices.
-        warm: forks tasks if possible. Several tasks wait until it is ready; for a single task it
-            is prepared once that has run for a while.
-        is_notice_due: called with the seconds since the start; True asks the tasks to save and
-            exit. None never asks.
-
-    Returns:
-        The exit statuses, and True if the tasks were asked to exit.
-
-    Raises:
-        OSError: a process cannot be started, or a file cannot be written. All tasks are killed.
+    `plans` has the leader first; tasks inherit `base`. `guardian` kills the tasks if this process
+    is killed. `warm` forks tasks if possible: several tasks wait until it is ready, for a single
+    one it is prepared after a while. `is_notice_due` is called with the seconds since the start;
+    True asks the tasks to save and exit. Returns the exit statuses, and True if the tasks were
+    asked to exit. After an OSError, no task is left.
     """
     with contextlib.closing(_TaskGroup(options, screen, caught, guardian, events)) as group:
         if warm is not None:

@@ -19,15 +19,9 @@ def command_of(
 ) -> tuple[str, ...]:
     """Returns the program to execute, and its arguments.
 
-    Args:
-        script: a Python file (`.py`), which runs on this interpreter; any other program, by path or
-            by name on PATH; or a module.
-        args: arguments of the script.
-        module: True if `script` is the name of a module, as in `python -m`.
-
-    Raises:
-        FileNotFoundError: there is no such file, program or module.
-        PermissionError: the file is not executable.
+    `script` is a Python file (`.py`), which runs on this interpreter; any other program, by path or
+    by name on PATH; or, with `module`, a module. Raises FileNotFoundError if it does not exist,
+    PermissionError if it is not executable.
 
     Example:
         >>> import sys

@@ -14,14 +14,9 @@ __all__ = ["ExitStatus", "describe_exit", "exit_code"]
 class ExitStatus:
     """End of one task.
 
-    Args:
-        name: the task, such as "worker 2".
-        returncode: its exit code; for a task killed by a signal, minus the signal's number.
-        at_s: time of the end, by `time.monotonic`.
-        was_stopped: True if the launcher had asked it to end.
-        signals: signals that were sent to it.
-        lines: its last lines of stderr; without any, of stdout.
-        was_shown: True if these lines are on the screen.
+    `returncode` is minus the signal's number if one killed it; `at_s` is a time of
+    `time.monotonic`. `was_stopped` means that the launcher had asked it to end, `signals` are those
+    sent to it. `lines` are its last of stderr, else of stdout, and `was_shown` if on the screen.
     """
 
     name: str
@@ -50,22 +45,12 @@ class ExitStatus:
 
 
 def exit_code(returncode: int) -> int:
-    """Returns the exit code that a shell reports: 128 plus the number of a signal.
-
-    Example:
-        >>> exit_code(3), exit_code(-9)
-        (3, 137)
-    """
+    """Returns the exit code that a shell reports: 128 plus the number of a signal."""
     return returncode if returncode >= 0 else 128 - returncode
 
 
 def describe_exit(returncode: int) -> str:
-    """Returns the exit code, or the name of the signal, in words.
-
-    Example:
-        >>> describe_exit(3), describe_exit(-9)
-        ('exit code 3', 'killed by SIGKILL')
-    """
+    """Returns "exit code 3" or "killed by SIGKILL", for example."""
     if returncode >= 0:
         return f"exit code {returncode}"
     try:

@@ -1,7 +1,7 @@
 """Program of a task that calls a function and writes the result to a file.
 
-Launched tasks run this file without the package: the call says where package and function are.
-Jobs of a cluster run it with `PROGRAM`.
+Launched tasks run this file without the package: the call contains the paths of both the package
+and the function. Jobs of a cluster run it with `PROGRAM`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CallResult:
 
 
 class _ScriptUnpickler(pickle.Unpickler):
-    """Maps names of the script in a task to those of the script here."""
+    """Maps names in a task's script to names in the script here."""
 
     def find_class(self, module: str, name: str) -> Any:
         return super().find_class("__main__" if module == _MAIN else module, name)
@@ -63,13 +63,10 @@ def pack_call(
     main_path: str | None = None,
     by_value: bool = False,
 ) -> bytes:
-    """Returns the content of the file `CALL`.
+    """Returns the content of the file `CALL`, for a pickled function with its arguments.
 
-    Args:
-        call: pickled function, arguments and keyword arguments.
-        path: `sys.path` of the task; None to leave it as it is.
-        main_path: script to run first as the main module, if the call refers to it.
-        by_value: True if the result may be pickled by value, with cloudpickle.
+    None for `path` leaves the task's `sys.path` unchanged. `main_path` is the script to run first
+    as the main module, if the call refers to it. `by_value` allows cloudpickle for the result.
     """
     return pickle.dumps({"path": path, "main_path": main_path, "by_value": by_value}) + call
 
@@ -94,12 +91,7 @@ def is_loading_script() -> bool:
 
 
 def main() -> None:
-    """Makes the call in the folder of the first argument; writes the file of the second.
-
-    Raises:
-        Exception: an error of the function, after writing it.
-        TypeError: the value cannot be pickled.
-    """
+    """Makes the call in the folder of argument 1; writes its result or error to file 2."""
     folder, name = Path(sys.argv[1]), sys.argv[2]
     sys.argv = sys.argv[:1]
     dumps: Callable[[Any], bytes] = pickle.dumps

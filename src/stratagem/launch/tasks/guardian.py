@@ -1,7 +1,7 @@
 """Guardian process: kills the tasks that a killed launcher leaves behind.
 
-The guardian reads from a pipe which process groups start and end, and kills the remaining ones when
-the pipe breaks. It runs as a file, without the package, so that it is small and starts at once.
+It learns from a pipe which process groups start and end, and kills the remaining ones when the pipe
+breaks. It runs as a file, without the package, so that it is small and starts at once.
 """
 
 from __future__ import annotations
@@ -17,13 +17,7 @@ __all__ = ["Guardian"]
 
 
 class Guardian:
-    """Kills process groups if this process ends without having done so.
-
-    Example:
-        >>> with Guardian() as guardian:
-        ...     guardian.watch(12345)
-        ...     guardian.forget(12345)
-    """
+    """Kills process groups if this process ends without having done so."""
 
     def __enter__(self) -> Guardian:
         # In a separate session, so that killing the launcher's group does not kill it.

@@ -65,15 +65,10 @@ class TaskForker(Protocol):
 
 
 class TaskProcess:
-    """A started task, in a session and process group of its own.
+    """A started task, in a separate session and process group.
 
-    Args:
-        plan: the task.
-        base: the environment that it inherits.
-        forker: forks the task if possible; None always starts a new process.
-
-    Raises:
-        OSError: the system cannot start another process.
+    `forker` forks the task if possible; None always starts a new process. Raises OSError if the
+    system cannot start another process.
     """
 
     def __init__(

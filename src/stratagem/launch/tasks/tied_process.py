@@ -1,8 +1,7 @@
 """Parent-death signal: programs that the kernel kills when their launcher dies.
 
-This file is a program that ties itself to its parent and then becomes another program. It runs
-without the package. A `preexec_fn` would run Python between fork and exec, which can hang if the
-launcher has threads.
+This file runs as a program, without the package: it ties itself to its parent, then becomes another
+program. A `preexec_fn` could hang if the launcher has threads, as it runs Python after the fork.
 """
 
 from __future__ import annotations

@@ -1,3 +1,3 @@
-"""JobsClient of a cluster: submitted, run, followed and ended."""
+"""Jobs of a cluster: submitting, running, following and ending them."""
 
 __all__ = []

@@ -51,8 +51,7 @@ def follow(
 ) -> JobResult | None:
     """Shows the output of a job until it ends; returns None once `should_leave()`.
 
-    Raises:
-        UnavailableError: the cluster stopped responding, or could not start the program.
+    Raises UnavailableError if the cluster stops responding, or cannot start the program.
     """
     reader = FrameReader(nonce)
     texts: dict[str, list[str]] = {"answer": [], "end": [], "note": [], "started": []}
@@ -85,7 +84,7 @@ def _handle(frame: LogFrame, output: JobOutput, texts: dict[str, list[str]]) -> 
 def _result_without_end(
     state: JobState, texts: dict[str, list[str]], reader: FrameReader
 ) -> JobResult:
-    """Returns the result of a job that ended without saying so."""
+    """Returns the result of a job that ended without an "end" frame."""
     if not texts["started"] and state.status != "STOPPED":
         details = "\n".join(reader.others) or state.message
         raise UnavailableError(
@@ -112,7 +111,7 @@ class _JobLog(Closing):
         self._thread.start()
 
     def next(self, timeout_s: float) -> str | JobState | Exception:
-        """Returns the next part, "" after the timeout; at last the final state, or an error."""
+        """Returns the next part, "" after the timeout; finally the last state, or an error."""
         try:
             return self._items.get(timeout=timeout_s)
         except queue.Empty:

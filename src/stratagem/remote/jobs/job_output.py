@@ -18,7 +18,7 @@ _STREAMS = {"out": STDOUT, "err": STDERR}
 class JobOutput:
     """Shows the output of a job's tasks, each line behind the name of its task.
 
-    Without task names there is one process, and its output is shown unchanged, with moving progress
+    Without task names there is one process, whose output is shown unchanged, with moving progress
     bars.
     """
 

@@ -19,16 +19,12 @@ JOB_VARIABLE = "STRATAGEM_REMOTE_JOB"
 class JobPlan:
     """Program, tasks and limits of a job.
 
-    Args:
-        nonce: random number shared by the client and the job only.
-        command: arguments for this Python; "{answer}" stands for the answer file.
-        cluster: tasks of the cluster and their addresses; {} for a plain Ray cluster.
-        tasks: types and indices of the tasks that run the program; () for one process on the head.
-        head: address of Ray; "" to ask Ray.
-        url: URL at which the head accepts jobs, on the head; "" to ask Ray.
-        lease_s: seconds that the job continues without its client; None for no limit.
-        answers: the task whose answer is returned unless another one fails; None for the first.
-        python: Python version that a pickled function needs, such as "3.11"; "" for any.
+    In `command`, arguments for this Python, "{answer}" stands for the answer file. `nonce` is a
+    random number that only client and job share. An empty `cluster` is a plain Ray cluster; without
+    `tasks` one process runs on the head. An empty `head` or `url` (where the head accepts jobs)
+    asks Ray. The job continues for `lease_s` without its client, or forever if None. `answers` is
+    the task whose answer is returned unless another fails, None for the first. `python` is the
+    version that a pickled function needs, such as "3.11"; "" for any.
     """
 
     nonce: str

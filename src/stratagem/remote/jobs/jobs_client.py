@@ -1,6 +1,6 @@
 """HTTP client for the jobs of a Ray cluster, through one port of the head.
 
-The requests are those of Ray's own client, which would import Ray and obey `RAY_ADDRESS`.
+It sends the requests of Ray's client, which would import Ray and obey `RAY_ADDRESS`.
 """
 
 from __future__ import annotations
@@ -43,11 +43,9 @@ class JobState:
 
 
 class JobsClient:
-    """Sends requests to the head of a Ray cluster.
+    """Sends requests to the head of a Ray cluster, at the URL of its dashboard.
 
-    Args:
-        url: URL of its dashboard, such as http://host:8265.
-        token: token of the cluster; "" for none, None for the one on this machine.
+    `token` is "" for none, None for the one on this machine.
     """
 
     def __init__(self, url: str, token: str | None = None) -> None:
@@ -56,12 +54,7 @@ class JobsClient:
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     def version(self) -> str:
-        """Returns the version of Ray on the cluster.
-
-        Raises:
-            UnavailableError: there is no answer, or not one of Ray.
-            PermissionError: the cluster has another token.
-        """
+        """Returns the cluster's version of Ray; raises UnavailableError or PermissionError."""
         return str(self._json("GET", "/api/version")["ray_version"])
 
     def resources(self) -> list[dict[str, float]]:
@@ -79,13 +72,7 @@ class JobsClient:
         self._request("PUT", f"/api/packages/gcs/{name}", content, timeout_s=_UPLOAD_S)
 
     def submit(self, entrypoint: str, runtime_env: Mapping[str, Any], **metadata: str) -> str:
-        """Starts a job and returns its name.
-
-        Args:
-            entrypoint: command of the job, for a shell.
-            runtime_env: Ray's runtime environment.
-            **metadata: stored with the job.
-        """
+        """Starts a job, a command for a shell, and returns its name; stores `metadata` with it."""
         body = {"entrypoint": entrypoint, "runtime_env": dict(runtime_env), "metadata": metadata}
         return str(self._json("POST", "/api/jobs/", json.dumps(body).encode())["submission_id"])
 
@@ -107,12 +94,7 @@ class JobsClient:
         self._request("POST", f"/api/jobs/{job}/stop", b"")
 
     async def log(self, job: str) -> AsyncIterator[str]:
-        """Yields parts of a job's log as they arrive, from its beginning to its end.
-
-        Raises:
-            ImportError: aiohttp, which comes with Ray, is not installed.
-            UnavailableError: the connection was lost.
-        """
+        """Yields parts of a job's log as they arrive; UnavailableError if the connection breaks."""
         aiohttp = load("aiohttp", needed_by="the log of a job", install="stratagem[ray]")
         url = f"{self.url}/api/jobs/{job}/logs/tail"
         try:

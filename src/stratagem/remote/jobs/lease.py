@@ -1,7 +1,7 @@
 """Lease of a client, so that its job ends when the client is gone.
 
-Only the port for jobs is needed: the client uploads small packages with increasing numbers in their
-names, and the job asks for the next one. Ray deletes such packages after some minutes.
+The client uploads small packages with increasing numbers in their names, and the job asks for the
+next one, so only the port for jobs is needed. Ray deletes such packages after some minutes.
 """
 
 from __future__ import annotations

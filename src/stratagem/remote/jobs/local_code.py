@@ -36,10 +36,7 @@ class Package:
 
 
 def local_modules(loaded: Mapping[str, ModuleType] | None = None) -> dict[str, Path]:
-    """Returns file or folder of each loaded top-level module outside Python and its packages.
-
-    `loaded` are modules by name; None for those of this process.
-    """
+    """Returns file or folder of each loaded top-level module outside Python and its packages."""
     installed = _installed_folders()
     found: dict[str, Path] = {}
     for name, module in list((sys.modules if loaded is None else loaded).items()):
@@ -62,16 +59,10 @@ def pack(
 ) -> Package:
     """Packs files into an archive, to be unpacked where the program runs.
 
-    Args:
-        folder: folder of the script, all of which is packed; None for none.
-        modules: files or folders to add. Files of `folder` take precedence.
-        more: contents of further files, by name.
-        excludes: patterns of names or paths to leave out, such as "*.csv" or "data/raw". Caches,
-            virtual environments and names that begin with a dot are always left out.
-        limit_bytes: largest total size; None for `STRATAGEM_UPLOAD_LIMIT_BYTES`.
-
-    Raises:
-        ValueError: the files are too large.
+    Packs all of `folder`, `modules` (files of `folder` take precedence) and `more` files by
+    content. `excludes` are patterns of names or paths, such as "*.csv" or "data/raw"; caches,
+    virtual environments and names that begin with a dot are never packed. Raises ValueError above
+    `limit_bytes`, or `STRATAGEM_UPLOAD_LIMIT_BYTES` if None.
     """
     limit = int(environment.read("upload_limit_bytes")) if limit_bytes is None else limit_bytes
     files: dict[str, Path] = {}
@@ -159,7 +150,7 @@ def _location(top: str, name: str, module: ModuleType) -> Path | None:
 
 def _installed_folders() -> list[Path]:
     folders = [*sysconfig.get_paths().values(), *site.getsitepackages(), sys.base_prefix]
-    # Debian's, and that of `pip install --user`; a virtual environment may be in the folder.
+    # Debian's folder, and `pip install --user`'s; a virtual environment may be in the folder.
     folders += [site.getusersitepackages(), sys.prefix]
     roots = {Path(folder).resolve() for folder in folders if folder}
     return [root for root in roots if root != Path(root.anchor)]

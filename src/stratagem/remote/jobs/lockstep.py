@@ -40,8 +40,8 @@ def run_in_lockstep(
 ) -> tuple[int, bytes]:
     """Runs the program of a job as each of its tasks, until they end or `is_over` is set.
 
-    Returns the exit code of the task that failed first, or 0; and the answer of that task, or else
-    of the task in `plan.answers`.
+    Returns the exit code of the task that failed first, or 0; and the answer of that task, or of
+    the task in `plan.answers`.
     """
     ray = load_ray()
     ray.init(address=plan.head or None, logging_level="error", log_to_driver=False)

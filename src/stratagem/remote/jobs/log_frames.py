@@ -60,10 +60,7 @@ class FrameWriter:
 
 
 class FrameReader:
-    """Finds the frames of a job in its log, each once, even if the log is read again.
-
-    `others` are the last lines that are no frames.
-    """
+    """Finds each frame once, even if the log is read again; `others` are the last lines."""
 
     def __init__(self, nonce: str) -> None:
         self._mark = f"{_MARK}{nonce}"
@@ -97,11 +94,7 @@ def signed(content: bytes, key: bytes) -> str:
 
 
 def verified(text: str, key: bytes) -> bytes:
-    """Returns the bytes of a signed text.
-
-    Raises:
-        ValueError: the signature does not match.
-    """
+    """Returns the bytes of a signed text; raises ValueError if the signature does not match."""
     data = base64.b64decode(text)
     digest, content = data[:32], data[32:]
     if not hmac.compare_digest(digest, hmac.new(key, content, hashlib.sha256).digest()):

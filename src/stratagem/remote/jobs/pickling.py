@@ -15,11 +15,7 @@ _MAX_DEPTH = 8
 
 
 def dumps(value: object) -> bytes:
-    """Pickles an object for another machine, functions and classes of a script by value.
-
-    Raises:
-        Exception: the object cannot be pickled. ImportError: cloudpickle is not installed.
-    """
+    """Pickles an object for another machine, functions and classes of a script by value."""
     pickler = load("cloudpickle", needed_by="a function that is sent", install="stratagem[ray]")
     return pickler.dumps(value)
 

@@ -20,15 +20,7 @@ def tasks_of(spec: ClusterSpec) -> list[tuple[str, int]]:
 
 
 def leader_of(spec: ClusterSpec) -> tuple[str, int]:
-    """Returns the chief; without one the first worker, or else the first task.
-
-    Raises:
-        ValueError: the cluster has no task.
-
-    Example:
-        >>> leader_of(ClusterSpec({"ps": ["a:1"], "worker": ["b:1", "c:1"]}))
-        ('worker', 0)
-    """
+    """Returns the chief, else the first worker, else the first task; ValueError without tasks."""
     tasks = tasks_of(spec)
     if not tasks:
         raise ValueError(

@@ -1,7 +1,7 @@
 """Connection of this process to Ray, its token, and a local Ray where there is none.
 
-Ray's processes on a machine are tied to the thread that started them, so that thread waits for
-their end.
+Ray's processes on a machine are tied to the thread that started them, so that thread waits until
+they end.
 """
 
 from __future__ import annotations
@@ -48,16 +48,12 @@ _POLL_S = 0.1
 
 
 def load_ray() -> Any:
-    """Imports Ray and returns it.
-
-    Raises:
-        ImportError: Ray is not installed.
-    """
+    """Imports Ray and returns it; raises ImportError if it is not installed."""
     return load("ray", needed_by="a cluster of parameter servers", install="stratagem[ray]")
 
 
 def quiet_settings() -> dict[str, str]:
-    """Returns environment variables that limit Ray's output to that of its processes."""
+    """Returns environment variables that limit Ray's output to its processes' output."""
     return {
         "RAY_DEDUP_LOGS": "0",  # else equal lines of several workers are shown once
         "RAY_FLUSH_DRIVER_LOGS": "1",
@@ -83,17 +79,11 @@ def read_token() -> str:
 
 
 class RayCluster(Closing):
-    """A connection to Ray, made in the background.
+    """A connection to Ray, made in the background; an existing one is used, and never closed.
 
-    If this process is already connected, that connection is used and never closed.
-
-    Args:
-        address: host:port of a Ray cluster; "auto" for the one on this machine; None for
-            `RAY_ADDRESS`, or else for a new one on this machine.
-        num_processes: number of processes to be started; a new Ray starts them early.
-
-    Raises:
-        ValueError: the address is for Ray Client.
+    `address` is host:port; "auto" for the cluster on this machine; None for `RAY_ADDRESS`, or else
+    for a new one here, which starts `num_processes` processes early. Raises ValueError for an
+    address of Ray Client.
     """
 
     def __init__(self, address: str | None = None, *, num_processes: int = 1) -> None:
@@ -102,7 +92,7 @@ class RayCluster(Closing):
         if self._address is not None and "://" in self._address:
             raise ValueError(
                 explain(
-                    f"The address of the Ray cluster is {self._address!r}, one of Ray Client.",
+                    f"The Ray address {self._address!r} is an address of Ray Client.",
                     expected="host:port, from a machine of that cluster: all processes connect to "
                     "this one directly.",
                     fix="run the program there, with `ray job submit`.",
@@ -125,10 +115,8 @@ class RayCluster(Closing):
     def wait(self) -> None:
         """Waits until this process is connected.
 
-        Raises:
-            ImportError: Ray is not installed.
-            DeadlineExceededError: there is no such cluster within `STRATAGEM_JOIN_TIMEOUT_S`.
-            UnavailableError: the cluster refuses this process.
+        Raises ImportError without Ray, DeadlineExceededError without a cluster within
+        `STRATAGEM_JOIN_TIMEOUT_S`, UnavailableError if the cluster refuses this process.
         """
         self._is_ready.wait()
         if self._error is not None:
@@ -217,8 +205,8 @@ def dashboard_url() -> str:
 def start_local_ray(address: str | None = None, *, num_processes: int = 1) -> RayCluster:
     """Begins connecting to Ray, and starts it here if there is none; see `RayCluster`.
 
-    A Ray started here accepts only clients with its token: `RAY_AUTH_TOKEN`, or else that in
-    `~/.ray/auth_token`, which is made if missing. Messages are not encrypted, including the keys of
+    A Ray started here accepts only clients with its token: `RAY_AUTH_TOKEN`, or else the one in
+    `~/.ray/auth_token`, which is made if missing. Messages are not encrypted, not even the keys of
     a cluster; on an untrusted network, Ray needs TLS (`RAY_USE_TLS`).
     """
     return RayCluster(address, num_processes=num_processes)
@@ -245,11 +233,8 @@ def probe(address: str) -> str:
 def wait_for_head(address: str, name: str, limit_s: float | None = None) -> None:
     """Waits until the head of a Ray cluster listens at host:port.
 
-    `name` is the waiting task in messages; `limit_s` None means `STRATAGEM_JOIN_TIMEOUT_S`.
-
-    Raises:
-        DeadlineExceededError: it does not listen in time.
-        ValueError: the address is invalid.
+    `name` is the waiting task in messages; None for `limit_s` means `STRATAGEM_JOIN_TIMEOUT_S`.
+    Raises DeadlineExceededError after it, ValueError for an invalid address.
     """
     if limit_s is None:
         limit_s = float(environment.read("join_timeout_s"))

@@ -49,10 +49,7 @@ _STARTED = b"Ray runtime started."
 
 
 class RayNode(Closing):
-    """Ray on this machine; ends with this process.
-
-    `options` are those of `ray start`; `head_address` is host:port.
-    """
+    """Ray on this machine, with options of `ray start`; ends with this process."""
 
     def __init__(self, options: list[str], head_address: str) -> None:
         self.head_address = head_address
@@ -72,8 +69,7 @@ class RayNode(Closing):
     def wait_for_start(self, deadline_s: float) -> bool:
         """Waits until this machine has joined the cluster; returns False if that failed.
 
-        Raises:
-            DeadlineExceededError: `time.monotonic()` passed the deadline.
+        Raises DeadlineExceededError once `time.monotonic()` passes `deadline_s`.
         """
         while _STARTED not in self._printed():
             if not self._keeper.is_alive():
@@ -91,11 +87,7 @@ class RayNode(Closing):
         return True
 
     def wait(self) -> None:
-        """Waits until the head has ended, then ends this node.
-
-        Raises:
-            UnavailableError: this node failed while the head still runs.
-        """
+        """Waits for the head to end, then ends this node; UnavailableError if it fails earlier."""
         refused_since_s: float | None = None
         lost_since_s: float | None = None
         while self._keeper.is_alive():
@@ -179,11 +171,7 @@ def resource_of_task(task_type: str, task_index: int) -> str:
 
 
 def expect_token() -> None:
-    """Configures this process for a cluster with a token; call it before Ray is imported.
-
-    Raises:
-        RuntimeError: Ray is already imported.
-    """
+    """Configures this process for a cluster with a token; RuntimeError if Ray is imported."""
     if environment.lookup("RAY_AUTH_MODE") is None and "ray" in sys.modules:
         raise RuntimeError(
             explain(
@@ -206,14 +194,9 @@ def start_head(
     """Starts the head of a Ray cluster on this machine. Connect with `start_local_ray`.
 
     All tasks need the same token, in `RAY_AUTH_TOKEN` or in the file of `RAY_AUTH_TOKEN_PATH`. On a
-    private network, `RAY_AUTH_MODE=disabled` works without one.
-
-    Args:
-        address: host:port of this task, where Ray listens.
-        task_type: type of this task.
-        task_index: index of this task.
-        jobs_port: port for jobs of clients outside the cluster; None for no jobs.
-        timeout_s: longest wait for the start; None for `STRATAGEM_JOIN_TIMEOUT_S`.
+    private network, `RAY_AUTH_MODE=disabled` works without one. Ray listens at `address`
+    (host:port), for jobs of clients at `jobs_port` if given, and must start within `timeout_s`,
+    `STRATAGEM_JOIN_TIMEOUT_S` if None.
 
     Raises:
         ImportError: Ray is not installed.
@@ -256,22 +239,9 @@ def join_as_node(
 ) -> RayNode:
     """Waits for the head of a Ray cluster and joins it with this machine.
 
-    Args:
-        head_address: host:port of the leader.
-        task_type: type of this task.
-        task_index: index of this task.
-        host: address of this machine; None for the one from which it reaches the head.
-        timeout_s: longest wait; None for `STRATAGEM_JOIN_TIMEOUT_S`.
-
-    Returns:
-        The node; its `wait()` waits for the end of the cluster.
-
-    Raises:
-        ImportError: Ray is not installed.
-        RuntimeError: there is no token.
-        UnavailableError: the host is unknown, or the head refuses this machine.
-        DeadlineExceededError: the head does not start in time.
-        ValueError: the address is invalid.
+    None for `host` means the address from which this machine reaches the head, for `timeout_s`
+    `STRATAGEM_JOIN_TIMEOUT_S`. Raises the errors of `start_head`; UnavailableError also if the head
+    refuses this machine.
     """
     split_address(head_address)
     _require_token()

@@ -1,4 +1,4 @@
-"""Registry of parameter servers, shared by workers that run programs of their own: a Ray actor.
+"""Registry of parameter servers, shared by workers that run separate programs: a Ray actor.
 
 Ray imports this module in the actor's process, so nothing here loads JAX.
 """
@@ -14,7 +14,7 @@ NAMESPACE = "stratagem"
 class ServerRegistry:
     """Addresses of the servers, the workers that use them, and the progress of the leader.
 
-    `keys` are those of the cluster, pickled. A server that was lost keeps its last address.
+    `keys` are the cluster's, pickled. A lost server keeps its last address.
     """
 
     def __init__(self, keys: bytes, addresses: list[str]) -> None:

@@ -23,11 +23,8 @@ _GRACE_S = 10.0
 class StreamedProcess(Closing):
     """A process that ends with this one, together with the processes that it starts.
 
-    Args:
-        command: the program and its arguments.
-        variables: its whole environment.
-        on_output: called from other threads with "out" or "err" and a text.
-        folder: its working directory; None for that of this process.
+    `variables` are its whole environment. `on_output` is called from other threads with "out" or
+    "err" and a text. None for `folder` means this process's working directory.
     """
 
     def __init__(
@@ -50,10 +47,7 @@ class StreamedProcess(Closing):
             raise self._error
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Waits for the end of the process and of its output.
-
-        Returns the exit code, negative for a signal; None after the timeout.
-        """
+        """Waits for exit code and output; negative for a signal, None after the timeout."""
         self._keeper.join(timeout_s)
         if self._keeper.is_alive() or self._process is None:
             return None

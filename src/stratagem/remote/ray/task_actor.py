@@ -33,11 +33,9 @@ class TaskActor:
         return self._host, free_ports(1)[0]
 
     def start(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
-        """Starts the process.
+        """Starts the process with arguments for this Python; "{answer}" stands for a file.
 
-        Args:
-            command: arguments for this Python; "{answer}" stands for a file.
-            variables: added to the environment of this process, without that of Ray.
+        The variables are added to this process's environment, without Ray's.
         """
         words = [word.replace("{answer}", str(self._answer)) for word in command]
         own = {

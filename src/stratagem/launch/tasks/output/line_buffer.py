@@ -14,11 +14,7 @@ class LineBuffer:
     r"""Splits one stream into lines.
 
     A carriage return restarts the line, as on a terminal, so only the final state of a progress bar
-    is a line. Text that stays unfinished for a second becomes a line too, such as a prompt.
-
-    Example:
-        >>> LineBuffer().feed(b"step 1\n10%\r20%\rdone\nste", now_s=0.0)
-        [b'step 1', b'done']
+    is a line. Text that stays unfinished for a second, such as a prompt, becomes a line, too.
     """
 
     def __init__(self) -> None:

@@ -47,20 +47,7 @@ class _HeldLines:
 
 
 class RepeatedTracebacks:
-    """Holds a traceback while it equals that of another task, then refers to that task.
-
-    No line is lost: a traceback that differs is shown whole.
-
-    Example:
-        >>> shown = RepeatedTracebacks()
-        >>> lines = ["Traceback (most recent call last):", "  ...", "ValueError: 3"]
-        >>> shown.pass_on("worker 0", lines, 0.0) == lines
-        True
-        >>> shown.pass_on("worker 1", lines, 0.0)
-        []
-        >>> shown.rest("worker 1")
-        ['ValueError: 3 (the same traceback as worker 0)']
-    """
+    """Holds a traceback while it equals another task's, then refers to that task."""
 
     def __init__(self) -> None:
         self._known: collections.deque[_Traceback] = collections.deque(maxlen=_MAX_TRACEBACKS)

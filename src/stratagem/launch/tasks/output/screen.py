@@ -20,10 +20,7 @@ _LAUNCHER = "launch"
 
 
 class Screen:
-    """Writes whole lines to this process's stdout and stderr, each behind a name.
-
-    Names are colored on a terminal. `tracebacks` are those on the screen.
-    """
+    """Writes whole lines to stdout and stderr, behind names that are colored on a terminal."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.tracebacks = RepeatedTracebacks()

@@ -1,4 +1,4 @@
-"""Output of one task: shown on the screen, logged to a file, its last lines kept."""
+"""Output of one task: on the screen, in a log file, and its last lines in memory."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ _MAX_TAIL_LINE_CHARS = 2000
 
 
 class TaskOutput:
-    """Receives the output of one task. Foreign lines go only to its file.
-
-    `screen` None shows nothing; `log_dir` None writes no file.
-    """
+    """Receives the output of one task. Foreign lines go only to its file."""
 
     def __init__(
         self, plan: TaskPlan, screen: Screen | None, log_dir: str | os.PathLike[str] | None

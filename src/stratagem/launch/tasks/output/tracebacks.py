@@ -37,14 +37,7 @@ _LOST_PEER = re.compile(
 
 
 def failure_lines(lines: Sequence[str]) -> tuple[str, ...]:
-    """Returns the last traceback with those it is chained to, or else the last lines.
-
-    The middle of a long traceback is left out.
-
-    Example:
-        >>> failure_lines(["step", "Traceback (most recent call last):", "  ...", "ValueError: 3"])
-        ('Traceback (most recent call last):', '  ...', 'ValueError: 3')
-    """
+    """Returns the last traceback with those it is chained to, shortened, or the last lines."""
     start = _start_of_traceback(lines)
     if start is None:
         return tuple(lines[-_MAX_OTHER_LINES:])
@@ -80,10 +73,6 @@ def has_lost_peer(lines: Sequence[str]) -> bool:
     """Returns True if the last error is about a connection or a time limit.
 
     The task then probably failed because another one did.
-
-    Example:
-        >>> has_lost_peer(["stratagem.errors.UnavailableError: worker 2 is gone."])
-        True
     """
     start = _start_of_traceback(lines)
     found = lines[-_MAX_OTHER_LINES:] if start is None else lines[start:]
