@@ -31,7 +31,7 @@ class DividedCopies:
         return self._layout if isinstance(self._layout, Division) else None
 
     def find_division(self) -> None:
-        """Asks the strategy's layouts, by path; what is not divided keeps what Keras has set."""
+        """Sets the division from the strategy's layouts; without one, Keras's own layout stays."""
         layouts = self._home.strategy.placement.layouts
         inherited, division = self.division, None
         if layouts is not None and self._home.kind is not VariableKind.ON_READ:
