@@ -152,10 +152,6 @@ lint: $(MAIN) ## ruff (rules and format), codespell, and the openings of docstri
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/codespell
-	.venv/bin/python -m tests.prose --openings
-
-.PHONY: prose
-prose: $(MAIN) ## worn phrases and long sentences, too; not yet part of lint
 	.venv/bin/python -m tests.prose
 
 .PHONY: types

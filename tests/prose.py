@@ -1,6 +1,6 @@
-"""Prose lint, `make prose`: openings of docstrings, worn phrases, and length of sentences.
+"""Prose lint of `make lint`: openings of docstrings, worn phrases, and length of sentences.
 
-    python -m tests.prose [--openings] [FILE ...]
+    python -m tests.prose [FILE ...]
 
 Pages are README.md and docs/; their tables, lists of links and code blocks are left out.
 """
@@ -119,13 +119,13 @@ def check(path: Path) -> list[str]:
 
 def main() -> int:
     """Prints all violations and returns 1 if there are any."""
-    only_openings = "--openings" in sys.argv
-    given = [Path(one).resolve() for one in sys.argv[1:] if one != "--openings"]
-    sources = sorted((ROOT / "src").rglob("*.py"))
-    pages = [] if only_openings else [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    found = [violation for path in given or [*sources, *pages] for violation in check(path)]
-    if only_openings:
-        found = [violation for violation in found if "a docstring opens with" in violation]
+    given = [Path(one).resolve() for one in sys.argv[1:]]
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    found = [
+        violation
+        for path in given or [*sorted((ROOT / "src").rglob("*.py")), *pages]
+        for violation in check(path)
+    ]
     print("\n".join(found))
     return int(bool(found))
 
