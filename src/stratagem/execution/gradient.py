@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -29,12 +29,20 @@ from stratagem.tracebacks import filters_traceback
 from stratagem.values import DistributedValues, IndexedSlices, Mirrored, PerReplica
 from stratagem.values.regrouping import is_array
 
+if TYPE_CHECKING:
+    import keras
+
+
 __all__ = ["value_and_grad"]
 
 
 @filters_traceback
 def value_and_grad(
-    fn: Callable[..., Any], variables: Any, *, has_aux: bool = False, sparse_gradients: bool = False
+    fn: Callable[..., Any],
+    variables: object,
+    *,
+    has_aux: bool = False,
+    sparse_gradients: bool = False,
 ) -> Any:
     """Calls a function and returns its value and gradients. Call anywhere.
 
@@ -90,7 +98,7 @@ def value_and_grad(
     return ((value, aux) if has_aux else value), gradients
 
 
-def _whole(slices: Any, scope: ReplicaScope | None) -> Any:
+def _whole(slices: object, scope: ReplicaScope | None) -> Any:
     """Converts rows to a dense array that an optimizer can map back to its rows.
 
     The compiler removes the array if nothing else uses it.
@@ -103,7 +111,7 @@ def _whole(slices: Any, scope: ReplicaScope | None) -> Any:
     return gradient
 
 
-def _nothing_given(variables: Any) -> ValueError:
+def _nothing_given(variables: object) -> ValueError:
     return ValueError(
         explain(
             f"value_and_grad received {variables!r}, which holds no variables or arrays.",
@@ -114,7 +122,7 @@ def _nothing_given(variables: Any) -> ValueError:
     )
 
 
-def _is_distributed(leaf: Any) -> bool:
+def _is_distributed(leaf: object) -> bool:
     return isinstance(leaf, DistributedValues)
 
 
@@ -134,12 +142,12 @@ def _are_arrays(flat: list[Any]) -> bool:
     return True in kinds
 
 
-def _is_number(leaf: Any) -> bool:
+def _is_number(leaf: object) -> bool:
     is_number = isinstance(leaf, int | float | complex) and not isinstance(leaf, bool)
     return is_number or is_array(leaf) or isinstance(leaf, Mirrored)
 
 
-def _as_array(leaf: Any) -> jax.Array:
+def _as_array(leaf: object) -> jax.Array:
     array = jnp.asarray(leaf)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(
@@ -312,7 +320,7 @@ class _Differentiated:
         }
 
 
-def _current_value(variable: Any, scope: ReplicaScope | None) -> Any:
+def _current_value(variable: keras.Variable, scope: ReplicaScope | None) -> Any:
     value = scope.get_current_value(variable) if scope is not None else None
     return jnp.asarray(variable.value if value is None else value)
 

@@ -79,7 +79,7 @@ def model_to_estimator(
     return Estimator(function, config=config)
 
 
-def _check_choice(model: Any, path: Any, checkpoint_format: Any) -> None:
+def _check_choice(model: Any, path: Any, checkpoint_format: object) -> None:
     if (model is None) == (path is None):
         raise ValueError(
             explain(
@@ -98,7 +98,7 @@ def _check_choice(model: Any, path: Any, checkpoint_format: Any) -> None:
         )
 
 
-def _check_model(model: Any) -> None:
+def _check_model(model: object) -> None:
     if not isinstance(model, keras.Model):
         raise TypeError(
             explain(
@@ -147,6 +147,6 @@ def _function_of(model: keras.Model, *arguments: Any) -> KerasModelFunction:
     return function
 
 
-def _is_of_keras(layer: Any) -> bool:
+def _is_of_keras(layer: keras.layers.Layer) -> bool:
     is_own = type(layer).__module__.partition(".")[0] == "keras"
     return is_own and not isinstance(layer, keras.layers.Lambda)

@@ -348,7 +348,7 @@ class Strategy(LogicalDevices, OldMethods):
     experimental_distribute_datasets_from_function = distribute_datasets_from_function
 
     @filters_traceback
-    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
+    def reduce(self, reduce_op: ReduceOp | str, value: object, axis: Any) -> Any:
         """Combines the parts of a value over replicas. Call in cross-replica context.
 
         Args:
@@ -384,7 +384,7 @@ class Strategy(LogicalDevices, OldMethods):
         return _map(lambda leaf: reduction.reduce(op, leaf, axes, num_replicas=count), value)
 
     @filters_traceback
-    def gather(self, value: Any, axis: int) -> Any:
+    def gather(self, value: object, axis: int) -> Any:
         """Concatenates the parts of a value in replica order. Call in cross-replica context.
 
         Args:
@@ -416,7 +416,7 @@ class Strategy(LogicalDevices, OldMethods):
     concat = gather
 
     @filters_traceback
-    def local_results(self, value: Any) -> tuple[Any, ...]:
+    def local_results(self, value: object) -> tuple[Any, ...]:
         """Returns the parts of a value that this process holds. Call in cross-replica context.
 
         Args:
@@ -486,10 +486,10 @@ class Strategy(LogicalDevices, OldMethods):
     experimental_distribute_values_from_function = distribute_values_from_function
 
 
-def _map(fn: Callable[[Any], Any], value: Any) -> Any:
+def _map(fn: Callable[[Any], Any], value: object) -> Any:
     return jax.tree.map(fn, value, is_leaf=reduction.is_leaf)
 
 
-def _number_as_array(leaf: Any) -> Any:
+def _number_as_array(leaf: object) -> Any:
     is_number = isinstance(leaf, int | float | complex) and not isinstance(leaf, bool)
     return np.asarray(leaf) if is_number else leaf
