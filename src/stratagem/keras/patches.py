@@ -242,7 +242,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
                 JAXTrainer,
                 name,
                 model.entering_scope,
-                "the call runs in the scope of the model's strategy, and takes distributed datasets",
+                "the call enters the scope of the model's strategy, and takes distributed datasets",
             )
             for name in (
                 "fit",
