@@ -76,9 +76,8 @@ def _of_groups(devices: list[str], group_size: int = 2) -> Any:
         return sg.MirroredStrategy(devices)
     names = [f"cpu:{index}" for index in range(count)]
     groups = [names[first : first + group_size] for first in range(0, count, group_size)]
-    strategy = sg.MirroredStrategy(groups)
-    strategy.placement.layouts = _WhateverDivides({}, strategy.topology)
-    return strategy
+    topology = Topology.of_groups([find_devices(group) for group in groups])
+    return sg.MirroredStrategy(groups, layout_map=_WhateverDivides({}, topology))
 
 
 def _of_tpu(devices: list[str]) -> Any:

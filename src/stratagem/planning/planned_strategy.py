@@ -12,7 +12,7 @@ from stratagem.strategies.mirrored import MirroredStrategy
 from stratagem.strategies.offloaded_state import PINNED_HOST, OffloadedState
 from stratagem.strategies.placement_rules import PlacementRules
 from stratagem.topology.abstract_devices import planning_for
-from stratagem.variables import Replicated, ShardedState, UniformPlacement
+from stratagem.variables import ShardedState, UniformPlacement
 
 __all__ = ["planned_strategy"]
 
@@ -33,6 +33,7 @@ def planned_strategy(
     if shard_state is None and isinstance(like.placement, ShardedState):
         shard_state = "all" if like.placement.is_all else "optimizer"
     size = like.topology.num_logical_devices
+    layouts: Any = like.placement.layouts
     groups: Any = [list(range(size)), list(range(size, 2 * size))] if size > 1 else None
     with planning_for(machine.topology):
         if rules is not None and shard_state is None:
@@ -41,8 +42,9 @@ def planned_strategy(
             return CentralStorageStrategy(parameter_device=PINNED_HOST)
         if isinstance(like.placement, UniformPlacement) and shard_state is None:
             return CentralStorageStrategy()
-        planned = MirroredStrategy(groups, like.cross_device_ops, shard_state=shard_state)
-        if like.placement.layouts is not None:
-            assert isinstance(planned.placement, Replicated)
-            planned.placement.layouts = like.placement.layouts.on(planned.topology)
-    return planned
+        return MirroredStrategy(
+            groups,
+            like.cross_device_ops,
+            shard_state=shard_state,
+            layout_map=layouts,
+        )

@@ -20,6 +20,7 @@ from stratagem.strategies.placement_rules import (
     CENTRAL,
     SERVER,
     PlacementRules,
+    check_rules,
     places_on_replicas,
 )
 from stratagem.topology.devices import DeviceLike
@@ -93,18 +94,18 @@ class HybridStrategy(Strategy, Closing):
         has_central = CENTRAL in requested or parameter_device is not None
         central = SingleDeviceStore(parameter_device_of(parameter_device)) if has_central else None
         places = {**places_on_replicas(placement, topology), CENTRAL: central, SERVER: None}
-        rules = PlacementRules(placement, places)
+        check_rules(placement, places)  # before servers start
         self._resolver = cluster_resolver
         self._servers = table_servers(
-            topology.num_replicas if rules.needs_servers else None,
+            topology.num_replicas if SERVER in requested else None,
             variable_partitioner=variable_partitioner,
             cluster_resolver=cluster_resolver,
             num_servers=num_servers,
             journal_dir=journal_dir,
             options=options,
         )
-        if self._servers is not None:
-            rules.remote = self._servers.steps
+        steps = None if self._servers is None else self._servers.steps
+        rules = PlacementRules(placement, places, steps)
         super().__init__(topology, cross_device_ops, placement=rules)
 
     def __repr__(self) -> str:

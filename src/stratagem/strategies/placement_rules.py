@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stratagem.context.explicit_device import explicit_device
 from stratagem.execution import is_worth_rows
@@ -19,7 +19,10 @@ from stratagem.strategies.offloaded_state import (
 from stratagem.topology import Topology, find_devices
 from stratagem.variables import Replicated, ShardedStore, SingleDeviceStore, Store, store_of
 
-__all__ = ["CENTRAL", "PlacementRules", "SERVER", "places_on_replicas"]
+if TYPE_CHECKING:
+    from stratagem.execution import RemoteState
+
+__all__ = ["CENTRAL", "PlacementRules", "SERVER", "check_rules", "places_on_replicas"]
 
 MIRRORED, CENTRAL, SHARDED, SERVER = "mirrored", "central", "sharded", "server"
 
@@ -42,45 +45,52 @@ def places_on_replicas(
     }
 
 
+def check_rules(placement: object, places: Mapping[str, Store | None]) -> None:
+    """Raises TypeError or ValueError unless `placement` maps valid rules to some of `places`."""
+    if not isinstance(placement, Mapping):
+        raise TypeError(
+            explain(
+                f"placement={placement!r} is of type {type(placement).__name__}.",
+                expected="a mapping from patterns of variable paths, or functions of a variable, "
+                "to places.",
+                fix='write placement={"embedding": "sharded"}.',
+            )
+        )
+    for rule, place in placement.items():
+        _check_place(rule, place, places)
+        _matcher(rule)
+
+
 class PlacementRules(Replicated):
     """Stores each variable by the first rule that matches it; see `HybridStrategy`.
 
     Args:
         placement: places by rule.
         places: the store of each place; None for a copy on each replica's device.
+        remote: the state on parameter servers, if a rule needs it.
 
     Raises:
-        TypeError: `placement` is not a mapping, or a rule is of another type.
-        ValueError: an unknown place, or a pattern that is not a regular expression.
+        TypeError, ValueError: as `check_rules`.
     """
 
     uses_stores = True
 
-    def __init__(self, placement: Mapping[Rule, str], places: Mapping[str, Store | None]) -> None:
+    def __init__(
+        self,
+        placement: Mapping[Rule, str],
+        places: Mapping[str, Store | None],
+        remote: RemoteState | None = None,
+    ) -> None:
         super().__init__()
-        if not isinstance(placement, Mapping):
-            raise TypeError(
-                explain(
-                    f"placement={placement!r} is of type {type(placement).__name__}.",
-                    expected="a mapping from patterns of variable paths, or functions of a "
-                    "variable, to places.",
-                    fix='write placement={"embedding": "sharded"}.',
-                )
-            )
+        check_rules(placement, places)
+        self.remote = remote
         self.placement: Mapping[Rule, str] = dict(placement)
         self._places = places
         self.allows_devices = CENTRAL in places
-        for rule, place in placement.items():
-            _check_place(rule, place, places)
         self._rules = [(rule, _matcher(rule), place) for rule, place in placement.items()]
         # A rule by size may match nothing: the model may have no large variables.
         self._unused = [rule for rule in placement if not isinstance(rule, AtLeastBytes)]
         self._paths: dict[str, None] = {}
-
-    @property
-    def needs_servers(self) -> bool:
-        """True if a rule sends variables to parameter servers."""
-        return SERVER in self.placement.values()
 
     def is_on_servers(self, variable: Any) -> bool:
         """Returns True if the rules send a variable, which is not a slot, to parameter servers."""

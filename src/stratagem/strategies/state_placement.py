@@ -53,6 +53,8 @@ def state_placement(
         )
     if placement is not None:
         return PlacementRules(placement, places_on_replicas(placement, topology))
+    if isinstance(layout_map, VariableLayouts):  # of a strategy with as many devices per replica
+        return Replicated(layout_map.on(topology))
     if layout_map is not None:
         return Replicated(VariableLayouts(layout_map, topology))
     if shard_state is None or topology.num_replicas == 1:

@@ -68,7 +68,7 @@ class Replicated:
     uses_stores = False
     is_remote = False
     allows_devices = False
-    remote: Any = dataclasses.field(default=None, init=False)
+    remote: Any = None
 
     def choose(self, variable: Any, slot_of: Any) -> Store | None:
         """Returns None."""
