@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.keras.patches import PATCHES, Patch
+from stratagem.keras.patch import Patch
+from stratagem.keras.patches import PATCHES
 from tests.architecture.source_tree import REPOSITORY, SOURCE, Module, assert_none, package
 
 # The methods of a metric class are wrapped when its first object is created.

@@ -6,10 +6,6 @@ the replacement unnecessary. Each function gets the original and returns the rep
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-from typing import Any
-
 import keras
 
 from stratagem.keras.numerics import (
@@ -22,6 +18,7 @@ from stratagem.keras.numerics import (
     random,
     stateful_rnn,
 )
+from stratagem.keras.patch import Patch
 from stratagem.keras.private import JAXEpochIterator, JAXTrainer, Trainer
 from stratagem.keras.training import active_fit, metric_logs, model, several_processes
 from stratagem.keras.variables import (
@@ -31,23 +28,7 @@ from stratagem.keras.variables import (
     variable_creation,
 )
 
-__all__ = ["PATCHES", "Patch"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Patch:
-    """A replacement of `name` of a class or module of Keras."""
-
-    owner: Any
-    name: str
-    replace: Callable[[Any], Any]
-    reason: str
-    proposal: str  # a heading of docs/design/upstream.md
-
-    def install(self) -> None:
-        """Replaces the attribute."""
-        setattr(self.owner, self.name, self.replace(getattr(self.owner, self.name, None)))
-
+__all__ = ["PATCHES"]
 
 _Layer, _Metric, _Optimizer = keras.layers.Layer, keras.metrics.Metric, keras.optimizers.Optimizer
 _LossScale = keras.optimizers.LossScaleOptimizer

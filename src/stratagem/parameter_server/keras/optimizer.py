@@ -118,6 +118,30 @@ def give_to_servers(optimizer: Any) -> None:
     variables: list[Any] = [one for one in trained if is_remote(one)]
     if not variables or _is_with_servers(optimizer):
         return
+    variable_client = variables[0].variable_client
+    _check_for_servers(optimizer, variable_client)
+    for variable in variables:
+        variable_client.place(variable)
+    scalars = scalars_of(optimizer)
+    sends_scalars = not variables[0].distribute_strategy.placement.is_remote
+    start = {
+        name: np.asarray(one.value) if sends_scalars else one.place.value
+        for name, one in scalars.items()
+    }
+    own_name = name_on_servers(optimizer, variable_client)
+    undecayed = _names_of_undecayed(optimizer, variables)
+    rule = KerasUpdate(optimizer, undecayed, start, is_told_scalars=sends_scalars)
+    variable_client.set_rule(rule, variables, own_name)
+    # Only some servers update these variables: ask one that does.
+    server = variable_client.placement_of(variables[0]).servers[0]
+    for name, variable in scalars.items():
+        if not sends_scalars:
+            variable.place = Scalar(kept_name(own_name, name), server)
+    _given.add(optimizer)
+    variable_client.secure()
+
+
+def _check_for_servers(optimizer: Any, variable_client: Any) -> None:
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise NotImplementedError(
             explain(
@@ -128,11 +152,9 @@ def give_to_servers(optimizer: Any) -> None:
                 fix="use bfloat16, or set loss_scale_factor for a constant scale.",
             )
         )
-    kept_once = scalars_of(optimizer)
-    sized = [one.name for one in kept_once.values() if one.shape]
+    sized = [one.name for one in scalars_of(optimizer).values() if one.shape]
     if sized:  # Servers would raise too, but with a less helpful error.
         raise other_shapes(type(optimizer), sized)
-    variable_client = variables[0].variable_client
     if variable_client.mode.num_needed > 1 and clips(optimizer):
         raise NotImplementedError(
             explain(
@@ -142,33 +164,19 @@ def give_to_servers(optimizer: Any) -> None:
                 fix="omit clipnorm, global_clipnorm and clipvalue, or omit synchronous=True.",
             )
         )
-    for variable in variables:
-        variable_client.place(variable)
-    told = {id(one) for one in vars(optimizer).get(_UNDECAYED, ())}
-    undecayed = [
-        one.place.name for one in variables if id(one) in told or not decays(optimizer, one)
+
+
+def _names_of_undecayed(optimizer: Any, variables: list[Any]) -> list[str]:
+    recorded = {id(one) for one in vars(optimizer).get(_UNDECAYED, ())}
+    return [
+        one.place.name for one in variables if id(one) in recorded or not decays(optimizer, one)
     ]
-    is_told = not variables[0].distribute_strategy.placement.is_remote
-    start = {
-        name: np.asarray(one.value) if is_told else one.place.value
-        for name, one in kept_once.items()
-    }
-    own_name = name_on_servers(optimizer, variable_client)
-    rule = KerasUpdate(optimizer, undecayed, start, is_told_scalars=is_told)
-    variable_client.set_rule(rule, variables, own_name)
-    # Only some servers update these variables: ask one that does.
-    server = variable_client.placement_of(variables[0]).servers[0]
-    for name, variable in kept_once.items():
-        if not is_told:
-            variable.place = Scalar(kept_name(own_name, name), server)
-    _given.add(optimizer)
-    variable_client.secure()
 
 
 def scalars_of(optimizer: Any) -> dict[str, Any]:
     """Returns a built optimizer's scalar variables by their names on the servers."""
-    kept_once = [one for one in optimizer.variables if not _is_slot(one)]
-    return dict(zip(scalar_names(kept_once), kept_once, strict=True))
+    scalars = [one for one in optimizer.variables if not _is_slot(one)]
+    return dict(zip(scalar_names(scalars), scalars, strict=True))
 
 
 def _is_slot(variable: Any) -> bool:
