@@ -194,11 +194,11 @@ def _rows_of_shards(table: ShardedVariable, ids: Any) -> jax.Array:
     return rows
 
 
-class _Current(threading.local):
+class _CurrentLookups(threading.local):
     lookups: Lookups | None = None
 
 
-_current = _Current()
+_current = _CurrentLookups()
 
 
 class Lookups:

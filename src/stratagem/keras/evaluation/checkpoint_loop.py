@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stratagem.errors import DeadlineExceededError
 from stratagem.keras.evaluation.checkpoint_files import (
-    Checkpoint,
+    CheckpointFile,
     CheckpointFormat,
     UnreadableCheckpointError,
 )
@@ -52,8 +52,8 @@ class CheckpointLoop:
         folder: Path,
         checkpoint_format: CheckpointFormat,
         *,
-        load: Callable[[Checkpoint], None],
-        evaluate: Callable[[Checkpoint], None],
+        load: Callable[[CheckpointFile], None],
+        evaluate: Callable[[CheckpointFile], None],
         limits: LoopLimits,
     ) -> None:
         self._folder = folder
@@ -62,7 +62,7 @@ class CheckpointLoop:
         self._load = load
         self._evaluate = evaluate
         self._limits = limits
-        self._last: Checkpoint | None = None
+        self._last: CheckpointFile | None = None
         self._ended_at_s = time.monotonic()
         self._has_news = False
 
@@ -103,7 +103,7 @@ class CheckpointLoop:
                 return False
         return False
 
-    def _take(self, checkpoint: Checkpoint, *, is_last: bool) -> bool:
+    def _take(self, checkpoint: CheckpointFile, *, is_last: bool) -> bool:
         try:
             self._load(checkpoint)
         except FileNotFoundError:
@@ -119,7 +119,7 @@ class CheckpointLoop:
         return True
 
     def _leave(
-        self, checkpoint: Checkpoint, error: UnreadableCheckpointError, *, is_last: bool
+        self, checkpoint: CheckpointFile, error: UnreadableCheckpointError, *, is_last: bool
     ) -> None:
         if self._follower.has_newer(checkpoint):
             _say(f"{checkpoint.path} is not whole ({error}): a newer one takes its place.")

@@ -28,8 +28,8 @@ from stratagem.keras.training.several_processes import settle_call
 from stratagem.keras.training.step_events import ToldTrainFunction
 from stratagem.keras.training.step_functions import (
     HostBatches,
-    ModelFunction,
     PredictFunction,
+    StepFunction,
     TrainOrTestFunction,
     logs_wanted,
 )
@@ -191,7 +191,7 @@ def making_step_function(original: Any) -> Any:
                 _tell_steps(self)
             return result
         function = getattr(self, attribute)
-        if force or not isinstance(function, ModelFunction):
+        if force or not isinstance(function, StepFunction):
             setattr(self, attribute, make(self, strategy))
         function = getattr(self, attribute)
         if isinstance(function, TrainOrTestFunction) and function.events is not None:

@@ -17,7 +17,7 @@ __all__ = [
     "Cluster",
     "ClusterPlan",
     "EntryPoints",
-    "Processes",
+    "ClusterProcesses",
     "update_mode",
 ]
 
@@ -154,7 +154,7 @@ class EntryPoints:
     worker: Callable[..., Any]
 
 
-class Processes(Protocol):
+class ClusterProcesses(Protocol):
     """Processes of one kind, such as all workers."""
 
     @property
@@ -206,7 +206,7 @@ class Cluster(Protocol):
         """Registers a function to call with the index and new address of a restarted server."""
         ...
 
-    def start_workers(self) -> Processes:
+    def start_workers(self) -> ClusterProcesses:
         """Starts the workers."""
         ...
 

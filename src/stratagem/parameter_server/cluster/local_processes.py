@@ -151,7 +151,8 @@ class LocalProcesses(Closing):
     ) -> None:
         """Restarts processes that die, from now on; waits until all have started.
 
-        See `Processes.watch`. Raises a RuntimeError if called twice, or if a process cannot start.
+        See `ClusterProcesses.watch`. Raises a RuntimeError if called twice, or if a process cannot
+        start.
         """
         if self._watchers is not None:
             raise watched_twice(self._kind)

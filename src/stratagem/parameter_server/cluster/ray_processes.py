@@ -138,8 +138,8 @@ class RayProcesses(Closing):
     ) -> None:
         """Restarts processes that die, from now on; waits until all have started.
 
-        See `Processes.watch`. One thread reports all events, in order. Raises a RuntimeError if
-        called twice, or if a process cannot start.
+        See `ClusterProcesses.watch`. One thread reports all events, in order. Raises a RuntimeError
+        if called twice, or if a process cannot start.
         """
         if self._thread is not None:
             raise watched_twice(self._kind)

@@ -12,7 +12,7 @@ __all__ = ["Watchers"]
 
 @dataclasses.dataclass(frozen=True)
 class Watchers:
-    """Callbacks of `Processes.watch`; an error in one is reported, and watching continues.
+    """Callbacks of `ClusterProcesses.watch`; an error in one is reported, and watching continues.
 
     Each takes the index of a process, and the reason of its loss, its new address, or the error
     that ended its restarts.

@@ -33,11 +33,11 @@ _CLOSE_S = 0.2
 _MAX_ANSWERED = 4  # more than the coordinator may ask for at a time
 
 
-class _Current(threading.local):
+class _CurrentWorker(threading.local):
     worker_index: int | None = None
 
 
-_current: _Current = _Current()
+_current: _CurrentWorker = _CurrentWorker()
 
 
 def get_current_worker_index() -> int:

@@ -18,8 +18,8 @@ from stratagem.context import get_strategy
 from stratagem.keras.training.metric_logs import MetricLogs
 from stratagem.keras.training.step_functions import (
     HostBatches,
-    ModelFunction,
     PredictFunction,
+    StepFunction,
     TrainOrTestFunction,
     logs_wanted,
 )
@@ -105,7 +105,7 @@ class _JoinedOutputs:
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
-class _BatchScheduler(ModelFunction):
+class _BatchScheduler(StepFunction):
     """Schedules groups of batches from Keras's iterator on workers."""
 
     def __init__(self, model: Any, strategy: Any, kind: str) -> None:

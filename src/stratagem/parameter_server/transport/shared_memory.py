@@ -54,7 +54,7 @@ def is_placed(frames: Sequence[Any]) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Plan:
+class _MemoryLayout:
     """Layout of a client's memory, sent as JSON.
 
     Args:
@@ -100,7 +100,7 @@ class ClientMemory:
             raise OSError("anonymous files are a thing of Linux")
         self._file = os.memfd_create("stratagem", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            self.plan = _Plan(
+            self.plan = _MemoryLayout(
                 os.getpid(),
                 self._file,
                 secrets.token_hex(_WORD_BYTES // 2),
@@ -170,7 +170,7 @@ class ServerMemory:
     """
 
     def __init__(self, told: bytes) -> None:
-        plan = self._plan = _Plan(**json.loads(told))
+        plan = self._plan = _MemoryLayout(**json.loads(told))
         file = os.open(f"/proc/{plan.pid:d}/fd/{plan.file:d}", os.O_RDWR | os.O_CLOEXEC)
         try:
             # Reading memory that shrank would kill this process.
@@ -226,7 +226,7 @@ class ServerMemory:
 
 
 def _placed(
-    plan: _Plan, frames: Sequence[Any], begin: int, room: np.ndarray, freed: list[int]
+    plan: _MemoryLayout, frames: Sequence[Any], begin: int, room: np.ndarray, freed: list[int]
 ) -> list[Any]:
     """Copies all frames but the first into `room`, and prepends their description."""
     sizes = [len(frame) for frame in frames[1:]]
@@ -244,13 +244,13 @@ def _parts(whole: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
     return parts
 
 
-def _told(plan: _Plan, begin: int, sizes: Sequence[int], freed: Sequence[int]) -> bytes:
+def _told(plan: _MemoryLayout, begin: int, sizes: Sequence[int], freed: Sequence[int]) -> bytes:
     numbers = [*sizes, *freed]
     head = _PLACES.pack(_MARK, plan.name, begin, len(sizes), len(freed))
     return head + struct.pack(f"<{len(numbers)}Q", *numbers)
 
 
-def _places(plan: _Plan, told: Any) -> tuple[int, list[int], list[int]]:
+def _places(plan: _MemoryLayout, told: Any) -> tuple[int, list[int], list[int]]:
     told = bytes(told)
     try:
         _, name, begin, num_sizes, num_freed = _PLACES.unpack_from(told)
