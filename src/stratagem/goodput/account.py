@@ -196,7 +196,7 @@ class _Layer:
     end_s: float
     rank: int
     share: float = 1.0
-    keeping_share: float = 0.0
+    snapshot_share: float = 0.0
 
 
 def _step_layers(intervals: Iterable[StepInterval], retained: RetainedSteps) -> Iterator[_Layer]:
@@ -204,7 +204,7 @@ def _step_layers(intervals: Iterable[StepInterval], retained: RetainedSteps) -> 
         if not interval.is_first:
             part = retained.num_kept(interval) / interval.num_steps
             middle_s = interval.begin_s + part * (interval.end_s - interval.begin_s)
-            shares = (interval.share, interval.keeping_share)
+            shares = (interval.share, interval.snapshot_share)
             yield _Layer(interval.begin_s, middle_s, _KEPT, *shares)
             yield _Layer(middle_s, interval.end_s, _REPEATED, *shares)
 
@@ -241,7 +241,7 @@ def _merged_spans(layers: Iterable[_Layer], begin_s: float, end_s: float) -> Ite
         done_s = moment.begin_s + moment.share * length_s
         parts = (
             (done_s, moment.rank),
-            (min(done_s + moment.keeping_share * length_s, moment.end_s), _SAVED),
+            (min(done_s + moment.snapshot_share * length_s, moment.end_s), _SAVED),
             (moment.end_s, _WAITING),
         )
         for part_end_s, part_rank in parts:
@@ -268,12 +268,12 @@ def _sweep(layers: Iterable[_Layer], begin_s: float, end_s: float) -> Iterator[_
     for from_s, to_s in itertools.pairwise([begin_s, *inside, end_s]):
         while waiting and waiting[-1].begin_s <= from_s:
             layer = waiting.pop()
-            order = (layer.rank, layer.share, layer.keeping_share, layer.end_s)
+            order = (layer.rank, layer.share, layer.snapshot_share, layer.end_s)
             heapq.heappush(active, order)
         while active and active[0][-1] <= from_s:
             heapq.heappop(active)
-        rank, share, keeping_share = active[0][:-1] if active else (_WAITING, 1.0, 0.0)
-        yield _Layer(from_s, to_s, rank, share, keeping_share)
+        rank, share, snapshot_share = active[0][:-1] if active else (_WAITING, 1.0, 0.0)
+        yield _Layer(from_s, to_s, rank, share, snapshot_share)
 
 
 def _num_kept(intervals: Iterable[StepInterval], retained: RetainedSteps) -> int:

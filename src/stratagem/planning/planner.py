@@ -264,10 +264,10 @@ def _flops(step: CapturedStep) -> dict[str, float]:
 
 
 def _shard_state(step: CapturedStep) -> str | None:
-    keeping = step.strategy.placement
-    if not isinstance(keeping, ShardedState):
+    placement = step.strategy.placement
+    if not isinstance(placement, ShardedState):
         return None
-    return "all" if keeping.is_all else "optimizer"
+    return "all" if placement.is_all else "optimizer"
 
 
 def _used_machine(step: CapturedStep, target: Target) -> tuple[Target, list[str]]:
@@ -278,8 +278,8 @@ def _used_machine(step: CapturedStep, target: Target) -> tuple[Target, list[str]
         target = target.of_size(num_used)
         devices = "device" if num_used == 1 else "devices"
         notes.append(f"The plan is for {num_used} {devices}, as the strategy uses.")
-    keeping = step.strategy.placement
-    if not (keeping is None or isinstance(keeping, ShardedState)) and target.num_hosts > 1:
+    placement = step.strategy.placement
+    if not (placement is None or isinstance(placement, ShardedState)) and target.num_hosts > 1:
         notes.append(
             "This strategy places variables from a single process that has all devices. The plan "
             f"assumes one process for {target.num_hosts} hosts, which does not exist."

@@ -84,7 +84,7 @@ class CheckpointLoop:
                     return
                 if self._waited_s() >= self._limits.timeout_s:
                     raise self._too_late(waited_s)
-            self._tell_news(waited_s)
+            self._report_news(waited_s)
             notice.wait(self._limits.poll_s)
 
     def _take_new(self, *, is_last: bool) -> bool:
@@ -148,7 +148,7 @@ class CheckpointLoop:
     def _waited_s(self) -> float:
         return time.monotonic() - max(self._follower.changed_at_s, self._ended_at_s)
 
-    def _tell_news(self, waited_s: float) -> None:
+    def _report_news(self, waited_s: float) -> None:
         if self._last is None and waited_s >= _FIRST_NEWS_S and not self._has_news:
             self._has_news = True
             _say(f"no {self._names} in {self._folder} for {waited_s:.0f} s.")

@@ -22,7 +22,7 @@ class Watchers:
     on_returned: Callable[[int, str], None]
     on_given_up: Callable[[int, Exception], None]
 
-    def tell(self, event: Callable[[Watchers], None]) -> None:
+    def report(self, event: Callable[[Watchers], None]) -> None:
         """Calls one of the callbacks by `event`."""
         try:
             event(self)

@@ -52,7 +52,7 @@ class CoordinatedWorkers(Closing):
             )
             for index in range(len(addresses))
         ]
-        strategy.cluster.tell_moves_to(self._note_move)
+        strategy.cluster.report_moves_to(self._note_move)
         self.processes.watch(self._note_loss, self._note_return, self._note_end)
         for link in self._links:
             link.start()
@@ -106,7 +106,7 @@ class CoordinatedWorkers(Closing):
     def _note_move(self, server: int, address: str) -> None:
         """Sends a restarted server's new address to the workers, which may wait at the old one."""
         for link in self._links:
-            threading.Thread(target=link.tell_server, args=(server, address), daemon=True).start()
+            threading.Thread(target=link.send_address, args=(server, address), daemon=True).start()
         if self._ended:  # the restarted server may have an old count of workers
             self._expect_present()
 

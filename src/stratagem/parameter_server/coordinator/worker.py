@@ -177,16 +177,16 @@ class Worker(Closing):
 
     def _join(self, message: Message) -> Message:
         """Joins a coordinator. Fields: its name, this worker's index, the servers, and limits."""
-        told = message.fields
-        if told["coordinator"] != self._coordinator:  # equal after a reconnect
+        fields = message.fields
+        if fields["coordinator"] != self._coordinator:  # equal after a reconnect
             self._leave()
-            silence_s = told.get("recovery_timeout_s")
-            self._connections = Connections(self._keys, told["servers"], silence_s=silence_s)
-            client = ServerClient(self._connections, f"worker {told['index']}")
-            mode = UpdateMode(**told["mode"])
-            self._strategy = self._make_strategy(client, told["index"], mode)
-            self._coordinator, self._index = told["coordinator"], told["index"]
-        self._next_order = told["first_order"]
+            silence_s = fields.get("recovery_timeout_s")
+            self._connections = Connections(self._keys, fields["servers"], silence_s=silence_s)
+            client = ServerClient(self._connections, f"worker {fields['index']}")
+            mode = UpdateMode(**fields["mode"])
+            self._strategy = self._make_strategy(client, fields["index"], mode)
+            self._coordinator, self._index = fields["coordinator"], fields["index"]
+        self._next_order = fields["first_order"]
         for request in self._waiting.values():  # their predecessors were lost in transit
             request.answer(_AGAIN)
         self._waiting.clear()

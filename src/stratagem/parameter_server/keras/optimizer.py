@@ -25,7 +25,7 @@ from stratagem.options import ReduceOp
 from stratagem.parameter_server.client.remote_values import Gradient, RowGradient, Scalar
 from stratagem.parameter_server.keras.update_rule import KerasUpdate, other_shapes, scalar_names
 from stratagem.parameter_server.keras.variable import making_slot
-from stratagem.parameter_server.server.updates import kept_name
+from stratagem.parameter_server.server.updates import stored_name
 from stratagem.values import IndexedSlices, is_indexed_slices
 from stratagem.variables import is_remote
 
@@ -56,11 +56,11 @@ _num_slots: weakref.WeakKeyDictionary[Any, Counter[tuple[int, str]]] = weakref.W
 def create_slot(optimizer: Any, reference: Any, name: str | None, create: Callable[[], Any]) -> Any:
     """Creates the slot of a remote variable, `reference`, on that variable's server."""
     client = reference.variable_client
-    kept = kept_name(name_on_servers(optimizer, client), name or "var")
+    full_name = stored_name(name_on_servers(optimizer, client), name or "var")
     counts = _num_slots.setdefault(optimizer, Counter())
-    counts[id(reference), kept] += 1
-    number = counts[id(reference), kept]
-    own_name = kept if number == 1 else f"{kept}_{number}"
+    counts[id(reference), full_name] += 1
+    number = counts[id(reference), full_name]
+    own_name = full_name if number == 1 else f"{full_name}_{number}"
 
     def name_there() -> str:  # A step may create both; the variable must be placed first.
         client.place(reference)
@@ -136,7 +136,7 @@ def give_to_servers(optimizer: Any) -> None:
     server = variable_client.placement_of(variables[0]).servers[0]
     for name, variable in scalars.items():
         if not sends_scalars:
-            variable.place = Scalar(kept_name(own_name, name), server)
+            variable.place = Scalar(stored_name(own_name, name), server)
     _given.add(optimizer)
     variable_client.secure()
 
@@ -288,8 +288,8 @@ def rows_that_are_there(slices: IndexedSlices, table: Any) -> IndexedSlices:
     is_there = (ids >= 0) & (ids < num_rows)
     # Ids out of range become a zero gradient of a row that is updated anyway.
     any_id = jnp.min(jnp.where(is_there, ids, num_rows - 1), initial=num_rows - 1)
-    is_kept = is_there.reshape(-1, *[1] * (slices.values.ndim - 1))
-    values = jnp.where(is_kept, slices.values, jnp.zeros((), slices.values.dtype))
+    is_row = is_there.reshape(-1, *[1] * (slices.values.ndim - 1))
+    values = jnp.where(is_row, slices.values, jnp.zeros((), slices.values.dtype))
     return IndexedSlices(values, jnp.where(is_there, ids, any_id), slices.dense_shape)
 
 
