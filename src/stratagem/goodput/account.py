@@ -162,7 +162,7 @@ def account_for(run: RunEvents) -> Account:
         whole_s=end_s - begin_s,
         time_s=_time_by_cause(spans),
         spans=spans,
-        num_steps=_num_kept(intervals, retained),
+        num_steps=_num_useful(intervals, retained),
         num_repeated=_num_repeated(histories),
         failures=tuple(_relative_to(failure, begin_s) for failure in failures),
         is_over=_is_over(trainers),
@@ -202,7 +202,7 @@ class _Layer:
 def _step_layers(intervals: Iterable[StepInterval], retained: RetainedSteps) -> Iterator[_Layer]:
     for interval in intervals:
         if not interval.is_first:
-            part = retained.num_kept(interval) / interval.num_steps
+            part = retained.num_useful(interval) / interval.num_steps
             middle_s = interval.begin_s + part * (interval.end_s - interval.begin_s)
             shares = (interval.share, interval.snapshot_share)
             yield _Layer(interval.begin_s, middle_s, _KEPT, *shares)
@@ -276,18 +276,18 @@ def _sweep(layers: Iterable[_Layer], begin_s: float, end_s: float) -> Iterator[_
         yield _Layer(from_s, to_s, rank, share, snapshot_share)
 
 
-def _num_kept(intervals: Iterable[StepInterval], retained: RetainedSteps) -> int:
+def _num_useful(intervals: Iterable[StepInterval], retained: RetainedSteps) -> int:
     """Counts distinct steps that were not lost."""
     ranges = sorted(
-        (interval.step - interval.num_steps, interval.step - interval.num_steps + kept)
+        (interval.step - interval.num_steps, interval.step - interval.num_steps + useful)
         for interval in intervals
-        if (kept := retained.num_kept(interval)) > 0
+        if (useful := retained.num_useful(interval)) > 0
     )
-    num_kept, reached = 0, -math.inf
+    num_useful, reached = 0, -math.inf
     for first, last in ranges:
-        num_kept += max(0, last - int(max(first, reached)))
+        num_useful += max(0, last - int(max(first, reached)))
         reached = max(reached, last)
-    return num_kept
+    return num_useful
 
 
 def _num_repeated(histories: Iterable[History]) -> int:

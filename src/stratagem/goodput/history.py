@@ -178,7 +178,7 @@ class RetainedSteps:
         for index in range(len(ordered) - 2, -1, -1):
             self._lowest[index] = min(self._lowest[index], self._lowest[index + 1])
 
-    def num_kept(self, interval: StepInterval) -> int:
+    def num_useful(self, interval: StepInterval) -> int:
         """Returns how many of the steps were not repeated, counted from the first."""
         index = bisect.bisect_left(self._times_s, interval.end_s)
         if index == len(self._lowest):

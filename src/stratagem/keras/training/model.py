@@ -20,7 +20,7 @@ from stratagem.keras.numerics.step_mode import StepMode, current_mode, example_f
 from stratagem.keras.private import (
     compile_arguments,
 )
-from stratagem.keras.training.active_fit import looks_at_batches
+from stratagem.keras.training.active_fit import uses_batch_logs
 from stratagem.keras.training.callback_support import check_callbacks, listed
 from stratagem.keras.training.dataset_adapter import adapted, is_dataset
 from stratagem.keras.training.planned_models import strategy_for_plan
@@ -173,7 +173,7 @@ def _needs_batch_logs(verbose: Any, callbacks: Any) -> bool:
     if callbacks is None:
         callbacks = []
     return any(
-        map(looks_at_batches, callbacks if isinstance(callbacks, list | tuple) else [callbacks])
+        map(uses_batch_logs, callbacks if isinstance(callbacks, list | tuple) else [callbacks])
     )
 
 

@@ -170,7 +170,7 @@ class Listener(Closing):
         self._socket.sndhwm = self._socket.rcvhwm = 0
         self._socket.ipv6 = address.startswith("[")
         keys.lock(self._socket)
-        with _told_as_os_error(zmq, address):
+        with _raised_as_os_error(zmq, address):
             self._socket.bind(f"tcp://{address}")
         self.address: str = self._socket.last_endpoint.decode().rstrip("\0")
         if self.local is not None:
@@ -304,7 +304,7 @@ class Listener(Closing):
 
 
 @contextlib.contextmanager
-def _told_as_os_error(zmq: Any, address: str) -> Any:
+def _raised_as_os_error(zmq: Any, address: str) -> Any:
     try:
         yield
     except zmq.ZMQError as error:
