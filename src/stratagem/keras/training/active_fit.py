@@ -20,10 +20,10 @@ from stratagem.tracebacks import filters_traceback
 __all__ = [
     "awaits_each_step",
     "epoch_iterator",
-    "uses_batch_logs",
     "ordering_callbacks",
     "recorded_fit",
     "recorded_iterator",
+    "uses_batch_logs",
 ]
 
 

@@ -15,7 +15,7 @@ from stratagem.topology.lockstep import (
     wait_for_program,
 )
 
-__all__ = ["StepEvents", "ReportedTrainFunction"]
+__all__ = ["ReportedTrainFunction", "StepEvents"]
 
 
 class StepEvents:

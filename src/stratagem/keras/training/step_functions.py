@@ -21,7 +21,7 @@ from stratagem.strategies.base.reduction import of_all
 from stratagem.topology import Topology
 from stratagem.values import PerReplica, regroup
 
-__all__ = ["HostBatches", "StepFunction", "PredictFunction", "TrainOrTestFunction", "logs_wanted"]
+__all__ = ["HostBatches", "PredictFunction", "StepFunction", "TrainOrTestFunction", "logs_wanted"]
 
 
 class _LogsWanted(threading.local):

@@ -16,8 +16,8 @@ from stratagem.parameter_server.transport.keys import ClusterKeys
 __all__ = [
     "Cluster",
     "ClusterPlan",
-    "EntryPoints",
     "ClusterProcesses",
+    "EntryPoints",
     "update_mode",
 ]
 

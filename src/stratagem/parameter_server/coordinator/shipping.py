@@ -18,7 +18,7 @@ from stratagem.parameter_server.coordinator.remote_value import RemoteValue
 from stratagem.parameter_server.coordinator.structures import leaves_of, map_structure
 from stratagem.parameter_server.transport.wire import Message
 
-__all__ = ["ShippedCall", "Shipment", "Shipments", "inputs_of"]
+__all__ = ["Shipment", "Shipments", "ShippedCall", "inputs_of"]
 
 # Shared by all coordinators, so that a foreign resource is never mistaken for an own one.
 _numbers = itertools.count(1)

@@ -18,8 +18,8 @@ __all__ = [
     "UpdateMode",
     "UpdateRule",
     "is_stored_by",
-    "stored_name",
     "own_name",
+    "stored_name",
 ]
 
 
