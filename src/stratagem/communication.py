@@ -117,7 +117,7 @@ def _is_number(value: Any, kinds: Any) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 
-def _parse_implementation(value: Any) -> CommunicationImplementation:
+def _parse_implementation(value: object) -> CommunicationImplementation:
     if isinstance(value, CommunicationImplementation):
         return value
     names = list(CommunicationImplementation.__members__)

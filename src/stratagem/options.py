@@ -224,7 +224,7 @@ class InputOptions:
         experimental_per_replica_buffer_size: int = 1,
         *,
         auto_shard_policy: AutoShardPolicy = AutoShardPolicy.AUTO,
-        **short_names: Any,
+        **short_names: object,
     ) -> None:
         values: dict[str, Any] = {
             "experimental_fetch_to_device": experimental_fetch_to_device,

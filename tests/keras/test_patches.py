@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-from stratagem.keras.patch import Patch
-from stratagem.keras.patches import PATCHES
+from stratagem.keras.patches import PATCHES, Patch
 from tests.architecture.source_tree import REPOSITORY, SOURCE, Module, assert_none, package
+
+_ALL = [patch for patches in PATCHES.values() for patch in patches]
 
 # The methods of a metric class are wrapped when its first object is created.
 _ALLOWED = {("stratagem.keras.numerics.metrics", "cls")}
@@ -21,7 +21,7 @@ def _name(patch: Patch) -> str:
     return f"{patch.owner.__name__}.{patch.name}"
 
 
-@pytest.mark.parametrize("patch", {_name(one): one for one in PATCHES}.values(), ids=_name)
+@pytest.mark.parametrize("patch", {_name(one): one for one in _ALL}.values(), ids=_name)
 def test_patch_is_installed(patch: Patch) -> None:
     found = vars(patch.owner)[patch.name]
     found = found.fget if isinstance(found, property) else getattr(found, "__func__", found)
@@ -31,7 +31,7 @@ def test_patch_is_installed(patch: Patch) -> None:
 
 
 def test_two_patches_of_one_name_are_nested_in_the_order_of_the_table() -> None:
-    fit = [patch.replace.__name__ for patch in PATCHES if _name(patch) == "JAXTrainer.fit"]
+    fit = [patch.replace.__name__ for patch in _ALL if _name(patch) == "JAXTrainer.fit"]
     assert fit == ["entering_scope", "recorded_fit"]
 
 
@@ -91,8 +91,7 @@ def test_page_lists_each_patch_under_its_proposal() -> None:
         title: set(re.findall(r"`(.+?)`", names))
         for title, names in re.findall(r"^### (.+)\n\nReplaced: (.+)\.$", page, re.MULTILINE)
     }
-    wanted: dict[str, set[str]] = defaultdict(set)
-    for patch in PATCHES:
-        wanted[patch.proposal].add(_name(patch))
-    assert listed == wanted
-    assert f"so {len(PATCHES)} replacements" in page
+    assert listed == {
+        heading: {_name(patch) for patch in patches} for heading, patches in PATCHES.items()
+    }
+    assert f"so {len(_ALL)} replacements" in page

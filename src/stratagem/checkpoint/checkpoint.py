@@ -60,7 +60,7 @@ class Checkpoint:
     Source: TF 2.21 checkpoint.py, Checkpoint.
     """
 
-    def __init__(self, root: Any = None, **kwargs: Any) -> None:
+    def __init__(self, root: object = None, **kwargs: Any) -> None:
         self._restoration: Restoration | None = None
         self._objects: dict[str, Any] = ({} if root is None else {"root": root}) | kwargs
         if _COUNTER in kwargs:
@@ -205,7 +205,7 @@ class Checkpoint:
         if self._restoration is not None:
             self._restoration.hold()
 
-    def attach(self, name: str, value: Any) -> None:
+    def attach(self, name: str, value: object) -> None:
         """Adds an object under a name and restores pending values for that name.
 
         `checkpoint.name = value` does the same.
@@ -231,7 +231,7 @@ class Checkpoint:
         """
         self._objects.pop(name, None)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name.startswith("_") or name == _COUNTER or hasattr(type(self), name):
             object.__setattr__(self, name, value)
         else:

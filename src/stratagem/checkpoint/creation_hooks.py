@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 from jax.core import Tracer
 
 from stratagem.execution.tracing.created_variables import is_uninitialized
+
+if TYPE_CHECKING:
+    import keras
+
+    from stratagem.strategies.base.strategy import Strategy
+
 
 __all__ = [
     "call_after",
@@ -48,7 +54,7 @@ def infers_shapes() -> bool:
     return _hooks.infers_shapes()
 
 
-def layers_of(layer: Any) -> list[Any]:
+def layers_of(layer: keras.layers.Layer) -> list[Any]:
     """Returns a layer and every layer inside it."""
     return _hooks.flatten_layers(layer)
 
@@ -58,7 +64,7 @@ def is_in_step() -> bool:
     return _hooks.stateless_scope() is not None or isinstance(jnp.zeros(()), Tracer)
 
 
-def call_after(owner: Any, method: str, action: Callable[[], bool]) -> None:
+def call_after(owner: Strategy, method: str, action: Callable[[], bool]) -> None:
     """Runs an action after each call of one object's method, until the action returns True."""
     # Not by assignment: a built layer forbids it.
     vars(owner)[method] = _MethodWithCallback(owner, method, action)
@@ -67,14 +73,14 @@ def call_after(owner: Any, method: str, action: Callable[[], bool]) -> None:
 class _MethodWithCallback:
     """A bound method followed by an action; copies of the object get only the method."""
 
-    def __init__(self, owner: Any, method: str, action: Callable[[], bool]) -> None:
+    def __init__(self, owner: Strategy, method: str, action: Callable[[], bool]) -> None:
         functools.update_wrapper(self, getattr(owner, method))
         self._members, self._method, self._action = vars(owner), method, action
         self._original: Any = getattr(owner, method)
         self._had_own = method in self._members
         self._is_done = False
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         result = self._original(*args, **kwargs)
         if not self._is_done and self._action():
             self._remove()
@@ -92,7 +98,7 @@ class _MethodWithCallback:
             self._members[self._method] = self._original
 
 
-def _identity(method: Any) -> Any:
+def _identity(method: object) -> Any:
     return method
 
 
@@ -106,13 +112,15 @@ def when_initialized(variables: Iterable[Any], action: Callable[[], None]) -> No
         _after_first_value(variable, functools.partial(_finish_one, waiting, variable, action))
 
 
-def _finish_one(waiting: dict[int, Any], variable: Any, action: Callable[[], None]) -> None:
+def _finish_one(
+    waiting: dict[int, Any], variable: keras.Variable, action: Callable[[], None]
+) -> None:
     waiting.pop(id(variable), None)
     if not waiting:
         action()
 
 
-def _after_first_value(variable: Any, then: Callable[[], None]) -> None:
+def _after_first_value(variable: keras.Variable, then: Callable[[], None]) -> None:
     def is_initialized() -> bool:
         if is_uninitialized(variable):
             return False

@@ -98,7 +98,7 @@ class DeferredRestore:
                 self._hooked.add((id(owner), method))
                 call_after(owner, method, functools.partial(self._advance, owner))
 
-    def _advance(self, owner: Any) -> bool:
+    def _advance(self, owner: object) -> bool:
         """Continues after variables were created; returns True when nothing is left."""
         if self._left and not self._is_over():
             try:
@@ -202,11 +202,11 @@ class DeferredRestore:
             yield optimizer, "build"
 
 
-def _is_built(layer: Any) -> bool:
+def _is_built(layer: keras.layers.Layer) -> bool:
     return all(one.built for one in layers_of(layer))
 
 
-def _may_be_built(layer: Any) -> bool:
+def _may_be_built(layer: keras.layers.Layer) -> bool:
     """True if a layer is built, except for sublayers that it may not use."""
     inner = layers_of(layer)[1:]
     return layer.built or (bool(inner) and all(one.built for one in inner))

@@ -135,7 +135,7 @@ class PreemptionCheckpointHandler:
         self._count_step()
         return result
 
-    def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
+    def save_checkpoint_if_preempted(self, *args: object, **kwargs: object) -> None:
         """Saves and exits if due. Call once after each step, in loops without `run`.
 
         Args:
@@ -172,7 +172,7 @@ class PreemptionCheckpointHandler:
         self._calls.count += 1
         self._num_run += 1
 
-    def _save_and_exit_if_due(self, *args: Any, **kwargs: Any) -> None:
+    def _save_and_exit_if_due(self, *args: object, **kwargs: object) -> None:
         self._preemption_exit.before_step(self.total_run_calls, lambda: self._save(*args, **kwargs))
 
     def _save(self, *args: Any, **kwargs: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -15,6 +15,10 @@ from stratagem.topology.lockstep import compute_on_every_process, is_multi_proce
 from stratagem.topology.shards import assemble_on_host
 from stratagem.values import PerReplica
 from stratagem.variables import VariableKind, home_of, store_of, stored_components
+
+if TYPE_CHECKING:
+    import keras
+
 
 __all__ = [
     "assign_local_values",
@@ -83,7 +87,7 @@ def has_components(variable: object) -> bool:
     return home is not None and home.kind is VariableKind.ON_READ
 
 
-def is_sharded_over_processes(variable: Any) -> bool:
+def is_sharded_over_processes(variable: keras.Variable) -> bool:
     """True if several processes hold a part of the variable's value each."""
     if store_of(variable) is None:
         return False
@@ -125,7 +129,7 @@ def assign_values(
         _set(variable, values[saved_path])
 
 
-def _set(variable: Any, value: _Array) -> None:
+def _set(variable: keras.Variable, value: _Array) -> None:
     """Assigns a value immediately, even while a step is traced."""
     if isinstance(variable, ArrayLeaf) or not is_in_step():
         variable.assign(value)
@@ -134,7 +138,7 @@ def _set(variable: Any, value: _Array) -> None:
     store(variable._convert_to_tensor(value, dtype=variable.dtype))
 
 
-def _whole(variable: Any) -> Any:
+def _whole(variable: keras.Variable) -> Any:
     """Returns the value in the variable's own dtype, even if Keras autocasts it for layers."""
     if getattr(variable, "division", None) is not None:
         return variable.storage
@@ -144,28 +148,28 @@ def _whole(variable: Any) -> Any:
     return variable.value if own is None else own()
 
 
-def _local_array(variable: Any) -> Any:
+def _local_array(variable: keras.Variable) -> Any:
     if is_sharded_over_processes(variable):
         return variable.stored
     return variable.storage if has_components(variable) else _whole(variable)
 
 
-def _local_value(variable: Any, value: Any) -> _Array:
+def _local_value(variable: keras.Variable, value: object) -> _Array:
     if is_sharded_over_processes(variable):
         return variable.store.local_shards(value)
     return _local_components(value) if has_components(variable) else _on_host(value)
 
 
-def _gather_components(storage: Any) -> Any:
+def _gather_components(storage: object) -> Any:
     return compute_on_every_process(storage) if is_multi_process(storage) else storage
 
 
-def _local_components(storage: Any) -> _Array:
+def _local_components(storage: object) -> _Array:
     components = PerReplica(stacked=storage).components
     return np.stack([np.asarray(component) for component in components])
 
 
-def _on_host(value: Any) -> _Array:
+def _on_host(value: object) -> _Array:
     if isinstance(value, jax.Array) and value.is_fully_replicated:
         # Use a separate array object: JAX caches the host view in the object that created it,
         # and memory with a host view cannot be donated to the next step.

@@ -47,7 +47,7 @@ def _read_config(context: click.Context, _: click.Parameter, path: Path | None) 
     }
 
 
-def _checked(path: Path, key: str, value: Any, options: Mapping[str, click.Option]) -> str:
+def _checked(path: Path, key: str, value: object, options: Mapping[str, click.Option]) -> str:
     """Returns the option that a key of the file sets, if its value is valid."""
     name = key.replace("-", "_")
     if name not in options:

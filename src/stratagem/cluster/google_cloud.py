@@ -17,7 +17,7 @@ _INSTALL = "google-api-python-client google-auth"
 
 
 def build_service(
-    api: str, credentials: Any, *, needed_by: str, discovery_url: str | None = None
+    api: str, credentials: object, *, needed_by: str, discovery_url: str | None = None
 ) -> Any:
     """Returns a client of version 1 of a Google Cloud API ("compute" or "tpu").
 

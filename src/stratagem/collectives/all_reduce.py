@@ -43,7 +43,7 @@ class AllReduce(abc.ABC):
     axis: ReplicaAxis
 
     @abc.abstractmethod
-    def one(self, op: ReduceOp, value: Any) -> jax.Array:
+    def one(self, op: ReduceOp, value: object) -> jax.Array:
         """Combines a local array over replicas, with the result on each of them.
 
         SUM keeps the dtype; MEAN of integers is a float.
@@ -85,7 +85,7 @@ def _stratagem_sum_over_replicas(add: _Sum, array: jax.Array, axis: ReplicaAxis)
     return add(array, axis)
 
 
-def marked_as_sum(value: Any) -> jax.Array:
+def marked_as_sum(value: object) -> jax.Array:
     """Returns a value marked in the trace as the sum over the only replica."""
     return _stratagem_sum_over_replicas(_sole_sum, jnp.asarray(value), _SOLE)
 
@@ -114,7 +114,7 @@ class ChosenAllReduce(AllReduce):
     packing: GradientPacking = NO_PACKING
     in_bfloat16: bool = False
 
-    def one(self, op: ReduceOp, value: Any) -> jax.Array:
+    def one(self, op: ReduceOp, value: object) -> jax.Array:
         """Combines one array."""
         array = jnp.asarray(value)
         return self._combine(op, array, _SUMS[self.choice.algorithm(array.nbytes)])
@@ -179,7 +179,7 @@ class GatheredAllReduce(AllReduce):
     axis: ReplicaAxis
     combine: Callable[[ReduceOp, list[list[jax.Array]]], Sequence[Any]]
 
-    def one(self, op: ReduceOp, value: Any) -> jax.Array:
+    def one(self, op: ReduceOp, value: object) -> jax.Array:
         """Combines one array."""
         return self.many(op, [value])[0]
 

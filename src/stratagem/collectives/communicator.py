@@ -32,7 +32,7 @@ class Communicator(abc.ABC):
         """Number of replicas of the step."""
 
     @abc.abstractmethod
-    def all_reduce(self, op: ReduceOp, value: Any) -> Any:
+    def all_reduce(self, op: ReduceOp, value: object) -> Any:
         """Returns the sum or mean over replicas; every replica must call it."""
 
     def all_reduce_many(self, op: ReduceOp, values: Sequence[Any]) -> list[Any]:
@@ -40,7 +40,7 @@ class Communicator(abc.ABC):
         return [self.all_reduce(op, value) for value in values]
 
     @abc.abstractmethod
-    def all_gather(self, value: Any, axis: int, lengths: tuple[int, ...] | None) -> Any:
+    def all_gather(self, value: object, axis: int, lengths: tuple[int, ...] | None) -> Any:
         """Returns the concatenation along `axis` over replicas; every replica must call it."""
 
     def all_reduce_slices(self, op: ReduceOp, slices: IndexedSlices) -> IndexedSlices:
@@ -77,7 +77,7 @@ class SoleCommunicator(Communicator):
         """One."""
         return 1
 
-    def all_reduce(self, op: ReduceOp, value: Any) -> Any:
+    def all_reduce(self, op: ReduceOp, value: object) -> Any:
         """Returns the value, in the dtype that several replicas would return."""
         array = jnp.asarray(value)
         if op is ReduceOp.MEAN and not jnp.issubdtype(array.dtype, jnp.inexact):
@@ -86,7 +86,7 @@ class SoleCommunicator(Communicator):
             array = array.astype(jnp.int32)
         return self._note(value if isinstance(value, int | float | complex | np.generic) else array)
 
-    def all_gather(self, value: Any, axis: int, lengths: tuple[int, ...] | None) -> Any:
+    def all_gather(self, value: object, axis: int, lengths: tuple[int, ...] | None) -> Any:
         """Returns the true rows of the value."""
         value = jnp.asarray(value)
         if lengths is not None:
@@ -117,7 +117,7 @@ class MeshCommunicator(Communicator):
         """Size of the replica axis."""
         return self._all_reduce.axis.size
 
-    def all_reduce(self, op: ReduceOp, value: Any) -> Any:
+    def all_reduce(self, op: ReduceOp, value: object) -> Any:
         """Combines a value over the mesh axis."""
         return self._all_reduce.one(op, value)
 
@@ -125,7 +125,7 @@ class MeshCommunicator(Communicator):
         """Combines values over the mesh axis, packed into few messages."""
         return self._all_reduce.many(op, values)
 
-    def all_gather(self, value: Any, axis: int, lengths: tuple[int, ...] | None) -> Any:
+    def all_gather(self, value: object, axis: int, lengths: tuple[int, ...] | None) -> Any:
         """Concatenates over the mesh axis."""
         return device.all_gather(value, axis, self._axis_name, lengths)
 
@@ -143,7 +143,7 @@ class MeshCommunicator(Communicator):
         result = fn(strategy, *view_args, **view_kwargs)
         return jax.tree.map(self._local_component, result, is_leaf=_is_distributed)
 
-    def _local_component(self, leaf: Any) -> Any:
+    def _local_component(self, leaf: object) -> Any:
         if not isinstance(leaf, PerReplica):
             return _without_mirrored(leaf)
         if leaf.objects is not None:
@@ -159,17 +159,17 @@ class MeshCommunicator(Communicator):
         return jnp.asarray(leaf.stacked)[jax.lax.axis_index(self._axis_name)]
 
 
-def _as_local_per_replica(leaf: Any) -> Any:
+def _as_local_per_replica(leaf: object) -> Any:
     return PerReplica(local=leaf) if is_array(leaf) else leaf
 
 
-def _identity(value: Any) -> Any:
+def _identity(value: object) -> Any:
     return value
 
 
-def _is_distributed(leaf: Any) -> bool:
+def _is_distributed(leaf: object) -> bool:
     return isinstance(leaf, PerReplica | Mirrored)
 
 
-def _without_mirrored(leaf: Any) -> Any:
+def _without_mirrored(leaf: object) -> Any:
     return leaf.value if isinstance(leaf, Mirrored) else leaf

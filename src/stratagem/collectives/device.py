@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 __all__ = ["all_gather"]
 
 
-def all_gather(value: Any, axis: int, axis_name: str, lengths: tuple[int, ...] | None) -> jax.Array:
+def all_gather(
+    value: object, axis: int, axis_name: str, lengths: tuple[int, ...] | None
+) -> jax.Array:
     """Concatenates a local array along `axis` over a mesh axis, in replica order.
 
     `lengths` are the true sizes along `axis`, one per replica, if the arrays are padded.

@@ -16,7 +16,7 @@ _SETTING = "timeout_s, or STRATAGEM_BARRIER_TIMEOUT_S"
 
 
 def all_gather_object(
-    value: Any, *, name: str = "all_gather_object", timeout_s: float | None = None
+    value: object, *, name: str = "all_gather_object", timeout_s: float | None = None
 ) -> list[Any]:
     """Returns the values of all processes. Call on every process.
 
@@ -49,7 +49,7 @@ def all_gather_object(
 
 
 def broadcast_object(
-    value: Any = None, *, name: str = "broadcast_object", timeout_s: float | None = None
+    value: object = None, *, name: str = "broadcast_object", timeout_s: float | None = None
 ) -> Any:
     """Returns the value of process 0. Call on every process.
 

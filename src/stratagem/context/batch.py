@@ -27,7 +27,7 @@ class ReplicaBatch:
         """True if any replica has padding."""
         return self.lengths is not None
 
-    def num_examples(self, replica_id: Any) -> Any:
+    def num_examples(self, replica_id: object) -> Any:
         """Returns the true rows of a replica: an int if known, otherwise a traced int32 scalar."""
         if self.lengths is None:
             return self.size
@@ -41,7 +41,7 @@ class ReplicaBatch:
             return sum(self.lengths)
         return None if self.size is None else self.size * num_replicas
 
-    def mask(self, replica_id: Any) -> Any:
+    def mask(self, replica_id: object) -> Any:
         """Returns a boolean array of shape (size,), True for true rows; None without a batch."""
         if self.size is None:
             return None

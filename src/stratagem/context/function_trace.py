@@ -49,7 +49,7 @@ class FunctionTrace:
         if strategy not in self.strategies:
             self.strategies.append(strategy)
 
-    def load(self, variable: Any, stored: Any) -> Any:
+    def load(self, variable: object, stored: Any) -> Any:
         """Returns a variable's value at this point of the function, or None if it has none yet.
 
         For a variable that is not an input, returns `stored`; the trace must then be repeated.
@@ -62,7 +62,7 @@ class FunctionTrace:
         self.read[key] = variable
         return self._values[key]
 
-    def store(self, variable: Any, value: Any) -> None:
+    def store(self, variable: object, value: object) -> None:
         """Records an assignment."""
         key = id(variable)
         if key not in self._inputs:
@@ -70,7 +70,7 @@ class FunctionTrace:
         self._values[key] = value
         self.written[key] = variable
 
-    def value_of(self, variable: Any) -> Any:
+    def value_of(self, variable: object) -> Any:
         """Returns an assigned variable's value at the end of the function."""
         return self._values[id(variable)]
 

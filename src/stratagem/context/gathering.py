@@ -10,7 +10,7 @@ from stratagem.messages import explain
 __all__ = ["all_gather"]
 
 
-def all_gather(value: Any, axis: int = 0) -> Any:
+def all_gather(value: object, axis: int = 0) -> Any:
     """Concatenates a value over replicas, on every replica. Call in replica context.
 
     Short for `sg.get_replica_context().all_gather(value, axis)`. Outside every scope there is one

@@ -34,7 +34,7 @@ class ReplicaContext:
     def __init__(
         self,
         strategy: Any,
-        replica_id: Any = 0,
+        replica_id: object = 0,
         communicator: Communicator | None = None,
         batch: ReplicaBatch | None = None,
     ) -> None:
@@ -129,13 +129,13 @@ class ReplicaContext:
             )
         self._require_current("merge_call")
 
-        def merged(strategy: Any, *call_args: Any, **call_kwargs: Any) -> Any:
+        def merged(strategy: Any, *call_args: object, **call_kwargs: object) -> Any:
             with stack.push(stack.FrameKind.MERGE, strategy, self):
                 return merge_fn(strategy, *call_args, **call_kwargs)
 
         return self._communicator.merge(self._strategy, merged, args, kwargs or {})
 
-    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: Any = None) -> Any:
+    def all_reduce(self, reduce_op: ReduceOp | str, value: object, options: object = None) -> Any:
         """Reduces a value over replicas, on every replica. Call in replica context.
 
         Differentiable: the gradient of SUM is the sum of the incoming gradients over replicas, the
@@ -168,14 +168,14 @@ class ReplicaContext:
             lambda leaf: self._reduce_leaf(op, leaf), value, is_leaf=is_indexed_slices
         )
 
-    def _reduce_leaf(self, op: ReduceOp, leaf: Any) -> Any:
+    def _reduce_leaf(self, op: ReduceOp, leaf: object) -> Any:
         if isinstance(leaf, IndexedSlices):
             return self._communicator.all_reduce_slices(op, leaf).combined()
         if is_key(leaf):
             raise random_keys_error("all_reduce")
         return self._communicator.all_reduce(op, leaf)
 
-    def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
+    def all_gather(self, value: object, axis: int, options: object = None) -> Any:
         """Concatenates a value over replicas, on every replica. Call in replica context.
 
         Leaves out the padding rows of a short batch. Differentiable: each replica receives the sum
@@ -205,7 +205,7 @@ class ReplicaContext:
             lambda leaf: self._gather_leaf(leaf, axis), value, is_leaf=is_indexed_slices
         )
 
-    def _gather_leaf(self, leaf: Any, axis: int) -> Any:
+    def _gather_leaf(self, leaf: object, axis: int) -> Any:
         check_not_slices(leaf, "all_gather")
         leaf = jnp.asarray(leaf)
         axis = check_axis(axis, leaf.ndim, "all_gather")
@@ -233,7 +233,7 @@ class ReplicaContext:
         )
 
 
-def check_not_slices(value: Any, method: str) -> None:
+def check_not_slices(value: object, method: str) -> None:
     """Raises NotImplementedError for `IndexedSlices`, which have no axis to concatenate."""
     if isinstance(value, IndexedSlices):
         raise NotImplementedError(
@@ -245,7 +245,7 @@ def check_not_slices(value: Any, method: str) -> None:
         )
 
 
-def is_key(value: Any) -> bool:
+def is_key(value: object) -> bool:
     """Returns True for an array of JAX random keys."""
     return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
@@ -261,7 +261,7 @@ def random_keys_error(method: str) -> TypeError:
     )
 
 
-def check_axis(axis: Any, ndim: int, method: str) -> int:
+def check_axis(axis: object, ndim: int, method: str) -> int:
     """Returns an array axis counted from the front; raises if it is invalid."""
     if not isinstance(axis, int) or isinstance(axis, bool):
         raise TypeError(

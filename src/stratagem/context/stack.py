@@ -20,9 +20,13 @@ import dataclasses
 import enum
 import threading
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stratagem.messages import explain
+
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
+
 
 __all__ = [
     "ContextFrame",
@@ -163,7 +167,7 @@ def in_update_context() -> bool:
 
 
 @contextlib.contextmanager
-def push(kind: FrameKind, strategy: Any, replica: Any = None) -> Generator[None]:
+def push(kind: FrameKind, strategy: Strategy, replica: object = None) -> Generator[None]:
     """Opens a context within a `with` block."""
     _stack.frames.append(ContextFrame(kind, strategy, replica))
     try:
@@ -172,7 +176,7 @@ def push(kind: FrameKind, strategy: Any, replica: Any = None) -> Generator[None]
         _stack.frames.pop()
 
 
-def push_scope(strategy: Any) -> None:
+def push_scope(strategy: Strategy) -> None:
     """Opens `strategy.scope()`; raises RuntimeError if it cannot be opened here."""
     frame = current_frame()
     if frame is not None and frame.kind is FrameKind.REPLICA:
@@ -187,7 +191,7 @@ def push_scope(strategy: Any) -> None:
     _stack.frames.append(ContextFrame(FrameKind.SCOPE, strategy, frame.replica if frame else None))
 
 
-def pop_scope(strategy: Any) -> None:
+def pop_scope(strategy: Strategy) -> None:
     """Closes `strategy.scope()`; raises RuntimeError if it is not the innermost context."""
     top = _stack.frames[-1] if _stack.frames else None
     if top is None or top.kind is not FrameKind.SCOPE or top.strategy is not strategy:
@@ -202,7 +206,7 @@ def pop_scope(strategy: Any) -> None:
     _stack.frames.pop()
 
 
-def require_no_other(strategy: Any, method: str) -> None:
+def require_no_other(strategy: object, method: str) -> None:
     """Raises RuntimeError in the scope of another strategy; `method` is for the message."""
     frame = current_frame()
     if frame is None or frame.strategy is strategy:
@@ -234,7 +238,7 @@ def require_cross_replica(strategy: Any, method: str, *, instead: str) -> None:
     require_no_other(strategy, method)
 
 
-def set_strategy(strategy: Any) -> None:
+def set_strategy(strategy: object) -> None:
     """Makes a strategy current for the rest of the process, without `with`. For notebooks.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from stratagem.estimator.settings.run_config import RunConfig
 from stratagem.messages import explain
@@ -37,7 +37,7 @@ def check_members(cls: type, base: type) -> None:
         )
 
 
-def require_config(config: Any) -> RunConfig:
+def require_config(config: object) -> RunConfig:
     """Returns the config, or a default RunConfig for None."""
     if config is None:
         return RunConfig()

@@ -102,7 +102,7 @@ class Estimator(EstimatorState):
         model_dir: str | os.PathLike[str] | None = None,
         config: RunConfig | None = None,
         params: Mapping[str, Any] | None = None,
-        warm_start_from: Any = None,
+        warm_start_from: object = None,
     ) -> None:
         check_members(type(self), Estimator)
         super().__init__(model_fn, model_dir, config, params, warm_start_from)

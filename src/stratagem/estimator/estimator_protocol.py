@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from stratagem.estimator.settings.run_config import RunConfig
@@ -25,11 +25,11 @@ class EstimatorProtocol(Protocol):
         """Folder of checkpoints and summaries."""
         ...
 
-    def train(self, input_fn: Any, **options: Any) -> Any:
+    def train(self, input_fn: Callable[..., Any], **options: object) -> Any:
         """Trains the model."""
         ...
 
-    def evaluate(self, input_fn: Any, **options: Any) -> Mapping[str, Any]:
+    def evaluate(self, input_fn: object, **options: object) -> Mapping[str, Any]:
         """Evaluates a checkpoint and returns its metrics by name."""
         ...
 

@@ -33,7 +33,7 @@ class EstimatorState:
         model_dir: str | os.PathLike[str] | None = None,
         config: RunConfig | None = None,
         params: Mapping[str, Any] | None = None,
-        warm_start_from: Any = None,
+        warm_start_from: object = None,
     ) -> None:
         config = require_config(config)
         folder = resolve_model_dir(model_dir, config)

@@ -217,7 +217,7 @@ def _check_arrays(name: str, value: Any) -> None:
         )
 
 
-def _check_names_and_lengths(x: Any, y: Any) -> None:
+def _check_names_and_lengths(x: object, y: object) -> None:
     both = sorted(set(x) & set(y)) if isinstance(x, Mapping) and isinstance(y, Mapping) else []
     if both:
         raise ValueError(

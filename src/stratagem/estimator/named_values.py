@@ -27,7 +27,7 @@ def naming_values() -> Generator[dict[str, Any]]:
         _names.reset(token)
 
 
-def identity(value: Any, name: str) -> Any:
+def identity(value: object, name: str) -> Any:
     """Names a value of a model function so that hooks can fetch it.
 
     A hook receives the example-weighted average over replicas for a floating-point scalar, and

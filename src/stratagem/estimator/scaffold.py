@@ -37,7 +37,7 @@ class Scaffold:
     def __init__(
         self,
         init_fn: Callable[[Scaffold, Session], Any] | None = None,
-        saver: Any = None,
+        saver: object = None,
     ) -> None:
         if init_fn is not None and not callable(init_fn):
             raise TypeError(

@@ -113,7 +113,7 @@ class EstimatorSpec:
                 )
 
 
-def _checked_predictions(predictions: Any, mode: str) -> Any:
+def _checked_predictions(predictions: object, mode: str) -> Any:
     if predictions is None and mode != ModeKeys.PREDICT:
         return {}
     named = predictions if isinstance(predictions, Mapping) else {"predictions": predictions}
@@ -139,7 +139,7 @@ def _checked_loss(loss: Any) -> Any:
     return jnp.reshape(loss, ())
 
 
-def _check_train_op(train_op: Any) -> None:
+def _check_train_op(train_op: object) -> None:
     updates = train_op if isinstance(train_op, list | tuple) else [train_op]
     if train_op is not None and not updates:
         raise _wrong_type("train_op", train_op, "an update")
@@ -150,7 +150,7 @@ def _check_train_op(train_op: Any) -> None:
             )
 
 
-def _checked_metrics(metrics: Any) -> dict[str, Any]:
+def _checked_metrics(metrics: object) -> dict[str, Any]:
     if metrics is None:
         return {}
     if not isinstance(metrics, Mapping):
@@ -163,7 +163,7 @@ def _checked_metrics(metrics: Any) -> dict[str, Any]:
     return dict(metrics)
 
 
-def _checked_outputs(outputs: Any) -> dict[str, Any] | None:
+def _checked_outputs(outputs: object) -> dict[str, Any] | None:
     if outputs is None:
         return None
     if not isinstance(outputs, Mapping):
@@ -180,13 +180,13 @@ def _checked_outputs(outputs: Any) -> dict[str, Any] | None:
     return {DEFAULT_SIGNATURE: single} | dict(outputs) if outputs else {}
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: object) -> bool:
     if isinstance(value, str | bytes) or value is None:
         return False
     return isinstance(value, jax.Array | np.ndarray | np.generic | int | float)
 
 
-def _wrong_type(name: str, value: Any, expected: str) -> TypeError:
+def _wrong_type(name: str, value: object, expected: str) -> TypeError:
     return TypeError(
         explain(
             f"EstimatorSpec received {name}={value!r} of type {type(value).__name__}.",

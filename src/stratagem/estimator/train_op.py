@@ -28,7 +28,7 @@ class Minimize:
     variables: tuple[Any, ...] | None
 
 
-def minimize(optimizer: Any, loss: Any, var_list: Sequence[Any] | None = None) -> Minimize:
+def minimize(optimizer: object, loss: object, var_list: Sequence[Any] | None = None) -> Minimize:
     """Creates the `train_op` of an `EstimatorSpec`, as `optimizer.minimize` did in TensorFlow 1.
 
     Nothing is computed here. The training step differentiates the model function, averages the
@@ -77,7 +77,7 @@ def minimize(optimizer: Any, loss: Any, var_list: Sequence[Any] | None = None) -
     return Minimize(optimizer, loss if compute is None else compute(), variables)
 
 
-def as_train_ops(train_op: Any, loss: Any) -> list[Minimize]:
+def as_train_ops(train_op: object, loss: object) -> list[Minimize]:
     """Returns the `train_op` of an `EstimatorSpec` as a list of updates."""
     ops: list[Any] = list(train_op) if isinstance(train_op, list | tuple) else [train_op]
     return [op if isinstance(op, Minimize) else minimize(op, loss) for op in ops]

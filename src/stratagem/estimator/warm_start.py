@@ -58,7 +58,7 @@ class WarmStartSettings:
             )
 
 
-def as_warm_start(source: Any) -> WarmStartSettings | None:
+def as_warm_start(source: object) -> WarmStartSettings | None:
     """Returns the settings for an Estimator's `warm_start_from` argument."""
     if source is None or isinstance(source, WarmStartSettings):
         return source

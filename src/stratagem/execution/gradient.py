@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -29,12 +29,20 @@ from stratagem.tracebacks import filters_traceback
 from stratagem.values import DistributedValues, IndexedSlices, Mirrored, PerReplica
 from stratagem.values.regrouping import is_array
 
+if TYPE_CHECKING:
+    import keras
+
+
 __all__ = ["value_and_grad"]
 
 
 @filters_traceback
 def value_and_grad(
-    fn: Callable[..., Any], variables: Any, *, has_aux: bool = False, sparse_gradients: bool = False
+    fn: Callable[..., Any],
+    variables: object,
+    *,
+    has_aux: bool = False,
+    sparse_gradients: bool = False,
 ) -> Any:
     """Calls a function and returns its value and gradients. Call anywhere.
 
@@ -61,8 +69,7 @@ def value_and_grad(
         the pair that `fn` returned.
 
     Raises:
-        ValueError: `variables` is empty, as in a model that is not built; or the value is not a
-            scalar.
+        ValueError: no variables, as in a model that is not built; or the value is not a scalar.
         TypeError: `variables` holds other objects, or both variables and arrays.
 
     Example:
@@ -78,27 +85,35 @@ def value_and_grad(
     if not flat:
         raise _nothing_given(variables)
     if _are_arrays(flat):
-        return _by_arrays(fn, jax.tree.unflatten(structure, flat), has_aux=has_aux)
-    call = _Differentiated(fn, flat, has_aux=has_aux)
-    value, by_id = _by_variable_id(call, sparse_gradients=sparse_gradients)
-    return value, jax.tree.unflatten(structure, [by_id.get(id(variable)) for variable in flat])
+        return _by_arrays(fn, flat, structure, has_aux=has_aux)
+    return _by_variables(fn, flat, structure, has_aux=has_aux, sparse_gradients=sparse_gradients)
 
 
-def _by_arrays(fn: Callable[..., Any], arrays: Any, *, has_aux: bool) -> tuple[Any, Any]:
-    arrays = jax.tree.map(_as_array, arrays, is_leaf=_is_distributed)
+def _by_arrays(
+    fn: Callable[..., Any], flat: list[Any], structure: Any, *, has_aux: bool
+) -> tuple[Any, Any]:
+    arrays = jax.tree.unflatten(structure, [_as_array(leaf) for leaf in flat])
     call = _Differentiated(fn, [], has_aux=has_aux, arrays=(arrays,))
     value, _, (gradients,) = call.differentiate(call.tables_of_rows(is_wanted=False))
     return value, gradients
 
 
-def _by_variable_id(call: _Differentiated, *, sparse_gradients: bool) -> tuple[Any, dict[int, Any]]:
+def _by_variables(
+    fn: Callable[..., Any],
+    flat: list[Any],
+    structure: Any,
+    *,
+    has_aux: bool,
+    sparse_gradients: bool,
+) -> tuple[Any, Any]:
+    call = _Differentiated(fn, flat, has_aux=has_aux)
     value, by_id, _ = call.differentiate(call.tables_of_rows(is_wanted=sparse_gradients))
     if not sparse_gradients:
         by_id = {key: _whole(gradient, current_scope()) for key, gradient in by_id.items()}
-    return value, by_id
+    return value, jax.tree.unflatten(structure, [by_id.get(id(variable)) for variable in flat])
 
 
-def _whole(slices: Any, scope: ReplicaScope | None) -> Any:
+def _whole(slices: object, scope: ReplicaScope | None) -> Any:
     """Converts rows to a dense array that an optimizer can map back to its rows.
 
     The compiler removes the array if nothing else uses it.
@@ -111,7 +126,7 @@ def _whole(slices: Any, scope: ReplicaScope | None) -> Any:
     return gradient
 
 
-def _nothing_given(variables: Any) -> ValueError:
+def _nothing_given(variables: object) -> ValueError:
     return ValueError(
         explain(
             f"value_and_grad received {variables!r}, which holds no variables or arrays.",
@@ -122,7 +137,7 @@ def _nothing_given(variables: Any) -> ValueError:
     )
 
 
-def _is_distributed(leaf: Any) -> bool:
+def _is_distributed(leaf: object) -> bool:
     return isinstance(leaf, DistributedValues)
 
 
@@ -142,12 +157,12 @@ def _are_arrays(flat: list[Any]) -> bool:
     return True in kinds
 
 
-def _is_number(leaf: Any) -> bool:
+def _is_number(leaf: object) -> bool:
     is_number = isinstance(leaf, int | float | complex) and not isinstance(leaf, bool)
     return is_number or is_array(leaf) or isinstance(leaf, Mirrored)
 
 
-def _as_array(leaf: Any) -> jax.Array:
+def _as_array(leaf: object) -> jax.Array:
     array = jnp.asarray(leaf)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(
@@ -330,7 +345,7 @@ def _stand_ins(tables: list[tuple[Any, list[tuple[int, ...]]]]) -> dict[int, lis
     }
 
 
-def _current_value(variable: Any, scope: ReplicaScope | None) -> Any:
+def _current_value(variable: keras.Variable, scope: ReplicaScope | None) -> Any:
     value = scope.get_current_value(variable) if scope is not None else None
     return jnp.asarray(variable.value if value is None else value)
 

@@ -188,7 +188,7 @@ class Group:
     def exchange(
         self,
         name: str,
-        value: Any,
+        value: object,
         *,
         timeout_s: float | None = None,
         setting: str = "STRATAGEM_BARRIER_TIMEOUT_S",

@@ -70,7 +70,7 @@ class Stream:
 
     def exchange(
         self,
-        value: Any,
+        value: object,
         *,
         name: str | None = None,
         limit_s: float | None = None,

@@ -40,7 +40,7 @@ async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
     return message
 
 
-def encode(value: Any) -> Any:
+def encode(value: object) -> Any:
     """Returns a value as JSON, for `decode`; raises TypeError for unsupported types.
 
     Supports None, bools, numbers, strings, bytes, NumPy arrays and scalars, and lists, tuples and
@@ -75,7 +75,7 @@ def _is_numeric(dtype: np.dtype[Any]) -> bool:
     return dtype.isnative and (dtype.kind in "biufc" or is_added)
 
 
-def decode(value: Any) -> Any:
+def decode(value: object) -> Any:
     """Returns the value that `encode` received."""
     if isinstance(value, list):
         return [decode(item) for item in value]

@@ -80,13 +80,13 @@ class HostBatch:
         return _unflatten(self.structure, self.is_array, arrays)
 
 
-def _unflatten(structure: Any, is_array: tuple[bool, ...], arrays: Sequence[Any]) -> Any:
+def _unflatten(structure: object, is_array: tuple[bool, ...], arrays: Sequence[Any]) -> Any:
     remaining = iter(arrays)
     leaves = [next(remaining) if present else None for present in is_array]
     return jax.tree.unflatten(structure, leaves)
 
 
-def take_batch(data: Any, num_replicas: int) -> HostBatch:
+def take_batch(data: object, num_replicas: int) -> HostBatch:
     """Splits a batch from a data source over replicas.
 
     `data` is a pytree of arrays of shape (B, ...), sparse arrays, and None. Arrays on an
@@ -116,7 +116,7 @@ def take_batch(data: Any, num_replicas: int) -> HostBatch:
     return HostBatch(structure, arrays, is_present, num_examples, size, lengths, lengths, signature)
 
 
-def take_own_part(data: Any, topology: Topology) -> HostBatch:
+def take_own_part(data: object, topology: Topology) -> HostBatch:
     """Returns this process's part of a batch that all processes read."""
     batch = take_batch(data, topology.num_replicas)
     if not topology.spans_processes:
@@ -124,7 +124,7 @@ def take_own_part(data: Any, topology: Topology) -> HostBatch:
     return batch.of_replicas(topology.local_replica_ids[0], topology.num_local_replicas)
 
 
-def _signature(structure: Any, is_array: tuple[bool, ...], arrays: Sequence[Any]) -> Any:
+def _signature(structure: object, is_array: tuple[bool, ...], arrays: Sequence[Any]) -> Any:
     return structure, is_array, tuple((array.shape, array.dtype) for array in arrays)
 
 

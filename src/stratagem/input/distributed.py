@@ -163,7 +163,7 @@ class DistributedDataset:
         spec = source.element_spec()
         return jax.tree.map(_as_on_devices, spec) if self._options.fetch_to_device else spec
 
-    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+    def reduce(self, initial_state: object, reduce_func: Callable[[Any, Any], Any]) -> Any:
         """Folds a function over the batches of one epoch.
 
         Args:

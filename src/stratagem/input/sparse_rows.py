@@ -53,10 +53,10 @@ def _to_bcoo(values: jax.Array, indices: jax.Array, shape: tuple[int, ...]) -> A
     return sparse.BCOO((values.reshape(-1), joined), shape=(num_rows, *shape))
 
 
-def with_sparse_arrays(batch: Any) -> Any:
+def with_sparse_arrays(batch: object) -> Any:
     """Replaces the `SparseRows` of a host batch by BCOO arrays."""
 
-    def joined(leaf: Any) -> Any:
+    def joined(leaf: object) -> Any:
         if not isinstance(leaf, SparseRows):
             return leaf
         return _to_bcoo(jnp.asarray(leaf.values), jnp.asarray(leaf.indices), leaf.shape)
@@ -80,7 +80,7 @@ def with_sparse_rows(parts: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _is_sparse(leaf: Any) -> bool:
+def _is_sparse(leaf: object) -> bool:
     if isinstance(leaf, sparse.BCOO | sparse.BCSR):
         return True
     kind = type(leaf)

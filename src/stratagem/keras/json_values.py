@@ -13,7 +13,7 @@ __all__ = ["from_json", "to_json"]
 _ARRAY = "array in base64"
 
 
-def to_json(value: Any) -> Any:
+def to_json(value: object) -> Any:
     """Returns a value as lists, dicts, texts and numbers; tuples become lists.
 
     Args:
@@ -32,7 +32,7 @@ def to_json(value: Any) -> Any:
     return value
 
 
-def from_json(value: Any) -> Any:
+def from_json(value: object) -> Any:
     """Returns what `to_json` was given, with lists for tuples.
 
     Args:

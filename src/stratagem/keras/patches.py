@@ -1,10 +1,14 @@
 """Every attribute of Keras that is replaced on import, with the reason.
 
-`docs/design/upstream.md` says, under the name in the last column, which change of Keras would make
-the replacement unnecessary. Each function gets the original and returns the replacement.
+The keys are headings of `docs/design/upstream.md`, which says what change of Keras would make the
+replacements unnecessary. Each function gets the original and returns the replacement.
 """
 
 from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import keras
 
@@ -18,7 +22,6 @@ from stratagem.keras.numerics import (
     random,
     stateful_rnn,
 )
-from stratagem.keras.patch import Patch
 from stratagem.keras.private import JAXEpochIterator, JAXTrainer, Trainer
 from stratagem.keras.training import active_fit, metric_logs, model, several_processes
 from stratagem.keras.variables import (
@@ -28,282 +31,285 @@ from stratagem.keras.variables import (
     variable_creation,
 )
 
-__all__ = ["PATCHES"]
+__all__ = ["PATCHES", "Patch"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Patch:
+    """A replacement of `name` of a class or module of Keras."""
+
+    owner: Any
+    name: str
+    replace: Callable[[Any], Any]
+    reason: str
+
+    def install(self) -> None:
+        """Replaces the attribute."""
+        setattr(self.owner, self.name, self.replace(getattr(self.owner, self.name, None)))
+
 
 _Layer, _Metric, _Optimizer = keras.layers.Layer, keras.metrics.Metric, keras.optimizers.Optimizer
 _LossScale = keras.optimizers.LossScaleOptimizer
 _BatchNorm, _Seeds = keras.layers.BatchNormalization, keras.random.SeedGenerator
 
-# In order: where a name stands twice, the second replacement wraps the first.
-PATCHES = (
-    Patch(
-        keras.Variable,
-        "__new__",
-        variable_creation.create_variable,
-        "layers, metrics and optimizers create distributed variables in a scope",
-        "A hook for the creation of variables",
-    ),
-    Patch(
-        keras,
-        "device",
-        explicit_placement.noted_device,
-        "a variable created in keras.device is stored there, or an error says why not",
-        "The device that keras.device names",
-    ),
-    Patch(
-        _Seeds,
-        "next",
-        random.replica_seed,
-        "replicas draw different numbers, which follow from one seed",
-        "A fold-in for seed generators",
-    ),
-    Patch(
-        _Seeds,
-        "__init__",
-        random.worker_local,
-        "the seed of a worker is not stored on parameter servers",
-        "A hook for the creation of variables",
-    ),
-    Patch(
-        _Metric,
-        "__new__",
-        metrics.wrapping_class,
-        "update_state counts true examples; result combines all replicas",
-        "Hooks around a metric's update and result",
-    ),
-    Patch(
-        _Metric,
-        "add_variable",
-        metrics.created_once,
-        "an initial value counts once, not once per replica",
-        "A hook for the creation of variables",
-    ),
-    Patch(
-        JAXTrainer,
-        "get_metrics_result",
-        metric_logs.results_at_once,
-        "one program computes all results, and one collective combines them",
-        "Hooks around a metric's update and result",
-    ),
-    Patch(
-        keras.losses.Loss,
-        "__call__",
-        losses.replica_loss,
-        "the mean of a loss is over the examples of all replicas, without padding",
-        "The denominator of a loss",
-    ),
-    Patch(
-        _BatchNorm,
-        "__init__",
-        batch_normalization.taking_synchronized,
-        "synchronized=True, which Keras rejects on JAX",
-        "Moments of batch normalization",
-    ),
-    Patch(
-        _BatchNorm,
-        "build",
-        batch_normalization.annotating_statistics,
-        "moving statistics are ON_READ with MEAN",
-        "Annotations in Layer.add_weight",
-    ),
-    Patch(
-        _BatchNorm,
-        "call",
-        batch_normalization.normalizing_true_rows,
-        "padding leaves the statistics unchanged; inference uses those of all replicas",
-        "Moments of batch normalization",
-    ),
-    Patch(
-        _BatchNorm,
-        "_moments",
-        batch_normalization.moments_of_replicas,
-        "mean and variance over true examples, of all replicas if synchronized",
-        "Moments of batch normalization",
-    ),
-    Patch(
-        keras.layers.Embedding,
-        "build",
-        embedding.building_table,
-        "strategies recognize a table before it has a value",
-        "A hook for the creation of variables",
-    ),
-    Patch(
-        keras.layers.Embedding,
-        "call",
-        embedding.looking_up_rows,
-        "the gradient of a table is rows",
-        "A row lookup as an operation",
-    ),
-    *(
+# By heading. Where a name stands twice, the second replacement wraps the first.
+PATCHES: dict[str, tuple[Patch, ...]] = {
+    "A hook for the creation of variables": (
         Patch(
-            cls,
-            "call",
-            pooling.fast_on_cpu,
-            "XLA's gradient of max pooling is slow on CPU",
-            "Gradient of max pooling on CPU",
-        )
-        for cls in (keras.layers.MaxPooling1D, keras.layers.MaxPooling2D, keras.layers.MaxPooling3D)
-    ),
-    Patch(
-        keras.layers.RNN,
-        "call",
-        stateful_rnn.replica_rnn,
-        "each replica starts with the state rows of its own examples",
-        "State rows of stateful RNNs",
-    ),
-    *(
+            keras.Variable,
+            "__new__",
+            variable_creation.create_variable,
+            "layers, metrics and optimizers create distributed variables in a scope",
+        ),
         Patch(
-            cls,
-            name,
-            replace,
-            "gradients are summed over replicas, then clipped and applied once",
-            "A hook between gradients and their update",
-        )
-        for cls in (_Optimizer, _LossScale)
-        for name, replace in (
-            ("apply", optimizer.applying_sums),
-            ("stateless_apply", optimizer.stateless_with_sums),
-        )
-    ),
-    Patch(
-        _Optimizer,
-        "add_variable_from_reference",
-        optimizer_slots.slot_of_variable,
-        "a slot is stored where its variable is",
-        "A hook for the creation of variables",
-    ),
-    *(
+            _Seeds,
+            "__init__",
+            random.worker_local,
+            "the seed of a worker is not stored on parameter servers",
+        ),
         Patch(
-            JAXTrainer,
-            name,
-            model.entering_scope,
-            "the call runs in the scope of the model's strategy, and takes distributed datasets",
-            "A distribution that supplies the step functions",
-        )
-        for name in (
-            "fit",
-            "evaluate",
-            "predict",
-            "train_on_batch",
-            "test_on_batch",
-            "predict_on_batch",
-        )
-    ),
-    *(
+            _Metric,
+            "add_variable",
+            metrics.created_once,
+            "an initial value counts once, not once per replica",
+        ),
         Patch(
-            JAXTrainer,
-            name,
-            model.making_step_function,
-            "the strategy makes the step function",
-            "A distribution that supplies the step functions",
-        )
-        for name in ("make_train_function", "make_test_function", "make_predict_function")
-    ),
-    *(
-        Patch(
-            keras.Model,
-            name,
-            several_processes.saved_once,
-            "the chief writes, and all processes return when the file is complete",
-            "A writer process for files",
-        )
-        for name in ("save", "save_weights", "export")
-    ),
-    Patch(
-        Trainer,  # Keras compares with this class to see if a model overrides `compile`
-        "compile",
-        model.compiling_in_scope,
-        "optimizers and metrics given by name are created in the scope of the model's strategy",
-        "A distribution that supplies the step functions",
-    ),
-    Patch(
-        JAXTrainer,
-        "_get_jax_state",
-        model.state_in_variables,
-        "state stays in the variables between steps",
-        "A distribution that supplies the step functions",
-    ),
-    Patch(
-        JAXEpochIterator,
-        "_get_iterator",
-        model.yielding_host_batches,
-        "batches are split over replicas before they are on a device",
-        "A distribution that supplies the step functions",
-    ),
-    Patch(
-        JAXTrainer,
-        "_aggregate_additional_loss",
-        model.sharing_additional_losses,
-        "each replica takes its share of the losses of layers",
-        "The denominator of a loss",
-    ),
-    Patch(
-        keras.Model,
-        "distribute_strategy",
-        model.with_default_strategy,
-        "the attribute of TensorFlow's models",
-        "A distribution that supplies the step functions",
-    ),
-    Patch(
-        JAXTrainer,
-        "fit",
-        active_fit.recorded_fit,
-        "callbacks that save the position in the data need the active iterator",
-        "The epoch iterator as an attribute of the model",
-    ),
-    Patch(
-        JAXEpochIterator,
-        "__init__",
-        active_fit.recorded_iterator,
-        "the same",
-        "The epoch iterator as an attribute of the model",
-    ),
-    Patch(
-        keras.callbacks.CallbackList,
-        "__init__",
-        active_fit.ordering_callbacks,
-        "a backup is written after the other callbacks, whose state it holds",
-        "An order of callbacks",
-    ),
-    Patch(
-        _Layer,
-        "__new__",
-        made_in_scope.created_in_scope,
-        "a model created in a scope and built outside belongs to the strategy",
-        "A hook for the creation of variables",
-    ),
-    *(
-        Patch(
-            cls,
-            name,
-            made_in_scope.in_scope_until_built,
-            "the same, when the model is built",
-            "A hook for the creation of variables",
-        )
-        for cls, name in ((_Layer, "__call__"), (keras.Model, "build"), (keras.Sequential, "build"))
-    ),
-    Patch(
-        _Layer,
-        "add_weight",
-        made_in_scope.in_scope_of_layer,
-        "weights that quantize and enable_lora add belong to the layer's strategy",
-        "A hook for the creation of variables",
-    ),
-    Patch(
-        _Optimizer,
-        "build",
-        made_in_scope.adopting,
-        "an optimizer created outside belongs to the strategy of its variables",
-        "A hook for the creation of variables",
-    ),
-    *(
+            keras.layers.Embedding,
+            "build",
+            embedding.building_table,
+            "strategies recognize a table before it has a value",
+        ),
         Patch(
             _Optimizer,
-            name,
-            made_in_scope.in_scope_of_slot,
-            "slots added later belong to the strategy of their variables",
-            "A hook for the creation of variables",
-        )
-        for name in ("add_variable", "add_variable_from_reference")
+            "add_variable_from_reference",
+            optimizer_slots.slot_of_variable,
+            "a slot is stored where its variable is",
+        ),
+        Patch(
+            _Layer,
+            "__new__",
+            made_in_scope.created_in_scope,
+            "a model created in a scope and built outside belongs to the strategy",
+        ),
+        *(
+            Patch(
+                cls, name, made_in_scope.in_scope_until_built, "the same, when the model is built"
+            )
+            for cls, name in (
+                (_Layer, "__call__"),
+                (keras.Model, "build"),
+                (keras.Sequential, "build"),
+            )
+        ),
+        Patch(
+            _Layer,
+            "add_weight",
+            made_in_scope.in_scope_of_layer,
+            "weights that quantize and enable_lora add belong to the layer's strategy",
+        ),
+        Patch(
+            _Optimizer,
+            "build",
+            made_in_scope.adopting,
+            "an optimizer created outside belongs to the strategy of its variables",
+        ),
+        *(
+            Patch(
+                _Optimizer,
+                name,
+                made_in_scope.in_scope_of_slot,
+                "slots added later belong to the strategy of their variables",
+            )
+            for name in ("add_variable", "add_variable_from_reference")
+        ),
     ),
-)
+    "The device that keras.device names": (
+        Patch(
+            keras,
+            "device",
+            explicit_placement.noted_device,
+            "a variable created in keras.device is stored there, or an error says why not",
+        ),
+    ),
+    "A fold-in for seed generators": (
+        Patch(
+            _Seeds,
+            "next",
+            random.replica_seed,
+            "replicas draw different numbers, which follow from one seed",
+        ),
+    ),
+    "Hooks around a metric's update and result": (
+        Patch(
+            _Metric,
+            "__new__",
+            metrics.wrapping_class,
+            "update_state counts true examples; result combines all replicas",
+        ),
+        Patch(
+            JAXTrainer,
+            "get_metrics_result",
+            metric_logs.results_at_once,
+            "one program computes all results, and one collective combines them",
+        ),
+    ),
+    "The denominator of a loss": (
+        Patch(
+            keras.losses.Loss,
+            "__call__",
+            losses.replica_loss,
+            "the mean of a loss is over the examples of all replicas, without padding",
+        ),
+        Patch(
+            JAXTrainer,
+            "_aggregate_additional_loss",
+            model.sharing_additional_losses,
+            "each replica takes its share of the losses of layers",
+        ),
+    ),
+    "Moments of batch normalization": (
+        Patch(
+            _BatchNorm,
+            "__init__",
+            batch_normalization.taking_synchronized,
+            "synchronized=True, which Keras rejects on JAX",
+        ),
+        Patch(
+            _BatchNorm,
+            "call",
+            batch_normalization.normalizing_true_rows,
+            "padding leaves the statistics unchanged; inference uses those of all replicas",
+        ),
+        Patch(
+            _BatchNorm,
+            "_moments",
+            batch_normalization.moments_of_replicas,
+            "mean and variance over true examples, of all replicas if synchronized",
+        ),
+    ),
+    "Annotations in Layer.add_weight": (
+        Patch(
+            _BatchNorm,
+            "build",
+            batch_normalization.annotating_statistics,
+            "moving statistics are ON_READ with MEAN",
+        ),
+    ),
+    "A row lookup as an operation": (
+        Patch(
+            keras.layers.Embedding,
+            "call",
+            embedding.looking_up_rows,
+            "the gradient of a table is rows",
+        ),
+    ),
+    "Gradient of max pooling on CPU": (
+        *(
+            Patch(cls, "call", pooling.fast_on_cpu, "XLA's gradient of max pooling is slow on CPU")
+            for cls in (
+                keras.layers.MaxPooling1D,
+                keras.layers.MaxPooling2D,
+                keras.layers.MaxPooling3D,
+            )
+        ),
+    ),
+    "State rows of stateful RNNs": (
+        Patch(
+            keras.layers.RNN,
+            "call",
+            stateful_rnn.replica_rnn,
+            "each replica starts with the state rows of its own examples",
+        ),
+    ),
+    "A hook between gradients and their update": (
+        *(
+            Patch(
+                cls,
+                name,
+                replace,
+                "gradients are summed over replicas, then clipped and applied once",
+            )
+            for cls in (_Optimizer, _LossScale)
+            for name, replace in (
+                ("apply", optimizer.applying_sums),
+                ("stateless_apply", optimizer.stateless_with_sums),
+            )
+        ),
+    ),
+    "A distribution that supplies the step functions": (
+        *(
+            Patch(
+                JAXTrainer,
+                name,
+                model.entering_scope,
+                "the call enters the scope of the model's strategy, and takes distributed datasets",
+            )
+            for name in (
+                "fit",
+                "evaluate",
+                "predict",
+                "train_on_batch",
+                "test_on_batch",
+                "predict_on_batch",
+            )
+        ),
+        *(
+            Patch(
+                JAXTrainer, name, model.making_step_function, "the strategy makes the step function"
+            )
+            for name in ("make_train_function", "make_test_function", "make_predict_function")
+        ),
+        Patch(
+            Trainer,  # Keras compares with its `compile` to see if a model overrides it
+            "compile",
+            model.compiling_in_scope,
+            "optimizers and metrics given by name are created in the scope of the model's strategy",
+        ),
+        Patch(
+            JAXTrainer,
+            "_get_jax_state",
+            model.state_in_variables,
+            "state stays in the variables between steps",
+        ),
+        Patch(
+            JAXEpochIterator,
+            "_get_iterator",
+            model.yielding_host_batches,
+            "batches are split over replicas before they are on a device",
+        ),
+        Patch(
+            keras.Model,
+            "distribute_strategy",
+            model.with_default_strategy,
+            "the attribute of TensorFlow's models",
+        ),
+    ),
+    "A writer process for files": (
+        *(
+            Patch(
+                keras.Model,
+                name,
+                several_processes.saved_once,
+                "the chief writes, and all processes return when the file is complete",
+            )
+            for name in ("save", "save_weights", "export")
+        ),
+    ),
+    "The epoch iterator as an attribute of the model": (
+        Patch(
+            JAXTrainer,
+            "fit",
+            active_fit.recorded_fit,
+            "callbacks that save the position in the data need the active iterator",
+        ),
+        Patch(JAXEpochIterator, "__init__", active_fit.recorded_iterator, "the same"),
+    ),
+    "An order of callbacks": (
+        Patch(
+            keras.callbacks.CallbackList,
+            "__init__",
+            active_fit.ordering_callbacks,
+            "a backup is written after the other callbacks, whose state it holds",
+        ),
+    ),
+}

@@ -62,7 +62,7 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from keras.src.backend.common import global_state
@@ -85,6 +85,10 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 from keras.src.trainers.trainer import Trainer
 from keras.src.utils.tracking import TrackedDict, TrackedList, TrackedSet
+
+if TYPE_CHECKING:
+    import keras
+
 
 __all__ = [
     "DataAdapter",
@@ -168,14 +172,14 @@ def expected_batch_size(layer: Any) -> int | None:
     return layer._expected_batch_size
 
 
-def with_states(layer: Any, states: list[Any]) -> Any:
+def with_states(layer: object, states: list[Any]) -> Any:
     """Returns a view of a stateful RNN with other states, of any batch size."""
     view = object.__new__(type(layer))
     vars(view).update(vars(layer), states=states, _expected_batch_size=None)
     return view
 
 
-def compute_fans(shape: tuple[int, ...], initializer: Any) -> tuple[float, float]:
+def compute_fans(shape: tuple[int, ...], initializer: object) -> tuple[float, float]:
     """Returns the fan-in and fan-out of a weight, as an initializer counts them.
 
     Keras 3.12 derives them from the shape alone.
@@ -188,7 +192,7 @@ def compute_fans(shape: tuple[int, ...], initializer: Any) -> tuple[float, float
     return random_initializers.compute_fans(shape, **axes)
 
 
-def annotate(variable: Any, *, synchronization: str, aggregation: str) -> None:
+def annotate(variable: keras.Variable, *, synchronization: str, aggregation: str) -> None:
     """Sets the annotations of an existing variable, for a strategy that it may move to."""
     variable._synchronization = synchronization
     variable._aggregation = aggregation
@@ -199,7 +203,7 @@ def autocasts(variable: Any) -> bool:
     return bool(variable._autocast)
 
 
-def set_path(variable: Any, path: str) -> None:
+def set_path(variable: keras.Variable, path: str) -> None:
     """Sets the path of a variable in its model."""
     variable._path = path
 
@@ -244,7 +248,7 @@ def compile_arguments(model: Any) -> dict[str, Any]:
     return dict(model._compile_config.config)
 
 
-def named_metrics(model: Any) -> dict[str, Any]:
+def named_metrics(model: keras.Model) -> dict[str, Any]:
     """Returns a model's metrics except losses, by the names that `fit` reports."""
     compiled = model._compile_metrics
     losses = [loss_tracker(model), *output_loss_trackers(model)]
@@ -293,7 +297,7 @@ def replace_steps(iterator: Any, make: Callable[[Callable[[], Any]], Any]) -> No
     iterator._enumerate_iterator = lambda: make(original)
 
 
-def restore_steps(iterator: Any) -> None:
+def restore_steps(iterator: object) -> None:
     """Restores Keras's own generator of steps on an epoch iterator."""
     vars(iterator).pop("_enumerate_iterator", None)
 
@@ -323,7 +327,7 @@ def calls_in_thread(callbacks: Any) -> bool:
     return callbacks._async_train
 
 
-def torch_loader(adapter: Any) -> Any:
+def torch_loader(adapter: object) -> Any:
     """Returns the DataLoader of a data adapter, or None for other adapters."""
     return vars(adapter)["_dataloader"] if isinstance(adapter, TorchDataLoaderAdapter) else None
 

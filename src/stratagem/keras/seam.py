@@ -1,6 +1,8 @@
 """Installation of every patch of Keras, on import."""
 # ruff: noqa: E402
 
+import itertools
+
 from stratagem import environment
 
 # Both first: on another backend the rest would fail with misleading errors.
@@ -30,5 +32,5 @@ def install() -> None:
     set_shape_inference(in_symbolic_scope)
     collector.set_shape_inference(in_symbolic_scope)
     set_keras(flatten_layers, get_stateless_scope, in_symbolic_scope)
-    for patch in PATCHES:
+    for patch in itertools.chain(*PATCHES.values()):
         patch.install()

@@ -17,7 +17,7 @@ _COUNT = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
 _TRUTH = {"type": "boolean"}
 
 
-def _strict_object(required: list[str], **properties: Any) -> dict[str, Any]:
+def _strict_object(required: list[str], **properties: object) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": properties,

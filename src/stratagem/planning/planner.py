@@ -36,7 +36,7 @@ __all__ = ["plan", "plan_step", "with_global_batch"]
 
 def plan(
     model_or_step: Any,
-    batch: Any,
+    batch: object,
     target: str,
     *,
     strategy: Strategy | None = None,
@@ -141,7 +141,7 @@ def _captured_step(
 
 @contextlib.contextmanager
 def _captured_function(
-    fn: Callable[..., Any], batch: Any, planned: Strategy, like: Strategy | None
+    fn: Callable[..., Any], batch: object, planned: Strategy, like: Strategy | None
 ) -> Generator[CapturedStep]:
     if like is None:
         raise ValueError(
@@ -357,7 +357,7 @@ def _needs_arguments(function: Callable[..., Any]) -> bool:
     )
 
 
-def _array_or_placeholder(leaf: Any) -> Any:
+def _array_or_placeholder(leaf: object) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return placeholder(leaf.shape, leaf.dtype)
     return np.asarray(leaf)

@@ -323,7 +323,7 @@ class RemoteCluster:
         )
 
 
-def _spec_of(cluster: Any) -> ClusterSpec:
+def _spec_of(cluster: object) -> ClusterSpec:
     if isinstance(cluster, ClusterResolver):
         cluster = cluster.cluster_spec()
     if not isinstance(cluster, Mapping | ClusterDef | ClusterSpec):

@@ -233,7 +233,7 @@ def _server_def(
     return ServerDef(spec.as_cluster_def(), job_name, int(index or 0), protocol or "grpc")
 
 
-def _only(name: str, given: Any, known: list[Any]) -> Any:
+def _only(name: str, given: object, known: list[Any]) -> Any:
     """Returns the given value, or the only known one."""
     if given is not None or len(known) == 1:
         return known[0] if given is None else given

@@ -182,7 +182,7 @@ def _chosen(entries: list[dict[str, Any]], names: Wanted, name: str) -> list[dic
     return [entry for entry in entries if entry["path"] in paths]
 
 
-def _skipped_arrays(entries: list[dict[str, Any]], mark: Any) -> dict[str, Any]:
+def _skipped_arrays(entries: list[dict[str, Any]], mark: object) -> dict[str, Any]:
     """Maps every array of an item that has bytes to the marker for arrays that are not read."""
     return {entry["path"]: mark for entry in entries if 0 not in entry["shape"]}
 

@@ -53,7 +53,7 @@ def add_checksum(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {**manifest, "format": FORMAT, "crc32": _text_checksum({**manifest, "format": FORMAT})}
 
 
-def verified_manifest(manifest: Any, where: str) -> dict[str, Any]:
+def verified_manifest(manifest: object, where: str) -> dict[str, Any]:
     """Returns the manifest without its checksum.
 
     Raises DataLossError if the checksum differs, and ValueError for a foreign or later format.

@@ -140,7 +140,7 @@ class StorageProcess:
         self._last = self._thread.submit(work)
         return self._last
 
-    def _request(self, name: str, folder: Path, *arguments: Any) -> Any:
+    def _request(self, name: str, folder: Path, *arguments: object) -> Any:
         try:
             self._connection.send((name, folder, *arguments))
             result, error = self._connection.recv()

@@ -20,7 +20,7 @@ from stratagem.topology.devices import find_groups
 __all__ = ["local_topology", "parameter_device_of"]
 
 
-def local_topology(devices: Any, *, name: str) -> Topology:
+def local_topology(devices: object, *, name: str) -> Topology:
     """Returns the replicas on devices.
 
     Args:

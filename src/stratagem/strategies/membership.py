@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import platform
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 
@@ -16,10 +16,14 @@ from stratagem.group import GroupLimits, Identity
 from stratagem.messages import explain
 from stratagem.topology.processes import start_processes
 
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
+
+
 __all__ = ["check_resolver", "copy_refused", "identity_of", "join", "own_accelerators"]
 
 
-def check_resolver(resolver: Any, argument: str) -> None:
+def check_resolver(resolver: object, argument: str) -> None:
     """Raises a ValueError unless a resolver is a `ClusterResolver` or None."""
     if resolver is not None and not isinstance(resolver, ClusterResolver):
         raise ValueError(
@@ -54,7 +58,7 @@ def join(
     return start_processes(identity_of(resolver, processes), limits, own_accelerators(processes))
 
 
-def copy_refused(strategy: Any) -> ValueError:
+def copy_refused(strategy: Strategy) -> ValueError:
     """Returns the error for copying a strategy of several processes."""
     return ValueError(
         explain(

@@ -101,7 +101,7 @@ class Collector:
     enclosing collector.
     """
 
-    def __init__(self, records: Any = None) -> None:
+    def __init__(self, records: object = None) -> None:
         self._outer: Collector | None = None
         self._records = records
         self._trace: Any = None
@@ -215,7 +215,7 @@ def resolve(call: SummaryCall, outer: Settings) -> tuple[Summary, dict[str, Any]
     return summary, values
 
 
-def _reduce_if(flag: Any, reduce: Callable[[Any], Any], data: Any) -> Any:
+def _reduce_if(flag: object, reduce: Callable[[Any], Any], data: object) -> Any:
     """Returns `reduce(data)` if recorded, else zeros of the same shape."""
     if not isinstance(flag, Tracer):
         return reduce(data)

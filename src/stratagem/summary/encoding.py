@@ -17,7 +17,7 @@ _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 
 def tensor_value(
     tag: str,
-    array: Any,
+    array: object,
     plugin: str | None = None,
     description: str | None = None,
     *,

@@ -46,7 +46,7 @@ class EventFile:
         self._write(self._event(wall_time=time.time(), file_version="brain.Event:2"))
         self.flush()
 
-    def add(self, value: Any, step: int, wall_time_s: float) -> None:
+    def add(self, value: object, step: int, wall_time_s: float) -> None:
         """Writes one `Summary.Value`; `wall_time_s` is in seconds since the epoch."""
         event = self._event(wall_time=wall_time_s, step=step)
         event.summary.value.append(value)

@@ -60,7 +60,7 @@ def forward_summaries(summaries: Sequence[Summary], values: Sequence[Mapping[str
 def _call_back(
     summary: Summary,
     values: Mapping[str, Any],
-    flag: Any = True,
+    flag: object = True,
     reduce: Callable[[Any], Any] | None = None,
 ) -> Any:
     """Adds a callback that writes a summary if `flag` is true, and returns `flag`."""

@@ -28,7 +28,7 @@ __all__ = ["histogram", "image", "scalar", "text", "write"]
 _DEFAULT_BUCKETS = 30
 
 
-def scalar(name: str, data: Any, step: Any = None, description: str | None = None) -> Any:
+def scalar(name: str, data: object, step: object = None, description: str | None = None) -> Any:
     """Writes a scalar summary. Call anywhere, including replica functions and layers.
 
     In replica context replica 0 writes; with several processes the chief writes.
@@ -62,7 +62,7 @@ def scalar(name: str, data: Any, step: Any = None, description: str | None = Non
             )
         )
 
-    def encode(number: Any) -> Any:
+    def encode(number: object) -> Any:
         return tensor_value(name, np.asarray(number).astype(np.float32), "scalar", description)
 
     return _record(SummaryCall(name, encode, array, step))
@@ -70,8 +70,8 @@ def scalar(name: str, data: Any, step: Any = None, description: str | None = Non
 
 def histogram(
     name: str,
-    data: Any,
-    step: Any = None,
+    data: object,
+    step: object = None,
     buckets: int | None = None,
     description: str | None = None,
 ) -> Any:
@@ -130,7 +130,11 @@ def _check_buckets(name: str, num_buckets: int) -> None:
 
 
 def image(
-    name: str, data: Any, step: Any = None, max_outputs: int = 3, description: str | None = None
+    name: str,
+    data: object,
+    step: object = None,
+    max_outputs: int = 3,
+    description: str | None = None,
 ) -> Any:
     """Writes images. Call anywhere, as `scalar`.
 
@@ -190,7 +194,7 @@ def _check_images(name: str, shape: tuple[int, ...], max_outputs: int) -> None:
         )
 
 
-def text(name: str, data: Any, step: Any = None, description: str | None = None) -> Any:
+def text(name: str, data: object, step: object = None, description: str | None = None) -> Any:
     """Writes text. Call anywhere, as `scalar`.
 
     Args:
@@ -264,12 +268,12 @@ def write(tag: str, tensor: Any, step: Any = None, metadata: Any = None) -> Any:
     return _record(SummaryCall(tag, encode, array, step))
 
 
-def _as_array(data: Any) -> Any:
+def _as_array(data: object) -> Any:
     data = getattr(data, "value", data)  # of a variable
     return data if isinstance(data, jax.Array | np.ndarray) else np.asarray(data)
 
 
-def _as_real_array(data: Any, name: str) -> Any:
+def _as_real_array(data: object, name: str) -> Any:
     array = _as_array(data)
     dtype = array.dtype
     if not (jnp.issubdtype(dtype, jnp.number) or dtype == np.bool_) or jnp.issubdtype(

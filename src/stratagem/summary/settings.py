@@ -102,14 +102,14 @@ def _set_current(settings: Settings) -> None:
     _shared.settings = settings
 
 
-def update(**changes: Any) -> None:
+def update(**changes: object) -> None:
     """Changes settings, by field name of `Settings`."""
     wrapped = {name: Setting(value) for name, value in changes.items()}
     _set_current(dataclasses.replace(current_settings(), **wrapped))
 
 
 @contextlib.contextmanager
-def override(**changes: Any) -> Generator[None]:
+def override(**changes: object) -> Generator[None]:
     """Changes settings within a `with` block, by field name of `Settings`."""
     before = current_settings()
     update(**changes)
@@ -210,7 +210,7 @@ def checked_step(step: Any) -> Any:
 
 
 @contextlib.contextmanager
-def record_if(condition: Any) -> Generator[None]:
+def record_if(condition: object) -> Generator[None]:
     """Records summaries only if a condition holds, within a `with` block. Call anywhere.
 
     The innermost block counts. In a replica function the condition may be computed there; a summary

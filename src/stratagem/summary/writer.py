@@ -112,7 +112,7 @@ class SummaryWriter:
         if self._file is None and self._logdir is not None and self.is_active:
             self._file = EventFile(self._logdir, *self._options)
 
-    def add(self, value: Any, step: int, wall_time_s: float | None = None) -> None:
+    def add(self, value: object, step: int, wall_time_s: float | None = None) -> None:
         """Writes a summary; for use by this library.
 
         Args:

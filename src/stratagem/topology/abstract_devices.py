@@ -82,7 +82,7 @@ class AbstractTopology(Topology):
         axis_types = (AxisType.Auto,) * len(names)
         return AbstractMesh(sizes, names, axis_types=axis_types)
 
-    def replicate(self, value: Any) -> Any:
+    def replicate(self, value: object) -> Any:
         """Returns the abstract form of a replicated value."""
         return _abstract_value(value)
 
@@ -99,18 +99,18 @@ class AbstractTopology(Topology):
         return _abstract_value(np.stack([np.asarray(value) for value in values]))
 
 
-def placeholder(shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
+def placeholder(shape: Sequence[int], dtype: object) -> np.ndarray[Any, Any]:
     """Returns an array of zeros that takes no memory, with JAX's canonical dtype."""
     zero = np.zeros((), jax.dtypes.canonicalize_dtype(dtype))
     return np.broadcast_to(zero, tuple(shape))
 
 
-def exceeds_value_limit(shape: Sequence[int], dtype: Any) -> bool:
+def exceeds_value_limit(shape: Sequence[int], dtype: object) -> bool:
     """Returns True if abstract devices do not keep the values of such an array."""
     return math.prod(shape) * jax.dtypes.canonicalize_dtype(dtype).itemsize > _MAX_VALUE_BYTES
 
 
-def _abstract_value(value: Any) -> Any:
+def _abstract_value(value: object) -> Any:
     if isinstance(value, Tracer):
         return value
     if not isinstance(value, jax.Array | np.ndarray):

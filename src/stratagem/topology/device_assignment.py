@@ -52,7 +52,7 @@ class DeviceAssignment:
     Source: TF 2.21 device_assignment.py, DeviceAssignment.
     """
 
-    def __init__(self, topology: TPUTopology, core_assignment: Any) -> None:
+    def __init__(self, topology: TPUTopology, core_assignment: object) -> None:
         _check_topology(topology)
         assignment = np.asarray(core_assignment, np.int32)
         if assignment.ndim != 3 or assignment.shape[2] != topology.mesh_rank:
@@ -163,8 +163,8 @@ class DeviceAssignment:
     def build(
         cls,
         topology: TPUTopology | bytes,
-        computation_shape: Any = None,
-        computation_stride: Any = None,
+        computation_shape: object = None,
+        computation_stride: object = None,
         num_replicas: int = 1,
         device_order_mode: DeviceOrderMode = DeviceOrderMode.AUTO,
     ) -> DeviceAssignment:
@@ -245,7 +245,7 @@ def _check_topology(topology: Any) -> None:
         )
 
 
-def _parse_shape(values: Any, name: str) -> Integers:
+def _parse_shape(values: object, name: str) -> Integers:
     numbers = np.ones(4, np.int32) if values is None else np.asarray(values, np.int32)
     if numbers.shape != (4,) or (numbers < 1).any():
         raise ValueError(

@@ -56,7 +56,7 @@ def last_program() -> InFlightProgram:
     return dataclasses.replace(_last)
 
 
-def record_program(token: Any) -> None:
+def record_program(token: object) -> None:
     """Records a program of a process without a group by outputs that are never donated."""
     if current_group() is None and not _is_traced(token):
         _last.token = token
@@ -102,13 +102,13 @@ def run_together(name: str, start: Callable[[], tuple[Any, Any]], *, platform: s
     return results
 
 
-def wait_until_ready(values: Any) -> None:
+def wait_until_ready(values: object) -> None:
     """Waits for outputs of programs that all processes run; raises as `run_together`."""
     if current_group() is not None:
         _wait_for(InFlightProgram(_last.number, _last.name, values))
 
 
-def _is_traced(token: Any) -> bool:
+def _is_traced(token: object) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(token))
 
 
@@ -137,7 +137,7 @@ def _raise_loss(group: Group, error: Exception) -> NoReturn:
     raise error
 
 
-def is_multi_process(value: Any) -> bool:
+def is_multi_process(value: object) -> bool:
     """Returns True for an array with shards or copies in other processes."""
     return (
         isinstance(value, jax.Array)
@@ -146,12 +146,12 @@ def is_multi_process(value: Any) -> bool:
     )
 
 
-def _read_all(values: Any) -> Any:
+def _read_all(values: object) -> Any:
     # Arrays in pinned host memory are copied to the device.
     return jax.device_put(values, jax.memory.Space.Device)
 
 
-def compute_on_every_process(arrays: Any, function: Callable[[Any], Any] | None = None) -> Any:
+def compute_on_every_process(arrays: object, function: Callable[[Any], Any] | None = None) -> Any:
     """Returns `function` of multi-process arrays, on a local device; call it on every process.
 
     `function` is at module level, since programs are cached by it; None returns the arrays.
@@ -161,12 +161,12 @@ def compute_on_every_process(arrays: Any, function: Callable[[Any], Any] | None 
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), result)
 
 
-def replicate_to_all(arrays: Any) -> Any:
+def replicate_to_all(arrays: object) -> Any:
     """Returns multi-process arrays replicated to every device; call it on every process."""
     return _compute_together(arrays, _read_all)
 
 
-def _compute_together(arrays: Any, function: Callable[[Any], Any]) -> Any:
+def _compute_together(arrays: object, function: Callable[[Any], Any]) -> Any:
     first = jax.tree.leaves(arrays)[0]
     sharding: Any = first.sharding  # has a mesh, as in all multi-process arrays
     copied = NamedSharding(sharding.mesh, PartitionSpec())
@@ -185,7 +185,7 @@ def _compute_together(arrays: Any, function: Callable[[Any], Any]) -> Any:
 
 
 @functools.lru_cache(maxsize=64)
-def _jitted(function: Callable[[Any], Any], sharding: Any) -> Any:
+def _jitted(function: Callable[[Any], Any], sharding: object) -> Any:
     return jax.jit(function, out_shardings=sharding)
 
 

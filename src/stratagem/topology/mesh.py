@@ -156,7 +156,7 @@ class Topology:
         """Sharding of an array with steps on axis 0 and replicas on axis 1."""
         return NamedSharding(self.mesh, PartitionSpec(None, REPLICA_AXIS))
 
-    def replicate(self, value: Any) -> jax.Array:
+    def replicate(self, value: object) -> jax.Array:
         """Copies a value, the same on all processes, to every device; each process to its own."""
         if self.devices is None:
             return jax.numpy.asarray(value)
@@ -216,7 +216,7 @@ class Topology:
             return jax.make_array_from_single_device_arrays(shape, self.stacked, parts)
 
 
-def _with_replica_axis(value: Any) -> Any:
+def _with_replica_axis(value: object) -> Any:
     """Adds a leading axis of size 1, on the host if possible.
 
     On a device each shape would need another program.

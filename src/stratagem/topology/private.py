@@ -42,7 +42,7 @@ def gloo_bound_to(address: str) -> Generator[None]:
         yield
         return
 
-    def make(*args: Any, **kwargs: Any) -> Any:
+    def make(*args: object, **kwargs: object) -> Any:
         with _starting_batch_threads():
             return original(*args, hostname=address, **kwargs)
 
@@ -79,9 +79,9 @@ def enable_compilation_cache() -> None:
         cache_key: str,
         compile_time_s: float,
         module_name: str,
-        backend: Any,
-        executable: Any,
-        *host_callbacks: Any,
+        backend: object,
+        executable: object,
+        *host_callbacks: object,
     ) -> None:
         original(cache_key, compile_time_s, module_name, backend, executable, *host_callbacks)
         # A program that calls back into Python holds addresses of this process.

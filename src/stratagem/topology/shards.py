@@ -16,7 +16,7 @@ from stratagem.topology.mesh import Topology
 __all__ = ["assemble_on_host", "creating_on_host", "local_copy", "put_shards", "replica_copy"]
 
 
-def put_shards(value: Any, sharding: Sharding) -> jax.Array:
+def put_shards(value: object, sharding: Sharding) -> jax.Array:
     """Puts an array, the same on all processes, on devices by shards, never whole on a device."""
     if isinstance(value, Tracer):
         return jax.lax.with_sharding_constraint(value, sharding)
@@ -41,7 +41,7 @@ def replica_copy(array: jax.Array, topology: Topology, replica_id: int) -> jax.A
     return jax.device_put(_assemble(array, set(devices)), devices[0])
 
 
-def local_copy(array: Any, topology: Topology) -> Any:
+def local_copy(array: object, topology: Topology) -> Any:
     """Returns a local copy on one device, assembled from shards if necessary."""
     if not isinstance(array, jax.Array) or isinstance(array, Tracer):
         return jax.numpy.asarray(array)
@@ -50,7 +50,7 @@ def local_copy(array: Any, topology: Topology) -> Any:
     return replica_copy(array, topology, topology.local_replica_ids[0])
 
 
-def assemble_on_host(array: Any) -> np.ndarray[Any, Any]:
+def assemble_on_host(array: object) -> np.ndarray[Any, Any]:
     """Returns the value of the local shards, assembled on the host."""
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         return _assemble(array, array.sharding.addressable_devices)
@@ -77,7 +77,7 @@ def _is_whole(array: jax.Array, devices: tuple[jax.Device, ...]) -> bool:
     return len(indices) == 1
 
 
-def _assemble(array: jax.Array, devices: Any) -> np.ndarray[Any, Any]:
+def _assemble(array: jax.Array, devices: object) -> np.ndarray[Any, Any]:
     """Assembles the shards on some devices."""
     if array.is_fully_replicated:
         return np.asarray(array.addressable_data(0))

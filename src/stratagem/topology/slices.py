@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 
 __all__ = ["num_slices", "slice_of"]
 
 
-def slice_of(device: Any) -> int:
+def slice_of(device: object) -> int:
     """Returns the slice index of a `jax.Device`, or 0 if it has none."""
     return int(getattr(device, "slice_index", None) or 0)
 

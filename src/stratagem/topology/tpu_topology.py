@@ -41,8 +41,8 @@ class TPUTopology:
     def __init__(
         self,
         serialized: bytes | None = None,
-        mesh_shape: Any = None,
-        device_coordinates: Any = None,
+        mesh_shape: object = None,
+        device_coordinates: object = None,
     ) -> None:
         if serialized:
             message = TopologyMessage.parse(serialized)
@@ -170,5 +170,5 @@ class TPUTopology:
         return message.to_bytes()
 
 
-def _as_int_array(values: Any) -> Coordinates:
+def _as_int_array(values: object) -> Coordinates:
     return np.asarray([] if values is None else values, np.int32)

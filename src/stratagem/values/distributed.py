@@ -106,7 +106,7 @@ class PerReplica(DistributedValues):
             )
         )
 
-    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
+    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray[Any, Any]:
         self._refuse("an array")
 
     def __jax_array__(self) -> jax.Array:
@@ -206,7 +206,7 @@ class Mirrored(DistributedValues):
 def _add_operator(name: str) -> None:
     """Adds an array operator to `Mirrored`, because Python looks operators up on the class."""
 
-    def operator(self: Mirrored, *others: Any) -> Any:
+    def operator(self: Mirrored, *others: object) -> Any:
         plain = [other.value if isinstance(other, Mirrored) else other for other in others]
         return getattr(jax.numpy.asarray(self.value), name)(*plain)
 

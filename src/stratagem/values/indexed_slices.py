@@ -131,6 +131,6 @@ class IndexedSlices:
         return self.to_dense()
 
 
-def is_indexed_slices(value: Any) -> bool:
+def is_indexed_slices(value: object) -> bool:
     """Returns True for `IndexedSlices`; for use as `is_leaf`."""
     return isinstance(value, IndexedSlices)

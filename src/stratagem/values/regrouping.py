@@ -18,19 +18,19 @@ from stratagem.values.distributed import DistributedValues, Mirrored, PerReplica
 __all__ = ["is_array", "is_per_replica", "regroup", "select_replica"]
 
 
-def is_per_replica(value: Any) -> bool:
+def is_per_replica(value: object) -> bool:
     """Returns True for a `PerReplica`; for use as `is_leaf`."""
     return isinstance(value, PerReplica)
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> bool:
     """Returns True for a JAX array, or a NumPy array or scalar of a dtype that JAX supports."""
     if isinstance(value, jax.Array):
         return True
     return isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "OSUMm"
 
 
-def select_replica(replica_id: int, value: Any) -> Any:
+def select_replica(replica_id: int, value: object) -> Any:
     """Returns the part of a structure that one replica sees.
 
     Args:
@@ -46,7 +46,7 @@ def select_replica(replica_id: int, value: Any) -> Any:
     Source: TF 2.21 distribute_utils.py, select_replica.
     """
 
-    def select(leaf: Any) -> Any:
+    def select(leaf: object) -> Any:
         if isinstance(leaf, Mirrored):
             return leaf.value
         if not isinstance(leaf, PerReplica):
@@ -65,7 +65,7 @@ def select_replica(replica_id: int, value: Any) -> Any:
     return jax.tree.map(select, value, is_leaf=_is_distributed)
 
 
-def _is_distributed(value: Any) -> bool:
+def _is_distributed(value: object) -> bool:
     return isinstance(value, DistributedValues)
 
 
@@ -266,7 +266,7 @@ def _differing(one: list[str], other: list[str]) -> list[str]:
     return [a or b for a, b in itertools.zip_longest(one, other, fillvalue="") if a != b]
 
 
-def _comparable(leaf: Any) -> Any:
+def _comparable(leaf: object) -> Any:
     """Returns a value that other processes can compare; other objects are assumed equal."""
     return leaf if isinstance(leaf, bool | int | float | str) else None
 
@@ -296,7 +296,7 @@ def _stack(column: list[Any], leaf_properties: _LeafProperties, topology: Topolo
     return PerReplica(stacked=topology.stack(padded), lengths=lengths)
 
 
-def _to_canonical_dtype(leaf: Any) -> Any:
+def _to_canonical_dtype(leaf: object) -> Any:
     """Converts NumPy values to JAX's canonical dtype (float64 becomes float32)."""
     if isinstance(leaf, jax.Array):
         return leaf

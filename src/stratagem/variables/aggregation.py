@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +10,10 @@ from jax.core import Tracer
 
 from stratagem.messages import explain
 from stratagem.options import VariableAggregation
+
+if TYPE_CHECKING:
+    pass
+
 
 __all__ = ["aggregate_components", "spread_over_components"]
 

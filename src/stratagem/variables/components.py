@@ -32,7 +32,7 @@ class WholeValue:
         self.storage: Any = None
         self.gathered: Any = None
 
-    def of(self, storage: Any, aggregation: VariableAggregation, name: str) -> Any:
+    def of(self, storage: object, aggregation: VariableAggregation, name: str) -> Any:
         """Returns the aggregated value of the components, on this process."""
         gather_together([(self, storage)])
         return aggregate_components(self.gathered, aggregation, name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +16,10 @@ from stratagem.topology.shards import local_copy
 from stratagem.variables.layouts import put_stored
 from stratagem.variables.registry import VariableRegistry
 from stratagem.variables.store import store_of
+
+if TYPE_CHECKING:
+    import keras
+
 
 __all__ = ["agree_on_initial_values", "initial_digest"]
 
@@ -44,14 +48,14 @@ def agree_on_initial_values(registry: VariableRegistry, topology: Topology) -> N
             _take_first(variable, held, topology)
 
 
-def initial_digest(value: Any, topology: Topology) -> int:
+def initial_digest(value: object, topology: Topology) -> int:
     """Returns the CRC-32 of an initial value, to compare processes; 0 in a single process."""
     if not topology.spans_processes:
         return 0
     return zlib.crc32(np.ascontiguousarray(np.asarray(value)).tobytes())
 
 
-def _take_first(variable: Any, held: Any, topology: Topology) -> None:
+def _take_first(variable: keras.Variable, held: Any, topology: Topology) -> None:
     """Sets a variable to process 0's value. `held` is its whole initial value if it has a store."""
     is_component = False
     if held is None:
@@ -66,7 +70,7 @@ def _take_first(variable: Any, held: Any, topology: Topology) -> None:
         variable.storage = put_stored(variable, value, topology)
 
 
-def _first(stacked: Any) -> Any:
+def _first(stacked: object) -> Any:
     return jnp.asarray(stacked)[0]
 
 

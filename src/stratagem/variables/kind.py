@@ -11,7 +11,7 @@ several replicas       MIRRORED        ON_READ, one per replica
 from __future__ import annotations
 
 import enum
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from stratagem.messages import explain
 from stratagem.options import VariableAggregation, VariableSynchronization
@@ -33,7 +33,7 @@ class VariableKind(enum.Enum):
     ON_READ = "on_read"
 
 
-def _parse(value: Any, kind: type[_E], argument: str) -> _E:
+def _parse(value: object, kind: type[_E], argument: str) -> _E:
     if value is None:
         return kind["NONE"]
     if isinstance(value, str) and value.upper() in kind.__members__:
@@ -53,12 +53,12 @@ def _parse(value: Any, kind: type[_E], argument: str) -> _E:
     )
 
 
-def parse_synchronization(value: Any) -> VariableSynchronization:
+def parse_synchronization(value: object) -> VariableSynchronization:
     """Parses a member, an int, a string in any case, or None for NONE."""
     return _parse(value, VariableSynchronization, "synchronization")
 
 
-def parse_aggregation(value: Any) -> VariableAggregation:
+def parse_aggregation(value: object) -> VariableAggregation:
     """Parses a member, an int, a string in any case, or None for NONE."""
     return _parse(value, VariableAggregation, "aggregation")
 

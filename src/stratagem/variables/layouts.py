@@ -57,7 +57,7 @@ class VariableLayouts:
     another axis or more than once.
     """
 
-    def __init__(self, layout_map: Any, topology: Topology) -> None:
+    def __init__(self, layout_map: object, topology: Topology) -> None:
         if not isinstance(layout_map, Mapping):
             raise TypeError(
                 explain(
@@ -142,7 +142,7 @@ class VariableLayouts:
         return [pattern for pattern in self._axes if re.fullmatch(pattern, path)]
 
 
-def _axis_names(layout_map: Any, topology: Topology) -> set[str]:
+def _axis_names(layout_map: object, topology: Topology) -> set[str]:
     """Returns the axis names that stand for a replica's devices: by mesh size, or "logical"."""
     mesh = getattr(layout_map, "device_mesh", None)
     if mesh is None or _LOGICAL in mesh.axis_names:
@@ -152,7 +152,7 @@ def _axis_names(layout_map: Any, topology: Topology) -> set[str]:
     return {name for name, size in sizes if size == count}
 
 
-def _divided_axis(pattern: str, layout: Any, names: set[str]) -> tuple[int, int | None]:
+def _divided_axis(pattern: str, layout: object, names: set[str]) -> tuple[int, int | None]:
     """Returns the number of axes of a layout, and its sharded axis or None."""
     axes = getattr(layout, "axes", layout)
     if not isinstance(axes, tuple | list):
@@ -188,7 +188,7 @@ def require_layouts_used(layouts: VariableLayouts | None, written: Iterable[Any]
         layouts.require_matches()
 
 
-def stored_sharding(variable: Any, topology: Topology) -> NamedSharding:
+def stored_sharding(variable: object, topology: Topology) -> NamedSharding:
     """Returns the sharding of a variable's storage; replicated without a strategy."""
     home = home_of(variable)
     if home is None:
@@ -199,7 +199,7 @@ def stored_sharding(variable: Any, topology: Topology) -> NamedSharding:
     return topology.replicated if division is None else division.sharding(topology)
 
 
-def put_stored(variable: Any, value: Any, topology: Topology) -> Any:
+def put_stored(variable: object, value: object, topology: Topology) -> Any:
     """Puts a value, the same on all processes, on devices as a mirrored variable stores it."""
     division: Division | None = getattr(variable, "division", None)
     if division is None:

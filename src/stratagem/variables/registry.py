@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stratagem.options import VariableAggregation
 from stratagem.variables.kind import VariableKind
+
+if TYPE_CHECKING:
+    import keras
+
 
 __all__ = ["Home", "StoredVariable", "VariableRegistry", "home_of"]
 
@@ -68,7 +72,7 @@ class Home:
 _homes: dict[int, tuple[weakref.ref[Any], Home]] = {}
 
 
-def home_of(variable: Any) -> Home | None:
+def home_of(variable: object) -> Home | None:
     """Returns an object's home; None if it was created outside every scope."""
     entry = _homes.get(id(variable))
     return entry[1] if entry is not None and entry[0]() is variable else None
@@ -81,17 +85,17 @@ class VariableRegistry:
         self._references: dict[int, weakref.ref[Any]] = {}
         self._unsettled: dict[int, weakref.ref[Any]] = {}
 
-    def add(self, variable: Any, home: Home) -> None:
+    def add(self, variable: keras.Variable, home: Home) -> None:
         """Registers a new variable."""
         reference = self.add_slot(variable, home)
         self._references[id(variable)] = self._unsettled[id(variable)] = reference
 
-    def add_slot(self, variable: Any, home: Home) -> weakref.ref[Any]:
+    def add_slot(self, variable: object, home: Home) -> weakref.ref[Any]:
         """Registers the home of a value that steps use like a variable, without listing it."""
         key = id(variable)
         registry = weakref.ref(self)  # Weak, because self holds the callback.
 
-        def forget(_: Any) -> None:
+        def forget(_: object) -> None:
             _homes.pop(key, None)
             remaining = registry()
             if remaining is not None:
@@ -102,7 +106,7 @@ class VariableRegistry:
         _homes[key] = (reference, home)
         return reference
 
-    def release(self, variable: Any) -> None:
+    def release(self, variable: keras.Variable) -> None:
         """Removes a variable, which then belongs to no strategy."""
         self._references.pop(id(variable), None)
         self._unsettled.pop(id(variable), None)

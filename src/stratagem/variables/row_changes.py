@@ -30,7 +30,7 @@ def sets_rows(method: str) -> bool:
     return method in _SETTING
 
 
-def changed_rows(method: str, value: Any, slices: IndexedSlices) -> jax.Array:
+def changed_rows(method: str, value: object, slices: IndexedSlices) -> jax.Array:
     """Applies a method such as "scatter_add" to rows of an array of shape (n, ...).
 
     Indices past the end are ignored.

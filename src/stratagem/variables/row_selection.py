@@ -6,13 +6,17 @@ import bisect
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 from jax.core import Tracer
 
 from stratagem.messages import explain
+
+if TYPE_CHECKING:
+    pass
+
 
 __all__ = ["Rows", "Selection", "as_slice", "local_rows", "select_rows"]
 
@@ -27,7 +31,7 @@ class Selection:
     index: tuple[Any, ...]
 
 
-def select_rows(index: Any, shape: Sequence[int], *, name: str) -> Selection:
+def select_rows(index: object, shape: Sequence[int], *, name: str) -> Selection:
     """Selects the rows that a NumPy index into an array of rank 1 or more needs.
 
     Raises TypeError for a traced index, IndexError if out of range, and ValueError for a slice with
@@ -83,7 +87,7 @@ def local_rows(rows: Rows, rows_of_shards: Sequence[int]) -> list[Rows]:
     return found
 
 
-def _plain(item: Any, name: str) -> Any:
+def _plain(item: object, name: str) -> Any:
     """Converts an index to a form that JAX accepts: it rejects lists."""
     if item is None or item is Ellipsis or isinstance(item, bool | int):
         return item
@@ -102,7 +106,7 @@ def _plain(item: Any, name: str) -> Any:
     return array if array.ndim else array.item()
 
 
-def _require_known(item: Any, name: str) -> None:
+def _require_known(item: object, name: str) -> None:
     if isinstance(item, Tracer):
         raise TypeError(
             explain(
@@ -136,7 +140,7 @@ def _require(items: tuple[Any, ...], shape: tuple[int, ...], name: str) -> None:
         ) from error
 
 
-def _num_axes(item: Any) -> int:
+def _num_axes(item: object) -> int:
     """Returns the number of axes that an index consumes."""
     if item is None or item is Ellipsis or isinstance(item, bool):
         return 0

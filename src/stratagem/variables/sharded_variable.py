@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -153,11 +153,11 @@ class ShardedVariable:
         """
         return self._assign("assign", value)
 
-    def assign_add(self, value: Any) -> Any:
+    def assign_add(self, value: object) -> Any:
         """Adds a value, which may broadcast; otherwise like `assign`."""
         return self._assign("assign_add", value)
 
-    def assign_sub(self, value: Any) -> Any:
+    def assign_sub(self, value: object) -> Any:
         """Subtracts a value, which may broadcast; otherwise like `assign`."""
         return self._assign("assign_sub", value)
 
@@ -228,7 +228,7 @@ class ShardedVariable:
     def _num_rows(self) -> list[int]:
         return [one.shape[0] for one in self._variables]
 
-    def _assign(self, method: str, value: Any) -> Any:
+    def _assign(self, method: str, value: object) -> Any:
         if isinstance(value, keras.Variable | ShardedVariable):
             value = value.value
         value = value if isinstance(value, jax.Array) else np.asarray(value)
@@ -273,7 +273,7 @@ class ShardedVariable:
         return self
 
 
-def shards_of(variable: ShardedVariable, ids: Any) -> Iterator[tuple[Any, tuple[Any, Any]]]:
+def shards_of(variable: ShardedVariable, ids: object) -> Iterator[tuple[Any, tuple[Any, Any]]]:
     """Yields each shard with the rows' local numbers and a mask of the rows that it stores.
 
     `ids` are row numbers of the whole variable, of any shape and possibly traced; -1 is the last
@@ -312,7 +312,7 @@ def _broadcasts(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
     return len(shape) <= len(whole) and all(one in (1, other) for one, other in ends)
 
 
-def _check(variables: Any) -> None:
+def _check(variables: Iterable[keras.Variable]) -> None:
     is_list = isinstance(variables, Sequence) and len(variables) > 0
     if not is_list or not all(isinstance(one, keras.Variable) for one in variables):
         raise TypeError(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import jax
 
 from stratagem.topology import Topology
+
+if TYPE_CHECKING:
+    import keras
+
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,7 +48,7 @@ class Store(Protocol):
         """Returns the sharding of the result of `for_step`."""
         ...
 
-    def put(self, value: Any) -> jax.Array:
+    def put(self, value: object) -> jax.Array:
         """Stores an array, on any devices, or anything that JAX can convert to one."""
         ...
 
@@ -85,11 +89,11 @@ class Store(Protocol):
         ...
 
 
-def store_of(variable: Any) -> Store | None:
+def store_of(variable: object) -> Store | None:
     """Returns the store of a Keras variable; None if each replica's device has a copy."""
     return getattr(variable, "store", None)
 
 
-def is_remote(variable: Any) -> bool:
+def is_remote(variable: keras.Variable) -> bool:
     """Returns True if a variable is stored outside this process, such as on parameter servers."""
     return getattr(variable, "is_remote", False)

@@ -38,7 +38,7 @@ _PLATFORMS = ("cpu", "cuda", "tpu")
 _ASSETS_FOLDER = "assets.extra"
 
 
-def check_receiver(function: Any) -> ServingInputReceiver:
+def check_receiver(function: object) -> ServingInputReceiver:
     """Calls a `serving_input_receiver_fn` and checks its result."""
     receiver = function() if callable(function) else function
     if not callable(function) or not isinstance(receiver, ServingInputReceiver):

@@ -120,7 +120,7 @@ class _SignatureFunction:
         """Names of the outputs."""
         return self._signature.outputs
 
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def __call__(self, *args: object, **kwargs: object) -> dict[str, Any]:
         """Calls the function with named inputs, a dict, or a sole input; returns NumPy arrays."""
         values = dict(kwargs)
         if len(args) == 1 and not kwargs:

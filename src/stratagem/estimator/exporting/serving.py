@@ -134,7 +134,7 @@ class ServingInputReceiver:
 
 
 def build_raw_serving_input_receiver_fn(
-    features: Any, default_batch_size: int | None = None
+    features: object, default_batch_size: int | None = None
 ) -> Callable[[], ServingInputReceiver]:
     """Returns a `serving_input_receiver_fn` for features that are served unchanged.
 

@@ -179,7 +179,7 @@ def embedding_column(
     categorical_column: CategoricalColumn,
     dimension: int,
     combiner: Combiner = "mean",
-    initializer: Any = None,
+    initializer: object = None,
     max_norm: float | None = None,
     trainable: bool = True,
 ) -> EmbeddingColumn:
@@ -219,7 +219,7 @@ def shared_embeddings(
     categorical_columns: Sequence[CategoricalColumn],
     dimension: int,
     combiner: Combiner = "mean",
-    initializer: Any = None,
+    initializer: object = None,
     shared_embedding_collection_name: str | None = None,
     max_norm: float | None = None,
     trainable: bool = True,

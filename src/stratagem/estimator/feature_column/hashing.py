@@ -114,14 +114,14 @@ def _fingerprints(leaf: str | CategoricalColumn, features: Mapping[str, Any]) ->
     return [[None if id_ < 0 else id_ for id_ in row] for row in leaf.ids(features).tolist()]
 
 
-def _bits(value: Any) -> int | None:
+def _bits(value: object) -> int | None:
     if value is None:
         return None
     return value % (1 << 64) if isinstance(value, int) else fingerprint(as_bytes(value))
 
 
 def categorical_column_with_hash_bucket(
-    key: str, hash_bucket_size: int, dtype: Any = "string"
+    key: str, hash_bucket_size: int, dtype: object = "string"
 ) -> HashedCategoricalColumn:
     """Returns a column that hashes the values of a feature to ids.
 

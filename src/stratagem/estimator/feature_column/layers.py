@@ -92,7 +92,7 @@ class DenseFeatures(_ColumnsLayer):
                     )
                 )
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: object) -> None:
         """Creates the embedding tables."""
         for column in self._columns:
             if isinstance(column, EmbeddingColumn) and column.table_name not in self._tables:
@@ -107,7 +107,7 @@ class DenseFeatures(_ColumnsLayer):
         ]
         return keras.ops.concatenate(dense, axis=-1)
 
-    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, int]:
+    def compute_output_shape(self, input_shape: object) -> tuple[int | None, int]:
         """Returns the shape of the output."""
         sizes = [column.size for column in self._columns if isinstance(column, DenseColumn)]
         return (None, sum(sizes))
@@ -158,7 +158,7 @@ class LinearModel(_ColumnsLayer):
         self.sparse_combiner = sparse_combiner
         self._kernels: dict[str, Any] = {}
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: object) -> None:
         """Creates the weights and the bias."""
         for column in self._columns:
             if isinstance(column, CategoricalColumn):
@@ -192,7 +192,7 @@ class LinearModel(_ColumnsLayer):
                 total = total + keras.ops.matmul(self._dense(column, features), kernel)
         return total
 
-    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, int]:
+    def compute_output_shape(self, input_shape: object) -> tuple[int | None, int]:
         """Returns the shape of the output."""
         return (None, self.units)
 

@@ -33,7 +33,7 @@ def feature_of(features: Mapping[str, Any], key: str) -> Any:
     return features[key]
 
 
-def categorical_rows(value: Any, key: str) -> np.ndarray:
+def categorical_rows(value: object, key: str) -> np.ndarray:
     """Returns a string or integer feature as an array of shape (batch, values).
 
     `value` is an array of shape (batch,) or (batch, values), or a list of values or lists. Ragged
@@ -68,7 +68,7 @@ def categorical_rows(value: Any, key: str) -> np.ndarray:
 
 
 def numeric_rows(
-    value: Any, key: str, shape: tuple[int, ...], default: tuple[float, ...] | None, dtype: str
+    value: object, key: str, shape: tuple[int, ...], default: tuple[float, ...] | None, dtype: str
 ) -> np.ndarray:
     """Returns a numeric feature as an array of shape (batch, *shape).
 
@@ -96,7 +96,7 @@ def numeric_rows(
     return array.reshape(-1, *shape).astype(dtype)
 
 
-def as_bytes(value: Any) -> bytes:
+def as_bytes(value: object) -> bytes:
     """Returns a string, bytes or integer as in TensorFlow's string tensors."""
     return value if isinstance(value, bytes) else str(value).encode()
 
@@ -124,7 +124,7 @@ def _without_missing(
         return array.astype(str)  # the caller rejects strings with a clear error
 
 
-def _with_equal_rows(value: Any) -> np.ndarray:
+def _with_equal_rows(value: object) -> np.ndarray:
     """Returns an array, padding ragged rows with None."""
     if callable(to_list := getattr(value, "to_list", None)):  # ragged tensors and Pandas columns
         value = to_list()

@@ -100,7 +100,7 @@ class VocabularyCategoricalColumn(KeyedCategoricalColumn):
         ids = [self._id_of(word) for word in words]
         return np.asarray(ids, np.int32).reshape(rows.shape)
 
-    def _id_of(self, word: Any) -> int:
+    def _id_of(self, word: object) -> int:
         if word is None or word in (b"", -1):
             return -1
         known_id = self._ids_by_word.get(word)
@@ -111,7 +111,7 @@ class VocabularyCategoricalColumn(KeyedCategoricalColumn):
         return self.default_value
 
 
-def _as_word(value: Any) -> Any:
+def _as_word(value: object) -> Any:
     return value.encode() if isinstance(value, str) else value
 
 
@@ -160,7 +160,7 @@ def categorical_column_with_identity(
 def categorical_column_with_vocabulary_list(
     key: str,
     vocabulary_list: Sequence[str | bytes | int],
-    dtype: Any = None,
+    dtype: object = None,
     default_value: int = -1,
     num_oov_buckets: int = 0,
 ) -> VocabularyCategoricalColumn:
@@ -222,7 +222,7 @@ def categorical_column_with_vocabulary_file(
     key: str,
     vocabulary_file: str | os.PathLike[str],
     vocabulary_size: int | None = None,
-    dtype: Any = "string",
+    dtype: object = "string",
     default_value: int | None = None,
     num_oov_buckets: int = 0,
 ) -> VocabularyCategoricalColumn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -12,6 +12,10 @@ import numpy as np
 from stratagem.estimator.feature_column.columns import CategoricalColumn
 from stratagem.estimator.feature_column.raw_values import feature_of, numeric_rows
 from stratagem.messages import explain
+
+if TYPE_CHECKING:
+    from jax.typing import DTypeLike
+
 
 __all__ = ["WeightedCategoricalColumn", "weighted_categorical_column"]
 
@@ -71,7 +75,7 @@ class WeightedCategoricalColumn(CategoricalColumn):
 
 
 def weighted_categorical_column(
-    categorical_column: CategoricalColumn, weight_feature_key: str, dtype: Any = "float32"
+    categorical_column: CategoricalColumn, weight_feature_key: str, dtype: DTypeLike = "float32"
 ) -> WeightedCategoricalColumn:
     """Returns a categorical column with a weight for each value.
 

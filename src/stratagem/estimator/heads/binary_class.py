@@ -130,7 +130,7 @@ class BinaryClassHead(ClassHead):
         check_range(labels, 2)
         return keras.ops.cast(labels, "float32")
 
-    def _own_loss(self, labels: Any, logits: Any) -> Any:
+    def _own_loss(self, labels: object, logits: object) -> Any:
         return keras.ops.binary_crossentropy(labels, logits, from_logits=True)
 
     def _export_outputs(self, predictions: dict[str, Any]) -> dict[str, ExportOutput]:

@@ -33,7 +33,7 @@ class ClassHead(Head):
         self._vocabulary = check_vocabulary(label_vocabulary, n_classes)
         self._names = class_names(self._vocabulary, n_classes)
 
-    def encode_labels(self, labels: Any) -> np.ndarray:
+    def encode_labels(self, labels: object) -> np.ndarray:
         """Converts labels, which may be strings of the vocabulary, to ids."""
         return label_ids(labels, self._vocabulary, self._n_classes)
 
@@ -45,7 +45,7 @@ class ClassHead(Head):
     def _classification(self, predictions: dict[str, Any]) -> ClassificationOutput:
         return ClassificationOutput(predictions["probabilities"], predictions["all_class_ids"])
 
-    def _class_predictions(self, logits: Any, class_logits: Any) -> dict[str, Callable[[], Any]]:
+    def _class_predictions(self, logits: Any, class_logits: object) -> dict[str, Callable[[], Any]]:
         def class_ids() -> Any:
             ids = keras.ops.cast(keras.ops.argmax(class_logits, axis=-1), "int32")
             return keras.ops.expand_dims(ids, -1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import keras
@@ -23,6 +23,10 @@ from stratagem.keras.numerics.step_mode import (
     replica_context,
 )
 from stratagem.messages import explain
+
+if TYPE_CHECKING:
+    pass
+
 
 __all__ = ["Head"]
 
@@ -83,7 +87,7 @@ class Head(abc.ABC):
         """Size of the last axis of the logits."""
 
     @abc.abstractmethod
-    def encode_labels(self, labels: Any) -> np.ndarray:
+    def encode_labels(self, labels: object) -> np.ndarray:
         """Encodes labels on the host: converts strings to ids and checks ranges.
 
         Pre-made estimators call it themselves. Other input functions call it if labels are strings.
@@ -109,8 +113,8 @@ class Head(abc.ABC):
         self,
         eval_metrics: dict[str, Any],
         features: Mapping[str, Any],
-        logits: Any,
-        labels: Any,
+        logits: object,
+        labels: object,
         regularization_losses: Sequence[Any] | None = None,
     ) -> dict[str, Any]:
         """Updates the metrics with a batch and returns them."""
@@ -124,16 +128,16 @@ class Head(abc.ABC):
             eval_metrics[self._key("regularization_loss")].update_state(total)
         return eval_metrics
 
-    def _metric_values(self, logits: Any, labels: Any) -> dict[str, tuple[Any, ...]]:
+    def _metric_values(self, logits: object, labels: object) -> dict[str, tuple[Any, ...]]:
         """Returns the arguments of each metric's update; `labels` are processed."""
         raise NotImplementedError
 
     @abc.abstractmethod
-    def _processed_labels(self, logits: Any, labels: Any) -> Any:
+    def _processed_labels(self, logits: object, labels: object) -> Any:
         """Returns labels as the loss needs them, rank 2."""
 
     @abc.abstractmethod
-    def _own_loss(self, labels: Any, logits: Any) -> Any:
+    def _own_loss(self, labels: object, logits: object) -> Any:
         """Returns the losses of the examples, rank 2."""
 
     @abc.abstractmethod
@@ -153,8 +157,8 @@ class Head(abc.ABC):
 
     def loss(
         self,
-        labels: Any,
-        logits: Any,
+        labels: object,
+        logits: object,
         features: Mapping[str, Any] | None = None,
         mode: str | None = None,
         regularization_losses: Sequence[Any] | None = None,
@@ -187,7 +191,7 @@ class Head(abc.ABC):
         features: Mapping[str, Any],
         mode: str,
         logits: Any,
-        labels: Any = None,
+        labels: object = None,
         optimizer: Any = None,
         trainable_variables: Sequence[Any] | None = None,
         train_op_fn: Callable[[Any], Any] | None = None,
@@ -231,7 +235,7 @@ class Head(abc.ABC):
     def _key(self, key: str) -> str:
         return f"{key}/{self._name}" if self._name else key
 
-    def _checked_logits(self, logits: Any) -> Any:
+    def _checked_logits(self, logits: object) -> Any:
         logits = jnp.asarray(logits, "float32")
         if logits.ndim < 2 or logits.shape[-1] != self.logits_dimension:
             raise ValueError(
@@ -244,7 +248,7 @@ class Head(abc.ABC):
         return logits
 
     def _losses_and_weights(
-        self, logits: Any, labels: Any, features: Mapping[str, Any]
+        self, logits: object, labels: object, features: Mapping[str, Any]
     ) -> tuple[Any, Any]:
         """Returns example losses, rank 2, and weights that broadcast against them, or None."""
         labels = self._processed_labels(logits, labels)
@@ -263,7 +267,7 @@ class Head(abc.ABC):
                 )
         return losses, self._weights(features, logits)
 
-    def _weights(self, features: Mapping[str, Any], logits: Any) -> Any:
+    def _weights(self, features: Mapping[str, Any], logits: object) -> Any:
         if self.weight_column is None:
             return None
         if self.weight_column.size not in (1, self._max_weights_per_example):
@@ -285,7 +289,7 @@ class Head(abc.ABC):
 class _ReducedLosses(keras.losses.Loss):
     """Reduction of computed losses, which excludes padding rows as all Keras losses do."""
 
-    def call(self, y_true: Any, y_pred: Any) -> Any:
+    def call(self, y_true: object, y_pred: object) -> Any:
         return y_pred
 
 
@@ -298,7 +302,7 @@ def _as_average_over_replicas(total: Any) -> Any:
     return jnp.where(fraction > 0, total / jnp.where(fraction > 0, fraction, 1), 0)
 
 
-def _weight_column(column: Any) -> NumericColumn | None:
+def _weight_column(column: object) -> NumericColumn | None:
     if isinstance(column, str):
         return numeric_column(column)
     if column is not None and not isinstance(column, NumericColumn):

@@ -13,7 +13,7 @@ from stratagem.messages import explain
 __all__ = ["check_range", "check_vocabulary", "class_names", "label_ids", "matching_labels"]
 
 
-def check_vocabulary(label_vocabulary: Any, n_classes: int) -> tuple[str, ...] | None:
+def check_vocabulary(label_vocabulary: object, n_classes: int) -> tuple[str, ...] | None:
     """Returns a label vocabulary as strings, one per class."""
     if label_vocabulary is None:
         return None
@@ -28,7 +28,7 @@ def check_vocabulary(label_vocabulary: Any, n_classes: int) -> tuple[str, ...] |
     return tuple(one.decode() if isinstance(one, bytes) else str(one) for one in label_vocabulary)
 
 
-def label_ids(labels: Any, vocabulary: Sequence[str] | None, n_classes: int) -> np.ndarray:
+def label_ids(labels: object, vocabulary: Sequence[str] | None, n_classes: int) -> np.ndarray:
     """Converts class labels to int32 ids on the host; without a vocabulary labels are ids."""
     array = np.asarray(labels)
     is_text = array.dtype.kind in "USO"

@@ -53,7 +53,7 @@ class PoissonRegressionHead(RegressionHead):
         )
         self._compute_full_loss = compute_full_loss
 
-    def encode_labels(self, labels: Any) -> np.ndarray:
+    def encode_labels(self, labels: object) -> np.ndarray:
         """Converts labels to float32 and checks that they are not negative."""
         counts = super().encode_labels(labels)
         if np.any(counts < 0):
@@ -111,7 +111,7 @@ class LogisticRegressionHead(RegressionHead):
             name=name,
         )
 
-    def encode_labels(self, labels: Any) -> np.ndarray:
+    def encode_labels(self, labels: object) -> np.ndarray:
         """Converts labels to float32 and checks that they are from 0 to 1."""
         proportions = super().encode_labels(labels)
         if np.any((proportions < 0) | (proportions > 1)):

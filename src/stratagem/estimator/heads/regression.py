@@ -73,7 +73,7 @@ class RegressionHead(Head):
         """One logit per value of a label."""
         return self._dimension
 
-    def encode_labels(self, labels: Any) -> np.ndarray:
+    def encode_labels(self, labels: object) -> np.ndarray:
         """Converts labels to float32."""
         array = np.asarray(labels)
         if array.dtype.kind not in "biuf":

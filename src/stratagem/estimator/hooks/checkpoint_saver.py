@@ -143,7 +143,7 @@ class CheckpointSaverHook(SessionRunHook):
         for listener in self._listeners:
             listener.begin()
 
-    def after_create_session(self, session: Session, coord: Any) -> None:
+    def after_create_session(self, session: Session, coord: object) -> None:
         """Saves the initial checkpoint."""
         if self._saver is None and not _same(self._checkpoint_dir, session.model_dir):
             raise ValueError(

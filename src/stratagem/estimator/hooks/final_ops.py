@@ -33,7 +33,7 @@ class FinalOpsHook(SessionRunHook):
     Source: TF 2.21 basic_session_run_hooks.py, FinalOpsHook.
     """
 
-    def __init__(self, final_ops: Any, final_ops_feed_dict: Any = None) -> None:
+    def __init__(self, final_ops: object, final_ops_feed_dict: object = None) -> None:
         if final_ops_feed_dict is not None:
             raise NotImplementedError(
                 explain(
@@ -70,7 +70,7 @@ class FeedFnHook(SessionRunHook):
     Source: TF 2.21 basic_session_run_hooks.py, FeedFnHook.
     """
 
-    def __init__(self, feed_fn: Any) -> None:
+    def __init__(self, feed_fn: object) -> None:
         raise NotImplementedError(
             explain(
                 f"FeedFnHook({feed_fn!r}) is not supported: there are no placeholders.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import numpy as np
 
@@ -46,7 +45,7 @@ class NanTensorHook(SessionRunHook):
     Source: TF 2.21 basic_session_run_hooks.py, NanTensorHook.
     """
 
-    def __init__(self, loss_tensor: Any, fail_on_nan_loss: bool = True) -> None:
+    def __init__(self, loss_tensor: object, fail_on_nan_loss: bool = True) -> None:
         self.tensors = {"loss": loss_tensor}
         self._fails = fail_on_nan_loss
 

@@ -35,7 +35,7 @@ class Session(Protocol):
         """Summary writer of `model_dir`; None except on the chief."""
         ...
 
-    def run(self, fetches: Any) -> Any:
+    def run(self, fetches: object) -> Any:
         """Returns values of the last finished step."""
         ...
 
@@ -155,7 +155,7 @@ class SessionRunHook:
     def begin(self) -> None:
         """Called once, before variables are created or restored."""
 
-    def after_create_session(self, session: Session, coord: Any) -> None:
+    def after_create_session(self, session: Session, coord: object) -> None:
         """Called once, when all variables are initialized.
 
         Args:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-from typing import Any
 
 from stratagem.estimator.hooks.session_run_hook import (
     Session,
@@ -48,7 +47,7 @@ class StepCounterHook(SessionRunHook):
         every_n_steps: int | None = 100,
         every_n_secs: float | None = None,
         output_dir: str | os.PathLike[str] | None = None,
-        summary_writer: Any = None,
+        summary_writer: object = None,
         *,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -68,7 +67,7 @@ class StepCounterHook(SessionRunHook):
         """Resets the timer."""
         self._timer.reset()
 
-    def after_create_session(self, session: Session, coord: Any) -> None:
+    def after_create_session(self, session: Session, coord: object) -> None:
         """Opens the summary writer."""
         self._output.open(session)
 

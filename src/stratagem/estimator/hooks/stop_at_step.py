@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from stratagem.estimator.hooks.session_run_hook import (
     Session,
     SessionRunContext,
@@ -43,7 +41,7 @@ class StopAtStepHook(SessionRunHook):
         self._num_steps = num_steps
         self._last_step = last_step
 
-    def after_create_session(self, session: Session, coord: Any) -> None:
+    def after_create_session(self, session: Session, coord: object) -> None:
         """Computes the last step."""
         if self._last_step is None:
             assert self._num_steps is not None

@@ -16,7 +16,7 @@ __all__ = ["SummaryOutput"]
 class SummaryOutput:
     """Summary writer of a hook: an external one, the session's, or a new one for another folder."""
 
-    def __init__(self, output_dir: str | os.PathLike[str] | None, summary_writer: Any) -> None:
+    def __init__(self, output_dir: str | os.PathLike[str] | None, summary_writer: object) -> None:
         self._folder = None if output_dir is None else Path(output_dir).resolve()
         self._external_writer = summary_writer
         self._writer: Any = None

@@ -55,7 +55,7 @@ class SummarySaverHook(SessionRunHook):
         save_steps: int | None = None,
         save_secs: float | None = None,
         output_dir: str | os.PathLike[str] | None = None,
-        summary_writer: Any = None,
+        summary_writer: object = None,
         scaffold: Any = None,
         summary_op: Mapping[str, Any] | Iterable[str] | str | None = None,
         *,
@@ -82,7 +82,7 @@ class SummarySaverHook(SessionRunHook):
         """Resets the timer."""
         self._timer.reset()
 
-    def after_create_session(self, session: Session, coord: Any) -> None:
+    def after_create_session(self, session: Session, coord: object) -> None:
         """Opens the summary writer."""
         self._output.open(session)
 

@@ -16,14 +16,14 @@ __all__ = ["inputs_of", "output_names", "outputs_by_name", "split_weights", "tar
 _WEIGHTED = {"features", "sample_weights"}
 
 
-def split_weights(features: Any) -> tuple[Any, Any]:
+def split_weights(features: object) -> tuple[Any, Any]:
     """Splits `{"features": x, "sample_weights": w}` into both; weights are None otherwise."""
     if isinstance(features, Mapping) and set(features) == _WEIGHTED:
         return features["features"], features["sample_weights"]
     return features, None
 
 
-def inputs_of(model: keras.Model, features: Any) -> Any:
+def inputs_of(model: keras.Model, features: object) -> Any:
     """Converts features to the inputs that a model is called with."""
     if not isinstance(features, Mapping):
         return features
@@ -42,7 +42,7 @@ def inputs_of(model: keras.Model, features: Any) -> Any:
     return chosen if isinstance(structure, Sequence) else chosen[0]
 
 
-def targets_of(model: keras.Model, outputs: Any, targets: Any, kind: str) -> Any:
+def targets_of(model: keras.Model, outputs: object, targets: object, kind: str) -> Any:
     """Converts labels or weights to the structure of a model's outputs.
 
     `targets` is an array, a list in output order, a dict by output name, or None.
@@ -68,14 +68,14 @@ def targets_of(model: keras.Model, outputs: Any, targets: Any, kind: str) -> Any
     return values if isinstance(outputs, Sequence) else values[0]
 
 
-def outputs_by_name(model: keras.Model, outputs: Any) -> dict[str, Any]:
+def outputs_by_name(model: keras.Model, outputs: object) -> dict[str, Any]:
     """Returns a model's outputs as a dict of predictions."""
     if isinstance(outputs, Mapping):
         return dict(outputs)
     return dict(zip(output_names(model, outputs), jax.tree.leaves(outputs), strict=True))
 
 
-def output_names(model: keras.Model, outputs: Any) -> list[str]:
+def output_names(model: keras.Model, outputs: object) -> list[str]:
     """Returns the names of a model's outputs."""
     if isinstance(outputs, Mapping):
         return list(outputs)

@@ -84,7 +84,7 @@ class KerasModelFunction:
         with keras.saving.custom_object_scope(self._objects):
             return self._model.make()
 
-    def __call__(self, features: Any, labels: Any, mode: str) -> EstimatorSpec:
+    def __call__(self, features: Any, labels: object, mode: str) -> EstimatorSpec:
         """Builds the copy's step for a mode."""
         features, weights = split_weights(features)
         model = self.copy()
@@ -169,7 +169,7 @@ def _metric_recipe(metric: Any) -> Any:
     return _Recipe.of(metric) if isinstance(metric, keras.metrics.Metric) else metric
 
 
-def _make_metric(recipe: Any) -> Any:
+def _make_metric(recipe: object) -> Any:
     return recipe.make() if isinstance(recipe, _Recipe) else recipe
 
 

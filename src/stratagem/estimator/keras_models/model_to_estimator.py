@@ -80,7 +80,7 @@ def _config_in(
 
 
 def _compiled_model(
-    model: Any, path: Any, custom_objects: Any, checkpoint_format: Any
+    model: Any, path: Any, custom_objects: Any, checkpoint_format: object
 ) -> keras.Model:
     """Returns the given model, or loads the saved one."""
     if (model is None) == (path is None):
@@ -98,7 +98,7 @@ def _compiled_model(
     return model
 
 
-def _check_format(checkpoint_format: Any) -> None:
+def _check_format(checkpoint_format: object) -> None:
     if checkpoint_format not in (None, "checkpoint", "saver"):
         raise ValueError(
             explain(
@@ -109,7 +109,7 @@ def _check_format(checkpoint_format: Any) -> None:
         )
 
 
-def _check_model(model: Any) -> None:
+def _check_model(model: object) -> None:
     if not isinstance(model, keras.Model):
         raise TypeError(
             explain(
@@ -158,6 +158,6 @@ def _function_of(model: keras.Model, *arguments: Any) -> KerasModelFunction:
     return function
 
 
-def _is_of_keras(layer: Any) -> bool:
+def _is_of_keras(layer: keras.layers.Layer) -> bool:
     is_own = type(layer).__module__.partition(".")[0] == "keras"
     return is_own and not isinstance(layer, keras.layers.Lambda)

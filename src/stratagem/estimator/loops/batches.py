@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Generator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -12,6 +12,10 @@ import numpy as np
 from stratagem.estimator.loops.host_transforms import HostTransforms
 from stratagem.estimator.steps.model_function import arguments_of
 from stratagem.messages import explain
+
+if TYPE_CHECKING:
+    from stratagem.options import InputContext
+
 
 __all__ = [
     "InputFunction",
@@ -27,9 +31,9 @@ class InputFunction:
 
     def __init__(
         self,
-        input_fn: Any,
+        input_fn: Callable[..., Any],
         mode: str,
-        params: Any,
+        params: object,
         config: Any,
         host_transforms: HostTransforms,
         *,
@@ -44,7 +48,7 @@ class InputFunction:
         self._host_transforms, self._mode = host_transforms, mode
         self._repeats = repeats
 
-    def __call__(self, context: Any) -> Any:
+    def __call__(self, context: InputContext) -> Any:
         """Returns the dataset for an input pipeline."""
         extra = {"input_context": context} if self._takes_context else {}
         data = self._input_fn(**self._arguments, **extra)
@@ -91,7 +95,7 @@ def check_input_fn(input_fn: object) -> None:
         )
 
 
-def _is_batch(data: Any) -> bool:
+def _is_batch(data: object) -> bool:
     """Returns True for a batch of arrays; a list of arrays is a dataset instead."""
     if not isinstance(data, tuple | dict | np.ndarray | jax.Array):
         return False
@@ -99,11 +103,11 @@ def _is_batch(data: Any) -> bool:
     return bool(leaves) and all(isinstance(leaf, np.ndarray | jax.Array) for leaf in leaves)
 
 
-def _one_batch(batch: Any, *, repeats: bool) -> Generator[Any]:
+def _one_batch(batch: object, *, repeats: bool) -> Generator[Any]:
     yield from itertools.repeat(batch) if repeats else (batch,)
 
 
-def require_batch(batch: Any) -> Any:
+def require_batch(batch: object) -> Any:
     """Returns the first batch of a dataset; raises ValueError for None."""
     if batch is None:
         raise ValueError(
@@ -116,7 +120,7 @@ def require_batch(batch: Any) -> Any:
     return batch
 
 
-def features_and_labels(batch: Any) -> tuple[Any, Any]:
+def features_and_labels(batch: object) -> tuple[Any, Any]:
     """Splits a batch into features and labels; labels are None if there are none."""
     if not isinstance(batch, tuple | list):
         return batch, None

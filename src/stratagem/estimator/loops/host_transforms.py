@@ -34,7 +34,7 @@ class HostTransforms:
             return encode(data, mode)
         return _EncodedSource(as_source(data), lambda batch: encode(batch, mode))
 
-    def decode_predictions(self, predictions: Any) -> Any:
+    def decode_predictions(self, predictions: object) -> Any:
         """Decodes a batch of predictions."""
         return predictions if self.decode is None else self.decode(predictions)
 

@@ -38,7 +38,7 @@ class ModelSession:
         spec: EstimatorSpec,
         checkpoints: ModelCheckpoints,
         model_dir: str,
-        summary_writer: Any = None,
+        summary_writer: object = None,
         role: TrainingRole | None = None,
     ) -> None:
         self.mode = step.mode
@@ -80,11 +80,11 @@ class ModelSession:
         """Saves all variables and returns the path. Call on every process."""
         return self._checkpoints.save() if self._role.saves else self._checkpoints.latest or ""
 
-    def run(self, fetches: Any) -> Any:
+    def run(self, fetches: object) -> Any:
         """Returns values of the last finished step, waiting for it if necessary."""
         return jax.tree.map(self._fetch, fetches)
 
-    def _fetch(self, wanted: Any) -> Any:
+    def _fetch(self, wanted: object) -> Any:
         if isinstance(wanted, str):
             return self._fetch_name(wanted.removesuffix(":0"))
         if isinstance(wanted, keras.Variable):
@@ -131,7 +131,7 @@ class ModelSession:
         return np.asarray(self._step.strategy.local_results(value)[0])
 
 
-def _unknown(wanted: Any, names: list[str]) -> ValueError:
+def _unknown(wanted: object, names: list[str]) -> ValueError:
     return ValueError(
         explain(
             f"A hook fetched {wanted!r}, which the step does not return.",

@@ -51,7 +51,7 @@ class DNNEstimator(PremadeEstimator):
         activation_fn: str | Callable[[Any], Any] | None = "relu",
         dropout: float | None = None,
         config: RunConfig | None = None,
-        warm_start_from: Any = None,
+        warm_start_from: object = None,
         batch_norm: bool = False,
     ) -> None:
         network = DeepNetwork(
@@ -117,7 +117,7 @@ class DNNClassifier(DNNEstimator):
         activation_fn: str | Callable[[Any], Any] | None = "relu",
         dropout: float | None = None,
         config: RunConfig | None = None,
-        warm_start_from: Any = None,
+        warm_start_from: object = None,
         loss_reduction: Literal["sum", "sum_over_batch_size"] = "sum_over_batch_size",
         batch_norm: bool = False,
     ) -> None:
@@ -176,7 +176,7 @@ class DNNRegressor(DNNEstimator):
         activation_fn: str | Callable[[Any], Any] | None = "relu",
         dropout: float | None = None,
         config: RunConfig | None = None,
-        warm_start_from: Any = None,
+        warm_start_from: object = None,
         loss_reduction: Literal["sum", "sum_over_batch_size"] = "sum_over_batch_size",
         batch_norm: bool = False,
     ) -> None:

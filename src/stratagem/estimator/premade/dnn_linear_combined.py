@@ -71,7 +71,7 @@ class DNNLinearCombinedEstimator(PremadeEstimator):
         config: RunConfig | None = None,
         batch_norm: bool = False,
         linear_sparse_combiner: Literal["sum", "mean", "sqrtn"] = "sum",
-        warm_start_from: Any = None,
+        warm_start_from: object = None,
     ) -> None:
         wide_columns = checked_columns(linear_feature_columns or None)
         deep_columns = checked_columns(dnn_feature_columns or None)
@@ -93,7 +93,7 @@ class DNNLinearCombinedEstimator(PremadeEstimator):
         super().__init__(head, networks, model_dir, config, warm_start_from)
 
 
-def _check_parts(wide: Any, deep: Any, hidden_units: Any) -> None:
+def _check_parts(wide: object, deep: object, hidden_units: object) -> None:
     if not wide and not deep:
         raise ValueError(
             explain(
@@ -163,7 +163,7 @@ class DNNLinearCombinedClassifier(DNNLinearCombinedEstimator):
         weight_column: str | NumericColumn | None = None,
         label_vocabulary: Sequence[str] | None = None,
         config: RunConfig | None = None,
-        warm_start_from: Any = None,
+        warm_start_from: object = None,
         loss_reduction: Literal["sum", "sum_over_batch_size"] = "sum_over_batch_size",
         batch_norm: bool = False,
         linear_sparse_combiner: Literal["sum", "mean", "sqrtn"] = "sum",
@@ -224,7 +224,7 @@ class DNNLinearCombinedRegressor(DNNLinearCombinedEstimator):
         label_dimension: int = 1,
         weight_column: str | NumericColumn | None = None,
         config: RunConfig | None = None,
-        warm_start_from: Any = None,
+        warm_start_from: object = None,
         loss_reduction: Literal["sum", "sum_over_batch_size"] = "sum_over_batch_size",
         batch_norm: bool = False,
         linear_sparse_combiner: Literal["sum", "mean", "sqrtn"] = "sum",

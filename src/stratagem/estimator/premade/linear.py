@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from stratagem.estimator.feature_column.columns import FeatureColumn
 from stratagem.estimator.feature_column.numeric import NumericColumn
@@ -48,7 +48,7 @@ class LinearEstimator(PremadeEstimator):
         optimizer: OptimizerLike = "Ftrl",
         config: RunConfig | None = None,
         sparse_combiner: Literal["sum", "mean", "sqrtn"] = "sum",
-        warm_start_from: Any = None,
+        warm_start_from: object = None,
     ) -> None:
         network = LinearNetwork(
             feature_columns=checked_columns(feature_columns), sparse_combiner=sparse_combiner
@@ -94,7 +94,7 @@ class LinearClassifier(LinearEstimator):
         label_vocabulary: Sequence[str] | None = None,
         optimizer: OptimizerLike = "Ftrl",
         config: RunConfig | None = None,
-        warm_start_from: Any = None,
+        warm_start_from: object = None,
         loss_reduction: Literal["sum", "sum_over_batch_size"] = "sum_over_batch_size",
         sparse_combiner: Literal["sum", "mean", "sqrtn"] = "sum",
     ) -> None:
@@ -145,7 +145,7 @@ class LinearRegressor(LinearEstimator):
         weight_column: str | NumericColumn | None = None,
         optimizer: OptimizerLike = "Ftrl",
         config: RunConfig | None = None,
-        warm_start_from: Any = None,
+        warm_start_from: object = None,
         loss_reduction: Literal["sum", "sum_over_batch_size"] = "sum_over_batch_size",
         sparse_combiner: Literal["sum", "mean", "sqrtn"] = "sum",
     ) -> None:

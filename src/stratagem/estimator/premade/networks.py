@@ -121,9 +121,9 @@ class _Bias(keras.layers.Layer):
         super().__init__(name="baseline")
         self._units = units
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: object) -> None:
         del input_shape
         self.bias = self.add_weight(shape=(self._units,), initializer="zeros", name="bias")
 
-    def call(self, examples: Any) -> Any:
+    def call(self, examples: object) -> Any:
         return keras.ops.ones_like(keras.ops.expand_dims(examples, 1)) * self.bias

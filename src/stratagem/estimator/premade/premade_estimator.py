@@ -37,7 +37,7 @@ class PremadeEstimator(Estimator):
         networks: Sequence[tuple[Network, Callable[[], Any]]],
         model_dir: str | os.PathLike[str] | None,
         config: RunConfig | None,
-        warm_start_from: Any,
+        warm_start_from: object,
     ) -> None:
         def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
             training = mode == ModeKeys.TRAIN
@@ -46,7 +46,7 @@ class PremadeEstimator(Estimator):
                 network.logits(features, units, training=training) for network, _ in networks
             ]
 
-            def train_op(loss: Any) -> list[Minimize]:
+            def train_op(loss: object) -> list[Minimize]:
                 return [
                     minimize(new_optimizer(), loss, variables)
                     for (_, new_optimizer), (_, variables) in zip(networks, outputs, strict=True)
@@ -62,7 +62,7 @@ class PremadeEstimator(Estimator):
         column_groups = [group for group in columns if group]
         weights = () if head.weight_column is None else ((head.weight_column,),)
 
-        def encode(batch: Any, mode: str) -> Any:
+        def encode(batch: object, mode: str) -> Any:
             has_labels = isinstance(batch, tuple | list)
             features, labels = batch if has_labels else (batch, None)
             if mode == ModeKeys.PREDICT:
@@ -88,7 +88,7 @@ def checked_columns(feature_columns: Iterable[FeatureColumn] | None) -> tuple[Fe
     return () if columns is None else tuple(check_columns(columns))
 
 
-def _check_labels(labels: Any) -> None:
+def _check_labels(labels: object) -> None:
     if labels is None or isinstance(labels, Mapping):
         raise ValueError(
             explain(

@@ -293,7 +293,7 @@ def _settings_of(config: RunConfig) -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(config) if field.init]
 
 
-def _strategy_maker(strategy: Any) -> Any:
+def _strategy_maker(strategy: Strategy) -> Any:
     """Returns a function that recreates a strategy elsewhere, if possible."""
     is_recreatable = isinstance(strategy, Strategy) and strategy.recreate is not None
     return strategy.recreate if is_recreatable else strategy

@@ -17,7 +17,9 @@ _KNOWN = ("features", "labels", "mode", "params", "config")
 class ModelFunction:
     """Calls a model function with the arguments it takes, by name."""
 
-    def __init__(self, function: Any, params: Mapping[str, Any] | None, config: Any) -> None:
+    def __init__(
+        self, function: Callable[..., Any], params: Mapping[str, Any] | None, config: Any
+    ) -> None:
         if not callable(function):
             raise ValueError(
                 explain(
@@ -32,7 +34,7 @@ class ModelFunction:
         self._params = params
         self._config = config
 
-    def _check(self, params: Any) -> None:
+    def _check(self, params: object) -> None:
         if "features" not in self._takes:
             raise ValueError(
                 explain(
@@ -69,7 +71,7 @@ class ModelFunction:
         """True if the function has a `labels` argument."""
         return "labels" in self._takes
 
-    def __call__(self, features: Any, labels: Any, mode: str) -> EstimatorSpec:
+    def __call__(self, features: Any, labels: object, mode: str) -> EstimatorSpec:
         """Calls the function and checks its result; `labels` is None if there are none."""
         if labels is not None and not self.takes_labels:
             raise ValueError(

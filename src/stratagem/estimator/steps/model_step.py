@@ -57,7 +57,7 @@ class ModelStep:
         """Leaves out the spec, which holds tracers."""
         return {**vars(self), "spec": None}
 
-    def step(self, features: Any, labels: Any) -> Any:
+    def step(self, features: object, labels: object) -> Any:
         """Runs in replica context; `labels` is None if there are none."""
         raise NotImplementedError
 
@@ -100,14 +100,14 @@ class ModelStep:
         return _ModelCall(spec, values, computed)
 
 
-def reported(values: Any) -> Any:
+def reported(values: object) -> Any:
     """Averages floating-point scalars over replicas, as hooks see them. Call in replica context."""
     context = get_replica_context()
     assert context is not None
     return jax.tree.map(lambda value: _average(value, context), values)
 
 
-def _average(value: Any, context: ReplicaContext) -> Any:
+def _average(value: object, context: ReplicaContext) -> Any:
     value = jnp.asarray(value)
     is_average = value.ndim == 0 and jnp.issubdtype(value.dtype, jnp.floating)
     if not is_average or context.num_replicas_in_sync == 1:

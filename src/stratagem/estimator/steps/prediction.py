@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -12,6 +12,10 @@ from stratagem.estimator.mode_keys import ModeKeys
 from stratagem.estimator.steps.model_step import ModelStep, reported
 from stratagem.keras.numerics.step_mode import StepMode, step_mode
 from stratagem.messages import explain
+
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
+
 
 __all__ = ["PredictionStep", "prediction_batches", "select_keys", "split_examples"]
 
@@ -29,7 +33,7 @@ class PredictionStep(ModelStep):
             return {**reported(named), "predictions": call.spec.predictions}
 
 
-def select_keys(predictions: Any, keys: str | Sequence[str] | None) -> list[str] | None:
+def select_keys(predictions: object, keys: str | Sequence[str] | None) -> list[str] | None:
     """Returns the names of the predictions to return; None if they are not a dict."""
     if keys is None:
         return list(predictions) if isinstance(predictions, Mapping) else None
@@ -54,7 +58,9 @@ def select_keys(predictions: Any, keys: str | Sequence[str] | None) -> list[str]
     return [key for key in predictions if key in wanted]
 
 
-def prediction_batches(strategy: Any, predictions: Any, keys: list[str] | None) -> Iterator[Any]:
+def prediction_batches(
+    strategy: Strategy, predictions: Any, keys: list[str] | None
+) -> Iterator[Any]:
     """Yields each replica's predictions as NumPy arrays, without padding rows."""
     wanted = predictions if keys is None else {key: predictions[key] for key in keys}
     leaves, structure = jax.tree.flatten(wanted, is_leaf=lambda leaf: hasattr(leaf, "components"))
@@ -64,7 +70,7 @@ def prediction_batches(strategy: Any, predictions: Any, keys: list[str] | None) 
             yield jax.tree.unflatten(structure, batch)
 
 
-def split_examples(batch: Any) -> Iterator[Any]:
+def split_examples(batch: object) -> Iterator[Any]:
     """Yields the rows of a batch."""
     leaves = jax.tree.leaves(batch)
     lengths = {len(leaf) if leaf.ndim else None for leaf in leaves}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
@@ -20,6 +21,10 @@ from stratagem.messages import explain
 from stratagem.parameter_server.keras.optimizer import give_to_servers, share_name
 from stratagem.summary.collector import Collector
 from stratagem.variables import VariableKind, home_of
+
+if TYPE_CHECKING:
+    import keras
+
 
 __all__ = ["TrainingStep"]
 
@@ -154,7 +159,7 @@ def _is_of_metric(home: Any) -> bool:
     return home.kind is VariableKind.ON_READ and home.aggregation.name == "SUM"
 
 
-def _distinct(variables: Any) -> list[Any]:
+def _distinct(variables: Iterable[keras.Variable]) -> list[Any]:
     return list({id(variable): variable for variable in variables}.values())
 
 

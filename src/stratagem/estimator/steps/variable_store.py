@@ -75,7 +75,7 @@ class VariableStore:
         """Returns the variables of a mode in creation order."""
         return list(self._modes[mode].variables) if mode in self._modes else []
 
-    def register(self, variable: Any) -> None:
+    def register(self, variable: keras.Variable) -> None:
         """Adds a variable that the model function uses but did not create."""
         if not any(variable is known for known in self._named.values()):
             self._named[self._new_name(variable.path)] = variable
@@ -89,7 +89,7 @@ class VariableStore:
         """Returns the variable of that name, or None."""
         return self._named.get(name)
 
-    def add(self, name: str, variable: Any) -> None:
+    def add(self, name: str, variable: keras.Variable) -> None:
         """Adds a new variable."""
         self._named[name] = variable
 
@@ -146,7 +146,7 @@ class _CallVariables:
         if not request.is_summed:
             self._store.add(_name(request.path, self._paths[request.path]), variable)
 
-    def _take(self, request: VariableRequest, variable: Any) -> None:
+    def _take(self, request: VariableRequest, variable: keras.Variable) -> None:
         self._mode.requests.append(request)
         self._mode.variables.append(variable)
         self._count += 1

@@ -280,7 +280,7 @@ class FinalExporter(_ServingExporter):
         return self._export(estimator, export_path, checkpoint_path)
 
 
-def _check_comparison(compare_fn: Any) -> None:
+def _check_comparison(compare_fn: object) -> None:
     wanted = {"best_eval_result", "current_eval_result"}
     names = set(inspect.signature(compare_fn).parameters) if callable(compare_fn) else set()
     if names != wanted:

@@ -108,7 +108,7 @@ class EvalSpec:
         check_minimum("throttle_secs", self.throttle_secs, 0)
 
 
-def _checked_exporters(exporters: Any) -> tuple[Exporter, ...]:
+def _checked_exporters(exporters: object) -> tuple[Exporter, ...]:
     found: tuple[Any, ...] = ()
     if isinstance(exporters, Iterable) and not isinstance(exporters, str):
         found = tuple(exporters)

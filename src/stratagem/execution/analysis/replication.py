@@ -7,12 +7,16 @@ gathers over replicas are equal everywhere, the replica id differs, unknown oper
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 
 from stratagem.collectives import is_sum_over_replicas
 from stratagem.execution.analysis.retracing import scan_counts
+
+if TYPE_CHECKING:
+    from jax.extend.core import JaxprEqn
+
 
 __all__ = [
     "contains_primitive",
@@ -72,7 +76,7 @@ def _has_meeting_branch(jaxpr: Jaxpr) -> bool:
     return False
 
 
-def _check_meeting(eqn: Any) -> None:
+def _check_meeting(eqn: JaxprEqn) -> None:
     """Raises if a branch or loop with a divergent predicate contains a collective."""
     inner = [one for value in eqn.params.values() for one in inner_jaxprs(value)]
     if any(contains_primitive(one, *_MEETING) for one in inner):
@@ -108,7 +112,7 @@ def differing_values(jaxpr: Jaxpr, differing_inputs: Sequence[bool]) -> dict[Var
     return differs
 
 
-def _is_not_followed(eqn: Any) -> bool:
+def _is_not_followed(eqn: JaxprEqn) -> bool:
     """True for host callbacks and for references changed in an inner jaxpr."""
     inner = [jaxpr for value in eqn.params.values() for jaxpr in inner_jaxprs(value)]
     return eqn.primitive.name == "io_callback" or any(
@@ -116,7 +120,7 @@ def _is_not_followed(eqn: Any) -> bool:
     )
 
 
-def _eqn_outputs(eqn: Any, inputs: list[bool]) -> list[bool]:
+def _eqn_outputs(eqn: JaxprEqn, inputs: list[bool]) -> list[bool]:
     name = eqn.primitive.name
     if name in _DISTINGUISHING:
         return [True] * len(eqn.outvars)
@@ -138,7 +142,7 @@ def _eqn_outputs(eqn: Any, inputs: list[bool]) -> list[bool]:
     return [may_differ] * len(eqn.outvars)
 
 
-def inner_jaxprs(value: Any) -> list[Jaxpr]:
+def inner_jaxprs(value: object) -> list[Jaxpr]:
     """Returns the jaxprs in a parameter of an operation, such as the branches of a `cond`."""
     if isinstance(value, ClosedJaxpr):
         return [value.jaxpr]
@@ -162,7 +166,7 @@ def contains_primitive(jaxpr: Jaxpr, *names: str) -> bool:
     )
 
 
-def _cond_outputs(eqn: Any, inputs: list[bool]) -> list[bool]:
+def _cond_outputs(eqn: JaxprEqn, inputs: list[bool]) -> list[bool]:
     if inputs[0]:
         _check_meeting(eqn)
         return [True] * len(eqn.outvars)
@@ -170,7 +174,7 @@ def _cond_outputs(eqn: Any, inputs: list[bool]) -> list[bool]:
     return [any(flags) for flags in zip(*branches, strict=True)]
 
 
-def _scan_outputs(eqn: Any, inputs: list[bool]) -> list[bool]:
+def _scan_outputs(eqn: JaxprEqn, inputs: list[bool]) -> list[bool]:
     num_consts, num_carry = scan_counts(eqn)
     consts, carry, xs = (
         inputs[:num_consts],
@@ -185,7 +189,7 @@ def _scan_outputs(eqn: Any, inputs: list[bool]) -> list[bool]:
         carry = widened
 
 
-def _while_outputs(eqn: Any, inputs: list[bool]) -> list[bool]:
+def _while_outputs(eqn: JaxprEqn, inputs: list[bool]) -> list[bool]:
     cond_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     carry = inputs[cond_consts + body_consts :]
     while True:

@@ -7,11 +7,15 @@ combine with arrays on other devices.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+if TYPE_CHECKING:
+    from jax.extend.core import JaxprEqn
+
 
 __all__ = ["retrace", "scan_counts"]
 
@@ -57,7 +61,7 @@ def retrace(
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _evaluated(eqn: Any, inputs: list[Any]) -> Sequence[Any]:
+def _evaluated(eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
     name, params = eqn.primitive.name, eqn.params
     if name in _CALLS and _CALLS[name] in params:
         return retrace(params[_CALLS[name]], inputs)
@@ -73,7 +77,7 @@ def _evaluated(eqn: Any, inputs: list[Any]) -> Sequence[Any]:
     return results if eqn.primitive.multiple_results else [results]
 
 
-def _choice(eqn: Any, inputs: list[Any]) -> Sequence[Any]:
+def _choice(eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
     index, *operands = inputs
     branches = [_as_function(branch) for branch in eqn.params["branches"]]
     return jax.lax.switch(index, branches, *operands)
@@ -83,7 +87,7 @@ def _as_function(jaxpr: ClosedJaxpr) -> Any:
     return lambda *inputs: retrace(jaxpr, inputs)
 
 
-def _loop(eqn: Any, inputs: list[Any]) -> Sequence[Any]:
+def _loop(eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
     params = eqn.params
     num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
     of_cond, of_body = inputs[:num_cond], inputs[num_cond : num_cond + num_body]
@@ -94,7 +98,7 @@ def _loop(eqn: Any, inputs: list[Any]) -> Sequence[Any]:
     )
 
 
-def _scan(eqn: Any, inputs: list[Any]) -> Sequence[Any]:
+def _scan(eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
     params = eqn.params
     inner: ClosedJaxpr = params["jaxpr"]
     num_consts, num_carry = scan_counts(eqn)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jax.extend.core import JaxprEqn
+
 
 __all__ = ["ELEMENTWISE", "LINEAR", "SUB_JAXPRS", "contracts_rows", "keeps_rows"]
 
@@ -104,29 +108,29 @@ def _broadcast(eqn: Any, in_axes: Any, out_axes: Any) -> bool | None:
     return eqn.params["broadcast_dimensions"][in_axes[0]] == out_axes[0] or None
 
 
-def _slice(eqn: Any, in_axes: Any, _: Any) -> bool:
+def _slice(eqn: Any, in_axes: Any, _: object) -> bool:
     axis, params = in_axes[0], eqn.params
     stride = params["strides"][axis] if params["strides"] else 1
     taken = params["start_indices"][axis], params["limit_indices"][axis], stride
     return taken == (0, eqn.invars[0].aval.shape[axis], 1)
 
 
-def _dynamic_slice(eqn: Any, in_axes: Any, _: Any) -> bool | None:
+def _dynamic_slice(eqn: Any, in_axes: Any, _: object) -> bool | None:
     axis = in_axes[0]
     if axis is None or any(one is not None for one in in_axes[1:]):
         return None
     return eqn.params["slice_sizes"][axis] == eqn.invars[0].aval.shape[axis] or None
 
 
-def _pad(eqn: Any, in_axes: Any, _: Any) -> bool:
+def _pad(eqn: Any, in_axes: Any, _: object) -> bool:
     return eqn.params["padding_config"][in_axes[0]] == (0, 0, 0)
 
 
-def _top_k(eqn: Any, in_axes: Any, _: Any) -> bool:
+def _top_k(eqn: Any, in_axes: Any, _: object) -> bool:
     return in_axes[0] != len(eqn.invars[0].aval.shape) - 1
 
 
-def _product(eqn: Any, in_axes: Any, _: Any) -> bool:
+def _product(eqn: JaxprEqn, in_axes: Any, _: object) -> bool:
     """Two factors with rows on unmatched axes produce pairs of rows."""
     (left, right), (left_batch, right_batch) = eqn.params["dimension_numbers"]
     if in_axes[0] is not None and in_axes[1] is not None:
@@ -134,13 +138,13 @@ def _product(eqn: Any, in_axes: Any, _: Any) -> bool:
     return not (in_axes[0] in left or in_axes[1] in right)
 
 
-def _convolution(eqn: Any, in_axes: Any, _: Any) -> bool | None:
+def _convolution(eqn: JaxprEqn, in_axes: Any, _: object) -> bool | None:
     numbers = eqn.params["dimension_numbers"]
     is_of_batch = in_axes[0] == numbers.lhs_spec[0] and in_axes[1] is None
     return (is_of_batch and eqn.params["batch_group_count"] == 1) or None
 
 
-def _lookup(eqn: Any, in_axes: Any, _: Any) -> bool | None:
+def _lookup(eqn: JaxprEqn, in_axes: Any, _: object) -> bool | None:
     numbers = eqn.params["dimension_numbers"]
     table, indices = in_axes
     if table is None:

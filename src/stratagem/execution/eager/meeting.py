@@ -42,7 +42,7 @@ def self_transposed(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Makes a reduction differentiable: its gradient is the same reduction of the cotangent."""
 
     @jax.custom_vjp
-    def differentiable(value: Any) -> Any:
+    def differentiable(value: object) -> Any:
         return reduce(value)
 
     differentiable.defvjp(

@@ -253,7 +253,7 @@ class _Session:
             result = call_with_copies(self._fn, args, kwargs)
             return as_values(result, self.scopes[place].is_late)
 
-    def _local_arguments(self, place: int, device: Any) -> Any:
+    def _local_arguments(self, place: int, device: object) -> Any:
         selected = select_replica(place, self._arguments)
         return jax.tree.map(
             lambda leaf: jax.device_put(leaf, device) if is_array(leaf) else leaf, selected
@@ -281,7 +281,7 @@ class _Session:
 class _EagerCommunicator(Communicator):
     """Collectives between the replica threads of an eager session."""
 
-    def __init__(self, session: _Session, replica: _Replica, device: Any) -> None:
+    def __init__(self, session: _Session, replica: _Replica, device: object) -> None:
         self._session = session
         self._replica = replica
         self._device = device
@@ -291,7 +291,7 @@ class _EagerCommunicator(Communicator):
         """Number of replicas in sync."""
         return self._session.num_replicas
 
-    def all_reduce(self, op: ReduceOp, value: Any) -> Any:
+    def all_reduce(self, op: ReduceOp, value: object) -> Any:
         """Returns a sum or mean over replicas; differentiable."""
         return self._all_reduce(op, value, are_gradients=False)
 
@@ -299,24 +299,24 @@ class _EagerCommunicator(Communicator):
         """Reduces the values one by one."""
         return [self._all_reduce(op, value, are_gradients=True) for value in values]
 
-    def _all_reduce(self, op: ReduceOp, value: Any, *, are_gradients: bool) -> Any:
+    def _all_reduce(self, op: ReduceOp, value: object, *, are_gradients: bool) -> Any:
         def answer(values: list[Any]) -> list[Any]:
             check_equal_shapes([value.shape for value in values], "all_reduce")
             host = [np.asarray(value) for value in values]
             result = self._session.all_reduce.parts(op, host, are_gradients=are_gradients)
             return [result] * len(values)
 
-        def reduce(value: Any) -> Any:
+        def reduce(value: object) -> Any:
             request = _Request(f"all_reduce({op.value})", value, answer)
             return jax.device_put(self._session.meet(self._replica, request), self._device)
 
         return self_transposed(reduce)(jnp.asarray(value))
 
-    def all_gather(self, value: Any, axis: int, lengths: tuple[int, ...] | None) -> Any:
+    def all_gather(self, value: object, axis: int, lengths: tuple[int, ...] | None) -> Any:
         """Returns a concatenation over replicas; differentiable."""
         sizes: list[int] = []
 
-        def gather(value: Any) -> Any:
+        def gather(value: object) -> Any:
             def answer(values: list[Any]) -> list[Any]:
                 self._check_gatherable(values, axis)
                 host = [np.asarray(part) for part in values]
@@ -331,10 +331,10 @@ class _EagerCommunicator(Communicator):
             return jax.device_put(joined, self._device)
 
         @jax.custom_vjp
-        def differentiable(value: Any) -> Any:
+        def differentiable(value: object) -> Any:
             return gather(value)
 
-        def backward(_: None, incoming: Any) -> tuple[Any]:
+        def backward(_: None, incoming: object) -> tuple[Any]:
             total = self.all_reduce(ReduceOp.SUM, incoming)
             start = sum(sizes[: self._replica.replica_id])
             stop = start + sizes[self._replica.replica_id]
@@ -343,7 +343,13 @@ class _EagerCommunicator(Communicator):
         differentiable.defvjp(lambda value: (gather(value), None), backward)
         return differentiable(jnp.asarray(value))
 
-    def merge(self, strategy: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def merge(
+        self,
+        strategy: object,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         """Calls a function once in cross-replica context, in the calling thread."""
         if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))):
             raise RuntimeError(

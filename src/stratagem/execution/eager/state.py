@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,10 @@ from stratagem.variables import (
     store_of,
 )
 
+if TYPE_CHECKING:
+    import keras
+
+
 __all__ = ["EagerState"]
 
 
@@ -37,7 +41,7 @@ class EagerState:
     def reader(self, replica_id: int) -> Callable[[Any], Any]:
         """Returns a function that maps a variable to this replica's part of it."""
 
-        def read(variable: Any) -> Any:
+        def read(variable: keras.Variable) -> Any:
             home = home_of(variable)
             if home is None:
                 return None
@@ -55,7 +59,7 @@ class EagerState:
 
         return read
 
-    def _stored(self, variable: Any) -> Any:
+    def _stored(self, variable: keras.Variable) -> Any:
         """Returns a copy for each replica; offloaded values are copied once per value."""
         if store_of(variable) is None:
             return variable.storage
@@ -101,7 +105,9 @@ class EagerState:
         if scope.sent:
             self._strategy.placement.remote.send(scope.sent)
 
-    def _keep_components(self, variable: Any, scopes: list[ReplicaScope], key: int) -> None:
+    def _keep_components(
+        self, variable: keras.Variable, scopes: list[ReplicaScope], key: int
+    ) -> None:
         parts = [
             scope.state_mapping[key]
             if key in scope.writes
@@ -112,7 +118,7 @@ class EagerState:
             [jnp.asarray(part, variable.dtype) for part in parts]
         )
 
-    def _same_everywhere(self, value: Any, same: bool) -> bool:
+    def _same_everywhere(self, value: object, same: bool) -> bool:
         """Returns True if the replicas of all processes agree; `same` is the local answer."""
         if not self._topology.spans_processes:
             return same

@@ -48,12 +48,12 @@ _MIN_TABLE_SIZE = 65_536
 _TABLE = "_stratagem_is_table"
 
 
-def note_table(variable: Any) -> None:
+def note_table(variable: keras.Variable) -> None:
     """Marks a variable whose rows are looked up, so that its gradient may be rows, too."""
     setattr(variable, _TABLE, True)
 
 
-def is_table(variable: Any) -> bool:
+def is_table(variable: keras.Variable) -> bool:
     """Returns True if rows of a variable were ever looked up."""
     return getattr(variable, _TABLE, False)
 

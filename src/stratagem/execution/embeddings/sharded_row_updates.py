@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,10 @@ from jax.sharding import PartitionSpec
 from stratagem.execution.analysis.replication import inner_jaxprs
 from stratagem.execution.analysis.retracing import retrace
 from stratagem.topology import REPLICA_AXIS, Topology
+
+if TYPE_CHECKING:
+    from jax.extend.core import JaxprEqn
+
 
 __all__ = ["ShardedRowUpdates", "rows_to_update", "with_updated_rows"]
 
@@ -43,7 +47,7 @@ def _stratagem_with_updated_rows(table: jax.Array, ids: jax.Array, rows: jax.Arr
     return table.at[ids].set(rows, mode="drop", unique_indices=True)
 
 
-def rows_to_update(table: Any, ids: jax.Array) -> jax.Array:
+def rows_to_update(table: object, ids: jax.Array) -> jax.Array:
     """Returns the rows of a table, of shape (n, ...), that `with_updated_rows` writes back.
 
     `ids` are unique. An id of n or more stands for no row and returns an arbitrary one.
@@ -51,7 +55,7 @@ def rows_to_update(table: Any, ids: jax.Array) -> jax.Array:
     return _stratagem_rows_to_update(table, ids)
 
 
-def with_updated_rows(table: Any, ids: jax.Array, rows: jax.Array) -> jax.Array:
+def with_updated_rows(table: object, ids: jax.Array, rows: jax.Array) -> jax.Array:
     """Returns a table with the rows at `ids` replaced; see `rows_to_update`."""
     return _stratagem_with_updated_rows(table, ids, rows)
 
@@ -146,7 +150,7 @@ def _updates_of_rows(update: Jaxpr, tables: Container[int]) -> list[Any]:
     return [] if leaves_rows or new_tables & read else own
 
 
-def _is_by_element(eqn: Any) -> bool:
+def _is_by_element(eqn: JaxprEqn) -> bool:
     if eqn.primitive.name not in _CALLS:
         return eqn.primitive.name in _BY_ELEMENT
     inner = [jaxpr for value in eqn.params.values() for jaxpr in inner_jaxprs(value)]

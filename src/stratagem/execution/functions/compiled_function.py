@@ -38,12 +38,12 @@ class Function:
         self._programs: OrderedDict[Any, FunctionProgram] = OrderedDict()
         self._known = KnownVariables()
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
         """Binds the function to an instance if it was defined in a class."""
         return self if instance is None else types.MethodType(self, instance)
 
     @filters_traceback
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Calls the function; traces it first for new kinds of arguments."""
         if config.runs_eagerly() or not _is_outermost():
             return rebuilt(as_values(self._fn(*args, **kwargs)))
@@ -74,7 +74,7 @@ def function(
     *,
     jit_compile: bool | None = None,
     reduce_retracing: bool = False,
-    input_signature: Any = None,
+    input_signature: object = None,
 ) -> Any:
     """Compiles a step, with its calls of `run` and `reduce`, into one program.
 

@@ -60,14 +60,14 @@ class Call:
         return jax.tree.unflatten(self.structure, leaves)
 
 
-def flatten_call(args: Any, kwargs: Any) -> Call:
+def flatten_call(args: object, kwargs: object) -> Call:
     """Flattens arguments: arrays and Python numbers are traced, all others are static."""
     leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=lambda leaf: leaf is None)
     kinds = tuple(_kind(leaf) if _is_traced(leaf) else Static(leaf) for leaf in leaves)
     return Call(structure, leaves, kinds)
 
 
-def _is_traced(leaf: Any) -> bool:
+def _is_traced(leaf: object) -> bool:
     if is_array(leaf):
         return True
     return isinstance(leaf, int | float | complex) and not isinstance(leaf, bool)
@@ -109,7 +109,7 @@ class _Results:
         self.leaves: list[tuple[bool, Any]] = []
         self.is_per_replica: list[bool] = []
 
-    def flatten(self, result: Any) -> list[Any]:
+    def flatten(self, result: object) -> list[Any]:
         wholes, self.structure = jax.tree.flatten(as_values(result), is_leaf=_is_whole)
         outputs: list[Any] = []
         self.leaves, self.is_per_replica = [], []
@@ -141,7 +141,7 @@ class _Results:
         return jax.tree.unflatten(self.structure, leaves)
 
 
-def _is_whole(leaf: Any) -> bool:
+def _is_whole(leaf: object) -> bool:
     return leaf is None or isinstance(leaf, PerReplica)
 
 
@@ -168,7 +168,7 @@ class _Attempt:
             self._builds.found += needed.builds
             return None
 
-    def _traced(self, values: list[Any], arrays: list[Any], records: Any) -> Any:
+    def _traced(self, values: list[Any], arrays: list[Any], records: object) -> Any:
         pairs = zip(self.candidates, values, strict=True)
         values_by_id = {id(variable): value for variable, value in pairs}
         self.trace = FunctionTrace(values_by_id, self._builds)
@@ -224,7 +224,7 @@ def trace_function(fn: Callable[..., Any], call: Call, known: KnownVariables) ->
             initialize_created_variables(strategy)
 
 
-def _stored(variable: Any) -> Any:
+def _stored(variable: keras.Variable) -> Any:
     return variable.storage if home_of(variable) is not None else variable.value
 
 
@@ -270,7 +270,9 @@ class FunctionProgram:
         order = [places.get(id(variable)) for variable in candidates]
         num_written = len(self._written)
 
-        def run(written: list[Any], read_only: list[Any], arrays: list[Any], records: Any) -> Any:
+        def run(
+            written: list[Any], read_only: list[Any], arrays: list[Any], records: object
+        ) -> Any:
             values = [*written, *read_only]
             avals = closed.in_avals[: len(order)]
             inputs = [
@@ -321,7 +323,7 @@ class FunctionProgram:
             recording.keep(self.summaries.summaries, values, None)
         return self._results.rebuild(outputs[:num_results])
 
-    def _on_devices(self, array: Any) -> Any:
+    def _on_devices(self, array: object) -> Any:
         """Moves an array committed to other devices; the compiled call moves all others."""
         if self._topology is None or not isinstance(array, jax.Array):
             return array

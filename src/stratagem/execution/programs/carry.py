@@ -118,7 +118,7 @@ class Carry:
         return jax.tree.unflatten(self.structure, values)
 
 
-def _is_distributed(leaf: Any) -> bool:
+def _is_distributed(leaf: object) -> bool:
     return isinstance(leaf, PerReplica | Mirrored)
 
 
@@ -126,7 +126,7 @@ def _path(path: Any) -> str:
     return f"carry{jax.tree_util.keystr(path)}"
 
 
-def _parts(leaf: Any, path: str) -> list[Any]:
+def _parts(leaf: object, path: str) -> list[Any]:
     """Returns the components of one leaf; a single one if all replicas get the same."""
     if isinstance(leaf, PerReplica):
         components = [jnp.asarray(part) for part in leaf.components]
@@ -168,7 +168,7 @@ class CarryingStep:
     def _name(self) -> str:
         return name_of(self.fn.fn)
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, batch: object) -> Any:
         """Runs one step of a replica."""
         carry = jax.tree.unflatten(self.structure, [slot.read() for slot in self.slots])
         result = self.fn(batch, carry)
@@ -187,7 +187,7 @@ class CarryingStep:
         assert context is not None
         return result if self.op is None else context.all_reduce(self.op, result)
 
-    def _leaves(self, carry: Any) -> list[Any]:
+    def _leaves(self, carry: object) -> list[Any]:
         """Returns the arrays of the next carry; raises if their shapes or dtypes changed."""
         pairs, structure = jax.tree_util.tree_flatten_with_path(carry)
         if structure != self.structure:

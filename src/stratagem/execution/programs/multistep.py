@@ -51,7 +51,7 @@ def run_steps(
 
 
 def _run_all(
-    strategy: Any,
+    strategy: object,
     function: Callable[[Any], Any],
     iterator: DistributedIterator,
     num_steps: int,
@@ -87,7 +87,7 @@ class _OfBatch:
         return self.fn(*carry, batch)
 
 
-def _takes(fn: Callable[..., Any], *args: Any) -> bool:
+def _takes(fn: Callable[..., Any], *args: object) -> bool:
     """Returns True if a function accepts these arguments, or has no signature."""
     try:
         inspect.signature(fn).bind(*args)
@@ -108,7 +108,7 @@ class _ReducedStep:
     fn: Callable[[Any], Any]
     op: ReduceOp
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, batch: object) -> Any:
         context = get_replica_context()
         assert context is not None
         return context.all_reduce(self.op, as_values(self.fn(batch)))
@@ -128,11 +128,11 @@ def _mapped(fn: Callable[..., Any], *results: Any) -> Any:
     return jax.tree.map(fn, *map(as_values, results), is_leaf=_is_per_replica)
 
 
-def _is_per_replica(leaf: Any) -> bool:
+def _is_per_replica(leaf: object) -> bool:
     return isinstance(leaf, PerReplica)
 
 
-def _with_step_axis(leaf: Any) -> Any:
+def _with_step_axis(leaf: object) -> Any:
     if isinstance(leaf, PerReplica):
         if leaf.stacked is not None and leaf.lengths is None:
             return PerReplica(stacked=leaf.stacked[:, None])
@@ -141,7 +141,7 @@ def _with_step_axis(leaf: Any) -> Any:
     return leaf[None] if isinstance(leaf, jax.Array) else leaf
 
 
-def _true_rows(leaf: Any) -> Any:
+def _true_rows(leaf: object) -> Any:
     """Removes padding rows, which are on axis 1 because steps are on axis 0."""
     if not isinstance(leaf, PerReplica) or leaf.lengths is None:
         return leaf
@@ -175,7 +175,7 @@ def _shapes(leaf: PerReplica) -> Any:
     return [(length, *rest) for length in leaf.lengths or (leaf.components[0].shape[1],)]
 
 
-def _cannot_be_stacked(shapes: Any) -> InvalidArgumentError:
+def _cannot_be_stacked(shapes: object) -> InvalidArgumentError:
     return InvalidArgumentError(
         explain(
             f"A step function returned arrays of different shapes in different steps: {shapes}.",
@@ -186,5 +186,5 @@ def _cannot_be_stacked(shapes: Any) -> InvalidArgumentError:
     )
 
 
-def _of_any_replica(leaf: Any) -> Any:
+def _of_any_replica(leaf: object) -> Any:
     return leaf.components[0] if isinstance(leaf, PerReplica) else leaf

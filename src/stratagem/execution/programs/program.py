@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,10 @@ from stratagem.topology.lockstep import record_program, run_together
 from stratagem.topology.shards import local_copy
 from stratagem.values import PerReplica
 from stratagem.variables import VariableKind, home_of, store_of, stored_sharding
+
+if TYPE_CHECKING:
+    import keras
+
 
 __all__ = ["POOLS", "Program", "value_for_step"]
 
@@ -177,7 +181,7 @@ class Program:
         """Returns the shape and sharding of a variable as a program input."""
         return shape_on(self._value(variable), self._sharding(variable))
 
-    def _value(self, variable: Any) -> Any:
+    def _value(self, variable: object) -> Any:
         return value_for_step(variable)
 
     def _row_shapes(self, split: Sharding) -> list[jax.ShapeDtypeStruct]:
@@ -245,7 +249,7 @@ class Program:
             for aval in self.trace.jaxpr.out_avals[len(self._written) :]
         ]
 
-    def _everywhere(self, value: Any) -> Any:
+    def _everywhere(self, value: object) -> Any:
         """Moves an array committed to other devices; the compiled call moves all others."""
         if not isinstance(value, jax.Array) or isinstance(value, Tracer):
             return value
@@ -289,7 +293,7 @@ class Program:
         written = [self._sharding(variable) for variable in self.trace.written]
         return written, stacked, copied, copied
 
-    def _sharding(self, variable: Any) -> Sharding:
+    def _sharding(self, variable: object) -> Sharding:
         """Returns the sharding of a variable as an input or output of the program."""
         return stored_sharding(variable, self._topology)
 
@@ -366,7 +370,7 @@ class _Place:
 
     __slots__ = ("_is_stored", "spec", "variable")
 
-    def __init__(self, variable: Any) -> None:
+    def __init__(self, variable: keras.Variable) -> None:
         home = home_of(variable)
         self.variable: Any = variable  # a StoredVariable, or a plain Keras variable
         self._is_stored = home is not None
@@ -378,7 +382,7 @@ class _Place:
         store = store_of(self.variable)
         return store is None or (store.is_on_replicas and not store.is_pinned)
 
-    def store(self, value: Any) -> None:
+    def store(self, value: object) -> None:
         if self._is_stored:
             self.variable.storage = value
         elif (trace := current_function_trace()) is not None:

@@ -27,7 +27,7 @@ class Recompilations:
         self._states: dict[Any, dict[str, Any]] = {}
         self._programs: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
 
-    def note(self, fn: Any, kinds: Any, program: Any) -> None:
+    def note(self, fn: object, kinds: object, program: object) -> None:
         """Records a new program; warns if it is the third in a row that was used only once."""
         inner = fn.func if isinstance(fn, functools.partial) else fn
         inner = getattr(inner, "__func__", inner)

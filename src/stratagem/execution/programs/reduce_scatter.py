@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jax.extend.core import Literal
 
 from stratagem.execution.programs.update_part import StepParts
 from stratagem.topology import REPLICA_AXIS
+
+if TYPE_CHECKING:
+    from jax.extend.core import JaxprEqn
+
 
 __all__ = ["scatter_sums"]
 
@@ -53,6 +57,6 @@ def scatter_sums(
     return dataclasses.replace(parts, replica=jaxpr.replace(eqns=eqns, outvars=outvars)), axes
 
 
-def _is_sum(eqn: Any) -> bool:
+def _is_sum(eqn: JaxprEqn) -> bool:
     is_sum = eqn.primitive.name in _SUMS and eqn.params.get("axis_index_groups") is None
     return is_sum and tuple(eqn.params.get("axes", ())) == (REPLICA_AXIS,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,10 @@ from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.trace import Trace
 from stratagem.topology import REPLICA_AXIS, Topology
 from stratagem.variables import ShardedStore, store_of, stored_sharding
+
+if TYPE_CHECKING:
+    import keras
+
 
 __all__ = ["ShardedProgram", "is_sharded"]
 
@@ -107,7 +111,7 @@ class ShardedProgram(Program):
         own_part = ClosedJaxpr(jaxpr.replace(invars=[jaxpr.invars[place] for place in places]), [])
         first = len(jaxpr.outvars) - self.parts.num_handed
 
-        def of_one(*values: Any) -> list[Any]:
+        def of_one(*values: object) -> list[Any]:
             outputs = list(jaxpr_as_fun(own_part)(*values))
             for place, axis in enumerate(self._sum_axes, first):
                 if axis is not None:
@@ -165,12 +169,12 @@ class _ExchangedRows:
         return rows
 
 
-def _loaded(variable: Any, value: Any) -> Any:
+def _loaded(variable: keras.Variable, value: Any) -> Any:
     store = store_of(variable)
     return value if store is None else store.load(value)
 
 
-def _unloaded(variable: Any, value: Any) -> Any:
+def _unloaded(variable: object, value: Any) -> Any:
     store = store_of(variable)
     return value if store is None else store.unload(value)
 

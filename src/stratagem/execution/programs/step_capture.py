@@ -68,7 +68,7 @@ def capture(run: Callable[[], Any], *, takes_all: bool = False) -> CapturedStep 
     return None
 
 
-def note_optimizer(optimizer: Any) -> None:
+def note_optimizer(optimizer: object) -> None:
     """Records that the replica function being traced applies an optimizer."""
     if _seen.optimizers is not None:
         _seen.optimizers[id(optimizer)] = optimizer

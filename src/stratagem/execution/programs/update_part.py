@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jax.extend.core import Jaxpr, Literal
 
@@ -18,6 +18,10 @@ from stratagem.execution.analysis.replication import (
     inner_jaxprs,
 )
 from stratagem.execution.tracing.remote_state import without_unused
+
+if TYPE_CHECKING:
+    from jax.extend.core import JaxprEqn
+
 
 __all__ = ["StepParts", "part_step"]
 
@@ -116,7 +120,7 @@ def _moved(jaxpr: Jaxpr, differs: dict[Any, bool], may_update: Sequence[bool]) -
     return moved[::-1]
 
 
-def _may_move(eqn: Any, differs: dict[Any, bool]) -> bool:
+def _may_move(eqn: JaxprEqn, differs: dict[Any, bool]) -> bool:
     if eqn.effects or eqn.primitive.name in _OF_REPLICAS:
         return False
     if any(not isinstance(atom, Literal) and differs.get(atom, False) for atom in eqn.invars):

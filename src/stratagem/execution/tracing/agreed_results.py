@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from typing import Any
 
 from stratagem.execution.analysis.replication import differing_outputs
 from stratagem.execution.tracing.errors import disagreement
@@ -12,7 +11,7 @@ from stratagem.execution.tracing.trace import Trace
 __all__ = ["use_agreement"]
 
 
-def use_agreement(trace: Trace, unproven: Set[int], strategy: Any) -> None:
+def use_agreement(trace: Trace, unproven: Set[int], strategy: object) -> None:
     """Checks that `unproven` variables, by id, are assigned equal values on all replicas.
 
     Also clears row lengths of results that are equal on all replicas (summed, gathered): they are

@@ -98,7 +98,7 @@ class Arguments:
         return dataclasses.replace(self, leaves=tuple(leaves), batch=batch)
 
 
-def _array_leaf(value: Any, *, split: bool, lengths: tuple[int, ...] | None = None) -> Leaf:
+def _array_leaf(value: object, *, split: bool, lengths: tuple[int, ...] | None = None) -> Leaf:
     if isinstance(value, jax.Array):
         return Leaf(split, value.shape, value.dtype, bool(value.aval.weak_type), lengths)
     if isinstance(value, np.ndarray):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -24,6 +24,10 @@ from stratagem.execution.tracing.trace import Trace
 from stratagem.messages import explain
 from stratagem.values import PerReplica
 from stratagem.variables import VariableKind, agree_on_initial_values, home_of
+
+if TYPE_CHECKING:
+    import keras
+
 
 __all__ = ["BuildWrites", "keep_builds", "lost_writes", "store_initial"]
 
@@ -44,7 +48,7 @@ def lost_writes(
     return lost
 
 
-def store_initial(variable: Any, value: Any) -> None:
+def store_initial(variable: keras.Variable, value: object) -> None:
     """Sets the initial value of a new variable: `PerReplica`, or one value for all replicas."""
     home = home_of(variable)
     if home is not None and home.kind is VariableKind.ON_READ:

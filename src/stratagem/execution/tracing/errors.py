@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stratagem.messages import explain
+
+if TYPE_CHECKING:
+    import keras
+
 
 __all__ = [
     "apart",
@@ -16,7 +20,7 @@ __all__ = [
 ]
 
 
-def parted(strategy: Any) -> RuntimeError:
+def parted(strategy: object) -> RuntimeError:
     """Returns the error for replicas that would deadlock."""
     return RuntimeError(
         explain(
@@ -52,7 +56,7 @@ def created_again(variable: Any) -> ValueError:
     )
 
 
-def foreign_variable(variable: Any, owner: Any, user: Any) -> ValueError:
+def foreign_variable(variable: Any, owner: object, user: Any) -> ValueError:
     """Returns the error for a variable owned by another strategy."""
     return ValueError(
         explain(
@@ -77,7 +81,7 @@ def disagreement(variable: Any, strategy: Any) -> ValueError:
     )
 
 
-def assigned_under_jit(variable: Any) -> RuntimeError:
+def assigned_under_jit(variable: keras.Variable) -> RuntimeError:
     """Returns the error for an assignment that an outer `jax.jit` would lose."""
     return RuntimeError(
         explain(

@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import types
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -45,7 +46,7 @@ class FunctionKeys:
     def __init__(self) -> None:
         self._keys: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
-    def key(self, fn: Any) -> Any:
+    def key(self, fn: Callable[..., Any]) -> Any:
         """Returns a hashable key; functions with equal keys trace to the same program."""
         if dataclasses.is_dataclass(fn):  # our own wrapper of the user's step
             fields = [getattr(fn, field.name) for field in dataclasses.fields(fn)]
@@ -236,7 +237,7 @@ def _is_filled(cell: types.CellType) -> bool:
     return True
 
 
-def _is_of_library(value: Any, library: str | None = None) -> bool:
+def _is_of_library(value: object, library: str | None = None) -> bool:
     """Returns True if a module, class or function is from an installed or a given library."""
     if isinstance(value, types.ModuleType):
         name = value.__name__

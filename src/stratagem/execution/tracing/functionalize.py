@@ -80,7 +80,7 @@ class ReplicaScope(keras.StatelessScope):
         _current.scope = self
         return self
 
-    def __exit__(self, *args: Any) -> None:
+    def __exit__(self, *args: object) -> None:
         _current.scope = self._outer
         self._key.__exit__(*args)
         super().__exit__(*args)
@@ -103,7 +103,7 @@ class ReplicaScope(keras.StatelessScope):
         if is_uninitialized(variable):
             self.early.append((variable, self.written_value(variable)))
 
-    def keep(self, variable: Any, value: Any) -> None:
+    def keep(self, variable: keras.Variable, value: object) -> None:
         """Records a new value without counting it as an assignment."""
         if not self.is_at_its_own_level:
             raise ValueError(
@@ -124,15 +124,15 @@ class ReplicaScope(keras.StatelessScope):
         if home_of(variable) is None:  # without a strategy: one value for all replicas
             self.mark_unproven(variable)
 
-    def written_value(self, variable: Any) -> Any:
+    def written_value(self, variable: keras.Variable) -> Any:
         """Returns the last value written to a variable, in the variable's dtype."""
         return jax.lax.convert_element_type(self.state_mapping[id(variable)], variable.dtype)
 
-    def mark_unproven(self, variable: Any) -> None:
+    def mark_unproven(self, variable: keras.Variable) -> None:
         """Marks a written value that must still be proven equal on all replicas."""
         self.unproven[id(variable)] = variable
 
-    def note_rows(self, gradient: Any, slices: IndexedSlices) -> None:
+    def note_rows(self, gradient: object, slices: IndexedSlices) -> None:
         """Records the rows outside which a gradient is zero."""
         self._rows[id(gradient)] = (gradient, slices)
 
@@ -141,7 +141,7 @@ class ReplicaScope(keras.StatelessScope):
         """The scope of the whole replica function."""
         return self if self._outer is None else self._outer.outermost
 
-    def has_written(self, variable: Any) -> bool:
+    def has_written(self, variable: keras.Variable) -> bool:
         """Returns True if a variable was written in this or an enclosing scope."""
         is_here = id(variable) in self.writes
         return is_here or (self._outer is not None and self._outer.has_written(variable))
@@ -155,7 +155,7 @@ class ReplicaScope(keras.StatelessScope):
         """Registers a function to call outside the trace before the step first runs."""
         self.preparations.append(function)
 
-    def send(self, what: Any, value: Any) -> None:
+    def send(self, what: object, value: object) -> None:
         """Outputs this replica's `value` to the remote variables; `what` says what it is.
 
         Raises ValueError inside `lax.cond` and the like.
@@ -171,12 +171,12 @@ class ReplicaScope(keras.StatelessScope):
             )
         self.sent.append((what, value))
 
-    def is_late(self, variable: Any) -> bool:
+    def is_late(self, variable: keras.Variable) -> bool:
         """Returns True if servers update the variable after the step."""
         sent = [what for what, _ in self.sent]
         return self._remote is not None and self._remote.updates_after_step(variable, sent)
 
-    def rows_of(self, gradient: Any) -> IndexedSlices | None:
+    def rows_of(self, gradient: object) -> IndexedSlices | None:
         """Returns the rows of a gradient; None if none were recorded for this very array."""
         _, slices = self._rows.get(id(gradient), (None, None))
         return slices
@@ -187,6 +187,6 @@ class ReplicaScope(keras.StatelessScope):
         self.writes.clear()
         self.unproven.clear()
 
-    def set_value(self, variable: Any, value: Any) -> None:
+    def set_value(self, variable: object, value: object) -> None:
         """Sets a variable's value within this scope, without counting it as a write."""
         self.state_mapping[id(variable)] = value

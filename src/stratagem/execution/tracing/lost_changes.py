@@ -47,24 +47,24 @@ def call_with_copies(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _objects(tree: Any) -> list[Any]:
+def _objects(tree: object) -> list[Any]:
     """Returns the nodes of a pytree other than dicts, lists and tuples, which may hold state."""
     return [one for one in jax.tree.leaves(tree, is_leaf=_is_object) if _is_object(one)]
 
 
-def _is_object(node: Any) -> bool:
+def _is_object(node: object) -> bool:
     if node is None or isinstance(node, dict | list | tuple):
         return False
     return not jax.tree_util.all_leaves([node])
 
 
-def _arrays(one: Any) -> list[Any]:
+def _arrays(one: object) -> list[Any]:
     """Returns the leaves of an object; none if it creates new leaves on every call."""
     leaves, again = jax.tree.leaves(one), jax.tree.leaves(one)
     return leaves if list(map(id, leaves)) == list(map(id, again)) else []
 
 
-def _lost(fn: Callable[..., Any], one: Any) -> RuntimeError:
+def _lost(fn: Callable[..., Any], one: object) -> RuntimeError:
     return RuntimeError(
         explain(
             f"{name_of(fn)} changed its argument of type {type(one).__name__}, and the change "

@@ -14,6 +14,10 @@ from jax.extend.core import Jaxpr, Literal
 from stratagem.context.function_trace import current_function_trace
 
 if TYPE_CHECKING:
+    import keras
+
+
+if TYPE_CHECKING:
     from stratagem.execution.tracing.trace import Trace
 
 __all__ = ["Ids", "Lookup", "RemoteState", "chained_tables", "gets_rows", "without_unused"]
@@ -46,7 +50,7 @@ class RemoteState(Protocol):
         """True if a step reads or changes any of these variables."""
         ...
 
-    def updates_after_step(self, variable: Any, sent: Sequence[Any]) -> bool:
+    def updates_after_step(self, variable: keras.Variable, sent: Sequence[Any]) -> bool:
         """True if servers update the variable after the step, from the gradients it sends."""
         ...
 
@@ -76,7 +80,7 @@ def gets_rows(strategy: Any) -> bool:
     return is_stored or strategy.placement.remote is not None
 
 
-def _counts(effect: Any) -> bool:
+def _counts(effect: object) -> bool:
     """Returns True for effects that keep an operation; a named mesh axis is not one."""
     return type(effect).__name__ != "NamedAxisEffect"
 

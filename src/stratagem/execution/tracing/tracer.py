@@ -86,7 +86,7 @@ class _Recorder:
         self.early: list[Any] = []
         self.summaries: CollectedSummaries | None = None
 
-    def is_stacked(self, variable: Any) -> bool:
+    def is_stacked(self, variable: object) -> bool:
         home = home_of(variable)
         return (
             home is not None
@@ -95,7 +95,7 @@ class _Recorder:
         )
 
     def body(
-        self, state: dict[str, list[Any]], split: list[Any], shared: list[Any], records: Any
+        self, state: dict[str, list[Any]], split: list[Any], shared: list[Any], records: object
     ) -> tuple[list[Any], list[Any], list[Any]]:
         """Runs one replica; passed to `shard_map`, so it takes and returns local arrays."""
         several = self._topology.num_replicas > 1
@@ -176,14 +176,14 @@ class _Recorder:
             for variable in self.candidates
         }
 
-    def _read(self, variable: Any, values: dict[int, Any]) -> Any:
+    def _read(self, variable: object, values: dict[int, Any]) -> Any:
         value = values.get(id(variable))
         if value is not None:  # index only variables that are read
             return value[0] if self.is_stacked(variable) else value
         self._note_missed(variable)
         return None
 
-    def _note_missed(self, variable: Any) -> None:
+    def _note_missed(self, variable: object) -> None:
         home: Home | None = home_of(variable)
         if home is None:
             self.missed[id(variable)] = variable

@@ -167,6 +167,6 @@ def _used_up(origin: object, num_taken: int) -> ValueError:
     )
 
 
-def _copied(batch: Any) -> Any:
+def _copied(batch: object) -> Any:
     """Copies a batch, because its source may reuse the arrays."""
     return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, batch)

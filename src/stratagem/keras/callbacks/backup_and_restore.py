@@ -139,7 +139,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         if termination_config is not None:
             vars(self)["on_train_batch_begin"] = self._on_train_batch_begin
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: object = None) -> None:
         """Restores the newest undamaged backup, if any."""
         model, iterator = self._synchronised_model(), epoch_iterator()
         if not model.built:
@@ -202,7 +202,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Returns the model; Keras updates its variables when this attribute is read."""
         return self.model
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         """In the resumed epoch, undoes the changes by Keras and other callbacks at its start."""
         assert self._run is not None
         restored, self._restored = self._restored, None
@@ -216,7 +216,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._batch = state["batch"]
             self._set(state)
 
-    def _on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def _on_train_batch_begin(self, batch: int, logs: object = None) -> None:
         assert self._run is not None
         assert self._run.leaving is not None
         self._run.leaving.before_step(self._num_done, self._save_on_notice)
@@ -225,7 +225,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._save(self._epoch, self._batch, in_memory=True, on_disk=True)
         return True
 
-    def _on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def _on_train_batch_end(self, batch: int, logs: object = None) -> None:
         assert self._run is not None
         num_batches = batch + 1 - self._batch
         self._num_unsaved += num_batches
@@ -244,7 +244,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 options=self.options,
             )
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
         """Saves a backup if one is due."""
         is_due = self.save_freq == "epoch" or self._num_unsaved >= int(self.save_freq)
         self._num_done += 1  # its state differs from that after the last batch
@@ -300,7 +300,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             memory.forget()
             self._run = dataclasses.replace(self._run, memory=None)
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: object = None) -> None:
         """Waits for pending writes, then deletes the backups unless they are kept."""
         if self._restored is not None:  # no epoch was left to run
             set_initial_epoch(self.model, None)
@@ -332,7 +332,7 @@ def _name_in_memory(backup_dir: str) -> str:
     return f"backup-{zlib.crc32(os.path.abspath(backup_dir).encode()):08x}"
 
 
-def _check(backup_dir: Any, save_freq: Any, memory_save_freq: Any) -> None:
+def _check(backup_dir: object, save_freq: object, memory_save_freq: object) -> None:
     if not backup_dir:
         raise ValueError(
             explain(
@@ -359,5 +359,5 @@ def _check(backup_dir: Any, save_freq: Any, memory_save_freq: Any) -> None:
         )
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0

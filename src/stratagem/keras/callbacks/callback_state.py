@@ -45,7 +45,7 @@ def set_callback_states(callbacks: Sequence[Any], states: Mapping[str, Any]) -> 
             vars(callback).update(state)
 
 
-def _state(callback: Any) -> Any:
+def _state(callback: keras.callbacks.Callback) -> Any:
     if isinstance(callback, Stateful):
         return callback.get_state()
     return {name: getattr(callback, name) for name in _attributes(callback)}
@@ -60,7 +60,7 @@ def _named(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
             yield f"{kind} {counts[kind]}", callback
 
 
-def _attributes(callback: Any) -> list[str]:
+def _attributes(callback: keras.callbacks.Callback) -> list[str]:
     """Returns the attributes to save that exist in this Keras version, after `on_train_begin`."""
     return [
         name

@@ -96,7 +96,7 @@ class TensorBoard(keras.callbacks.Callback):
         """True if it reads the logs of single batches."""
         return self.update_freq is not None or self._profiled is not None
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: keras.Model) -> None:
         """Opens new files; Keras calls it before training and evaluation."""
         super().set_model(model)
         self._writers = {}
@@ -133,7 +133,7 @@ class TensorBoard(keras.callbacks.Callback):
         if self._defaults:
             self._defaults.pop().close()
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: object = None) -> None:
         """Makes the train folder the default for summaries in layers."""
         self._is_training = True
         self._num_steps = self._iterations()
@@ -145,7 +145,7 @@ class TensorBoard(keras.callbacks.Callback):
         step = _NextStep(self._optimizer) if self._counts_in_step else self._num_steps
         self._push_default("train", step)
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: object = None) -> None:
         """Closes the files."""
         self._pop_default()
         if self._is_profiling:
@@ -153,12 +153,12 @@ class TensorBoard(keras.callbacks.Callback):
         self._is_training = False
         self._close_writers()
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         """Records the start time of the epoch."""
         self._num_steps_before_epoch = self._num_steps
         self._epoch_began_s = time.perf_counter()
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
         """Starts the profiler before the first batch to profile."""
         self._batch_began_s = time.perf_counter()
         first = self._num_steps_before_epoch + batch + 1
@@ -170,7 +170,7 @@ class TensorBoard(keras.callbacks.Callback):
             jax.profiler.start_trace(os.path.join(self.log_dir, "train"))
             self._is_profiling = True
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         """Writes the logs of a batch every `update_freq` batches."""
         before, self._num_steps = self._num_steps, self._num_steps_before_epoch + batch + 1
         if self._is_profiling and self._profiled and self._num_steps >= self._profiled[1]:
@@ -185,7 +185,7 @@ class TensorBoard(keras.callbacks.Callback):
             values["batch_steps_per_second"] = (self._num_steps - before) / elapsed_s
         self._write("train", values, self._num_steps)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
         """Writes the logs of an epoch, and weights at the chosen frequency."""
         values = _named(logs)
         of_training = {k: v for k, v in values.items() if not k.startswith("val_")}
@@ -205,18 +205,18 @@ class TensorBoard(keras.callbacks.Callback):
         if self.embeddings_freq and epoch % self.embeddings_freq == 0:
             write_embeddings(self.model, self._writer("train"), self.log_dir)
 
-    def on_test_begin(self, logs: Any = None) -> None:
+    def on_test_begin(self, logs: object = None) -> None:
         """Makes the validation folder the default for summaries in layers."""
         self._num_test_steps = 0
         self._push_default("validation", 0)
 
-    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_begin(self, batch: int, logs: object = None) -> None:
         """Counts batches for summaries in layers."""
         self._num_test_steps = batch + 1
         self._pop_default()
         self._push_default("validation", self._num_test_steps)
 
-    def on_test_end(self, logs: Any = None) -> None:
+    def on_test_end(self, logs: object = None) -> None:
         """Writes the logs of an evaluation at the current training step."""
         self._pop_default()
         if self._optimizer is not None:
@@ -240,7 +240,7 @@ class TensorBoard(keras.callbacks.Callback):
         iterations: Any = keras.ops.convert_to_numpy(self._optimizer.iterations)
         return int(iterations)
 
-    def _stop_profiler(self, logs: Any) -> None:
+    def _stop_profiler(self, logs: object) -> None:
         jax.block_until_ready(list(_named(logs).values()))
         jax.profiler.stop_trace()
         self._is_profiling, self._profiled = False, None
@@ -249,7 +249,7 @@ class TensorBoard(keras.callbacks.Callback):
 class _NextStep:
     """The number of the current training step, counted from 1; default step of summaries."""
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: keras.optimizers.Optimizer) -> None:
         self._optimizer = optimizer
 
     @property
@@ -259,11 +259,11 @@ class _NextStep:
         return iterations + jax.numpy.ones((), iterations.dtype)
 
 
-def _value(step: Any) -> Any:
+def _value(step: object) -> Any:
     return getattr(step, "value", step)
 
 
-def _named(logs: Any) -> dict[str, Any]:
+def _named(logs: object) -> dict[str, Any]:
     """Returns logs by name; a custom `train_step` may return anything."""
     return dict(logs) if isinstance(logs, Mapping) else {}
 

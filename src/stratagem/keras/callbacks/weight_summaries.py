@@ -66,7 +66,7 @@ def write_conceptual_graph(model: Any) -> None:
 
 
 def write_projector_configuration(
-    model: Any,
+    model: keras.Model,
     writer: summary.SummaryWriter,
     log_dir: str,
     labels: str | Mapping[str, str] | None,

@@ -84,7 +84,7 @@ class CheckpointFormat(Protocol):
         """Returns checkpoints, complete or not, oldest first; none if `folder` is missing."""
         ...
 
-    def load(self, checkpoint: CheckpointFile, model: Any) -> None:
+    def load(self, checkpoint: CheckpointFile, model: object) -> None:
         """Loads weights into a built model, and matching state into its optimizer.
 
         Raises:

@@ -21,7 +21,7 @@ __all__ = ["check_arguments"]
 def check_arguments(
     *,
     model: Any,
-    data: Any,
+    data: object,
     checkpoint_dir: Any,
     steps: int | None,
     limits: LoopLimits,
@@ -38,7 +38,7 @@ def check_arguments(
     _check_callbacks(callbacks, Path(checkpoint_dir))
 
 
-def _check_model(model: Any) -> None:
+def _check_model(model: object) -> None:
     if not isinstance(model, keras.Model):
         raise TypeError(
             explain(
@@ -66,7 +66,7 @@ def _check_model(model: Any) -> None:
         )
 
 
-def _check_data(data: Any, steps: int | None) -> None:
+def _check_data(data: object, steps: int | None) -> None:
     if isinstance(data, tuple) and not 1 <= len(data) <= 3:
         raise ValueError(
             explain(
@@ -85,7 +85,7 @@ def _check_data(data: Any, steps: int | None) -> None:
         )
 
 
-def _check_count(name: str, value: Any) -> None:
+def _check_count(name: str, value: object) -> None:
     if value is None:
         return
     if not isinstance(value, int) or isinstance(value, bool):
@@ -106,7 +106,7 @@ def _check_count(name: str, value: Any) -> None:
         )
 
 
-def _check_seconds(name: str, value: Any) -> None:
+def _check_seconds(name: str, value: object) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError(
             explain(
@@ -125,7 +125,7 @@ def _check_seconds(name: str, value: Any) -> None:
         )
 
 
-def _check_folder(checkpoint_dir: Any) -> None:
+def _check_folder(checkpoint_dir: object) -> None:
     if not isinstance(checkpoint_dir, str | os.PathLike):
         raise TypeError(
             explain(

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
@@ -23,6 +23,10 @@ from stratagem.keras.variables.annotations import annotated_variables
 from stratagem.options import ReduceOp
 from stratagem.variables import VariableKind, home_of
 
+if TYPE_CHECKING:
+    import keras
+
+
 __all__ = [
     "annotating_statistics",
     "moments_of_replicas",
@@ -33,10 +37,12 @@ __all__ = [
 _MOVING = ("moving_mean", "moving_variance", "moving_stddev", "renorm_mean", "renorm_stddev")
 
 
-def taking_synchronized(init: Any) -> Any:
+def taking_synchronized(init: Callable[..., Any]) -> Any:
     """Returns `BatchNormalization.__init__` that accepts `synchronized=True`."""
 
-    def replica_init(self: Any, *args: Any, synchronized: bool = False, **kwargs: Any) -> None:
+    def replica_init(
+        self: Any, *args: object, synchronized: bool = False, **kwargs: object
+    ) -> None:
         init(self, *args, **kwargs)
         self.synchronized = bool(synchronized)
 
@@ -45,13 +51,13 @@ def taking_synchronized(init: Any) -> Any:
     return replica_init
 
 
-def annotating_statistics(build: Any) -> Any:
+def annotating_statistics(build: Callable[..., Any]) -> Any:
     """Returns `BatchNormalization.build` whose moving statistics are ON_READ with MEAN."""
 
-    def replica_build(self: Any, input_shape: Any) -> None:
+    def replica_build(self: Any, input_shape: object) -> None:
         add_weight = self.add_weight
 
-        def annotated(*args: Any, **kwargs: Any) -> Any:
+        def annotated(*args: object, **kwargs: object) -> Any:
             if kwargs.get("name") not in _MOVING:
                 return add_weight(*args, **kwargs)
             with annotated_variables(synchronization="on_read", aggregation="mean"):
@@ -69,7 +75,7 @@ def annotating_statistics(build: Any) -> Any:
     return replica_build
 
 
-def normalizing_true_rows(call: Any) -> Any:
+def normalizing_true_rows(call: Callable[..., Any]) -> Any:
     """Returns `BatchNormalization.call` that skips padding and infers with all statistics."""
 
     def replica_call(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
@@ -105,7 +111,7 @@ def moments_of_replicas(moments: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _aggregated_statistics(layer: Any, context: ReplicaContext) -> Generator[None]:
+def _aggregated_statistics(layer: keras.layers.Layer, context: ReplicaContext) -> Generator[None]:
     """Makes inference use the mean of all replicas' moving statistics, as one device would."""
     variables = (layer.moving_mean, layer.moving_variance)
     homes = [home_of(variable) for variable in variables]
@@ -115,7 +121,7 @@ def _aggregated_statistics(layer: Any, context: ReplicaContext) -> Generator[Non
         yield
         return
 
-    def read(variable: Any) -> Any:
+    def read(variable: keras.Variable) -> Any:
         value = outer.get_current_value(variable)
         return root.get_current_value(variable) if value is None else value
 
@@ -128,7 +134,7 @@ def _aggregated_statistics(layer: Any, context: ReplicaContext) -> Generator[Non
         yield
 
 
-def _plain_moments(moments: Any, layer: Any, inputs: Any, mask: Any) -> Any:
+def _plain_moments(moments: Callable[..., Any], layer: Any, inputs: object, mask: object) -> Any:
     synchronized, layer.synchronized = (
         layer.synchronized,
         False,

@@ -46,7 +46,7 @@ def num_rows(values: Any, context: ReplicaContext) -> int | None:
     return shape[0] if is_batch else None
 
 
-def first_rows(values: Any, count: int, context: ReplicaContext, rows: int | None = None) -> Any:
+def first_rows(values: object, count: int, context: ReplicaContext, rows: int | None = None) -> Any:
     """Returns the first `count` examples of a pytree's arrays with `rows` rows; others unchanged.
 
     `rows` is by default the batch size.
@@ -62,7 +62,7 @@ def first_rows(values: Any, count: int, context: ReplicaContext, rows: int | Non
     return _with_masks(cut, values)
 
 
-def gathered_rows(values: Any, context: ReplicaContext, rows: int | None) -> Any:
+def gathered_rows(values: object, context: ReplicaContext, rows: int | None) -> Any:
     """Returns the true rows of all replicas for the arrays with `rows` rows. Differentiable.
 
     Floating scalars become means weighted by examples. The int batch size, which Keras passes as a
@@ -73,7 +73,7 @@ def gathered_rows(values: Any, context: ReplicaContext, rows: int | None) -> Any
     if lengths is not None and batch.size and rows is not None:
         lengths = tuple(length * (rows // batch.size) for length in lengths)
 
-    def gathered(leaf: Any) -> Any:
+    def gathered(leaf: object) -> Any:
         if isinstance(leaf, int) and not isinstance(leaf, bool) and leaf == batch.size:
             return context.global_num_examples
         if not isinstance(leaf, jax.Array):
@@ -88,10 +88,10 @@ def gathered_rows(values: Any, context: ReplicaContext, rows: int | None) -> Any
     return _with_masks(gathered, values)
 
 
-def _with_masks(change: Callable[[Any], Any], values: Any) -> Any:
+def _with_masks(change: Callable[[Any], Any], values: object) -> Any:
     """Maps `change` over the leaves of a pytree and over their Keras masks."""
 
-    def changed(leaf: Any) -> Any:
+    def changed(leaf: object) -> Any:
         result, mask = change(leaf), get_keras_mask(leaf)
         if mask is not None and result is not leaf:
             set_keras_mask(result, change(mask))

@@ -7,6 +7,7 @@ Where `sg.value_and_grad` keeps the gradient of the table as rows, the layer loo
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -17,11 +18,11 @@ from stratagem.keras.variables.annotations import making_table
 __all__ = ["building_table", "looking_up_rows"]
 
 
-def building_table(original: Any) -> Any:
+def building_table(original: Callable[..., Any]) -> Any:
     """Returns `Embedding.build` that registers the table."""
 
     @functools.wraps(original)
-    def build(self: Any, *args: Any, **kwargs: Any) -> None:
+    def build(self: Any, *args: object, **kwargs: object) -> None:
         with making_table():
             original(self, *args, **kwargs)
         if (table := _table(self)) is not None:
@@ -30,7 +31,7 @@ def building_table(original: Any) -> Any:
     return build
 
 
-def looking_up_rows(original: Any) -> Any:
+def looking_up_rows(original: Callable[..., Any]) -> Any:
     """Returns `Embedding.call` that looks up rows of a recorded table."""
 
     @functools.wraps(original)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import operator
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -37,12 +38,16 @@ from stratagem.keras.private import apply_mask, get_keras_mask, squeeze_or_expan
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
 
+if TYPE_CHECKING:
+    from jax.typing import DTypeLike
+
+
 __all__ = ["compute_average_loss", "replica_loss", "scale_regularization_loss"]
 
 _AVERAGING = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 
-def replica_loss(original: Any) -> Any:
+def replica_loss(original: Callable[..., Any]) -> Any:
     """Returns `Loss.__call__` that counts examples over replicas."""
 
     def call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
@@ -93,7 +98,7 @@ def _warn_about_pairs(loss: Any, context: ReplicaContext) -> None:
 
 
 def _loss_of_whole_batch(
-    loss: Any, y_true: Any, y_pred: Any, sample_weight: Any, context: ReplicaContext
+    loss: Any, y_true: object, y_pred: object, sample_weight: object, context: ReplicaContext
 ) -> Any:
     """Returns this replica's share, 1/n, of a loss in which examples depend on one another.
 
@@ -153,7 +158,7 @@ def _weight_of_batch(
 
 
 def _of_true_rows(
-    loss: Any, y_true: Any, y_pred: Any, of_all_rows: jax.Array, context: ReplicaContext
+    loss: Any, y_true: object, y_pred: object, of_all_rows: jax.Array, context: ReplicaContext
 ) -> jax.Array:
     """Recomputes a scalar loss of a batch, such as a mean, without padding rows.
 
@@ -215,7 +220,7 @@ def _num_elements(values: Any, context: ReplicaContext, *, share: bool) -> Any:
 
 
 def compute_average_loss(
-    per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
+    per_example_loss: object, sample_weight: object = None, global_batch_size: Any = None
 ) -> jax.Array:
     """Scales per-example losses so that the sum over replicas is their average.
 
@@ -280,7 +285,7 @@ def _num_examples(losses: jax.Array, context: ReplicaContext | None) -> Any:
     return context.global_num_examples
 
 
-def _check_batch_size(global_batch_size: Any, dtype: Any) -> jax.Array:
+def _check_batch_size(global_batch_size: Any, dtype: DTypeLike) -> jax.Array:
     """Returns the batch size as a scalar of the losses' dtype."""
     size = global_batch_size
     if not isinstance(size, Tracer):
@@ -310,7 +315,7 @@ def _check_batch_size(global_batch_size: Any, dtype: Any) -> jax.Array:
     return jnp.asarray(size, dtype)
 
 
-def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
+def scale_regularization_loss(regularization_loss: object) -> jax.Array:
     """Divides a loss that is equal on every replica by the number of replicas.
 
     Call in replica context.

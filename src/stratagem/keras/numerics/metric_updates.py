@@ -12,7 +12,7 @@ import inspect
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,10 @@ from stratagem.keras.private import averaged, averaged_function
 from stratagem.messages import explain
 from stratagem.options import VariableAggregation
 from stratagem.variables import VariableKind, aggregate_components, home_of
+
+if TYPE_CHECKING:
+    from jax.typing import DTypeLike
+
 
 __all__ = ["of_all_replicas", "update_in_replica", "variables_of_update"]
 
@@ -89,7 +93,7 @@ def _update_with_scalar(
     return update_state(*bound.args, **bound.kwargs)
 
 
-def _weigh_by_examples(bound: Any, dtype: Any, context: ReplicaContext) -> None:
+def _weigh_by_examples(bound: Any, dtype: DTypeLike, context: ReplicaContext) -> None:
     """Weights one number per batch by this replica's fraction of the examples."""
     weight = bound.arguments.get("sample_weight")
     fraction = example_fraction(context, dtype)
@@ -97,7 +101,7 @@ def _weigh_by_examples(bound: Any, dtype: Any, context: ReplicaContext) -> None:
     bound.arguments["sample_weight"] = whole
 
 
-def _averages_batches(metric: Any, arguments: dict[str, Any]) -> bool:
+def _averages_batches(metric: object, arguments: dict[str, Any]) -> bool:
     """Returns True if a metric averages one number per batch, such as a mean over rows."""
     if not isinstance(metric, keras.metrics.MeanMetricWrapper):
         return False
@@ -147,7 +151,9 @@ def _homes(metric: Any) -> list[Any]:
     return [home_of(variable) for variable in metric.variables]
 
 
-def _is_seen_to_add_up(update_state: Any, metric: Any, bound: Any, rows: int) -> bool:
+def _is_seen_to_add_up(
+    update_state: Callable[..., Any], metric: Any, bound: Any, rows: int
+) -> bool:
     variables = metric.variables
     names = list(bound.arguments)[1:]
     leaves, structure = jax.tree.flatten([bound.arguments[name] for name in names])
@@ -168,7 +174,7 @@ def _is_seen_to_add_up(update_state: Any, metric: Any, bound: Any, rows: int) ->
 
 
 def updated_values(
-    update_state: Any,
+    update_state: Callable[..., Any],
     metric: Any,
     variables: list[Any],
     values: list[Any],
@@ -214,7 +220,7 @@ def _update_with_whole_batch(
         variable.assign(value)
 
 
-def of_all_replicas(variable: Any, context: ReplicaContext) -> Any:
+def of_all_replicas(variable: keras.Variable, context: ReplicaContext) -> Any:
     """Returns a variable's value over all components; a collective, so call on every replica."""
     home = home_of(variable)
     if home is None or home.kind is not VariableKind.ON_READ:

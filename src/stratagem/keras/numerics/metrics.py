@@ -10,7 +10,7 @@ import contextlib
 import functools
 import inspect
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import jax
@@ -41,10 +41,10 @@ class _Active(threading.local):
 _active = _Active()
 
 
-def wrapping_class(original: Any) -> Any:
+def wrapping_class(original: Callable[..., Any]) -> Any:
     """Returns `Metric.__new__` that wraps the methods of each metric class once."""
 
-    def create(cls: type, *args: Any, **kwargs: Any) -> Any:
+    def create(cls: type, *args: object, **kwargs: object) -> Any:
         for base in cls.__mro__:
             if issubclass(base, keras.metrics.Metric) and base not in _wrapped_classes:
                 _wrap_class(base)
@@ -53,11 +53,11 @@ def wrapping_class(original: Any) -> Any:
     return staticmethod(create)
 
 
-def created_once(original: Any) -> Any:
+def created_once(original: Callable[..., Any]) -> Any:
     """Returns `Metric.add_variable` whose initial value counts once, not once per replica."""
 
     @functools.wraps(original)
-    def add_variable(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def add_variable(self: Any, *args: object, **kwargs: object) -> Any:
         with making_state_of_metric():
             return original(self, *args, **kwargs)
 
@@ -87,7 +87,7 @@ def results_of_all_replicas() -> Generator[dict[int, Any]]:
         _active.reported = previous
 
 
-def _wrap_result(result: Any) -> Any:
+def _wrap_result(result: Callable[..., Any]) -> Any:
     @functools.wraps(result)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         reported, context = _active.reported, get_replica_context()
@@ -132,7 +132,7 @@ def _wrap_update_state(update_state: Any) -> Any:
     return wrapped
 
 
-def _is_container(metric: Any) -> bool:
+def _is_container(metric: object) -> bool:
     """Returns True if a metric has inner metrics and no state, so that it only forwards values."""
     inner = getattr(metric, "metrics", None)
     return isinstance(inner, list) and not own_variables(metric)
@@ -146,7 +146,7 @@ def _counts_once(metric: Any) -> bool:
     return any(home is not None and home.kind is VariableKind.ON_READ for home in homes)
 
 
-def _update_once(update_state: Any, metric: Any, args: Any, kwargs: Any) -> None:
+def _update_once(update_state: Any, metric: object, args: Any, kwargs: Any) -> None:
     variables = variables_of_update(update_state, metric, args, kwargs)
     mapping = [(variable, variable.value) for variable in variables]
     with keras.StatelessScope(mapping) as scope:

@@ -6,8 +6,8 @@ The update itself runs in update context, where assignments are direct.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,10 @@ from stratagem.messages import explain
 from stratagem.options import ReduceOp
 from stratagem.values import IndexedSlices, Mirrored, PerReplica, is_indexed_slices
 from stratagem.variables import home_of, is_remote
+
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
+
 
 __all__ = [
     "apply_gradients",
@@ -117,7 +121,7 @@ def build_in_replica(optimizer: Any, variables: list[Any], strategy: Any) -> Non
 
 
 def apply_gradients(
-    optimizer: Any,
+    optimizer: keras.optimizers.Optimizer,
     grads_and_vars: Any,
     name: str | None = None,
     skip_gradients_aggregation: bool = False,
@@ -167,11 +171,14 @@ def apply_gradients(
     return result
 
 
-def stateless_with_sums(original: Any) -> Any:
+def stateless_with_sums(original: Callable[..., Any]) -> Any:
     """Returns `stateless_apply` of an optimizer that sums gradients over replicas first."""
 
     def stateless_apply(
-        self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any
+        self: Any,
+        optimizer_variables: object,
+        grads: Any,
+        trainable_variables: Sequence[keras.Variable],
     ) -> Any:
         context = get_replica_context()
         if context is None or current_scope() is None:
@@ -228,12 +235,12 @@ def _dense(grads: Iterable[Any]) -> list[Any]:
     return [grad.todense() if isinstance(grad, JAXSparse) else grad for grad in grads]
 
 
-def _whole(grad: Any) -> Any:
+def _whole(grad: object) -> Any:
     """Converts `IndexedSlices` to an array, because Keras's optimizers need arrays."""
     return grad.to_dense() if isinstance(grad, IndexedSlices) else grad
 
 
-def _by_true_examples(grad: Any, context: ReplicaContext) -> Any:
+def _by_true_examples(grad: object, context: ReplicaContext) -> Any:
     return jax.tree.map(
         lambda part: (
             part * example_fraction(context, part.dtype)
@@ -244,7 +251,9 @@ def _by_true_examples(grad: Any, context: ReplicaContext) -> Any:
     )
 
 
-def _apply_with_loss_scale(optimizer: Any, grads: list[Any], variables: list[Any] | None) -> None:
+def _apply_with_loss_scale(
+    optimizer: keras.optimizers.Optimizer, grads: list[Any], variables: list[Any] | None
+) -> None:
     """Applies by the stateless form: Keras's stateful one assigns inside a traced conditional."""
     targets = built_variables(optimizer) if variables is None else variables
     new_values, new_state = optimizer.stateless_apply(
@@ -258,7 +267,7 @@ def _apply_with_loss_scale(optimizer: Any, grads: list[Any], variables: list[Any
         variable.assign(value)
 
 
-def _check_owners(variables: list[Any], strategy: Any) -> None:
+def _check_owners(variables: list[Any], strategy: Strategy) -> None:
     for variable in variables:
         if (
             strategy.topology.devices is not None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from stratagem.context import get_replica_context
 __all__ = ["fast_on_cpu", "max_of_windows"]
 
 
-def fast_on_cpu(original: Any) -> Any:
+def fast_on_cpu(original: Callable[..., Any]) -> Any:
     """Returns `call` of a max-pooling layer with a fast gradient on CPU."""
 
     @functools.wraps(original)

@@ -7,6 +7,7 @@ device.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ __all__ = ["replica_seed", "worker_local"]
 _SEED_STRIDE = 0x9E3779B9
 
 
-def replica_seed(original: Any) -> Any:
+def replica_seed(original: Callable[..., Any]) -> Any:
     """Returns `SeedGenerator.next` whose seeds differ by replica."""
 
     def next_seed(self: Any, ordered: bool = True) -> Any:
@@ -39,11 +40,11 @@ def replica_seed(original: Any) -> Any:
     return next_seed
 
 
-def worker_local(original: Any) -> Any:
+def worker_local(original: Callable[..., Any]) -> Any:
     """Returns `SeedGenerator.__init__` whose state stays in each worker."""
 
     @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: Any, *args: object, **kwargs: object) -> None:
         with making_worker_local():
             original(self, *args, **kwargs)
 

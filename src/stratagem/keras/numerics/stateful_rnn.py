@@ -7,7 +7,7 @@ rows of its examples; the rows of all replicas are gathered for the next batch.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,10 @@ from stratagem.context import ReplicaContext, get_replica_context
 from stratagem.execution import current_scope
 from stratagem.keras.private import expected_batch_size, with_states
 from stratagem.messages import explain
+
+if TYPE_CHECKING:
+    import keras
+
 
 __all__ = ["check_batch_size", "replica_rnn"]
 
@@ -28,8 +32,8 @@ def replica_rnn(call: Any) -> Any:
         self: Any,
         sequences: Any,
         initial_state: Any = None,
-        mask: Any = None,
-        training: Any = False,
+        mask: object = None,
+        training: object = False,
     ) -> Any:
         context = get_replica_context()
         arguments: dict[str, Any] = {"mask": mask, "training": training}
@@ -53,11 +57,11 @@ def replica_rnn(call: Any) -> Any:
 class _RowsOfReplica:
     """Replaces a state's variable when a replica assigns its rows."""
 
-    def __init__(self, variable: Any, context: ReplicaContext) -> None:
+    def __init__(self, variable: keras.Variable, context: ReplicaContext) -> None:
         self._variable = variable
         self._context = context
 
-    def assign(self, rows: Any) -> None:
+    def assign(self, rows: object) -> None:
         """Sets the rows of all replicas."""
         self._variable.assign(self._context.all_gather(rows, axis=0))
 

@@ -17,11 +17,15 @@ import contextlib
 import enum
 import threading
 from collections.abc import Generator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
 from stratagem.context import ReplicaContext, get_replica_context
+
+if TYPE_CHECKING:
+    from jax.typing import DTypeLike
+
 
 __all__ = [
     "StepMode",
@@ -66,7 +70,7 @@ def step_mode(mode: StepMode, loss_trackers: Sequence[Any] = ()) -> Generator[No
         _current.mode, _current.loss_trackers = previous
 
 
-def is_loss_tracker(metric: Any) -> bool:
+def is_loss_tracker(metric: object) -> bool:
     """Returns True if Keras updates a metric with this replica's share of the loss in this step."""
     return _current.mode is StepMode.SHARE and id(metric) in _current.loss_trackers
 
@@ -97,7 +101,7 @@ def replica_context() -> ReplicaContext | None:
     return context
 
 
-def example_fraction(context: ReplicaContext, dtype: Any) -> Any:
+def example_fraction(context: ReplicaContext, dtype: DTypeLike) -> Any:
     """Returns this replica's fraction of the step's true examples, in a floating dtype."""
     if not context.batch.is_padded or not context.global_num_examples:
         return jnp.asarray(1.0 / context.num_replicas_in_sync, dtype)

@@ -61,7 +61,7 @@ def apply_with_rows(
         return apply(optimizer, given, list(variables))
 
 
-def _may_take_rows(apply: _Apply, optimizer: Any, variable: Any) -> bool:
+def _may_take_rows(apply: _Apply, optimizer: object, variable: keras.Variable) -> bool:
     is_ours = isinstance(variable, DistributedVariable) and variable.division is None
     if not is_ours or variable.constraint is not None or not is_worth_rows(variable.shape):
         return False
@@ -83,7 +83,7 @@ def _leaves_rows_alone(apply: _Apply, optimizer: Any, table: Any) -> bool:
     shape = (2, *table.shape[1:])
     others = {id(one) for one in optimizer.variables}
 
-    def read(variable: Any) -> Any:
+    def read(variable: keras.Variable) -> Any:
         # Created on demand, because all slots may not fit in memory.
         is_other = id(variable) in others
         return jnp.full(variable.shape, 3, variable.dtype) if is_other else None
@@ -111,7 +111,9 @@ def _slots(optimizer: Any, table: Any) -> list[Any]:
 
 
 @contextlib.contextmanager
-def _as_rows(optimizer: Any, tables: dict[int, tuple[Any, IndexedSlices]]) -> Generator[None]:
+def _as_rows(
+    optimizer: keras.optimizers.Optimizer, tables: dict[int, tuple[Any, IndexedSlices]]
+) -> Generator[None]:
     """Replaces the values of tables and their slots by some of their rows in a block."""
     outer = current_scope()
     assert outer is not None

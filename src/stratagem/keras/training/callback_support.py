@@ -27,7 +27,7 @@ _OF_ONE_PROCESS = {
 }
 
 
-def listed(callbacks: Any) -> list[Any]:
+def listed(callbacks: object) -> list[Any]:
     """Returns the `callbacks` argument of `fit` as a list."""
     if callbacks is None:
         return []
@@ -65,7 +65,7 @@ def check_callbacks(name: str, callbacks: Sequence[Any], *, spans_processes: boo
             )
 
 
-def _keras_name(callback: Any) -> str | None:
+def _keras_name(callback: keras.callbacks.Callback) -> str | None:
     """Returns the name of an unsupported Keras callback class; None for other classes."""
     for name in _OF_ONE_PROCESS:
         class_ = getattr(keras.callbacks, name, None)  # OrbaxCheckpoint came with Keras 3.13

@@ -78,12 +78,12 @@ class DatasetAdapter(UnreadData):
         return loader.host_batches(num_to_pass)
 
 
-def _chained(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+def _chained(first: object, rest: Iterator[Any]) -> Iterator[Any]:
     yield first
     yield from rest
 
 
-def is_dataset(value: Any) -> bool:
+def is_dataset(value: object) -> bool:
     """Returns True for a dataset that Keras does not support, or for a `DatasetCreator`."""
     return isinstance(value, Dataset | DistributedDataset | DatasetCreator)
 

@@ -110,7 +110,7 @@ def part_of(
 
 
 def require_end(
-    cardinality: int, name: str, steps: Any, kind: str = "DatasetCreator whose dataset"
+    cardinality: int, name: str, steps: object, kind: str = "DatasetCreator whose dataset"
 ) -> None:
     """Raises ValueError if an epoch would never end: infinite data and `steps` is None."""
     if steps is None and cardinality == INFINITE_CARDINALITY:

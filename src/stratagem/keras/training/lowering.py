@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -14,10 +14,14 @@ from stratagem.keras.training.model import strategy_of
 from stratagem.keras.training.replica_steps import ReplicaSteps
 from stratagem.messages import explain
 
+if TYPE_CHECKING:
+    import keras
+
+
 __all__ = ["lower_training_step"]
 
 
-def lower_training_step(model: Any, batch: Any, *, num_steps: int = 1) -> Any:
+def lower_training_step(model: keras.Model, batch: Any, *, num_steps: int = 1) -> Any:
     """Lowers a model's training step for its strategy's devices, from shapes alone.
 
     Under a `CompileOnlyStrategy` no device is needed. Nothing is computed or transferred.
@@ -56,13 +60,13 @@ def lower_training_step(model: Any, batch: Any, *, num_steps: int = 1) -> Any:
         )
 
 
-def _shape_of(array: Any) -> jax.ShapeDtypeStruct:
+def _shape_of(array: object) -> jax.ShapeDtypeStruct:
     if not isinstance(array, jax.ShapeDtypeStruct | jax.Array):
         array = np.asarray(array)
     return jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))
 
 
-def _split(shapes: Any, num_replicas: int) -> PlacedBatches:
+def _split(shapes: object, num_replicas: int) -> PlacedBatches:
     """Returns the shapes of a batch on the devices, with equal parts for all replicas."""
     leaves, structure = jax.tree.flatten(shapes, is_leaf=lambda leaf: leaf is None)
     arrays = [leaf for leaf in leaves if leaf is not None]

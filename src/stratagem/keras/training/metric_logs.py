@@ -20,7 +20,7 @@ from stratagem.variables import VariableKind, aggregate_components, gather_toget
 __all__ = ["MetricLogs", "results_at_once"]
 
 
-def results_at_once(original: Any) -> Any:
+def results_at_once(original: Callable[..., Any]) -> Any:
     """Returns `get_metrics_result` of a model that computes all results in one program."""
 
     @functools.wraps(original)

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import keras
@@ -39,6 +39,10 @@ from stratagem.messages import explain
 from stratagem.run_events import current_events
 from stratagem.tracebacks import filters_traceback
 from stratagem.variables import home_of
+
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
+
 
 __all__ = [
     "compile",
@@ -107,7 +111,7 @@ def _foreign(variable: Any, home: Any, owner: Any, optimizer: Any = None) -> Val
     )
 
 
-def with_default_strategy(_original: Any) -> Any:
+def with_default_strategy(_original: object) -> Any:
     """Returns the property `distribute_strategy` of a model."""
     return property(
         lambda self: strategy_of(self) or get_strategy(),
@@ -115,13 +119,13 @@ def with_default_strategy(_original: Any) -> Any:
     )
 
 
-def entering_scope(original: Any) -> Any:
+def entering_scope(original: Callable[..., Any]) -> Any:
     """Returns `fit`, `evaluate`, `predict` or a form of one batch, in the model's scope."""
     name = original.__name__
     signature = inspect.signature(original)
 
     @functools.wraps(original)
-    def entered(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def entered(self: Any, *args: object, **kwargs: object) -> Any:
         strategy = strategy_of(self) or strategy_for_plan(self)
         if any(is_dataset(value) for value in (*args, *kwargs.values())):
             bound = signature.bind_partial(self, *args, **kwargs)
@@ -155,7 +159,7 @@ def entering_scope(original: Any) -> Any:
     return filters_traceback(entered)
 
 
-def _adopt_metrics(model: Any, strategy: Any) -> None:
+def _adopt_metrics(model: Any, strategy: Strategy) -> None:
     """Moves metrics that were created outside the scope to the strategy of their model."""
     given = compile_arguments(model) if model.compiled else {}
     of_metrics = {key: given.get(key) for key in ("metrics", "weighted_metrics")}
@@ -164,7 +168,7 @@ def _adopt_metrics(model: Any, strategy: Any) -> None:
             adopt(variable, strategy)
 
 
-def _needs_batch_logs(verbose: Any, callbacks: Any) -> bool:
+def _needs_batch_logs(verbose: object, callbacks: Any) -> bool:
     """Returns True if a progress bar or a callback uses the logs of single batches."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
@@ -177,7 +181,7 @@ def _needs_batch_logs(verbose: Any, callbacks: Any) -> bool:
     )
 
 
-def making_step_function(original: Any) -> Any:
+def making_step_function(original: Callable[..., Any]) -> Any:
     """Returns `make_train_function` or its kin, which make the step function of the strategy."""
     attribute = original.__name__.removeprefix("make_")
     make = _STEP_FUNCTIONS[attribute]
@@ -201,14 +205,14 @@ def making_step_function(original: Any) -> Any:
     return made
 
 
-def _train_or_test(model: Any, strategy: Any, *, training: bool) -> Any:
+def _train_or_test(model: keras.Model, strategy: Strategy, *, training: bool) -> Any:
     if strategy.executor.schedules:
         remote = strategy.placement.remote
         return remote.keras.train_or_test_function(model, strategy, training=training)
     return TrainOrTestFunction(model, strategy, training=training)
 
 
-def _predict(model: Any, strategy: Any) -> Any:
+def _predict(model: keras.Model, strategy: Strategy) -> Any:
     if strategy.executor.schedules:
         return strategy.placement.remote.keras.predict_function(model, strategy)
     return PredictFunction(model, strategy)
@@ -224,7 +228,7 @@ def _report_steps(model: Any) -> None:
     model.train_function.events.begin()
 
 
-def compiling_in_scope(original: Any) -> Any:
+def compiling_in_scope(original: Callable[..., Any]) -> Any:
     """Returns `compile` that can be called outside the scope in which a model was created.
 
     An optimizer given by name creates variables when the model is compiled; objects have created
@@ -233,7 +237,7 @@ def compiling_in_scope(original: Any) -> Any:
     signature = inspect.signature(original)
 
     @functools.wraps(original)
-    def compiled(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def compiled(self: Any, *args: object, **kwargs: object) -> Any:
         homes = [home_of(variable) for variable in self.variables]
         strategy = next((home.strategy for home in homes if home is not None), None)
         if strategy is None and not homes:
@@ -252,10 +256,10 @@ def compiling_in_scope(original: Any) -> Any:
     return compiled
 
 
-def state_in_variables(original: Any) -> Any:
+def state_in_variables(original: Callable[..., Any]) -> Any:
     """Returns the method through which `fit` passes state; ours stays in the variables."""
 
-    def state(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def state(self: Any, *args: object, **kwargs: object) -> Any:
         if strategy_of(self) is None:
             return original(self, *args, **kwargs)
         return ()
@@ -263,7 +267,7 @@ def state_in_variables(original: Any) -> Any:
     return state
 
 
-def yielding_host_batches(original: Any) -> Any:
+def yielding_host_batches(original: Callable[..., Any]) -> Any:
     """Returns the method of an epoch iterator that yields batches, before they are on a device."""
 
     def batches(self: Any) -> Any:
@@ -274,10 +278,10 @@ def yielding_host_batches(original: Any) -> Any:
     return batches
 
 
-def sharing_additional_losses(original: Any) -> Any:
+def sharing_additional_losses(original: Callable[..., Any]) -> Any:
     """Returns the method that adds the losses of layers, a share of them in each replica."""
 
-    def aggregate(self: Any, loss: Any) -> Any:
+    def aggregate(self: Any, loss: object) -> Any:
         total: Any = original(self, loss)
         context = get_replica_context()
         if context is None or current_mode() is not StepMode.SHARE:

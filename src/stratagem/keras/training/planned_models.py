@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
@@ -18,10 +18,14 @@ from stratagem.messages import explain
 from stratagem.topology.abstract_devices import planned_default_strategy
 from stratagem.variables import home_of
 
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
+
+
 __all__ = ["as_planned", "is_model", "strategy_for_plan", "training_step"]
 
 
-def is_model(value: Any) -> bool:
+def is_model(value: object) -> bool:
     """Returns True if a value is a Keras model."""
     return isinstance(value, keras.Model)
 
@@ -36,7 +40,9 @@ def strategy_for_plan(model: Any) -> Any:
 
 
 @contextlib.contextmanager
-def training_step(model: Any, batch: tuple[Any, ...], strategy: Any) -> Generator[CapturedStep]:
+def training_step(
+    model: Any, batch: tuple[Any, ...], strategy: Strategy
+) -> Generator[CapturedStep]:
     """Yields the training step of `fit` of a compiled model under another strategy.
 
     The model's variables belong to that strategy inside the block. Afterwards the model is built
@@ -88,7 +94,7 @@ def _take_step(model: Any, batch: tuple[Any, ...]) -> CapturedStep:
 
 
 @contextlib.contextmanager
-def as_planned(variables: Sequence[Any], strategy: Any) -> Generator[None]:
+def as_planned(variables: Sequence[Any], strategy: Strategy) -> Generator[None]:
     """Moves variables to a strategy of abstract devices inside a `with` block."""
     adoptions: list[Adoption] = []
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import keras
 
@@ -12,6 +12,10 @@ from stratagem.keras.training.dataset_creator import DatasetCreator
 from stratagem.keras.training.unread_data import UnreadData
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.keras.variables.variable_source import VariableRequest
+
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
+
 
 __all__ = ["RemoteKeras"]
 
@@ -22,7 +26,9 @@ class RemoteKeras(Protocol):
     `optimizer` is a built Keras optimizer, `strategy` the one of the placement.
     """
 
-    def variable_class(self, request: VariableRequest, strategy: Any) -> type[DistributedVariable]:
+    def variable_class(
+        self, request: VariableRequest, strategy: Strategy
+    ) -> type[DistributedVariable]:
         """Returns the class of a new variable, a `DistributedVariable`.
 
         If `is_all_remote` is False, the class chooses local or remote by path and shape.
@@ -30,7 +36,11 @@ class RemoteKeras(Protocol):
         ...
 
     def create_slot(
-        self, optimizer: Any, reference: Any, name: str | None, create: Callable[[], Any]
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        reference: keras.Variable,
+        name: str | None,
+        create: Callable[[], Any],
     ) -> keras.Variable:
         """Creates an optimizer's slot of remote variable `reference`, stored with the variable.
 
@@ -38,13 +48,13 @@ class RemoteKeras(Protocol):
         """
         ...
 
-    def note_built(self, optimizer: Any, strategy: Any) -> None:
+    def note_built(self, optimizer: keras.optimizers.Optimizer, strategy: Strategy) -> None:
         """Records that a step of this process has built an optimizer."""
         ...
 
     def send_gradients(
         self,
-        optimizer: Any,
+        optimizer: keras.optimizers.Optimizer,
         grads: list[Any],
         variables: list[Any],
         context: ReplicaContext,
@@ -61,7 +71,7 @@ class RemoteKeras(Protocol):
     def apply_in_parts(
         self,
         apply: Callable[[Any, list[Any], Any], Any],
-        optimizer: Any,
+        optimizer: keras.optimizers.Optimizer,
         grads: list[Any],
         variables: list[Any],
         context: ReplicaContext,
@@ -72,16 +82,24 @@ class RemoteKeras(Protocol):
         """
         ...
 
-    def train_or_test_function(self, model: Any, strategy: Any, *, training: bool) -> Any:
+    def train_or_test_function(
+        self, model: keras.Model, strategy: Strategy, *, training: bool
+    ) -> Any:
         """Returns a `train_function` or `test_function` that schedules steps on workers."""
         ...
 
-    def predict_function(self, model: Any, strategy: Any) -> Any:
+    def predict_function(self, model: keras.Model, strategy: Strategy) -> Any:
         """Returns a `predict_function` that schedules steps on workers."""
         ...
 
     def worker_data(
-        self, strategy: Any, creator: DatasetCreator, name: str, steps: Any, *, is_training: bool
+        self,
+        strategy: Strategy,
+        creator: DatasetCreator,
+        name: str,
+        steps: object,
+        *,
+        is_training: bool,
     ) -> UnreadData:
         """Returns the data of `fit`, `evaluate` or `predict` that each worker creates.
 

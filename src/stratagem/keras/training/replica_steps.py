@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import jax
@@ -67,7 +67,7 @@ class ReplicaSteps:
                 return self._own_step("train_step", data, with_optimizer=True)
             return self._train(*unpack_x_y_sample_weight(data))
 
-    def test(self, data: Any) -> Any:
+    def test(self, data: object) -> Any:
         """Runs an evaluation step on this replica's part of a batch. Returns logs like `train`."""
         with self._counted_over_replicas("test_step"):
             if self._overrides("test_step"):
@@ -132,7 +132,7 @@ class ReplicaSteps:
             logs = self._model.compute_metrics(x, y, y_pred, sample_weight)
         return self._reported(logs, results)
 
-    def _own_step(self, step: str, data: Any, *, with_optimizer: bool) -> Any:
+    def _own_step(self, step: str, data: object, *, with_optimizer: bool) -> Any:
         """Runs a custom step: `step(state, data)` as in Keras on JAX, or `step(data)`.
 
         The state holds this replica's values; without it the step uses the variables directly.
@@ -161,7 +161,7 @@ class ReplicaSteps:
         )
 
 
-def _takes_state(step: Any) -> bool:
+def _takes_state(step: Callable[..., Any]) -> bool:
     """Returns True if a custom step takes the state as an argument, as Keras's do on JAX."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(step).parameters.values()

@@ -58,7 +58,7 @@ def saved_once(original: Callable[..., Any]) -> Callable[..., Any]:
     name = original.__name__
 
     @functools.wraps(original)
-    def save(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def save(self: Any, *args: object, **kwargs: object) -> Any:
         homes = [home_of(variable) for variable in self.variables]
         strategy = next((home.strategy for home in homes if home is not None), None)
         group = current_group()

@@ -178,7 +178,7 @@ class TrainOrTestFunction(_GroupedStepFunction):
         writer = current_events() if training else None
         self.events = None if writer is None else StepEvents(model, writer)
 
-    def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+    def __call__(self, state: object, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Runs a group of steps. Variables hold the state, so the returned state is empty."""
 
         def call() -> tuple[int, Any]:
@@ -207,7 +207,7 @@ class PredictFunction(_GroupedStepFunction):
     def __init__(self, model: Any, strategy: Any) -> None:
         super().__init__(model, strategy, ReplicaSteps(model).predict)
 
-    def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+    def __call__(self, state: object, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Runs a group of steps and returns their outputs without padding rows."""
         runs = self.run_next(iterator)
         outputs = [
@@ -236,17 +236,17 @@ class PredictFunction(_GroupedStepFunction):
         return np.concatenate([step[i, :n] for step in steps for i, n in enumerate(lengths)])
 
 
-def _is_distributed(leaf: Any) -> bool:
+def _is_distributed(leaf: object) -> bool:
     return isinstance(leaf, PerReplica)
 
 
-def _last_logs(batches: list[HostBatch], result: Any) -> Any:
+def _last_logs(batches: list[HostBatch], result: object) -> Any:
     if result is None:
         return None
     return jax.tree.map(lambda leaf: _last(leaf, len(batches)), result, is_leaf=_is_distributed)
 
 
-def _last(leaf: Any, num_steps: int) -> Any:
+def _last(leaf: object, num_steps: int) -> Any:
     """Returns the last step's log value from one replica; all replicas have the same."""
     if isinstance(leaf, PerReplica):
         leaf = leaf.components[0]

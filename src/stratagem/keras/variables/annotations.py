@@ -5,7 +5,11 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import keras
+
 
 __all__ = [
     "annotated_variables",
@@ -66,7 +70,7 @@ def is_making_table() -> bool:
 
 
 @contextlib.contextmanager
-def making_slot_of(variable: Any) -> Generator[None]:
+def making_slot_of(variable: keras.Variable) -> Generator[None]:
     """Marks variables created in a `with` block as optimizer slots of `variable`."""
     _annotations.slot_of, previous = variable, _annotations.slot_of
     try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from stratagem.messages import explain
 
 __all__ = ["delta_outside", "number_to_sum", "parts_in_replica", "parts_without_aggregation"]
@@ -46,7 +44,7 @@ def parts_without_aggregation(path: str) -> TypeError:
     )
 
 
-def number_to_sum(value: Any, path: str) -> ValueError:
+def number_to_sum(value: object, path: str) -> ValueError:
     """Error for a Python number assigned to a SUM variable: once, or once per replica?"""
     return ValueError(
         explain(

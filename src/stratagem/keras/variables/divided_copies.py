@@ -52,7 +52,7 @@ class DividedCopies:
         with creating_on_host(self.division is not None or self.store is not None):
             return self._convert_to_tensor(initializer(self._shape, dtype=dtype))
 
-    def _convert_to_tensor(self, value: Any, dtype: Any = None) -> Any:
+    def _convert_to_tensor(self, value: object, dtype: object = None) -> Any:
         above: Any = super()
         is_in_parts = self.division is not None or self.store is not None
         with creating_on_host(is_in_parts and not isinstance(value, jax.Array)):

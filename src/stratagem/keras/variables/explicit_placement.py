@@ -6,7 +6,7 @@ Without this, a strategy that keeps a variable on all its devices would ignore t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from stratagem.context.explicit_device import explicit_device, naming_device
@@ -17,7 +17,7 @@ from stratagem.variables import Home, VariableKind, sole_device
 __all__ = ["check_explicit_device", "noted_device"]
 
 
-def noted_device(original: Any) -> Any:
+def noted_device(original: Callable[..., Any]) -> Any:
     """Returns `keras.device` that records the device it names."""
 
     @contextlib.contextmanager

@@ -150,7 +150,7 @@ def _bits_of_places(data: jax.Array, bit_width: int, shape: tuple[int, ...]) -> 
     return bits.reshape(shape)
 
 
-def _unused(*_: Any) -> Any:
+def _unused(*_: object) -> Any:
     raise NotImplementedError(
         explain(
             "A random initial value that is made in parts was to be drawn from a derived key.",

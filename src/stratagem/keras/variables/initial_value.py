@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from stratagem.topology.shards import creating_on_host
 __all__ = ["as_initializer"]
 
 
-def as_initializer(value: Any, dtype: Any) -> tuple[Any, Any, Any]:
+def as_initializer(value: object, dtype: Any) -> tuple[Any, Any, Any]:
     """Turns an initial value into what Keras can also call later, outside a trace.
 
     Args:
@@ -42,7 +43,7 @@ def as_initializer(value: Any, dtype: Any) -> tuple[Any, Any, Any]:
     with jax.ensure_compile_time_eval(), creating_on_host(not isinstance(value, jax.Array)):
         array = jnp.asarray(keras.ops.convert_to_tensor(value, dtype=dtype))
 
-    def initializer(shape: Any, dtype: Any = None) -> Any:
+    def initializer(shape: Sequence[int], dtype: Any = None) -> Any:
         # The dtype of a variable is its own: a number's would give way to other operands'.
         return jax.lax.convert_element_type(array, dtype or array.dtype)
 

@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from stratagem.context import get_strategy, has_strategy
 from stratagem.context.stack import current_frame
 from stratagem.keras.variables.variable_creation import adopt
 from stratagem.variables import home_of
+
+if TYPE_CHECKING:
+    import keras
+
+    from stratagem.strategies.base.strategy import Strategy
+
 
 __all__ = [
     "adopt_new",
@@ -29,7 +35,7 @@ __all__ = [
 _strategies: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
-def scope_of(layer: Any) -> Any:
+def scope_of(layer: object) -> Any:
     """Returns the strategy in whose scope a layer, or the first of its layers, was made.
 
     Args:
@@ -45,10 +51,10 @@ def scope_of(layer: Any) -> Any:
     return None
 
 
-def created_in_scope(original: Any) -> Any:
+def created_in_scope(original: Callable[..., Any]) -> Any:
     """Returns `Layer.__new__` that records the strategy in whose scope a layer is created."""
 
-    def create(cls: type, *args: Any, **kwargs: Any) -> Any:
+    def create(cls: type, *args: object, **kwargs: object) -> Any:
         layer = (
             object.__new__(cls) if original is object.__new__ else original(cls, *args, **kwargs)
         )
@@ -59,7 +65,7 @@ def created_in_scope(original: Any) -> Any:
     return staticmethod(create)
 
 
-def adopt_new(variables: Iterable[Any], strategy: Any) -> None:
+def adopt_new(variables: Iterable[Any], strategy: Strategy) -> None:
     """Moves variables that were made outside every scope to a strategy of which copies are here.
 
     Args:
@@ -82,7 +88,7 @@ def _owner(variables: Iterable[Any]) -> Any:
 def in_scope_of_layer(original: Any) -> Any:
     """Returns a method of a layer that runs in the scope of the layer's strategy."""
 
-    def owner_of(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    def owner_of(layer: keras.layers.Layer, *args: object, **kwargs: object) -> Any:
         return _owner(layer.variables) or _strategies.get(layer)
 
     return _in_scope_of(original, owner_of)
@@ -91,7 +97,7 @@ def in_scope_of_layer(original: Any) -> Any:
 def in_scope_of_slot(original: Any) -> Any:
     """Returns a method of an optimizer that runs in the scope of the referenced variable."""
 
-    def owner_of(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def owner_of(optimizer: keras.optimizers.Optimizer, *args: object, **kwargs: object) -> Any:
         # Without its own variables first: those of a new optimizer have no strategy yet.
         reference = args[0] if args else kwargs.get("reference_variable")
         return _owner([reference, *optimizer.variables])
@@ -99,7 +105,7 @@ def in_scope_of_slot(original: Any) -> Any:
     return _in_scope_of(original, owner_of)
 
 
-def _in_scope_of(original: Any, owner_of: Any) -> Any:
+def _in_scope_of(original: Callable[..., Any], owner_of: Any) -> Any:
     @functools.wraps(original)
     def entered(self: Any, *args: Any, **kwargs: Any) -> Any:
         if current_frame() is not None or (strategy := owner_of(self, *args, **kwargs)) is None:
@@ -110,7 +116,7 @@ def _in_scope_of(original: Any, owner_of: Any) -> Any:
     return entered
 
 
-def adopting(original: Any) -> Any:
+def adopting(original: Callable[..., Any]) -> Any:
     """Returns `Optimizer.build` that moves the optimizer to the strategy of its variables."""
 
     @functools.wraps(original)
@@ -123,11 +129,11 @@ def adopting(original: Any) -> Any:
     return build
 
 
-def in_scope_until_built(original: Any) -> Any:
+def in_scope_until_built(original: Callable[..., Any]) -> Any:
     """Returns a method of a layer that runs in the layer's scope until the layer is built."""
 
     @functools.wraps(original)
-    def entered(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def entered(self: Any, *args: object, **kwargs: object) -> Any:
         if self.built or has_strategy() or (strategy := scope_of(self)) is None:
             return original(self, *args, **kwargs)
         with strategy.scope():

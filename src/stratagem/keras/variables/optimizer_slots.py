@@ -5,18 +5,29 @@ A slot needs its variable before it gets a value.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from stratagem.keras.variables.annotations import making_slot_of
 from stratagem.variables import is_remote
 
+if TYPE_CHECKING:
+    import keras
+
+
 __all__ = ["slot_of_variable"]
 
 
-def slot_of_variable(original: Any) -> Any:
+def slot_of_variable(original: Callable[..., Any]) -> Any:
     """Returns `Optimizer.add_variable_from_reference` whose slots reference their variables."""
 
-    def add(self: Any, reference_variable: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def add(
+        self: Any,
+        reference_variable: keras.Variable,
+        name: object = None,
+        *args: object,
+        **kwargs: object,
+    ) -> Any:
         def create() -> Any:
             return original(self, reference_variable, name, *args, **kwargs)
 

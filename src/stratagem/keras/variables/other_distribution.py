@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING
 
 import keras
 
 from stratagem.messages import explain
+
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
+
 
 __all__ = ["warn_of_other_distribution"]
 
 _warned_of: set[str] = set()
 
 
-def warn_of_other_distribution(strategy: Any) -> None:
+def warn_of_other_distribution(strategy: Strategy) -> None:
     """Warns, once per kind, about a Keras distribution that the strategy's scope ignores."""
     distribution = keras.distribution.distribution()
     if distribution is None or (kind := type(distribution).__name__) in _warned_of:

@@ -110,7 +110,7 @@ class RowUpdates:
         return variable.assign_own(changed_rows(method, variable.own_value(), slices))
 
 
-def _home(variable: Any) -> Home:
+def _home(variable: object) -> Home:
     home = home_of(variable)
     assert home is not None  # only variables of strategies have these methods
     return home

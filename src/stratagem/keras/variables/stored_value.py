@@ -186,7 +186,7 @@ class StoredValue:
             return value  # a large table is not moved
         return self._moved(value)
 
-    def rows_outside(self, ids: Any) -> Any:
+    def rows_outside(self, ids: object) -> Any:
         """Returns rows of a table for use outside of steps; `ids` are integers of any shape."""
         variable: Any = self
         if (value := variable._value_in_scope()) is None:

@@ -30,7 +30,7 @@ class ValuelessVariable(DistributedVariable):
         return self._stored if trace is None else trace.load(self, self._stored)
 
     @storage.setter
-    def storage(self, value: Any) -> None:
+    def storage(self, value: object) -> None:
         trace = current_function_trace()
         if trace is None:
             self._stored = value
@@ -49,7 +49,7 @@ class ValuelessVariable(DistributedVariable):
         self._is_table = self._is_table or is_table(self)
         super().settle(home, value)
 
-    def _initialize_with_initializer(self, initializer: Any) -> None:
+    def _initialize_with_initializer(self, initializer: object) -> None:
         self._beginning = initializer
         self.find_division()
         self.choose_store()

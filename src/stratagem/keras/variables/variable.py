@@ -81,8 +81,8 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
         dtype: Any = None,
         trainable: bool = True,
         autocast: bool = True,
-        aggregation: Any = "none",
-        synchronization: Any = "auto",
+        aggregation: object = "none",
+        synchronization: object = "auto",
         name: str | None = None,
         **kwargs: Any,
     ) -> None:

@@ -7,7 +7,7 @@ users need no changes.
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
@@ -36,18 +36,22 @@ from stratagem.variables import (
     parse_synchronization,
 )
 
+if TYPE_CHECKING:
+    from jax.typing import DTypeLike
+
+
 __all__ = ["Adoption", "Variable", "adopt", "create_variable"]
 
 _SIGNATURE = inspect.signature(DistributedVariable.__init__)
 
 
 def Variable(  # noqa: N802 - tf.Variable's name
-    initial_value: Any,
+    initial_value: object,
     trainable: bool | None = None,
     name: str | None = None,
-    dtype: Any = None,
-    synchronization: Any = VariableSynchronization.AUTO,
-    aggregation: Any = VariableAggregation.NONE,
+    dtype: DTypeLike = None,
+    synchronization: object = VariableSynchronization.AUTO,
+    aggregation: object = VariableAggregation.NONE,
 ) -> keras.Variable:
     """Creates a Keras variable with `tf.Variable`'s argument order. Call anywhere.
 
@@ -90,10 +94,10 @@ def Variable(  # noqa: N802 - tf.Variable's name
     )
 
 
-def create_variable(_original: Any) -> Any:
+def create_variable(_original: object) -> Any:
     """Returns `keras.Variable.__new__` that creates distributed variables in scopes."""
 
-    def create(cls: type, *args: Any, **kwargs: Any) -> Any:
+    def create(cls: type, *args: object, **kwargs: object) -> Any:
         if current_function_trace() is not None and current_scope() is None:
             raise ValueError(
                 explain(

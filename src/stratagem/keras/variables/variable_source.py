@@ -88,7 +88,7 @@ def variables_from(source: VariableSource | None) -> Generator[None]:
         _source.reset(token)
 
 
-def as_created(variable: Any, request: VariableRequest) -> Any:
+def as_created(variable: keras.Variable, request: VariableRequest) -> Any:
     """Prepares an existing variable to be returned by `__new__`.
 
     Python calls `__init__` on it again; `is_initialized` makes that one call do nothing.
@@ -98,6 +98,6 @@ def as_created(variable: Any, request: VariableRequest) -> Any:
     return variable
 
 
-def is_initialized(variable: Any) -> bool:
+def is_initialized(variable: object) -> bool:
     """Returns True in the `__init__` that follows `as_created`."""
     return vars(variable).pop(_IS_AGAIN, False)

@@ -11,7 +11,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from stratagem import environment
 
@@ -51,7 +51,7 @@ def serve_object(channel: socket.socket) -> None:
 
 
 def serve_with(
-    variables: Mapping[str, str], serve: Callable[..., ServedObject], *arguments: Any
+    variables: Mapping[str, str], serve: Callable[..., ServedObject], *arguments: object
 ) -> ServedObject:
     """Calls `serve` after setting the variables that the environment lacks."""
     environment.set_defaults(variables)

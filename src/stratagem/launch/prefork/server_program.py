@@ -18,7 +18,6 @@ import signal
 import socket
 import sys
 import traceback
-from typing import Any
 
 from stratagem import environment
 from stratagem.launch.prefork.forked_object import CLOSE, serve_object
@@ -132,6 +131,6 @@ def _restore(server: int) -> None:
         sys.modules["numpy"].random.seed(list(os.urandom(32)))
 
 
-def _report(connection: socket.socket, **message: Any) -> None:
+def _report(connection: socket.socket, **message: object) -> None:
     with contextlib.suppress(OSError):  # the client is gone; the next read notices
         connection.send(json.dumps(message).encode())

@@ -341,7 +341,7 @@ class ServerClient:
             self._seen.note(server, answer, variables(server))
         return answers
 
-    def _ask_all(self, kind: str, arrays: Sequence[np.ndarray] = (), **fields: Any) -> None:
+    def _ask_all(self, kind: str, arrays: Sequence[np.ndarray] = (), **fields: object) -> None:
         message = Message(kind, {**fields, **self._change()}, arrays)
         self._ask(dict.fromkeys(range(len(self._connections)), message))
 

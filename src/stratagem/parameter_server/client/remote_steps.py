@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,10 @@ from stratagem.parameter_server.client.remote_values import (
 from stratagem.parameter_server.client.variable_client import VariableClient
 from stratagem.parameter_server.server.updates import Pushed
 from stratagem.variables import is_remote
+
+if TYPE_CHECKING:
+    import keras
+
 
 __all__ = ["RemoteSteps"]
 
@@ -62,7 +66,7 @@ class RemoteSteps:
         variables: VariableClient,
         num_replicas: int,
         *,
-        keras: Any = None,
+        keras: object = None,
         repeats_stale: bool = False,
         is_alone: bool = False,
     ) -> None:
@@ -86,7 +90,7 @@ class RemoteSteps:
         is_sending = any(not isinstance(what, Ids) for what in trace.sent)
         return is_sending or any(map(is_remote, (*trace.read_only, *trace.written, *tables)))
 
-    def updates_after_step(self, variable: Any, sent: Sequence[Any]) -> bool:
+    def updates_after_step(self, variable: keras.Variable, sent: Sequence[Any]) -> bool:
         """Returns True if servers update the variable from the step's gradients."""
         return is_remote(variable) and any(not isinstance(what, Ids) for what in sent)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -61,7 +60,7 @@ class RequestParts:
         self._names[server].append(name)
         self._arrays[server] += arrays
 
-    def messages(self, kind: str, **fields: Any) -> dict[int, Message]:
+    def messages(self, kind: str, **fields: object) -> dict[int, Message]:
         """Returns a message to each server, with `names` added to `fields`."""
         return {
             server: Message(kind, {**fields, "names": names}, self._arrays[server])
@@ -101,7 +100,7 @@ class GradientParts:
             self._optimizers[name] = optimizer
         return name
 
-    def message(self, **fields: Any) -> Message:
+    def message(self, **fields: object) -> Message:
         """Returns the push message; `fields` are added to those that describe the arrays."""
         all_fields = {**fields, "whole": list(self._whole), "rows": list(self._rows)}
         all_fields["optimizers"] = self._optimizers

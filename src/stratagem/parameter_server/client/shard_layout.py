@@ -6,11 +6,15 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stratagem.partitioners import Partitioner, rows_of_shards
+
+if TYPE_CHECKING:
+    from jax.typing import DTypeLike
+
 
 __all__ = ["ShardLayout", "ShardPlacer"]
 
@@ -70,12 +74,12 @@ class ShardPlacer:
         self._held_bytes = [0] * num_servers
         self._partitioner = partitioner
 
-    def splits(self, name: str, shape: Sequence[int], dtype: Any) -> bool:
+    def splits(self, name: str, shape: Sequence[int], dtype: DTypeLike) -> bool:
         """Returns True if the partitioner splits a variable."""
         return len(rows_of_shards(self._partitioner, shape, np.dtype(dtype), name=name)) > 1
 
     def place(
-        self, name: str, shape: Sequence[int], dtype: Any, *, has_rows: bool = False
+        self, name: str, shape: Sequence[int], dtype: DTypeLike, *, has_rows: bool = False
     ) -> ShardLayout:
         """Places a variable.
 

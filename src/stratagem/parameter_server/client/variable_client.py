@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,10 @@ from stratagem.parameter_server.client.remote_values import (
 )
 from stratagem.parameter_server.client.shard_layout import ShardLayout, ShardPlacer
 from stratagem.parameter_server.server.updates import Pushed, UpdateMode, UpdateRule
+
+if TYPE_CHECKING:
+    import keras
+
 
 __all__ = ["VariableClient", "VariableOnWorkerError"]
 
@@ -218,7 +222,7 @@ class VariableClient:
         if self._has_journals:
             self.client.journal()
 
-    def name_optimizer(self, optimizer: Any) -> str:
+    def name_optimizer(self, optimizer: keras.optimizers.Optimizer) -> str:
         """Returns a server-side name for an optimizer: unique, and equal in each run of a program.
 
         The servers delete the optimizer once it is garbage-collected here.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from stratagem.cluster import ClusterResolver, ClusterSpec, TFConfigClusterResolver
 from stratagem.cluster.checks import check_addresses
 from stratagem.cluster.roles import check_task, task_count
@@ -12,7 +10,7 @@ from stratagem.messages import explain
 __all__ = ["check_counts", "checked_cluster", "is_non_training"]
 
 
-def checked_cluster(resolver: Any, strategy: str) -> tuple[ClusterResolver, ClusterSpec]:
+def checked_cluster(resolver: object, strategy: str) -> tuple[ClusterResolver, ClusterSpec]:
     """Returns the resolver and cluster of a strategy; the cluster is empty without one.
 
     `resolver=None` reads `TF_CONFIG`. Raises a TypeError or ValueError for a resolver of another

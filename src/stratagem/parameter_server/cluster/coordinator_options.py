@@ -66,7 +66,7 @@ def _check(name: str, value: Any, *, may_be_zero: bool = False, kind: Any = int 
     )
 
 
-def checked_options(options: Any, *, independent: bool) -> CoordinatorOptions:
+def checked_options(options: object, *, independent: bool) -> CoordinatorOptions:
     """Returns the user's options, or the defaults for None.
 
     `independent` workers schedule no functions, so limits on these raise a ValueError.

@@ -168,7 +168,7 @@ class SharedCluster(Closing):
             )
         )
 
-    def _asked(self, method: str, *arguments: Any) -> Any:
+    def _asked(self, method: str, *arguments: object) -> Any:
         asked = getattr(self._meeting, method).remote(*arguments)
         return self._ray.get(asked, timeout=_ANSWER_S)
 

@@ -135,7 +135,9 @@ class ClosureQueue:
             self._changed.notify_all()
             return closure
 
-    def finish(self, closure: Closure, value: Any, count: Callable[[], None] | None = None) -> None:
+    def finish(
+        self, closure: Closure, value: object, count: Callable[[], None] | None = None
+    ) -> None:
         """Records the result of a running closure.
 
         `count` adds its metric counts; calls of `count` never overlap.
@@ -305,7 +307,7 @@ class _Countdown:
         self._function = function
         self._lock = threading.Lock()
 
-    def count(self, _: Any) -> None:
+    def count(self, _: object) -> None:
         with self._lock:
             self._remaining -= 1
             is_last = self._remaining == 0

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
+
 
 __all__ = ["Packing", "Resource"]
 
@@ -18,15 +22,15 @@ class Resource:
 class Packing(Protocol):
     """Pickles objects for another process. The coordinator's executor and each worker have one."""
 
-    def pack(self, value: Any, strategy: Any) -> bytes:
+    def pack(self, value: object, strategy: object) -> bytes:
         """Pickles an object, with references to the strategy and its variables by name."""
         ...
 
-    def unpack(self, data: bytes, strategy: Any) -> Any:
+    def unpack(self, data: bytes, strategy: object) -> Any:
         """Unpickles an object, with this process's strategy and variables."""
         ...
 
-    def take_built(self, strategy: Any) -> list[tuple[int, list[str]]]:
+    def take_built(self, strategy: Strategy) -> list[tuple[int, list[str]]]:
         """Returns the optimizers that a worker has built since the last call.
 
         Each is a pair of the optimizer's number and the names of the variables that it trains.
@@ -37,6 +41,6 @@ class Packing(Protocol):
         """Returns the coordinator's variable for a worker's metric count; None if it is unused."""
         ...
 
-    def build(self, number: int, names: list[str], strategy: Any) -> None:
+    def build(self, number: int, names: list[str], strategy: object) -> None:
         """Builds the coordinator's copy of an optimizer that a worker has built."""
         ...

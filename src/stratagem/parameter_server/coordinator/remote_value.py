@@ -90,7 +90,7 @@ class RemoteValue:
             self._wait(),
         )
 
-    def set_value(self, value: Any) -> None:
+    def set_value(self, value: object) -> None:
         """Sets the function's return value and makes the status READY."""
         self._change(RemoteValueStatus.READY, value, None)
 
@@ -116,7 +116,9 @@ class RemoteValue:
     def _is_settled(self) -> bool:
         return self._status is RemoteValueStatus.READY or self._error is not None
 
-    def _change(self, status: RemoteValueStatus, value: Any, error: BaseException | None) -> None:
+    def _change(
+        self, status: RemoteValueStatus, value: object, error: BaseException | None
+    ) -> None:
         with self._changed:
             self._status, self._value, self._error = status, value, error
             observers: list[Callable[[RemoteValue], None]] = []

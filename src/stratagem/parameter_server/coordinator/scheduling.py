@@ -24,7 +24,7 @@ class Scheduling(Lockstep):
 
     schedules = True
 
-    def __init__(self, strategy: Any, packing: Packing) -> None:
+    def __init__(self, strategy: object, packing: Packing) -> None:
         super().__init__(strategy)
         self.packing = packing
         self.coordinator: Any = None

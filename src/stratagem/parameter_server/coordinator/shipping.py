@@ -173,11 +173,11 @@ def _each(leaves: list[Any]) -> list[Any]:
     ]
 
 
-def _is_remote(leaf: Any) -> bool:
+def _is_remote(leaf: object) -> bool:
     return isinstance(leaf, PerWorkerValues | RemoteValue | Resource)
 
 
-def _own_value(leaf: Any, worker: int) -> Any:
+def _own_value(leaf: object, worker: int) -> Any:
     if isinstance(leaf, PerWorkerValues):
         leaf = leaf.values[worker]
     return leaf.fetch() if isinstance(leaf, RemoteValue) else leaf

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Generator
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -24,6 +24,10 @@ from stratagem.parameter_server.transport.connection import Connections
 from stratagem.parameter_server.transport.keys import ClusterKeys
 from stratagem.parameter_server.transport.listener import Listener, Request
 from stratagem.parameter_server.transport.wire import Message
+
+if TYPE_CHECKING:
+    import keras
+
 
 __all__ = ["Worker", "cache_variable_reads", "get_current_worker_index"]
 
@@ -266,7 +270,7 @@ class Worker(Closing):
             _current.worker_index = None
 
 
-def _reset(variables: Any) -> None:
+def _reset(variables: Sequence[keras.Variable]) -> None:
     """Resets the metric counts of this worker."""
     for variable in variables:
         if not hasattr(variable, "nothing_counted"):
@@ -275,7 +279,7 @@ def _reset(variables: Any) -> None:
         variable.storage = variable.nothing_counted
 
 
-def _counted(variable: Any) -> np.ndarray:
+def _counted(variable: keras.Variable) -> np.ndarray:
     """Returns a function's metric count, summed over the replicas of this worker."""
     stored = np.asarray(variable.storage)
     return stored.sum(0, dtype=stored.dtype) if stored.ndim > len(variable.shape) else stored

@@ -79,7 +79,7 @@ class _WorkerSteps:
                     variable.storage = count
         return logs
 
-    def _run(self, strategy: Any, batches: list[Any]) -> Any:
+    def _run(self, strategy: object, batches: list[Any]) -> Any:
         if self._function is None:
             if self._kind == "predict":
                 self._function = PredictFunction(self._model, strategy)
@@ -232,7 +232,7 @@ class RemoteTrainOrTestFunction(_BatchScheduler):
         self._own_logs: tuple[dict[str, Any], frozenset[str]] | None = None
         self._last_logs: dict[str, Any] = {}
 
-    def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+    def __call__(self, state: object, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Schedules a group of steps; returns the logs of the groups that have ended."""
         self.begin(iterator)
         with self.raised_once():
@@ -273,7 +273,7 @@ class RemotePredictFunction(_BatchScheduler):
         super().__init__(model, strategy, "predict")
         self._num_left: int | None = None
 
-    def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+    def __call__(self, state: object, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Returns the outputs of the next group of steps, with later groups in flight."""
         if self.begin(iterator):
             self._num_left = _num_groups(iterator, self._model)
@@ -296,7 +296,7 @@ def _num_groups(iterator: Any, model: Any) -> int | None:
     return None if steps is None else -(-steps // model.steps_per_execution)
 
 
-def shares_of(batch: Any, num_workers: int) -> list[tuple[Any, float]]:
+def shares_of(batch: object, num_workers: int) -> list[tuple[Any, float]]:
     """Splits a batch of arrays of shape (rows, ...) over workers.
 
     Returns each worker's rows and its fraction of the batch. With more workers than rows, some get
@@ -312,5 +312,5 @@ def shares_of(batch: Any, num_workers: int) -> list[tuple[Any, float]]:
     return shares
 
 
-def _plain(leaf: Any) -> Any:
+def _plain(leaf: object) -> Any:
     return leaf if leaf is None else jax.device_get(leaf)

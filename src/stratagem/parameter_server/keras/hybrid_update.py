@@ -32,7 +32,7 @@ __all__ = ["apply_in_parts"]
 
 def apply_in_parts(
     apply: Callable[[Any, list[Any], Any], Any],
-    optimizer: Any,
+    optimizer: keras.optimizers.Optimizer,
     grads: list[Any],
     variables: list[Any],
     context: ReplicaContext,
@@ -61,7 +61,7 @@ def apply_in_parts(
         apply_with_rows(apply, optimizer, _scaled(optimizer, [grad for grad, _ in own]), variables)
 
 
-def _require_rows_suffice(optimizer: Any) -> None:
+def _require_rows_suffice(optimizer: keras.optimizers.Optimizer) -> None:
     is_scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if not (is_scaling or optimizer.use_ema or optimizer.gradient_accumulation_steps):
         return
@@ -76,7 +76,7 @@ def _require_rows_suffice(optimizer: Any) -> None:
     )
 
 
-def _final(optimizer: Any, grads: list[Any]) -> list[Any]:
+def _final(optimizer: keras.optimizers.Optimizer, grads: list[Any]) -> list[Any]:
     """Unscales gradients and clips them by their global norm."""
     scale = optimizer.loss_scale_factor
     if scale:
@@ -90,7 +90,7 @@ def _final(optimizer: Any, grads: list[Any]) -> list[Any]:
     return [_with_values(grad, lambda _: next(clipped)) for grad in grads]
 
 
-def _scaled(optimizer: Any, grads: list[Any]) -> list[Any]:
+def _scaled(optimizer: keras.optimizers.Optimizer, grads: list[Any]) -> list[Any]:
     """Multiplies by the loss scale, since Keras divides again; clipping twice is harmless."""
     scale = optimizer.loss_scale_factor
     return [_with_values(grad, lambda value: value * scale) for grad in grads] if scale else grads
@@ -102,7 +102,9 @@ def _with_values(grad: Any, change: Callable[[Any], Any]) -> Any:
     return IndexedSlices(change(grad.values), grad.indices, grad.dense_shape)
 
 
-def _send(optimizer: Any, pairs: list[tuple[Any, Any]], scope: ReplicaScope) -> None:
+def _send(
+    optimizer: keras.optimizers.Optimizer, pairs: list[tuple[Any, Any]], scope: ReplicaScope
+) -> None:
     """Sends gradients to the servers, along with the optimizer's scalars."""
     scope.prepare(functools.partial(give_to_servers, optimizer))
     name = name_on_servers(optimizer, pairs[0][1].variable_client)

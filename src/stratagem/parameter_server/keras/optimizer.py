@@ -6,7 +6,7 @@ import functools
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import keras
@@ -28,6 +28,10 @@ from stratagem.parameter_server.keras.variable import making_slot
 from stratagem.parameter_server.server.updates import stored_name
 from stratagem.values import IndexedSlices, is_indexed_slices
 from stratagem.variables import is_remote
+
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
+
 
 __all__ = [
     "check_known",
@@ -53,7 +57,12 @@ _given: weakref.WeakSet[Any] = weakref.WeakSet()
 _num_slots: weakref.WeakKeyDictionary[Any, Counter[tuple[int, str]]] = weakref.WeakKeyDictionary()
 
 
-def create_slot(optimizer: Any, reference: Any, name: str | None, create: Callable[[], Any]) -> Any:
+def create_slot(
+    optimizer: keras.optimizers.Optimizer,
+    reference: keras.Variable,
+    name: str | None,
+    create: Callable[[], Any],
+) -> Any:
     """Creates the slot of a remote variable, `reference`, on that variable's server."""
     client = reference.variable_client
     full_name = stored_name(name_on_servers(optimizer, client), name or "var")
@@ -98,17 +107,17 @@ def share_name(optimizer: Any, first: Any, variable_client: Any) -> None:
     object.__setattr__(optimizer, _NAME, name_on_servers(first, variable_client))
 
 
-def note_built(optimizer: Any, strategy: Any) -> None:
+def note_built(optimizer: keras.optimizers.Optimizer, strategy: Strategy) -> None:
     """Records that a step on this worker built an optimizer, so that the coordinator does too."""
     _built.setdefault(strategy, []).append(optimizer)
 
 
-def take_built(strategy: Any) -> list[Any]:
+def take_built(strategy: Strategy) -> list[Any]:
     """Returns and clears the optimizers recorded by `note_built` on this worker."""
     return _built.pop(strategy, [])
 
 
-def give_to_servers(optimizer: Any) -> None:
+def give_to_servers(optimizer: keras.optimizers.Optimizer) -> None:
     """Gives the servers a built optimizer of remote variables, unless they have it.
 
     Raises a NotImplementedError if servers cannot run it, a ServerError if they have another one of
@@ -173,13 +182,13 @@ def _names_of_undecayed(optimizer: Any, variables: list[Any]) -> list[str]:
     ]
 
 
-def scalars_of(optimizer: Any) -> dict[str, Any]:
+def scalars_of(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     """Returns a built optimizer's scalar variables by their names on the servers."""
     scalars = [one for one in optimizer.variables if not _is_slot(one)]
     return dict(zip(scalar_names(scalars), scalars, strict=True))
 
 
-def _is_slot(variable: Any) -> bool:
+def _is_slot(variable: keras.Variable) -> bool:
     is_on_servers = is_remote(variable)
     return variable.is_slot if is_on_servers else getattr(variable, "slot_of", None) is not None
 
@@ -194,13 +203,13 @@ def note_undecayed(optimizer: Any, strategy: Any) -> None:
         object.__setattr__(optimizer, _UNDECAYED, left_out)
 
 
-def _is_with_servers(optimizer: Any) -> bool:
+def _is_with_servers(optimizer: keras.optimizers.Optimizer) -> bool:
     places = (getattr(one, "place", None) for one in optimizer.variables)
     return optimizer in _given or any(isinstance(place, Scalar) for place in places)
 
 
 def send_gradients(
-    optimizer: Any,
+    optimizer: keras.optimizers.Optimizer,
     grads: list[Any],
     variables: list[Any],
     context: ReplicaContext,
@@ -255,7 +264,7 @@ def send(grad: Any, variable: Any, optimizer: str, scope: ReplicaScope) -> None:
         scope.send(Gradient(variable, optimizer), whole)
 
 
-def check_known(optimizer: Any, variables: list[Any]) -> None:
+def check_known(optimizer: keras.optimizers.Optimizer, variables: list[Any]) -> None:
     """Raises a ValueError for variables that an optimizer was not built for."""
     known = {id(variable) for variable in trainable_variables(optimizer)}
     unknown = [variable.path for variable in variables if id(variable) not in known]
@@ -293,12 +302,12 @@ def rows_that_are_there(slices: IndexedSlices, table: Any) -> IndexedSlices:
     return IndexedSlices(values, jnp.where(is_there, ids, any_id), slices.dense_shape)
 
 
-def _needs_whole_tables(optimizer: Any) -> bool:
+def _needs_whole_tables(optimizer: keras.optimizers.Optimizer) -> bool:
     """Returns True if an optimizer changes rows without a lookup, so that it needs whole tables."""
     return bool(optimizer.use_ema or optimizer.gradient_accumulation_steps)
 
 
-def clips(optimizer: Any) -> bool:
+def clips(optimizer: keras.optimizers.Optimizer) -> bool:
     """Returns True if gradients are clipped before they are sent to servers."""
     if optimizer.gradient_accumulation_steps:  # The servers clip the mean.
         return False

@@ -82,10 +82,10 @@ def _pickler_class() -> Any:
 
         name_of: Callable[[Any], str | None]
 
-        def persistent_id(self, obj: Any) -> str | None:
+        def persistent_id(self, obj: object) -> str | None:
             return self.name_of(obj)
 
-        def reducer_override(self, obj: Any) -> Any:
+        def reducer_override(self, obj: object) -> Any:
             reduced = _reduced(obj)
             return super().reducer_override(obj) if reduced is None else reduced
 
@@ -113,7 +113,7 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
     return is_array and not value.dtype.hasobject
 
 
-def _reduced(obj: Any) -> Any:
+def _reduced(obj: object) -> Any:
     """Returns a pickle reduction of a Keras object; None for all others."""
     # Containers must exist before their tracker, which refers to them.
     if isinstance(obj, TrackedList):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import keras
@@ -35,6 +35,10 @@ from stratagem.parameter_server.keras.variable import (
 )
 from stratagem.variables import home_of
 
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
+
+
 __all__ = ["KERAS_PACKING"]
 
 _NUMBER = "_stratagem_number"
@@ -57,7 +61,7 @@ class KerasPacking:
         """Returns the object that was packed."""
         return unpack_object(data, lambda name: self._object_of(name, strategy))
 
-    def take_built(self, strategy: Any) -> list[tuple[int, list[str]]]:
+    def take_built(self, strategy: Strategy) -> list[tuple[int, list[str]]]:
         """Returns the optimizers that a worker has built since the last call."""
         return [
             (vars(one)[_NUMBER], [variable.place.name for variable in trainable_variables(one)])
@@ -78,7 +82,7 @@ class KerasPacking:
             optimizer.build([strategy.placement.remote.variables.named[name] for name in names])
         give_to_servers(optimizer)
 
-    def _number_of(self, value: Any) -> int:
+    def _number_of(self, value: object) -> int:
         number = vars(value).get(_NUMBER)
         if number is None:
             number = next(self._numbers)
@@ -162,13 +166,13 @@ def _described(variable: Any) -> dict[str, Any]:
     }
 
 
-def _made(strategy: Any, described: dict[str, Any], value: Any) -> Any:
+def _made(strategy: Any, described: dict[str, Any], value: object) -> Any:
     """Creates a variable in this process like one of another process."""
     arguments = dict(described)
     path, regularizer = arguments.pop("path"), arguments.pop("regularizer")
     shape, dtype = arguments.pop("shape"), arguments.pop("dtype")
 
-    def start(*_: Any, **__: Any) -> Any:  # not called if the servers have the value
+    def start(*_: object, **__: object) -> Any:  # not called if the servers have the value
         return jnp.zeros(shape, dtype) if value is None else jnp.asarray(value)
 
     with strategy.scope():
@@ -198,6 +202,6 @@ def _served(
     return known
 
 
-def _is_split(place: Any, placement: ShardLayout | None) -> bool:
+def _is_split(place: object, placement: ShardLayout | None) -> bool:
     """Returns True for a variable with shards; a slot has the layout of its variable."""
     return placement is not None and place == Stored(placement.name) and placement.is_split

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stratagem.keras.training.dataset_creator import DatasetCreator
 from stratagem.keras.variables.variable import DistributedVariable
@@ -16,6 +16,10 @@ from stratagem.parameter_server.keras.variable import (
     split_of_slot,
 )
 from stratagem.parameter_server.keras.worker_data import WorkerData
+
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
+
 
 __all__ = ["ServerKeras"]
 
@@ -46,7 +50,13 @@ class ServerKeras:
         return ShardedParameterServerVariable if is_split else ParameterServerVariable
 
     def worker_data(
-        self, strategy: Any, creator: DatasetCreator, name: str, steps: Any, *, is_training: bool
+        self,
+        strategy: Strategy,
+        creator: DatasetCreator,
+        name: str,
+        steps: object,
+        *,
+        is_training: bool,
     ) -> WorkerData:
         """Returns data created by workers; a synchronous training step takes a batch of each."""
         adds_up = is_training and strategy.placement.remote.is_synchronous

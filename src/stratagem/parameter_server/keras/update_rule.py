@@ -213,7 +213,7 @@ def _variable(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> keras.
     return keras.Variable(np.zeros(shape, dtype), name=own)
 
 
-def _initial(variable: Any, kind: type, slot: str) -> float:
+def _initial(variable: keras.Variable, kind: type, slot: str) -> float:
     value = np.asarray(variable.value, np.float64)
     if value.size and not (value == value.flat[0]).all():
         raise NotImplementedError(

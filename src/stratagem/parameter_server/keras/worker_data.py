@@ -39,7 +39,7 @@ class WorkerData(UnreadData):
     """
 
     def __init__(
-        self, strategy: Any, creator: DatasetCreator, name: str, steps: Any, *, adds_up: bool
+        self, strategy: Any, creator: DatasetCreator, name: str, steps: object, *, adds_up: bool
     ) -> None:
         self.coordinator = ClusterCoordinator(strategy)
         self.num_needed = strategy.placement.remote.variables.mode.num_needed if adds_up else 0
@@ -55,7 +55,7 @@ class WorkerData(UnreadData):
         self._num_opened = 0
         self._latest: BatchAssigner | None = None
 
-    def ask(self, worker: int, method: Callable[..., Any], *args: Any) -> RemoteValue:
+    def ask(self, worker: int, method: Callable[..., Any], *args: object) -> RemoteValue:
         """Makes a worker call a method of its `WorkerBatches`; returns the future result."""
         return self.coordinator.schedule(method, args=(self.source, *args), worker=worker)
 

@@ -49,7 +49,7 @@ class Change:
         """Number of the request among the client's changes."""
         return self.message.fields["number"]
 
-    def done(self, **outcome: Any) -> None:
+    def done(self, **outcome: object) -> None:
         """Answers the request; `outcome` is also the answer to later resends.
 
         Call within `ServerVariables.changing`, so that a journal entry has both the change and its

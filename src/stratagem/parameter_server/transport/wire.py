@@ -141,7 +141,7 @@ class _Begins:
 
 
 def _array(
-    dtype: str, shape: Any, first: bytes, begins: _Begins, rest: Iterator[Any]
+    dtype: str, shape: Sequence[int], first: bytes, begins: _Begins, rest: Iterator[Any]
 ) -> np.ndarray:
     kind = _dtype(dtype)
     shape = tuple(map(operator.index, shape))

@@ -43,7 +43,7 @@ def captured_values(fn: Callable[..., Any]) -> dict[str, Any]:
     return {}
 
 
-def _parts_of(name: str, value: Any) -> dict[str, Any]:
+def _parts_of(name: str, value: object) -> dict[str, Any]:
     if inspect.isfunction(value):
         return {f"{part} of {name}": one for part, one in captured_values(value).items()}
     if isinstance(value, Mapping):

@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 
-def check_parts(topology: Any, cross_device_ops: Any) -> None:
+def check_parts(topology: object, cross_device_ops: object) -> None:
     """Raises a TypeError unless the arguments are a topology and cross-device ops."""
     if not isinstance(topology, Topology):
         raise TypeError(
@@ -41,7 +41,7 @@ def check_parts(topology: Any, cross_device_ops: Any) -> None:
         )
 
 
-def check_run(fn: Any, args: Any, options: Any) -> None:
+def check_run(fn: object, args: object, options: object) -> None:
     """Raises a TypeError or ValueError if `Strategy.run` does not accept the arguments."""
     if not callable(fn):
         raise TypeError(
@@ -70,7 +70,7 @@ def check_run(fn: Any, args: Any, options: Any) -> None:
 
 
 def checked_communication(
-    options: Any, *, shard_state: Any, devices_per_replica: Any
+    options: object, *, shard_state: object, devices_per_replica: object
 ) -> CommunicationOptions:
     """Returns the communication options of a multi-worker strategy.
 
@@ -99,7 +99,7 @@ def checked_communication(
     return options
 
 
-def check_device_assignment(assignment: Any) -> None:
+def check_device_assignment(assignment: object) -> None:
     """Raises a ValueError unless a TPUStrategy got a device assignment or None."""
     if isinstance(assignment, int):
         raise ValueError(

@@ -81,9 +81,9 @@ class CrossDeviceOps(abc.ABC):
     def reduce(
         self,
         reduce_op: ReduceOp | str,
-        per_replica_value: Any,
-        destinations: Any,
-        options: Any = None,
+        per_replica_value: object,
+        destinations: object,
+        options: object = None,
     ) -> Any:
         """Combines one value over all replicas. Call in cross-replica context.
 
@@ -118,7 +118,7 @@ class CrossDeviceOps(abc.ABC):
         self,
         reduce_op: ReduceOp | str,
         value_destination_pairs: Iterable[tuple[Any, Any]],
-        options: Any = None,
+        options: object = None,
     ) -> list[Any]:
         """Combines many values over all replicas. Call in cross-replica context.
 
@@ -152,7 +152,7 @@ class CrossDeviceOps(abc.ABC):
         results = self.batch_reduce_implementation(op, pairs, options)
         return [one if isinstance(one, Mirrored) else Mirrored(one) for one in results]
 
-    def broadcast(self, tensor: Any, destinations: Any) -> Any:
+    def broadcast(self, tensor: object, destinations: object) -> Any:
         """Gives every replica the same value. Call in cross-replica context.
 
         Args:
@@ -172,12 +172,12 @@ class CrossDeviceOps(abc.ABC):
 
     @abc.abstractmethod
     def reduce_implementation(
-        self, reduce_op: ReduceOp, per_replica_value: Any, destinations: Any, options: Any
+        self, reduce_op: ReduceOp, per_replica_value: object, destinations: object, options: object
     ) -> Any:
         """Combines one value; its `components` are the values of all replicas, in order."""
 
     def batch_reduce_implementation(
-        self, reduce_op: ReduceOp, value_destination_pairs: Sequence[Any], options: Any
+        self, reduce_op: ReduceOp, value_destination_pairs: Sequence[Any], options: object
     ) -> Sequence[Any]:
         """Combines several values; by default one after the other."""
         return [
@@ -185,7 +185,7 @@ class CrossDeviceOps(abc.ABC):
             for value, destinations in value_destination_pairs
         ]
 
-    def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
+    def broadcast_implementation(self, tensor: object, destinations: object) -> Any:
         """Gives every replica the same value."""
         return tensor if isinstance(tensor, Mirrored) else Mirrored(tensor)
 
@@ -198,7 +198,7 @@ class BuiltInOps(CrossDeviceOps):
     is_built_in = True
 
     def reduce_implementation(
-        self, reduce_op: ReduceOp, per_replica_value: Any, destinations: Any, options: Any
+        self, reduce_op: ReduceOp, per_replica_value: object, destinations: object, options: object
     ) -> Any:
         """Combines one value."""
         value = per_replica_value
@@ -347,7 +347,7 @@ class ReductionToOneDevice(BuiltInOps):
         ]
 
     def reduce_implementation(
-        self, reduce_op: ReduceOp, per_replica_value: Any, destinations: Any, options: Any
+        self, reduce_op: ReduceOp, per_replica_value: object, destinations: object, options: object
     ) -> Any:
         """Combines one value."""
         value = per_replica_value
@@ -361,11 +361,11 @@ class ReductionToOneDevice(BuiltInOps):
         return Mirrored(self._accumulate(reduce_op, [parts])[0])
 
 
-def _plain(result: Any) -> Any:
+def _plain(result: object) -> Any:
     return result.value if isinstance(result, Mirrored) else result
 
 
-def _check_value(value: Any) -> None:
+def _check_value(value: object) -> None:
     if value is None or (isinstance(value, PerReplica) and value.objects == ()):
         raise ValueError(
             explain(
@@ -376,7 +376,7 @@ def _check_value(value: Any) -> None:
         )
 
 
-def _check_destinations(destinations: Any) -> None:
+def _check_destinations(destinations: object) -> None:
     if destinations is None or (isinstance(destinations, str | list | tuple) and not destinations):
         _refuse(destinations)
     if isinstance(destinations, str):
@@ -388,7 +388,7 @@ def _check_destinations(destinations: Any) -> None:
         _refuse(destinations)
 
 
-def _refuse(destinations: Any) -> NoReturn:
+def _refuse(destinations: object) -> NoReturn:
     raise ValueError(
         explain(
             f"destinations={destinations!r} is of type {type(destinations).__name__}.",

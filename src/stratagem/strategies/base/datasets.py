@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stratagem.input import DistributedDataset, DistributedIterator
 from stratagem.input.sources import as_source
 from stratagem.messages import explain
 from stratagem.options import InputContext, InputOptions, InputReplicationMode
 
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
+
+
 __all__ = ["checked_steps", "from_dataset", "from_function"]
 
 
-def from_dataset(strategy: Any, dataset: Any, options: Any) -> DistributedDataset:
+def from_dataset(strategy: Strategy, dataset: Any, options: object) -> DistributedDataset:
     """Returns a dataset of global batches that a strategy splits.
 
     Raises:
@@ -42,7 +46,7 @@ def from_dataset(strategy: Any, dataset: Any, options: Any) -> DistributedDatase
     return DistributedDataset(strategy, source, is_global=True, options=options, context=context)
 
 
-def _context(strategy: Any) -> InputContext:
+def _context(strategy: Strategy) -> InputContext:
     """Returns the input context of this process."""
     topology = strategy.topology
     count = topology.num_replicas // topology.num_local_replicas
@@ -51,7 +55,7 @@ def _context(strategy: Any) -> InputContext:
 
 
 def from_function(
-    strategy: Any, dataset_fn: Callable[[InputContext], Any], options: Any
+    strategy: Strategy, dataset_fn: Callable[[InputContext], Any], options: object
 ) -> DistributedDataset:
     """Returns a distributed dataset of per-replica batches from a function.
 
@@ -91,7 +95,7 @@ def _made_source(made: Any) -> Any:
     return as_source(made)
 
 
-def _check_options(options: Any) -> InputOptions:
+def _check_options(options: object) -> InputOptions:
     if options is not None and not isinstance(options, InputOptions):
         raise TypeError(
             explain(
@@ -103,7 +107,7 @@ def _check_options(options: Any) -> InputOptions:
     return options or InputOptions()
 
 
-def checked_steps(strategy: Any, fn: Any, iterator: Any, num_steps: Any) -> int:
+def checked_steps(strategy: Strategy, fn: object, iterator: Any, num_steps: Any) -> int:
     """Checks the arguments of `run_steps`, and returns the number of steps.
 
     Raises:

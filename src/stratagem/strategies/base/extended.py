@@ -59,7 +59,7 @@ class StrategyExtended:
         return self._strategy.topology.local_devices
 
     def reduce_to(
-        self, reduce_op: ReduceOp | str, value: Any, destinations: Any, options: Any = None
+        self, reduce_op: ReduceOp | str, value: object, destinations: object, options: object = None
     ) -> Any:
         """Reduces a value and puts the result on the device of a variable.
 
@@ -95,7 +95,7 @@ class StrategyExtended:
         count = self._strategy.num_replicas_in_sync
         ops = self._strategy.cross_device_ops
 
-        def reduce(leaf: Any) -> Any:
+        def reduce(leaf: object) -> Any:
             if isinstance(leaf, PerReplica) and leaf.local is None and not ops.is_built_in:
                 return ops.reduce(op, reduction.of_all(leaf, count), destinations, options)
             return Mirrored(reduction.reduce(op, leaf, None, num_replicas=count))
@@ -106,7 +106,7 @@ class StrategyExtended:
         self,
         reduce_op: ReduceOp | str,
         value_destination_pairs: Iterable[tuple[Any, Any]],
-        options: Any = None,
+        options: object = None,
     ) -> list[Any]:
         """Reduces many values at once. Call in cross-replica context.
 
@@ -129,7 +129,7 @@ class StrategyExtended:
             for value, where in value_destination_pairs
         ]
 
-    def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+    def broadcast_to(self, tensor: object, destinations: object) -> Any:
         """Gives every replica the same value. Call in cross-replica context.
 
         Args:
@@ -151,7 +151,7 @@ class StrategyExtended:
 
     def update(
         self,
-        var: Any,
+        var: object,
         fn: Callable[..., Any],
         args: Any = (),
         kwargs: Any = None,
@@ -247,7 +247,7 @@ class StrategyExtended:
             return self._strategy.topology.devices is None
         return home.strategy is self._strategy
 
-    def value_container(self, value: Any) -> Any:
+    def value_container(self, value: object) -> Any:
         """Returns the distributed value that a component belongs to. Call anywhere.
 
         Args:
@@ -279,5 +279,5 @@ def _plain_arguments(args: tuple[Any, ...], kwargs: Any) -> tuple[Any, Any]:
     )
 
 
-def _is_distributed(leaf: Any) -> bool:
+def _is_distributed(leaf: object) -> bool:
     return isinstance(leaf, PerReplica | Mirrored)

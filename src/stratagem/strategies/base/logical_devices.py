@@ -95,7 +95,7 @@ class LogicalDevices:
             )
         return tensor if infers else self._constrained(tensor, self._spec(parts))
 
-    def replicate_to_logical_devices(self, tensor: Any) -> Any:
+    def replicate_to_logical_devices(self, tensor: object) -> Any:
         """Puts a whole copy of a value on each device of this replica. Call in replica context.
 
         Args:
@@ -112,7 +112,7 @@ class LogicalDevices:
         _require_replica("replicate_to_logical_devices")
         return tensor if _slot.infers_shapes() else self._constrained(tensor, PartitionSpec())
 
-    def assign_to_logical_device(self, tensor: Any, logical_device_id: int) -> Any:
+    def assign_to_logical_device(self, tensor: object, logical_device_id: int) -> Any:
         """Puts a value on a device of this replica and, unlike TensorFlow, on all others too.
 
         All devices run one program, so that no single device can compute alone: each gets a
@@ -186,7 +186,7 @@ class LogicalDevices:
             axes.append(tuple(name for _, name in taken))
         return PartitionSpec(*[names or None for names in axes])
 
-    def _constrained(self, tensor: Any, spec: PartitionSpec) -> Any:
+    def _constrained(self, tensor: object, spec: PartitionSpec) -> Any:
         settings: Any = jax.config
         if self.topology.num_logical_devices == 1 or settings.jax_disable_jit:
             return tensor

@@ -17,7 +17,7 @@ class NonTraining(Lockstep):
     `task` is the type and index of this process.
     """
 
-    def __init__(self, strategy: Any, task: tuple[str | None, int | None]) -> None:
+    def __init__(self, strategy: object, task: tuple[str | None, int | None]) -> None:
         super().__init__(strategy)
         self.task = task
 
@@ -39,6 +39,6 @@ class NonTraining(Lockstep):
         """Raises a RuntimeError."""
         self.check_scope()
 
-    def run_steps(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def run_steps(self, *args: object, **kwargs: object) -> NoReturn:
         """Raises a RuntimeError."""
         self.check_scope()

@@ -27,7 +27,7 @@ from stratagem.values import DistributedValues, IndexedSlices, Mirrored, PerRepl
 __all__ = ["gather", "is_leaf", "merge_context", "movable", "of_all", "parse_axes", "reduce"]
 
 
-def is_leaf(value: Any) -> bool:
+def is_leaf(value: object) -> bool:
     """Returns True if a value is reduced or gathered as a whole."""
     return isinstance(value, DistributedValues | IndexedSlices)
 
@@ -53,7 +53,7 @@ def parse_axes(axis: Any) -> tuple[int, ...] | None:
     return axes
 
 
-def reduce(op: ReduceOp, value: Any, axes: tuple[int, ...] | None, *, num_replicas: int) -> Any:
+def reduce(op: ReduceOp, value: object, axes: tuple[int, ...] | None, *, num_replicas: int) -> Any:
     """Reduces one leaf over replicas and, if given, over array axes.
 
     Args:
@@ -97,7 +97,7 @@ def _reduce_per_replica(
     return _reduce_parts(op, list(of_all(value, num_replicas).components), axes)
 
 
-def _same_key(op: ReduceOp, keys: PerReplica, axes: Any, num_replicas: int) -> Any:
+def _same_key(op: ReduceOp, keys: PerReplica, axes: object, num_replicas: int) -> Any:
     """Returns the mean of random keys: one replica's, if all have the same."""
     if op is ReduceOp.MEAN and axes is None and keys.stacked is not None and not keys.lengths:
         parts = of_all(_key_data(keys), num_replicas).components
@@ -113,7 +113,7 @@ def _key_data(keys: PerReplica) -> PerReplica:
     return PerReplica(stacked=jax.random.key_data(keys.stacked), lengths=keys.lengths)
 
 
-def _check_contribution(op: ReduceOp, plain: Any, num_replicas: int) -> None:
+def _check_contribution(op: ReduceOp, plain: object, num_replicas: int) -> None:
     if num_replicas > 1 and op is ReduceOp.SUM:
         raise ValueError(
             explain(
@@ -251,7 +251,7 @@ def merge_context() -> Any:
     return frame.replica
 
 
-def gather(value: Any, axis: Any, *, num_replicas: int) -> Any:
+def gather(value: object, axis: object, *, num_replicas: int) -> Any:
     """Concatenates the parts of one leaf in replica order, true rows only.
 
     Args:
@@ -291,7 +291,7 @@ def gather(value: Any, axis: Any, *, num_replicas: int) -> Any:
     return jnp.concatenate(parts, axis=axes[0])
 
 
-def movable(part: Any) -> Any:
+def movable(part: object) -> Any:
     """Returns an array as NumPy, so that it combines with other devices' arrays.
 
     A traced array is unchanged.

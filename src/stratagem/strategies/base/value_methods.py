@@ -26,7 +26,7 @@ class ValueMethods:
     topology: Topology
 
     @filters_traceback
-    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
+    def reduce(self, reduce_op: ReduceOp | str, value: object, axis: Any) -> Any:
         """Combines the parts of a value over replicas. Call in cross-replica context.
 
         Args:
@@ -62,7 +62,7 @@ class ValueMethods:
         return _map(lambda leaf: reduction.reduce(op, leaf, axes, num_replicas=count), value)
 
     @filters_traceback
-    def gather(self, value: Any, axis: int) -> Any:
+    def gather(self, value: object, axis: int) -> Any:
         """Concatenates the parts of a value in replica order. Call in cross-replica context.
 
         Args:
@@ -94,7 +94,7 @@ class ValueMethods:
     concat = gather
 
     @filters_traceback
-    def local_results(self, value: Any) -> tuple[Any, ...]:
+    def local_results(self, value: object) -> tuple[Any, ...]:
         """Returns the parts of a value that this process holds. Call in cross-replica context.
 
         Args:
@@ -164,10 +164,10 @@ class ValueMethods:
     experimental_distribute_values_from_function = distribute_values_from_function
 
 
-def _map(fn: Callable[[Any], Any], value: Any) -> Any:
+def _map(fn: Callable[[Any], Any], value: object) -> Any:
     return jax.tree.map(fn, value, is_leaf=reduction.is_leaf)
 
 
-def _number_as_array(leaf: Any) -> Any:
+def _number_as_array(leaf: object) -> Any:
     is_number = isinstance(leaf, int | float | complex) and not isinstance(leaf, bool)
     return np.asarray(leaf) if is_number else leaf
