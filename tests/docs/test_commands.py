@@ -72,7 +72,7 @@ def test_links_lead_to_files() -> None:
             assert (_FOLDER / target).exists(), f"{name} links to {target}"
 
 
-def test_ray_form_of_the_page_is_valid_and_all_its_variables_are_told() -> None:
+def test_ray_form_of_the_page_is_valid_and_all_its_variables_are_reported() -> None:
     page = (_FOLDER / "remote.md").read_text(encoding="utf-8")
     (render,) = [command for command in _commands(page) if " render " in command]
     words = shlex.split(render)

@@ -69,12 +69,12 @@ def test_estimator_trains_and_evaluates_with_what_functions_make(tmp_path) -> No
     assert len(made) == 1
 
 
-def test_function_that_makes_something_else_is_told() -> None:
+def test_function_that_makes_something_else_is_reported() -> None:
     with pytest.raises(TypeError, match="returned 3 of type int"):
         resolve_strategy(lambda: 3)
 
 
-def test_what_is_no_function_and_no_strategy_is_told() -> None:
+def test_what_is_no_function_and_no_strategy_is_reported() -> None:
     with pytest.raises(TypeError, match="train_distribute='mirrored' is of type str"):
         sg.estimator.RunConfig(train_distribute="mirrored")  # type: ignore[arg-type]
 

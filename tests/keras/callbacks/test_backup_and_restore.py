@@ -270,7 +270,7 @@ def test_damaged_backup_falls_back_to_the_one_before(tmp_path: Path) -> None:
     assert not first.exists()
 
 
-def test_damaged_only_backup_is_told_and_kept(tmp_path: Path) -> None:
+def test_damaged_only_backup_is_reported_and_kept(tmp_path: Path) -> None:
     with pytest.raises(AccidentError):
         train(EndAt(4), folder=tmp_path)
     (only,) = tmp_path.iterdir()
@@ -280,7 +280,7 @@ def test_damaged_only_backup_is_told_and_kept(tmp_path: Path) -> None:
     assert only.exists()
 
 
-def test_backup_of_another_model_is_told(tmp_path: Path) -> None:
+def test_backup_of_another_model_is_reported(tmp_path: Path) -> None:
     with pytest.raises(AccidentError):
         train(EndAt(4), folder=tmp_path)
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
@@ -289,7 +289,7 @@ def test_backup_of_another_model_is_told(tmp_path: Path) -> None:
         model.fit(X, X[:, :2], verbose=0, callbacks=sg.BackupAndRestore(tmp_path))
 
 
-def test_other_batches_are_told(tmp_path: Path) -> None:
+def test_other_batches_are_reported(tmp_path: Path) -> None:
     with pytest.raises(AccidentError):
         train(EndAt(4), folder=tmp_path)
     with pytest.raises(
@@ -324,7 +324,7 @@ def test_backups_are_written_while_training_goes_on(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("backup-*"))
 
 
-def test_backup_that_was_not_written_is_told_at_the_end(tmp_path: Path) -> None:
+def test_backup_that_was_not_written_is_reported_at_the_end(tmp_path: Path) -> None:
     behind = sg.train.CheckpointOptions(enable_async=True)
 
     class Harm(keras.callbacks.Callback):

@@ -238,7 +238,7 @@ def test_distributed_dataset_goes_on(tmp_path: Path) -> None:
     assert_same(got, wanted)
 
 
-def test_data_that_end_before_the_backup_are_told(tmp_path: Path) -> None:
+def test_data_that_end_before_the_backup_are_reported(tmp_path: Path) -> None:
     def fit(count: int, *ends: Any) -> None:
         data = ((X[:8], Y[:8]) for _ in range(count))
         build(None).fit(

@@ -67,7 +67,7 @@ def _assert_same_calls(one: _Everything, other: _Everything) -> None:
             np.testing.assert_allclose(logs[key], value, rtol=1e-5, atol=1e-6, err_msg=message)
 
 
-def test_callback_of_every_kind_is_told_what_one_device_tells() -> None:
+def test_callback_of_every_kind_learns_what_one_device_tells() -> None:
     def told(scope: Scope) -> _Everything:
         model, callback = _model(scope), _Everything()
         arguments = {"batch_size": 4, "verbose": 0, "callbacks": [callback]}

@@ -70,7 +70,7 @@ def _whole(lines: list[tuple[int, int]]) -> tuple[int, int]:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
-def test_every_step_of_fit_is_told(
+def test_every_step_of_fit_is_reported(
     lines: Callable[[], Any], strategy: str, steps_per_execution: int
 ) -> None:
     """Of six batches an epoch, the last one short; one call after another goes on."""

@@ -26,7 +26,7 @@ def told(folder) -> list:
     return list(launcher.events)
 
 
-def test_failure_is_told_once_a_start(tmp_path) -> None:
+def test_failure_is_reported_once_a_start(tmp_path) -> None:
     with LaunchEvents(LaunchOptions(workers=3, ps=1, run_dir=tmp_path)) as events:
         for restart in (1, 2):
             events.failure(FAILED)

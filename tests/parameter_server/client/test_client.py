@@ -185,7 +185,7 @@ def test_staleness_is_how_many_updates_came_between(served) -> None:
     assert served.staleness() == {0: 2, 2: 1}
 
 
-def test_unknown_requests_and_names_are_told(served, connections) -> None:
+def test_unknown_requests_and_names_are_reported(served, connections) -> None:
     with pytest.raises(ServerError, match="server received a request of kind 'dance'"):
         connections.ask(0, Message("dance"))
     with pytest.raises(ServerError, match="no variable 'v' on this server"):

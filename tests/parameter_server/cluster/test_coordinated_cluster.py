@@ -179,7 +179,7 @@ def test_other_tasks_are_no_coordinators() -> None:
     ],
     ids=["server", "no servers", "no index", "no cluster"],
 )
-def test_program_that_is_none_of_the_workers_is_told(jobs, task) -> None:
+def test_program_that_is_none_of_the_workers_is_reported(jobs, task) -> None:
     with pytest.raises(ValueError, match=r"independent=True was used in task .* of a cluster with"):
         ClusterPlan.independent(sg.ClusterSpec(jobs), task)
 
@@ -251,7 +251,7 @@ def test_coordinators_are_of_such_strategies() -> None:
 
 
 @pytest.mark.slow
-def test_servers_of_a_strategy_are_told_how_often() -> None:
+def test_servers_of_a_strategy_learn_how_often() -> None:
     options = sg.coordinator.options(journal_interval_s=3600)
     with sg.ParameterServerStrategy(num_workers=1, num_servers=1, options=options) as strategy:
         client = strategy.placement.remote.variables.client

@@ -196,7 +196,7 @@ def test_data_without_end_is_read_for_as_many_steps() -> None:
         assert len(model.evaluate(creator, steps=2, verbose=0)) == 2
 
 
-def test_each_worker_is_told_which_part_is_its_own() -> None:
+def test_each_worker_learns_which_part_is_its_own() -> None:
     def dataset_fn(context: sg.InputContext) -> Any:
         told = (
             context.num_input_pipelines,
@@ -251,7 +251,7 @@ def test_example_is_counted_once_though_its_worker_is_lost() -> None:
 
 
 @pytest.mark.parametrize("made", [None, 7])
-def test_function_that_makes_no_dataset_is_told(made) -> None:
+def test_function_that_makes_no_dataset_is_reported(made) -> None:
     with local_strategy(2) as strategy:
         with strategy.scope():
             model = model_of()

@@ -115,7 +115,7 @@ def test_all_workers_make_one_update_and_get_its_values(connections, worker) -> 
     assert served.discarded() == 0
 
 
-def test_late_worker_is_told_and_given_the_new_values(connections, worker) -> None:
+def test_late_worker_learns_so_and_gets_the_new_values(connections, worker) -> None:
     served = start(connections, UpdateMode(num_needed=2))
     one, two, late = (worker(name) for name in ("one", "two", "late"))
     futures = [one.push(1.0), two.push(1.0)]

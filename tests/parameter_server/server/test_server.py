@@ -246,7 +246,7 @@ def test_server_without_a_journal_begins_with_nothing() -> None:
             ServerClient(connections).journal()
 
 
-def test_damaged_journal_is_told_and_nothing_listens(tmp_path) -> None:
+def test_damaged_journal_is_reported_and_nothing_listens(tmp_path) -> None:
     path = tmp_path / "journal"
     path.write_text("my thesis")
     with pytest.raises(DataLossError, match="it is no journal of a parameter server"):
@@ -273,7 +273,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_full_disk_does_not_stop_training_and_is_told(disk) -> None:
+def test_full_disk_does_not_stop_training_and_is_reported(disk) -> None:
     keys = ClusterKeys.make()
     server = ParameterServer(keys, journal=disk / "journal", journal_interval_s=0.001)
     with Connections(keys, [server.address]) as connections:

@@ -46,7 +46,7 @@ def _answer_what_is_no_json(request: Request) -> None:
     [(_leave, "raised SystemExit: left"), (_answer_what_is_no_json, "raised TypeError: .*JSON")],
 )
 @pytest.mark.parametrize("at_once", [(), ("x",)])
-def test_handler_that_fails_in_another_way_is_told_too(keys, handle, words, at_once) -> None:
+def test_handler_that_fails_in_another_way_is_reported_too(keys, handle, words, at_once) -> None:
     with (
         Listener(keys, handle, num_threads=1, at_once=at_once) as listener,
         Connections(keys, [listener.address]) as connections,

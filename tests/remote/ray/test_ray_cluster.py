@@ -163,7 +163,7 @@ def own_settings(monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("own_settings")
-def test_address_where_no_ray_is_is_told(monkeypatch) -> None:
+def test_address_where_no_ray_is_is_reported(monkeypatch) -> None:
     monkeypatch.setenv("STRATAGEM_JOIN_TIMEOUT_S", "0.3")
     address = f"127.0.0.1:{free_ports(1)[0]}"
     with start_local_ray(address) as cluster:
@@ -174,7 +174,7 @@ def test_address_where_no_ray_is_is_told(monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("own_settings")
-def test_ray_that_is_not_installed_is_told(monkeypatch, tmp_path) -> None:
+def test_ray_that_is_not_installed_is_reported(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setitem(sys.modules, "ray", None)
     with (
