@@ -267,7 +267,7 @@ def test_other_errors_of_starting_are_passed_on() -> None:
 
 def test_slices_are_one_cluster(monkeypatch) -> None:
     """Each knows its own hosts and the coordinator, and all have to give the same account."""
-    told = []
+    identities = []
     for number, hosts in enumerate(["s0,s1", "t0,t1"]):
         monkeypatch.setenv("TPU_WORKER_HOSTNAMES", hosts)
         monkeypatch.setenv("TPU_WORKER_ID", "1")
@@ -275,10 +275,10 @@ def test_slices_are_one_cluster(monkeypatch) -> None:
         monkeypatch.setenv("MEGASCALE_SLICE_ID", str(number))
         monkeypatch.setenv("MEGASCALE_COORDINATOR_ADDRESS", "s0")
         resolver = tpu_system.find_resolver(None)
-        told.append(identity_of(resolver, resolver.processes()))
-    assert [one.process_id for one in told] == [1, 3]
-    assert told[0].same == told[1].same
-    assert told[0].labels == tuple(f"process {index}" for index in range(4))
+        identities.append(identity_of(resolver, resolver.processes()))
+    assert [one.process_id for one in identities] == [1, 3]
+    assert identities[0].same == identities[1].same
+    assert identities[0].labels == tuple(f"process {index}" for index in range(4))
 
 
 def test_shutting_down_forgets_programs() -> None:

@@ -27,8 +27,8 @@ def _nothing_made(monkeypatch):
 
 def in_cluster(monkeypatch, task_type: str, **jobs: int) -> None:
     cluster = {job: [f"{job}{i}:1" for i in range(number)] for job, number in jobs.items()}
-    told = {"cluster": cluster, "task": {"type": task_type, "index": 0}}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(told))
+    cluster_config = {"cluster": cluster, "task": {"type": task_type, "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster_config))
 
 
 def test_function_makes_one_strategy_for_all_that_name_it() -> None:

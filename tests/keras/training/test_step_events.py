@@ -41,8 +41,8 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         """The last step and the number of steps of each line."""
         process_writer.close_events(0)
         (process,) = read_run(tmp_path).processes
-        told = [event for event in process.events if isinstance(event, StepEvent)]
-        return [(event.step, event.num_steps) for event in told]
+        step_events = [event for event in process.events if isinstance(event, StepEvent)]
+        return [(event.step, event.num_steps) for event in step_events]
 
     return read
 

@@ -161,10 +161,10 @@ def test_answer_goes_where_its_number_was_last_heard_from(keys, client, again) -
         client.connect(listener.address)
         client.send_multipart([b"number", *again])
         client.send_multipart([b"other", b"ping", b"last"])
-        told: list[bytes] = []
-        while told[:1] != [b"other"]:
+        received: list[bytes] = []
+        while received[:1] != [b"other"]:
             assert client.poll(_LIMIT_S * 1000)
-            told = client.recv_multipart()
+            received = client.recv_multipart()
         may_end.set()
         assert client.poll(_LIMIT_S * 1000)
         assert client.recv_multipart()[0] == b"number"
