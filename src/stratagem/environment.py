@@ -329,8 +329,8 @@ def _library_settings() -> dict[str, str]:
 def without_cluster() -> dict[str, str]:
     """Returns the variables for a CPU-only helper process that is not part of the cluster."""
     prefixes = ("TF_CONFIG", "JAX_", "XLA_", "PET_", "OMPI_", "SLURM_", "NPROC")
-    kept = {name: text for name, text in os.environ.items() if not name.startswith(prefixes)}
-    return {**kept, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    inherited = {name: text for name, text in os.environ.items() if not name.startswith(prefixes)}
+    return {**inherited, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def visible_gpus() -> tuple[str, ...] | None:

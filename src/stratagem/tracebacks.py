@@ -51,11 +51,11 @@ class _TracebackFilter:
             entry = entry.tb_next
         if _is_ours(entries[-1]) and _NOTE not in getattr(error, "__notes__", ()):
             error.add_note(_NOTE)
-        kept: TracebackType | None = None
+        shown: TracebackType | None = None
         for entry in reversed(entries):
             if not _is_ours(entry):
-                kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-        error.__traceback__ = kept
+                shown = TracebackType(shown, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+        error.__traceback__ = shown
 
 
 def _is_ours(entry: TracebackType) -> bool:

@@ -70,7 +70,7 @@ def test_missing_peers_are_skipped_aloud(run: Run) -> None:
     assert "make peers" in result.output
 
 
-def test_failure_is_told_and_the_others_go_on(run: Run, tmp_path: Path) -> None:
+def test_failure_is_reported_and_the_others_go_on(run: Run, tmp_path: Path) -> None:
     bad = fake_case(fake_side("ours", "dies later"), fake_side("reference"))
     good = fake_case(fake_side("ours"), fake_side("reference"))
     result, written = run([bad, good])
@@ -96,6 +96,6 @@ def test_wrong_arguments_are_refused(arguments: list[str], words: str) -> None:
     assert words in result.output
 
 
-def test_loaded_machine_is_told() -> None:
+def test_loaded_machine_is_reported() -> None:
     assert load_warning(0.1) is None
     assert "not to be trusted" in (load_warning(3.0) or "")

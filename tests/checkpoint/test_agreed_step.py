@@ -101,8 +101,8 @@ def test_two_notices_at_once_are_one_agreement(two) -> None:
         bell.ring()
         bell.ring()
     two.line.wait_for(2)
-    told = two.deliver(4)
-    assert sorted(told) == [(0, [1]), (0, [1, 3, 1]), (1, [1]), (1, [1, 4, 1])]
+    delivered = two.deliver(4)
+    assert sorted(delivered) == [(0, [1]), (0, [1, 3, 1]), (1, [1]), (1, [1, 4, 1])]
     two.begin(0, 1)
     assert [step.next_step() for step in two.steps] == [
         PreemptionAction.EXIT,

@@ -21,7 +21,7 @@ def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EventWri
         yield writer
 
 
-def told(folder: Path, *kinds: str) -> list[dict[str, Any]]:
+def recorded(folder: Path, *kinds: str) -> list[dict[str, Any]]:
     (file,) = (folder / "run" / "events").iterdir()
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     return [line for line in lines if line["kind"] in kinds]
@@ -33,7 +33,7 @@ def test_save_and_restore_events_carry_the_step(events: EventWriter, tmp_path: P
     path = checkpoint.save(tmp_path / "ckpt")
     events.step(9)
     checkpoint.restore(path)
-    begun, ended, restored = told(tmp_path, "save_started", "save_ended", "restored")
+    begun, ended, restored = recorded(tmp_path, "save_started", "save_ended", "restored")
     assert (begun["step"], ended["step"], restored["step"]) == (7, 7, 7)
     assert (begun["is_asynchronous"], ended["failed"], restored["source"]) == (False, None, path)
     assert 0 < ended["stall_s"] == ended["duration_s"]
@@ -47,7 +47,7 @@ def test_save_behind_training_stalls_for_less_than_it_takes(
     events.step(3)
     checkpoint.save(tmp_path / "ckpt", sg.train.CheckpointOptions(enable_async=True))
     checkpoint.sync()
-    begun, ended = told(tmp_path, "save_started", "save_ended")
+    begun, ended = recorded(tmp_path, "save_started", "save_ended")
     assert begun["is_asynchronous"]
     assert ended["is_asynchronous"]
     assert 0 < ended["stall_s"] < ended["duration_s"]
@@ -65,7 +65,7 @@ def test_failed_save_says_why(is_async: bool, events: EventWriter, tmp_path: Pat
 
     with pytest.raises(OSError, match="could not be written"):
         save()
-    (ended,) = told(tmp_path, "save_ended")
+    (ended,) = recorded(tmp_path, "save_ended")
     assert "could not be written" in ended["failed"]
 
 
@@ -74,7 +74,7 @@ def test_in_memory_backup_is_recorded(events: EventWriter, tmp_path: Path) -> No
     events.step(5)
     memory.save(1)
     memory.restore()
-    (restored,) = told(tmp_path, "restored")
+    (restored,) = recorded(tmp_path, "restored")
     assert (restored["step"], restored["source"]) == (5, "memory")
 
 
@@ -87,6 +87,6 @@ def test_duration_of_a_backup_is_recorded_with_the_next_step(
         events.step(5)
         memory.save(1)
         events.step(6)
-    first, second = told(tmp_path, "step")
+    first, second = recorded(tmp_path, "step")
     assert first["keeping_s"] == 0
     assert 0 < second["keeping_s"] <= second["elapsed_s"]

@@ -19,12 +19,12 @@ class Group:
         self.process_id = process_id
         self.identity = SimpleNamespace(labels=("worker 0 (a:1)", "worker 1 (b:1)"))
         self.other = {"result": result, "error": error}
-        self.told: list[Any] = []
+        self.sent: list[Any] = []
 
     def exchange(self, name: str, value: Any, *, timeout_s: float, setting: str) -> list[Any]:
         assert timeout_s > 0
         assert setting == "STRATAGEM_SAVE_TIMEOUT_S"
-        self.told.append((name, value))
+        self.sent.append((name, value))
         return [value, self.other] if self.process_id == 0 else [self.other, value]
 
 
@@ -52,7 +52,7 @@ def test_first_works_and_the_other_waits(process_id: int, expected: list[int], m
     run_on_first("here", lambda: done.append(1))
     assert done == expected
     assert is_first() == (process_id == 0)
-    assert group.told == [("here", {"result": None, "error": None})]
+    assert group.sent == [("here", {"result": None, "error": None})]
 
 
 def test_process_0_decides(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_all_work_and_keep_their_own_results(monkeypatch: pytest.MonkeyPatch) ->
     enter(monkeypatch, group)
     result = object()  # nothing that could be sent
     assert run_on_all("here", lambda: result) is result
-    assert group.told == [("here", {"result": None, "error": None})]
+    assert group.sent == [("here", {"result": None, "error": None})]
 
 
 def test_local_error_is_sent_and_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_local_error_is_sent_and_raised(monkeypatch: pytest.MonkeyPatch) -> None
     enter(monkeypatch, group)
     with pytest.raises(OSError, match="disk full"):
         run_on_first("here", fail)
-    assert group.told == [("here", {"result": None, "error": ["OSError", "disk full"]})]
+    assert group.sent == [("here", {"result": None, "error": ["OSError", "disk full"]})]
 
 
 @pytest.mark.parametrize(

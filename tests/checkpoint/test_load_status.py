@@ -85,7 +85,7 @@ def test_unused_values_are_warned_of_once_nothing_can_use_them(
 ) -> None:
     caplog.set_level(logging.WARNING, "stratagem")
 
-    def told() -> list[str]:
+    def recorded() -> list[str]:
         gc.collect()
         return [message for message in caplog.messages if path in message]
 
@@ -94,9 +94,9 @@ def test_unused_values_are_warned_of_once_nothing_can_use_them(
     if is_expected:
         status.expect_partial()
     del status
-    assert not told()  # an object may still be set
+    assert not recorded()  # an object may still be set
     del checkpoint
-    messages = told()
+    messages = recorded()
     assert len(messages) == (0 if is_expected else 1)
     for message in messages:
         assert "Values without an object: two/value." in message

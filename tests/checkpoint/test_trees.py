@@ -137,11 +137,11 @@ def test_arrays_of_a_strategy_keep_their_shardings(count: int, tmp_path: Path) -
     assert np.asarray(strategy.local_results(doubled)[0]).tolist() == [4.0] * 3
     three = sg.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"])
     other = saved | {"parts": three.run(lambda: jnp.zeros(3))}
-    told = {
+    words = {
         1: "Not in the checkpoint: parts/0. Only there: parts",  # one replica's is a plain array
         2: r"tree\['parts'\].* is float32\[3, 3\] here, NamedSharding.* but float32\[2, 3\]",
     }
-    with pytest.raises(ValueError, match=told[count]):
+    with pytest.raises(ValueError, match=words[count]):
         sg.train.Checkpoint(tree=other).restore(path)
 
 
@@ -155,7 +155,7 @@ def test_other_shapes_and_dtypes_name_the_path_and_both_shardings(tmp_path: Path
     }
     path = sg.train.Checkpoint(state=tree).save(tmp_path / "ckpt")
     rbg = jax.random.key(0, impl="rbg")
-    for other, told in (
+    for other, words in (
         (
             tree | {"a": [jnp.zeros(3)]},
             r"state\['a'\]\[0\] is float32\[3\] here, SingleDeviceSharding.* but "
@@ -170,7 +170,7 @@ def test_other_shapes_and_dtypes_name_the_path_and_both_shardings(tmp_path: Path
         (tree | {"c": 1}, "Not in the checkpoint: c. Only there: none"),
     ):
         checkpoint = sg.train.Checkpoint(state=other)
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=words):
             checkpoint.restore(path)
         assert checkpoint.state is other
     with pytest.raises(ValueError, match="pytree like the saved one and convert it"):
@@ -183,13 +183,13 @@ def test_other_pytrees_are_rejected() -> None:
         w: Any
 
     layer = keras.layers.Dense(1)
-    for tree, told in (
+    for tree, words in (
         ({"a": ("text",)}, r"state\['a'\]\[0\]='text' cannot be saved"),
         ({"a": Unregistered(jnp.zeros(2))}, r"state\['a'\]=.*Unregistered"),
         ([layer, jnp.zeros(2)], r"state\[0\]=<Dense"),
         ({"a": 2**80}, r"state\['a'\]=1208925819614629174706176"),
     ):
-        with pytest.raises(TypeError, match=told) as caught:
+        with pytest.raises(TypeError, match=words) as caught:
             sg.train.Checkpoint(state=tree)
         assert re.search(r"Fix: .*register_dataclass", str(caught.value))
     with pytest.raises(TypeError, match=r"store numbers in a keras\.Variable"):

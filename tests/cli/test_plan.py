@@ -32,8 +32,8 @@ def test_tables_json_and_picture(tmp_path) -> None:
     for title in ("Memory per device", "Communication per step", "Predicted step time"):
         assert title in result.stdout
     assert "replicas 4" in result.stderr  # the script's own
-    told = json.loads(json_file.read_text())
-    assert (told["target"], told["memory"]["parameters_bytes"]) == ("4xH100", 128)
+    written = json.loads(json_file.read_text())
+    assert (written["target"], written["memory"]["parameters_bytes"]) == ("4xH100", 128)
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -52,8 +52,11 @@ def test_state_that_the_script_does_not_share_out(options, tmp_path) -> None:
     assert result.exit_code == 0, result.output
     assert "large.py on 2xH100, shard_state=all: 16.4 k parameters" in result.stdout
     assert "evaluated 0.0" in result.stderr  # nothing was computed
-    told = json.loads(json_file.read_text())
-    assert (told["shard_state"], told["memory"]["parameters_bytes"]) == ("all", 4 * 128 * 128 // 2)
+    written = json.loads(json_file.read_text())
+    assert (written["shard_state"], written["memory"]["parameters_bytes"]) == (
+        "all",
+        4 * 128 * 128 // 2,
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,5 +103,5 @@ def test_example_in_a_process_of_its_own(tmp_path) -> None:
         "01_train_digits.py on 8xH100: 66 k parameters, global batch 128, 16 per device"
         in ended.stdout
     )
-    told = json.loads((tmp_path / "plan.json").read_text())
-    assert told["memory"]["parameters_bytes"] == 4 * 65_994
+    written = json.loads((tmp_path / "plan.json").read_text())
+    assert written["memory"]["parameters_bytes"] == 4 * 65_994

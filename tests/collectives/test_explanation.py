@@ -30,8 +30,8 @@ def test_named_algorithm_and_its_packs(capsys) -> None:
 
 def test_function_of_the_user(capsys) -> None:
     ops = sg.ReductionToOneDevice(accumulation_fn=sum)
-    told = lines(capsys, sg.MirroredStrategy(FOUR, cross_device_ops=ops))
-    assert told[1:] == ["algorithm: custom function of the values of all replicas"]
+    shown = lines(capsys, sg.MirroredStrategy(FOUR, cross_device_ops=ops))
+    assert shown[1:] == ["algorithm: custom function of the values of all replicas"]
 
 
 def test_measured_times_and_the_rule_made_of_them(capsys) -> None:
@@ -42,13 +42,13 @@ def test_measured_times_and_the_rule_made_of_them(capsys) -> None:
     measured = MeasuredChoice(choose(times_s), times_s, "cached by process 0")
     options = sg.CommunicationOptions(reduction_dtype="bfloat16")
     topology = Topology(find_devices(FOUR[:1]))
-    told = lines(capsys, Strategy(topology, AutomaticOps(options, measured)))
-    assert told[0] == "1 replica on 1 process, cpu"
-    assert told[1] == "algorithm: ring up to 406.4 KiB, compiler above"
-    assert told[3].startswith("float32 gradients: sent as bfloat16")
-    assert told[4] == "Milliseconds per float32 sum, cached by process 0:"
-    assert told[5].split() == ["4", "KiB", "4", "MiB"]
-    assert [line.split() for line in told[6:]] == [
+    shown = lines(capsys, Strategy(topology, AutomaticOps(options, measured)))
+    assert shown[0] == "1 replica on 1 process, cpu"
+    assert shown[1] == "algorithm: ring up to 406.4 KiB, compiler above"
+    assert shown[3].startswith("float32 gradients: sent as bfloat16")
+    assert shown[4] == "Milliseconds per float32 sum, cached by process 0:"
+    assert shown[5].split() == ["4", "KiB", "4", "MiB"]
+    assert [line.split() for line in shown[6:]] == [
         ["compiler", "2.000", "10.000"],
         ["ring", "0.500", "20.000"],
     ]

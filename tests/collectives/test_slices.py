@@ -51,8 +51,10 @@ def test_sums_between_slices_go_in_stages_without_being_measured() -> None:
     assert choice.algorithm(2**20) is Algorithm.HIERARCHICAL
     assert choice.algorithm(4) is Algorithm.COMPILER
     assert AutomaticOps().all_reduce(topology_of(1)).choice.algorithm(2**20) is Algorithm.COMPILER
-    told = CommunicationOptions(implementation=CommunicationImplementation.RING)
-    assert AutomaticOps(told).all_reduce(topology_of(2)).choice.algorithm(2**20) is Algorithm.RING
+    options = CommunicationOptions(implementation=CommunicationImplementation.RING)
+    assert (
+        AutomaticOps(options).all_reduce(topology_of(2)).choice.algorithm(2**20) is Algorithm.RING
+    )
 
 
 @pytest.fixture

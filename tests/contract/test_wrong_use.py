@@ -104,7 +104,7 @@ def _per_replica_as_a_condition(strategy: sg.Strategy) -> None:
         (_per_replica_as_a_condition, ValueError, "use strategy.local_results, strategy.reduce"),
     ],
 )
-def test_mistake_is_told_and_mended(mistake: Any, error: type[Exception], fix: str) -> None:
+def test_mistake_is_reported_and_mended(mistake: Any, error: type[Exception], fix: str) -> None:
     strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
     with pytest.raises(error, match=f"(?s)Expected.*Fix: .*{fix}"):
         mistake(strategy)

@@ -60,9 +60,11 @@ def test_table_is_that_of_the_template(name, template, command) -> None:
         assert default in (written[variable], written[variable].strip('"'))
     render = main.commands[command].commands["render"]
     flags = {parameter.name: parameter.opts[0] for parameter in render.params}
-    told = {variable: flag for variable, flag, _ in rows if flag}
-    assert told == {variable: flag for variable, flag in flags.items() if variable in told}
-    assert flags.keys() - told.keys() <= {"template", "assignments", "nodes", "ray"}
+    documented = {variable: flag for variable, flag, _ in rows if flag}
+    assert documented == {
+        variable: flag for variable, flag in flags.items() if variable in documented
+    }
+    assert flags.keys() - documented.keys() <= {"template", "assignments", "nodes", "ray"}
 
 
 def test_links_lead_to_files() -> None:
@@ -72,11 +74,11 @@ def test_links_lead_to_files() -> None:
             assert (_FOLDER / target).exists(), f"{name} links to {target}"
 
 
-def test_ray_form_of_the_page_is_valid_and_all_its_variables_are_told() -> None:
+def test_ray_form_of_the_page_is_valid_and_all_its_variables_are_reported() -> None:
     page = (_FOLDER / "remote.md").read_text(encoding="utf-8")
     (render,) = [command for command in _commands(page) if " render " in command]
     words = shlex.split(render)
     result = CliRunner().invoke(main, words[1 : words.index(">")])
     assert validate_kubernetes(result.stdout) == []
-    (told,) = _RAY.findall(page)
-    assert re.findall(r"`(\w+)`", told) == list(Template(ray_template()).variables)
+    (documented,) = _RAY.findall(page)
+    assert re.findall(r"`(\w+)`", documented) == list(Template(ray_template()).variables)

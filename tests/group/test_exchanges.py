@@ -35,8 +35,8 @@ def test_values_come_out_in_the_order_of_the_processes_when_all_are_there() -> N
     exchanges = Exchanges(_LABELS)
     assert exchanges.add(2, _message("save", "c"), 0.0) is None
     assert exchanges.add(0, _message("save", "a"), 1.0) is None
-    told = exchanges.add(1, _message("save", "b"), 2.0)
-    assert told == ExchangeReply(
+    reply = exchanges.add(1, _message("save", "b"), 2.0)
+    assert reply == ExchangeReply(
         [0, 1, 2],
         {"kind": "exchanged", "stream": "main", "number": 0, "values": ["a", "b", "c"]},
     )
@@ -51,9 +51,9 @@ def test_calls_of_different_numbers_do_not_mix() -> None:
     for process_id in (0, 1):
         exchanges.add(process_id, _message("a", process_id, number=0), 0.0)
     exchanges.add(0, _message("b", 10, number=1), 0.0)
-    told = exchanges.add(2, _message("a", 2, number=0), 0.0)
-    assert isinstance(told, ExchangeReply)
-    assert told.message["values"] == [0, 1, 2]
+    reply = exchanges.add(2, _message("a", 2, number=0), 0.0)
+    assert isinstance(reply, ExchangeReply)
+    assert reply.message["values"] == [0, 1, 2]
 
 
 def test_another_name_at_the_same_place_names_both_calls() -> None:
@@ -109,10 +109,10 @@ def test_waiting_process_receives_the_name_of_the_one_that_left() -> None:
     exchanges = Exchanges(_LABELS)
     exchanges.add(0, _input(4), 0.0)
     exchanges.add(1, _input(4), 0.0)
-    told = [
+    reply = [
         ExchangeReply([0], {"kind": "abandoned", "stream": "d", "number": 4, "by": ["worker 1"]})
     ]
-    assert exchanges.leave(1, "d") == told
+    assert exchanges.leave(1, "d") == reply
     assert exchanges.leave(1, "e") == [], "it is another stream"
 
 
@@ -120,9 +120,9 @@ def test_process_that_arrives_after_another_left_gets_an_immediate_reply() -> No
     exchanges = Exchanges(_LABELS)
     exchanges.leave(0, "d")
     exchanges.leave(2, "d")
-    told = exchanges.add(1, _input(7), 0.0)
+    reply = exchanges.add(1, _input(7), 0.0)
     by = ["worker 0", "worker 2"]
-    assert told == ExchangeReply([1], {"kind": "abandoned", "stream": "d", "number": 7, "by": by})
+    assert reply == ExchangeReply([1], {"kind": "abandoned", "stream": "d", "number": 7, "by": by})
 
 
 def test_closed_stream_is_never_overdue() -> None:

@@ -28,9 +28,9 @@ def test_all_get_the_values_of_all_in_order(members) -> None:
     def exchange(index: int) -> list:
         return [members[index].exchange("place", (index, np.full(2, index))) for _ in range(20)][-1]
 
-    for told in together(3, exchange):
-        assert [index for index, _ in told] == [0, 1, 2]
-        assert [array.tolist() for _, array in told] == [[0, 0], [1, 1], [2, 2]]
+    for received in together(3, exchange):
+        assert [index for index, _ in received] == [0, 1, 2]
+        assert [array.tolist() for _, array in received] == [[0, 0], [1, 1], [2, 2]]
 
 
 def test_streams_of_two_threads_do_not_disturb_each_other(members) -> None:
@@ -187,9 +187,9 @@ def test_process_that_does_not_join_is_named_after_progress(capsys) -> None:
         assert "2 of 3 joined" in str(error)
         assert "worker 2 (host2:1) did not" in str(error)
         assert "STRATAGEM_JOIN_TIMEOUT_S" in str(error)
-    told = capsys.readouterr().err
-    assert "worker 0 (host0:1): 2 of 3 joined, waiting for worker 2 (host2:1) for 2 s" in told
-    assert "worker 1 (host1:1): 2 of 3 joined" in told
+    output = capsys.readouterr().err
+    assert "worker 0 (host0:1): 2 of 3 joined, waiting for worker 2 (host2:1) for 2 s" in output
+    assert "worker 1 (host1:1): 2 of 3 joined" in output
 
 
 def test_missing_process_0_is_named(capsys) -> None:

@@ -53,8 +53,8 @@ def _hub_knows(members: list[Group]) -> tuple[int, int]:
 
 def test_values_of_all_come_back_as_long_as_all_are_there(members) -> None:
     streams = [member.stream("dataset 0 (1)") for member in members]
-    told = together(3, lambda i: [streams[i].exchange((i, step)) for step in range(3)])
-    assert told == [[[(0, step), (1, step), (2, step)] for step in range(3)]] * 3
+    received = together(3, lambda i: [streams[i].exchange((i, step)) for step in range(3)])
+    assert received == [[[(0, step), (1, step), (2, step)] for step in range(3)]] * 3
 
 
 def test_closing_wakes_the_thread_that_waits_and_ends_the_stream_for_good(members) -> None:
@@ -70,8 +70,10 @@ def test_all_that_leave_early_go_on_together_and_nothing_is_kept(members) -> Non
     """Each reads ahead by a different number of batches when its program stops."""
     for epoch in range(3):
         streams = [member.stream(f"dataset 0 ({epoch})") for member in members]
-        told = together(3, lambda i, streams=streams: [streams[i].exchange(i) for _ in range(2)])
-        assert told == [[[0, 1, 2]] * 2] * 3
+        received = together(
+            3, lambda i, streams=streams: [streams[i].exchange(i) for _ in range(2)]
+        )
+        assert received == [[[0, 1, 2]] * 2] * 3
         ahead = [_Waiting(streams[i].exchange, i) for i in range(2)]
         for stream in streams:
             stream.close()

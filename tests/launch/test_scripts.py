@@ -295,7 +295,7 @@ def test_leader_alone_is_shown_and_all_is_kept(capfd, script, folder) -> None:
     assert logs == {f"worker-{i}.log": f"here is {i}\n" for i in range(3)}
 
 
-def test_failure_of_a_task_that_is_not_shown_is_told(capfd, script) -> None:
+def test_failure_of_a_task_that_is_not_shown_is_reported(capfd, script) -> None:
     path = script('assert task["index"] == 0, "not here"')
     with pytest.raises(RuntimeError, match="worker 1 failed first"):
         sg.launch.run(path, workers=2, show="leader")
@@ -366,7 +366,7 @@ def test_gpus_are_dealt_to_real_tasks(capfd, script, monkeypatch) -> None:
         sg.launch.run(path, workers=2, devices_per_worker=2)
 
 
-def test_last_words_without_an_end_of_line_are_told_too(capfd, script) -> None:
+def test_last_words_without_an_end_of_line_are_reported_too(capfd, script) -> None:
     path = script("sys.stderr.write('out of memory'); sys.stderr.flush(); os.kill(os.getpid(), 9)")
     with pytest.raises(RuntimeError, match="killed by SIGKILL") as caught:
         sg.launch.run(path)

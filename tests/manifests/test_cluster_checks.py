@@ -76,8 +76,8 @@ def test_rendered_manifests_have_no_problem() -> None:
 )
 def test_mistake_is_reported_with_its_place(pattern, replacement, problem) -> None:
     found = _problems((pattern, replacement))
-    assert any(problem in told for told in found), found
-    assert any(told.startswith(_WORKER) for told in found)
+    assert any(problem in line for line in found), found
+    assert any(line.startswith(_WORKER) for line in found)
 
 
 def test_clusters_that_differ_are_reported() -> None:
@@ -88,13 +88,13 @@ def test_clusters_that_differ_are_reported() -> None:
 def test_task_of_two_pods_is_reported() -> None:
     found = _problems((r'\\"evaluator\\", \\"index\\": ', r'\\"ps\\", \\"index\\": '), count=1)
     assert "TF_CONFIG: 2 pods run the same task, ps 0" in found
-    assert any(told.endswith("evaluator 0: no pod runs this task") for told in found)
+    assert any(line.endswith("evaluator 0: no pod runs this task") for line in found)
 
 
 def test_variable_too_long_for_a_process_is_reported() -> None:
     long = "x" * (128 * 1024)
     found = _problems((r'(value: "{\\"cluster\\": {)', rf'\1\\"{long}\\": [], '))
-    assert any("bytes, but Linux allows at most 131072" in told for told in found)
+    assert any("bytes, but Linux allows at most 131072" in line for line in found)
 
 
 def test_each_problem_is_reported_once() -> None:

@@ -157,9 +157,9 @@ def metrics_of(checkpoint: Path) -> dict[str, float]:
 
 def check_evaluations(folder: Path, last: Sequence[int]) -> None:
     """The numbers of the evaluator are those of the checkpoints that it names."""
-    told = evaluations(folder)
-    assert told[-1]["global_step"] in last
-    for one in told:
+    results = evaluations(folder)
+    assert results[-1]["global_step"] in last
+    for one in results:
         expected = metrics_of(folder / "model" / f"model.ckpt-{one['global_step']}")
         assert one == pytest.approx(expected, rel=1e-5)
 
@@ -201,8 +201,8 @@ def test_two_workers_in_lockstep_train_what_one_device_does(tmp_path: Path) -> N
         found = read_variable(str(checkpoint), name)
         np.testing.assert_allclose(found, value, rtol=1e-5, atol=1e-5, err_msg=name)
     check_evaluations(tmp_path, [num_steps])
-    told = json.loads((tmp_path / "evaluator-0.json").read_text())
-    assert told == pytest.approx(metrics_of(checkpoint), rel=1e-5)
+    results = json.loads((tmp_path / "evaluator-0.json").read_text())
+    assert results == pytest.approx(metrics_of(checkpoint), rel=1e-5)
 
 
 @pytest.mark.slow

@@ -30,11 +30,11 @@ def test_evaluator_measures_what_the_workers_do_up_to_the_last_checkpoint(tmp_pa
     )
     assert ended.returncode == 0, ended.stderr
     trained = json.loads((tmp_path / "trainer.json").read_text())
-    told = json.loads((tmp_path / "evaluator.json").read_text())
-    assert told["was stopped"]
-    epochs = [one["epoch"] for one in told["evaluations"]]
+    report = json.loads((tmp_path / "evaluator.json").read_text())
+    assert report["was stopped"]
+    epochs = [one["epoch"] for one in report["evaluations"]]
     assert (epochs[0], epochs[-1]) == (1, _NUM_EPOCHS)
-    for one in told["evaluations"]:
+    for one in report["evaluations"]:
         assert one["step"] == 10 * one["epoch"]
         for name in ("loss", "accuracy"):
             expected = trained[f"val_{name}"][one["epoch"] - 1]

@@ -29,9 +29,9 @@ def _now(folder: Path, num_workers: int) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for rank in range(num_workers):
         with contextlib.suppress(FileNotFoundError):
-            told = (folder / f"now-{rank}").read_bytes()
-            if len(told) == 16:
-                found.append(struct.unpack("<QQ", told))
+            content = (folder / f"now-{rank}").read_bytes()
+            if len(content) == 16:
+                found.append(struct.unpack("<QQ", content))
     return found
 
 

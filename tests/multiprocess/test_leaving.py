@@ -39,7 +39,7 @@ def test_all_that_leave_a_loop_together_go_on_together(seen, what, wanted) -> No
     assert [one[what] for one in seen] == [wanted] * 2
 
 
-def test_one_that_goes_on_in_a_loop_that_another_left_is_told_who(seen) -> None:
+def test_one_that_goes_on_in_a_loop_that_another_left_learns_who(seen) -> None:
     first, other = (one["came apart"] for one in seen)
     assert "worker 1 (127.0.0.1:" in first
     assert "left the loop over dataset 5 (1), but worker 0 (127.0.0.1:" in first

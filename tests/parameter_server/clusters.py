@@ -54,7 +54,7 @@ class ThreadCluster:
     def locate_server(self, server: int) -> str | None:
         return self.servers[server].address
 
-    def tell_moves_to(self, on_moved: Callable[[int, str], None]) -> None:
+    def report_moves_to(self, on_moved: Callable[[int, str], None]) -> None:
         pass
 
     def start_workers(self) -> ThreadWorkers:
@@ -76,7 +76,7 @@ class OneThatDies:
         self.keys = self.server.keys
         self.server_addresses = [self.server.running.address]
 
-    def tell_moves_to(self, on_moved: Any) -> None:
+    def report_moves_to(self, on_moved: Any) -> None:
         pass
 
     def locate_server(self, server: int) -> str:

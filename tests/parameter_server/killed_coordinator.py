@@ -21,7 +21,7 @@ class Told(keras.callbacks.Callback):
         self._client = client
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        journaled = [told["journaled_version"] or 0 for told in self._client.describe().values()]
+        journaled = [state["journaled_version"] or 0 for state in self._client.describe().values()]
         print("journaled", min(journaled), flush=True)
         model: Any = self.model
         print("iterations", int(model.optimizer.iterations), flush=True)
@@ -33,8 +33,8 @@ def main() -> None:
         model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(2), _Halves()])
         model.compile(keras.optimizers.SGD(1e-3), "mse")
     client = strategy.placement.remote.variables.client
-    for told in client.describe().values():
-        print("restored", told["restored_version"] or 0, flush=True)
+    for state in client.describe().values():
+        print("restored", state["restored_version"] or 0, flush=True)
     x = np.ones((32, 6), "float32")
     model.fit(x, x[:, :2], batch_size=4, epochs=10**6, verbose=0, callbacks=[Told(client)])
 

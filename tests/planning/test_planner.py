@@ -71,13 +71,13 @@ def test_scaling_ends_with_the_target(plan) -> None:
 
 
 def test_plan_is_json(plan) -> None:
-    told = json.loads(json.dumps(plan.to_dict()))
-    assert (told["target"], told["num_devices"], told["fits"]) == ("4xH100", 4, True)
-    assert told["memory"]["total_bytes"] == plan.memory.total_bytes
-    assert told["scaling"][-1]["step_s"] == plan.step.step_s
-    assert (told["global_batch"], told["per_device_batch"]) == (32, 8)
-    assert told["assumptions"]["compute_share"] == 0.5
-    assert told["accelerator"]["name"] == "H100"
+    fields = json.loads(json.dumps(plan.to_dict()))
+    assert (fields["target"], fields["num_devices"], fields["fits"]) == ("4xH100", 4, True)
+    assert fields["memory"]["total_bytes"] == plan.memory.total_bytes
+    assert fields["scaling"][-1]["step_s"] == plan.step.step_s
+    assert (fields["global_batch"], fields["per_device_batch"]) == (32, 8)
+    assert fields["assumptions"]["compute_share"] == 0.5
+    assert fields["accelerator"]["name"] == "H100"
 
 
 def test_the_cpu_stands_in_and_the_plan_says_so(plan) -> None:

@@ -56,7 +56,7 @@ def test_every_gradient_is_reduced_over_all_chips(chips: Topology) -> None:
     assert len(reductions) < len(model.trainable_variables)  # the compiler combines them
 
 
-def test_gradients_travel_during_the_backward_pass_where_the_compiler_is_told_to(
+def test_gradients_travel_during_the_backward_pass_where_the_compiler_is_set_to(
     deep_step: Any,
 ) -> None:
     model, step = deep_step

@@ -59,7 +59,7 @@ def test_arguments_that_mean_nothing_here_are_refused(options) -> None:
         connect_to_cluster({"worker": ["a:1"]}, **options)
 
 
-def test_interactive_session_is_told_what_to_do(monkeypatch) -> None:
+def test_interactive_session_learns_what_to_do(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
     with pytest.raises(RuntimeError, match="There is no script to send"):
         connect_to_cluster({"worker": ["a:1"]}, protocol="grpc")

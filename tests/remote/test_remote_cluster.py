@@ -98,18 +98,18 @@ def test_error_of_the_function_is_raised_with_its_traceback(fake_head, calculati
     assert "in divide" in str(raised.value.__cause__)
 
 
-def test_error_that_cannot_be_sent_is_told(fake_head, calculations) -> None:
+def test_error_that_cannot_be_sent_is_reported(fake_head, calculations) -> None:
     with pytest.raises(RuntimeError, match="an exception that cannot be sent back") as raised:
         RemoteCluster(fake_head.url).run(calculations.fail)
     assert "OddError: 1" in str(raised.value)
 
 
-def test_value_that_cannot_be_sent_is_told(fake_head) -> None:
+def test_value_that_cannot_be_sent_is_reported(fake_head) -> None:
     with pytest.raises(TypeError, match="that cannot be sent back"):
         RemoteCluster(fake_head.url).run(threading.Lock)
 
 
-def test_other_python_is_told(fake_head, monkeypatch) -> None:
+def test_other_python_is_reported(fake_head, monkeypatch) -> None:
     class Other(RemoteCluster):
         def _run(self, package: Any, plan: Any) -> Any:
             return super()._run(package, dataclasses.replace(plan, python="3.7"))
@@ -162,7 +162,7 @@ def _cluster_at(head: Head, **options: float) -> RemoteCluster:
     return RemoteCluster(SimpleClusterResolver(spec), jobs_port=port, **options)
 
 
-def test_coordinator_is_told_its_cluster(fake_head, tmp_path, capfd) -> None:
+def test_coordinator_learns_its_cluster(fake_head, tmp_path, capfd) -> None:
     fake_head.machines = [{"chief:0": 1}, {"ps:0": 1}, {"worker:0": 1}, {"worker:1": 1, "CPU": 2}]
     program = (
         "import os, json, stratagem as sg\n"

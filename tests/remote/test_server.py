@@ -118,7 +118,7 @@ def test_other_types_are_refused() -> None:
         Server(3)  # type: ignore[arg-type]
 
 
-def test_taken_port_is_told(monkeypatch) -> None:
+def test_taken_port_is_reported(monkeypatch) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", "x")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

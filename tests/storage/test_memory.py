@@ -89,11 +89,11 @@ while True:
         )
         assert process.stdout is not None
         for _ in range(3):
-            told = int(process.stdout.readline())
+            printed = int(process.stdout.readline())
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
         found = MemorySlots(tmp_path, "worker-0").get()
-        assert found[0].number >= told
+        assert found[0].number >= printed
         for one in found:
             assert one.notes == {"at": one.number}
             assert (one.items["a"]["x"] == one.number).all()

@@ -57,20 +57,20 @@ def test_this_process_reads_checkpoints_of_the_storage_process(
 def test_wait_returns_after_the_callbacks(process: StorageProcess, tmp_path: Path) -> None:
     """`sync` must not return before a callback reports its error, which it raises."""
     go_on = threading.Event()
-    told: list[Any] = []
+    received: list[Any] = []
 
     def then(folder: Path) -> None:
         go_on.wait()
 
     def tell(writing: Any) -> None:
         time.sleep(0.2)
-        told.append(writing)
+        received.append(writing)
 
     writing = write(process, tmp_path / "one", then)
     writing.add_done_callback(tell)
     go_on.set()
     process.wait()
-    assert told == [writing]
+    assert received == [writing]
 
 
 def test_storage_process_reads_checkpoints_of_this_process(

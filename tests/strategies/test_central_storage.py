@@ -207,7 +207,7 @@ def test_update_runs_on_the_only_copy() -> None:
     assert [float(result) for result in results] == [3.0]
 
 
-def test_host_that_jax_leaves_out_is_told(monkeypatch) -> None:
+def test_host_that_jax_leaves_out_is_reported(monkeypatch) -> None:
     devices = jax.devices()[:2]
 
     def without_host(**_: Any) -> Any:

@@ -15,7 +15,7 @@ def test_replicas_are_the_devices() -> None:
     assert strategy.topology.devices == tuple(jax.devices()[:3])
 
 
-def test_gradients_are_combined_as_told() -> None:
+def test_gradients_are_combined_as_requested() -> None:
     ops = sg.RingAllReduce()
     assert CompileOnlyStrategy(jax.devices()[:2], ops).cross_device_ops is ops
 

@@ -193,7 +193,7 @@ def test_model_is_called_outside_of_steps(place) -> None:
     np.testing.assert_allclose(called, model.predict(USERS, verbose=0), atol=1e-6)
 
 
-def test_rules_that_match_nothing_are_told_when_training_starts() -> None:
+def test_rules_that_match_nothing_are_reported_when_training_starts() -> None:
     model = made(hybrid(user="central", embeddings="sharded", bias="mirrored"), "SGD")
     fitted(model)
     model = made(hybrid(users="central", artists="sharded"), "SGD")
@@ -207,7 +207,7 @@ def test_rule_by_size_need_not_match_in_a_small_model() -> None:
     fitted(made(sg.HybridStrategy(TWO, placement=rules), "SGD"))
 
 
-def test_large_table_that_cannot_be_parted_is_told() -> None:
+def test_large_table_that_cannot_be_parted_is_reported() -> None:
     strategy = hybrid(table="sharded")
     with strategy.scope(), pytest.warns(UserWarning, match=r"\(9001, 9\) cannot be sharded over 2"):
         table = sg.Variable(np.zeros((9001, 9), "float32"), name="table")

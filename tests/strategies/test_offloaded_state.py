@@ -264,7 +264,7 @@ def test_checkpoints_go_on_under_another_strategy(before, after, tmp_path) -> No
     fitted(second)
 
 
-def test_large_variable_without_parts_is_told_and_each_device_brings_it() -> None:
+def test_large_variable_without_parts_is_reported_and_each_device_brings_it() -> None:
     strategy = hybrid()
     with (
         strategy.scope(),
@@ -278,7 +278,7 @@ def test_large_variable_without_parts_is_told_and_each_device_brings_it() -> Non
     np.testing.assert_array_equal(variable.value, np.full((301, 301), 2.0))
 
 
-def test_devices_without_pinned_memory_are_told() -> None:
+def test_devices_without_pinned_memory_are_reported() -> None:
     class Device:
         def __str__(self) -> str:
             return "old:0"

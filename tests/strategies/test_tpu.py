@@ -136,7 +136,7 @@ def test_steps_of_a_call_are_the_default_of_compile_and_run_steps() -> None:
     assert strategy.run_steps(np.sum, iterator, 1, reduce="sum").tolist() == [6]
 
 
-def test_without_steps_of_a_call_they_have_to_be_told() -> None:
+def test_without_steps_of_a_call_they_have_to_be_given() -> None:
     strategy = sg.TPUStrategy(None, assigned(2))
     with strategy.scope():
         assert compiled().steps_per_execution == 1
@@ -215,7 +215,7 @@ def test_rules_say_which_state_is_shared_out() -> None:
     assert other.store is None
 
 
-def test_machine_without_a_tpu_is_told_what_to_do(monkeypatch) -> None:
+def test_machine_without_a_tpu_learns_what_to_do(monkeypatch) -> None:
     monkeypatch.delenv("STRATAGEM_TPU_PLATFORM")
     for call in (sg.TPUStrategy, sg.tpu.initialize_tpu_system, sg.tpu.shutdown_tpu_system):
         with pytest.raises(sg.errors.NotFoundError, match=r"no TPU that JAX can use(?s:.)*=cpu"):
@@ -252,7 +252,7 @@ class _Named(sg.cluster_resolver.TPUClusterResolver):
         return Processes(2, 0, "10.0.0.1:8482", 0, 1)
 
 
-def test_hosts_on_which_jax_finds_no_tpu_are_told_so(monkeypatch) -> None:
+def test_hosts_on_which_jax_finds_no_tpu_learn_so(monkeypatch) -> None:
     monkeypatch.delenv("STRATAGEM_TPU_PLATFORM")
     monkeypatch.setattr(tpu_system, "join", lambda *_: tuple(jax.devices()))
     with pytest.raises(sg.errors.NotFoundError, match="JAX uses the platform 'cpu'"):
@@ -267,7 +267,7 @@ def test_other_errors_of_starting_are_passed_on() -> None:
 
 def test_slices_are_one_cluster(monkeypatch) -> None:
     """Each knows its own hosts and the coordinator, and all have to give the same account."""
-    told = []
+    identities = []
     for number, hosts in enumerate(["s0,s1", "t0,t1"]):
         monkeypatch.setenv("TPU_WORKER_HOSTNAMES", hosts)
         monkeypatch.setenv("TPU_WORKER_ID", "1")
@@ -275,10 +275,10 @@ def test_slices_are_one_cluster(monkeypatch) -> None:
         monkeypatch.setenv("MEGASCALE_SLICE_ID", str(number))
         monkeypatch.setenv("MEGASCALE_COORDINATOR_ADDRESS", "s0")
         resolver = tpu_system.find_resolver(None)
-        told.append(identity_of(resolver, resolver.processes()))
-    assert [one.process_id for one in told] == [1, 3]
-    assert told[0].same == told[1].same
-    assert told[0].labels == tuple(f"process {index}" for index in range(4))
+        identities.append(identity_of(resolver, resolver.processes()))
+    assert [one.process_id for one in identities] == [1, 3]
+    assert identities[0].same == identities[1].same
+    assert identities[0].labels == tuple(f"process {index}" for index in range(4))
 
 
 def test_shutting_down_forgets_programs() -> None:

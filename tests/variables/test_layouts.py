@@ -104,7 +104,7 @@ def test_what_is_no_map_and_no_layout_is_refused(topology) -> None:
         VariableLayouts({"a": "logical"}, topology)
 
 
-def test_rule_that_matches_nothing_is_told_when_training_starts(topology) -> None:
+def test_rule_that_matches_nothing_is_reported_when_training_starts(topology) -> None:
     layouts = VariableLayouts({"a": ("logical",), "b": (None,)}, topology)
     layouts.division("a", (2,))
     with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():

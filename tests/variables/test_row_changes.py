@@ -47,7 +47,7 @@ def test_values_take_the_dtype_of_the_array() -> None:
     assert got.tolist() == [0, 2]
 
 
-def test_methods_that_set_are_told() -> None:
+def test_methods_that_set_are_reported() -> None:
     setting = {"scatter_min", "scatter_max", "scatter_update"}
     every = setting | {"scatter_add", "scatter_sub", "scatter_mul", "scatter_div"}
     assert {method for method in every if sets_rows(method)} == setting

@@ -178,9 +178,9 @@ def _match_snapshot(
         except ValueError:
             return None
         own = local_values_of(part, local_arrays_of(part))
-        for path, kept_path in found[name].items():
-            if own[path].shape != arrays[kept_path].shape:
+        for path, stored_path in found[name].items():
+            if own[path].shape != arrays[stored_path].shape:
                 return None
-            if own[path].dtype != arrays[kept_path].dtype:
+            if own[path].dtype != arrays[stored_path].dtype:
                 return None
     return found

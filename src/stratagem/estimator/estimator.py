@@ -23,9 +23,11 @@ from stratagem.estimator.exporting.export_programs import (
     signatures_of,
     write_export,
 )
+from stratagem.estimator.exporting.serving import ServingInputReceiver
 from stratagem.estimator.hooks.session_run_hook import SessionRunHook
 from stratagem.estimator.loops import training
 from stratagem.estimator.loops.batches import InputFunction, ModelBatches
+from stratagem.estimator.loops.distributed_model import DistributedModel
 from stratagem.estimator.loops.evaluation_record import write_eval_metrics
 from stratagem.estimator.loops.inference import InferenceLoop
 from stratagem.estimator.loops.session import ModelSession
@@ -148,17 +150,8 @@ class Estimator(EstimatorState):
             return self
         self._set_seed()
         model = self._models.under(strategy)
-        batches = model.role.batches(self._input(input_fn, ModeKeys.TRAIN, repeats=True))
-        training.train(
-            model,
-            batches,
-            self._config,
-            initialize=lambda: self._initialize(model, self.latest_checkpoint()),
-            make_hooks=lambda spec: training_hooks(
-                spec, hooks, self._config, saving_listeners, model.role
-            ),
-            last_step=last_step,
-        )
+        source = self._input(input_fn, ModeKeys.TRAIN, repeats=True)
+        self._train(model, source, hooks, saving_listeners, last_step)
         return self
 
     def evaluate(
@@ -292,21 +285,11 @@ class Estimator(EstimatorState):
 
         Source: tensorflow/estimator estimator.py, Estimator.export_saved_model.
         """
-        if experimental_mode != ModeKeys.PREDICT:
-            raise NotImplementedError(
-                explain(
-                    f"experimental_mode={experimental_mode!r} cannot be exported.",
-                    expected="'infer': exported variables are constant.",
-                    fix="train and evaluate with the Estimator itself.",
-                )
-            )
+        _check_exported_mode(experimental_mode)
         path = self._checkpoint_to_use(checkpoint_path)
         receiver = check_receiver(serving_input_receiver_fn)
         model = self._models.under(None)
-        spec = make_variables(model.prediction, receiver)
-        session = ModelSession(model.prediction, spec, model.checkpoints, self._model_dir)
-        if not self._initialize(model, path) and spec.scaffold is not None:
-            spec.scaffold.init_fn(session)
+        self._make_exported(model, receiver, path)
         return write_export(
             os.fspath(export_dir_base),
             model.prediction,
@@ -315,9 +298,48 @@ class Estimator(EstimatorState):
             as_text=as_text,
         )
 
+    def _train(
+        self,
+        model: DistributedModel,
+        source: InputFunction,
+        hooks: Sequence[SessionRunHook],
+        saving_listeners: Sequence[Any] | None,
+        last_step: Callable[[int], int | None],
+    ) -> None:
+        training.train(
+            model,
+            model.role.batches(source),
+            self._config,
+            initialize=lambda: self._initialize(model, self.latest_checkpoint()),
+            make_hooks=lambda spec: training_hooks(
+                spec, hooks, self._config, saving_listeners, model.role
+            ),
+            last_step=last_step,
+        )
+
+    def _make_exported(
+        self, model: DistributedModel, receiver: ServingInputReceiver, path: str | None
+    ) -> None:
+        """Creates and initializes the variables of an exported model."""
+        spec = make_variables(model.prediction, receiver)
+        session = ModelSession(model.prediction, spec, model.checkpoints, self._model_dir)
+        if not self._initialize(model, path) and spec.scaffold is not None:
+            spec.scaffold.init_fn(session)
+
     def _input(self, input_fn: Callable[..., Any], mode: str, *, repeats: bool) -> InputFunction:
         return InputFunction(
             input_fn, mode, self.params, self._config, self._host_transforms, repeats=repeats
+        )
+
+
+def _check_exported_mode(mode: str) -> None:
+    if mode != ModeKeys.PREDICT:
+        raise NotImplementedError(
+            explain(
+                f"experimental_mode={mode!r} cannot be exported.",
+                expected="'infer': exported variables are constant.",
+                fix="train and evaluate with the Estimator itself.",
+            )
         )
 
 

@@ -114,13 +114,7 @@ def pandas_input_fn(
     _check_options(batch_size, num_epochs, shuffle)
     _check_frame("x", x, has_columns=hasattr(x, "columns"))
     _check_labels(x, y, target_column)
-    features = _columns(x)
-    data = (
-        features
-        if y is None
-        else (features, _columns(y) if hasattr(y, "columns") else y.to_numpy())
-    )
-    return _input_fn(data, batch_size, num_epochs, shuffle=bool(shuffle))
+    return _input_fn(_frame_arrays(x, y), batch_size, num_epochs, shuffle=bool(shuffle))
 
 
 def _input_fn(data: Any, batch_size: int, num_epochs: int | None, *, shuffle: bool) -> _InputFn:
@@ -266,6 +260,14 @@ def _check_frame(name: str, value: Any, *, has_columns: bool) -> None:
 
 def _columns(frame: Any) -> dict[str, np.ndarray[Any, Any]]:
     return {str(name): frame[name].to_numpy() for name in frame.columns}
+
+
+def _frame_arrays(x: Any, y: Any) -> Any:
+    """Returns the features, or a pair of features and labels."""
+    features = _columns(x)
+    if y is None:
+        return features
+    return features, _columns(y) if hasattr(y, "columns") else y.to_numpy()
 
 
 def _check_labels(x: Any, y: Any, target_column: str) -> None:

@@ -69,8 +69,7 @@ def value_and_grad(
         the pair that `fn` returned.
 
     Raises:
-        ValueError: `variables` is empty, as in a model that is not built; or the value is not a
-            scalar.
+        ValueError: no variables, as in a model that is not built; or the value is not a scalar.
         TypeError: `variables` holds other objects, or both variables and arrays.
 
     Example:
@@ -86,16 +85,32 @@ def value_and_grad(
     if not flat:
         raise _nothing_given(variables)
     if _are_arrays(flat):
-        arrays = jax.tree.unflatten(structure, [_as_array(leaf) for leaf in flat])
-        call = _Differentiated(fn, [], has_aux=has_aux, arrays=(arrays,))
-        (value, aux), _, (gradients,) = call.differentiate(call.tables_of_rows(is_wanted=False))
-        return ((value, aux) if has_aux else value), gradients
+        return _by_arrays(fn, flat, structure, has_aux=has_aux)
+    return _by_variables(fn, flat, structure, has_aux=has_aux, sparse_gradients=sparse_gradients)
+
+
+def _by_arrays(
+    fn: Callable[..., Any], flat: list[Any], structure: Any, *, has_aux: bool
+) -> tuple[Any, Any]:
+    arrays = jax.tree.unflatten(structure, [_as_array(leaf) for leaf in flat])
+    call = _Differentiated(fn, [], has_aux=has_aux, arrays=(arrays,))
+    value, _, (gradients,) = call.differentiate(call.tables_of_rows(is_wanted=False))
+    return value, gradients
+
+
+def _by_variables(
+    fn: Callable[..., Any],
+    flat: list[Any],
+    structure: Any,
+    *,
+    has_aux: bool,
+    sparse_gradients: bool,
+) -> tuple[Any, Any]:
     call = _Differentiated(fn, flat, has_aux=has_aux)
-    (value, aux), grads, _ = call.differentiate(call.tables_of_rows(is_wanted=sparse_gradients))
+    value, by_id, _ = call.differentiate(call.tables_of_rows(is_wanted=sparse_gradients))
     if not sparse_gradients:
-        grads = {key: _whole(gradient, current_scope()) for key, gradient in grads.items()}
-    gradients = jax.tree.unflatten(structure, [grads.get(id(variable)) for variable in flat])
-    return ((value, aux) if has_aux else value), gradients
+        by_id = {key: _whole(gradient, current_scope()) for key, gradient in by_id.items()}
+    return value, jax.tree.unflatten(structure, [by_id.get(id(variable)) for variable in flat])
 
 
 def _whole(slices: object, scope: ReplicaScope | None) -> Any:
@@ -235,7 +250,7 @@ class _Differentiated:
     def differentiate(
         self, tables: list[tuple[Any, list[tuple[int, ...]]]]
     ) -> tuple[Any, dict[int, Any], tuple[Any, ...]]:
-        """Returns (value, aux), gradients by variable id, and gradients by array.
+        """Returns the function's result, gradients by variable id, and gradients by array.
 
         Gradients of `tables`, as returned by `tables_of_rows`, are `IndexedSlices`.
         """
@@ -243,17 +258,17 @@ class _Differentiated:
         scopes: list[ReplicaScope] = []
         read_ids: set[int] = set()
         are_matched: list[bool] = []
-        table_ids = {id(table) for table, _ in tables}
+        by_key = {id(table): table for table, _ in tables}
         received = self._received([one for one in tables if is_elsewhere(one[0])])
         summaries = Collector()
 
         def functional(inputs: Any) -> tuple[Any, Any]:
             values, stand_ins, arrays = inputs
             rows = {key: [row for _, row in pairs] for key, pairs in received.items()}
-            lookups = Lookups([table for table, _ in tables], stand_ins, rows)
+            lookups = Lookups(list(by_key.values()), stand_ins, rows)
             summaries.clear()
             scope, value, aux = self._call(values, lookups, summaries, arrays)
-            are_matched.append(lookups.are_matched and not table_ids & scope.read_ids)
+            are_matched.append(lookups.are_matched and not by_key.keys() & scope.read_ids)
             read_ids.update(scope.read_ids)
             written[:] = [(v, key in scope.unproven) for key, v in scope.writes.items()]
             updates = [scope.written_value(variable) for variable, _ in written]
@@ -261,34 +276,38 @@ class _Differentiated:
             scopes.append(scope)
             return value, (aux, updates, lookups.ids, summaries.values)
 
-        stand_ins = {
-            id(table): [jnp.zeros(shape, table.dtype) for shape in shapes]
-            for table, shapes in tables
-        }
-        (value, rest), (grads, rows, by_array) = jax.value_and_grad(functional, has_aux=True)(
-            (self._values, stand_ins, self._arrays)
-        )
-        aux, updates, ids, of_summaries = rest
+        stand_ins = _stand_ins(tables)
+        (value, (aux, updates, ids, of_summaries)), (grads, rows, by_array) = jax.value_and_grad(
+            functional, has_aux=True
+        )((self._values, stand_ins, self._arrays))
         if not all(are_matched):  # the function behaved differently from the counting call
             return self.differentiate([])
+        self._send_ids(received, ids)
+        if self._outer is None:
+            if not isinstance(value, Tracer):
+                initialize_created()  # variables of the function; in a step, the step does so
+            _assign_updates(written, updates)
+        else:
+            _record_updates(written, updates, self._outer)
+            self._record_builds(scopes[-1], updates[len(written) :], self._outer)
+        forward_summaries(summaries.summaries, of_summaries)
+        by_id = self._gradients_of_read(grads, read_ids)
+        by_id |= {key: slices_of(table, ids[key], rows[key]) for key, table in by_key.items()}
+        return ((value, aux) if self._has_aux else value), by_id, by_array
+
+    def _gradients_of_read(self, grads: list[Any], read_ids: set[int]) -> dict[int, Any]:
+        pairs = zip(self._variables, grads, strict=True)
+        return {id(variable): grad for variable, grad in pairs if id(variable) in read_ids}
+
+    def _send_ids(
+        self, received: dict[int, list[tuple[int, Any]]], ids: dict[int, list[jax.Array]]
+    ) -> None:
         for key, pairs in received.items():
             for (place, _), own_ids in zip(pairs, ids[key], strict=True):
                 assert self._outer is not None
                 self._outer.outermost.send(Ids(place), as_row_numbers(own_ids))
-        if self._outer is None and not isinstance(value, Tracer):
-            initialize_created()  # variables of the function; in a step, the step does so
-        _keep_updates(written, updates, self._outer)
-        if self._outer is not None:
-            self._keep_builds(scopes[-1], updates[len(written) :], self._outer)
-        forward_summaries(summaries.summaries, of_summaries)
-        by_id: dict[int, Any] = {
-            id(v): grad for v, grad in zip(self._variables, grads, strict=True) if id(v) in read_ids
-        }
-        for table, _ in tables:
-            by_id[id(table)] = slices_of(table, ids[id(table)], rows[id(table)])
-        return (value, aux), by_id, by_array
 
-    def _keep_builds(self, scope: ReplicaScope, values: list[Any], outer: ReplicaScope) -> None:
+    def _record_builds(self, scope: ReplicaScope, values: list[Any], outer: ReplicaScope) -> None:
         """Records assignments to new variables, first those of the call that counts lookups.
 
         That call built the layers, so the next one does not repeat their assignments.
@@ -320,16 +339,24 @@ class _Differentiated:
         }
 
 
+def _stand_ins(tables: list[tuple[Any, list[tuple[int, ...]]]]) -> dict[int, list[jax.Array]]:
+    return {
+        id(table): [jnp.zeros(shape, table.dtype) for shape in shapes] for table, shapes in tables
+    }
+
+
 def _current_value(variable: keras.Variable, scope: ReplicaScope | None) -> Any:
     value = scope.get_current_value(variable) if scope is not None else None
     return jnp.asarray(variable.value if value is None else value)
 
 
-def _keep_updates(written: list[Any], updates: list[Any], outer: ReplicaScope | None) -> None:
+def _assign_updates(written: list[Any], updates: list[Any]) -> None:
+    for (variable, _), update in zip(written, updates, strict=False):
+        variable.assign(update)
+
+
+def _record_updates(written: list[Any], updates: list[Any], outer: ReplicaScope) -> None:
     for (variable, is_unproven), update in zip(written, updates, strict=False):
-        if outer is None:
-            variable.assign(update)
-            continue
         outer.keep(variable, update)
         if is_unproven:
             outer.mark_unproven(variable)

@@ -11,7 +11,6 @@ from typing import Any
 
 from stratagem.goodput.failures import Failure, failures_of
 from stratagem.goodput.history import (
-    CheckpointStall,
     History,
     RetainedSteps,
     StepInterval,
@@ -143,40 +142,52 @@ def account_for(run: RunEvents) -> Account:
         >>> account.num_steps, account.failures, account.is_over
         (1, (), True)
     """
+    trainers = [one for one in run.processes if one.trains]
     group = [one for one in run.processes if one.trains or one.start.task_type == "launcher"]
-    trainers = [one for one in group if one.trains]
     histories = [history_of(process) for process in trainers]
     intervals = [interval for history in histories for interval in history.intervals]
     stalls = [stall for history in histories for stall in history.stalls]
     retained = RetainedSteps(point for history in histories for point in history.resume_points)
     failures = failures_of(group, StepTimes(intervals), stalls)
-    times_s = [process.at_s(event) for process in group for event in process.events]
-    begin_s = min((process.at_s(process.start) for process in group), default=0.0)
-    end_s = max(times_s, default=begin_s)
+    begin_s, end_s = _bounds(group)
     layers = [
         *_step_layers(intervals, retained),
-        *_stall_layers(stalls),
+        *_pause_layers(histories),
         *_failure_layers(failures, end_s),
-        *_startup_layers(histories),
         *_launcher_layer(trainers, begin_s),
     ]
     spans = tuple(_merged_spans(layers, begin_s, end_s))
-    latest = {process.task: process for process in trainers}.values()
     return Account(
         begin_s=begin_s,
         whole_s=end_s - begin_s,
-        time_s={
-            cause: math.fsum(span.end_s - span.begin_s for span in spans if span.cause == cause)
-            for cause in CAUSES
-        },
+        time_s=_time_by_cause(spans),
         spans=spans,
-        num_steps=_num_kept(intervals, retained),
+        num_steps=_num_useful(intervals, retained),
         num_repeated=_num_repeated(histories),
         failures=tuple(_relative_to(failure, begin_s) for failure in failures),
-        is_over=all(any(isinstance(e, EndEvent) for e in process.events) for process in latest),
+        is_over=_is_over(trainers),
         num_processes=len(run.processes),
         problems=run.problems,
     )
+
+
+def _bounds(processes: Sequence[ProcessEvents]) -> tuple[float, float]:
+    """Returns the times of the first start and of the last event."""
+    times_s = [process.at_s(event) for process in processes for event in process.events]
+    begin_s = min((process.at_s(process.start) for process in processes), default=0.0)
+    return begin_s, max(times_s, default=begin_s)
+
+
+def _time_by_cause(spans: Sequence[Span]) -> dict[str, float]:
+    return {
+        cause: math.fsum(span.end_s - span.begin_s for span in spans if span.cause == cause)
+        for cause in CAUSES
+    }
+
+
+def _is_over(trainers: Sequence[ProcessEvents]) -> bool:
+    latest = {process.task: process for process in trainers}.values()
+    return all(any(isinstance(event, EndEvent) for event in one.events) for one in latest)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,22 +196,27 @@ class _Layer:
     end_s: float
     rank: int
     share: float = 1.0
-    keeping_share: float = 0.0
+    snapshot_share: float = 0.0
 
 
 def _step_layers(intervals: Iterable[StepInterval], retained: RetainedSteps) -> Iterator[_Layer]:
     for interval in intervals:
         if not interval.is_first:
-            part = retained.num_kept(interval) / interval.num_steps
+            part = retained.num_useful(interval) / interval.num_steps
             middle_s = interval.begin_s + part * (interval.end_s - interval.begin_s)
-            shares = (interval.share, interval.keeping_share)
+            shares = (interval.share, interval.snapshot_share)
             yield _Layer(interval.begin_s, middle_s, _KEPT, *shares)
             yield _Layer(middle_s, interval.end_s, _REPEATED, *shares)
 
 
-def _stall_layers(stalls: Iterable[CheckpointStall]) -> Iterator[_Layer]:
-    for stall in stalls:
-        yield _Layer(stall.begin_s, stall.end_s, _NOT_SAVED if stall.failed else _SAVED)
+def _pause_layers(histories: Iterable[History]) -> Iterator[_Layer]:
+    """Yields the times in which no step runs: checkpoints and startups."""
+    for history in histories:
+        for stall in history.stalls:
+            yield _Layer(stall.begin_s, stall.end_s, _NOT_SAVED if stall.failed else _SAVED)
+        for startup in history.startups:
+            rank = _STARTING if startup.is_start else _RESTARTING
+            yield _Layer(startup.begin_s, startup.end_s, rank)
 
 
 def _failure_layers(failures: Iterable[Failure], end_s: float) -> Iterator[_Layer]:
@@ -209,14 +225,6 @@ def _failure_layers(failures: Iterable[Failure], end_s: float) -> Iterator[_Laye
             yield _Layer(failure.sign_of_life_s, failure.told_s, _DETECTING)
         resumed_s = end_s if failure.resumed_s is None else failure.resumed_s
         yield _Layer(failure.told_s, resumed_s, _RESTARTING)
-
-
-def _startup_layers(histories: Iterable[History]) -> Iterator[_Layer]:
-    for history in histories:
-        for startup in history.startups:
-            yield _Layer(
-                startup.begin_s, startup.end_s, _STARTING if startup.is_start else _RESTARTING
-            )
 
 
 def _launcher_layer(trainers: Sequence[ProcessEvents], begin_s: float) -> Iterator[_Layer]:
@@ -233,7 +241,7 @@ def _merged_spans(layers: Iterable[_Layer], begin_s: float, end_s: float) -> Ite
         done_s = moment.begin_s + moment.share * length_s
         parts = (
             (done_s, moment.rank),
-            (min(done_s + moment.keeping_share * length_s, moment.end_s), _SAVED),
+            (min(done_s + moment.snapshot_share * length_s, moment.end_s), _SAVED),
             (moment.end_s, _WAITING),
         )
         for part_end_s, part_rank in parts:
@@ -260,26 +268,26 @@ def _sweep(layers: Iterable[_Layer], begin_s: float, end_s: float) -> Iterator[_
     for from_s, to_s in itertools.pairwise([begin_s, *inside, end_s]):
         while waiting and waiting[-1].begin_s <= from_s:
             layer = waiting.pop()
-            order = (layer.rank, layer.share, layer.keeping_share, layer.end_s)
+            order = (layer.rank, layer.share, layer.snapshot_share, layer.end_s)
             heapq.heappush(active, order)
         while active and active[0][-1] <= from_s:
             heapq.heappop(active)
-        rank, share, keeping_share = active[0][:-1] if active else (_WAITING, 1.0, 0.0)
-        yield _Layer(from_s, to_s, rank, share, keeping_share)
+        rank, share, snapshot_share = active[0][:-1] if active else (_WAITING, 1.0, 0.0)
+        yield _Layer(from_s, to_s, rank, share, snapshot_share)
 
 
-def _num_kept(intervals: Iterable[StepInterval], retained: RetainedSteps) -> int:
+def _num_useful(intervals: Iterable[StepInterval], retained: RetainedSteps) -> int:
     """Counts distinct steps that were not lost."""
     ranges = sorted(
-        (interval.step - interval.num_steps, interval.step - interval.num_steps + kept)
+        (interval.step - interval.num_steps, interval.step - interval.num_steps + useful)
         for interval in intervals
-        if (kept := retained.num_kept(interval)) > 0
+        if (useful := retained.num_useful(interval)) > 0
     )
-    num_kept, reached = 0, -math.inf
+    num_useful, reached = 0, -math.inf
     for first, last in ranges:
-        num_kept += max(0, last - int(max(first, reached)))
+        num_useful += max(0, last - int(max(first, reached)))
         reached = max(reached, last)
-    return num_kept
+    return num_useful
 
 
 def _num_repeated(histories: Iterable[History]) -> int:

@@ -32,7 +32,7 @@ __all__ = [
 class StepInterval:
     """Consecutive steps of one process, up to number `step`.
 
-    `share` is the fraction of the time spent in the steps, `keeping_share` on in-memory snapshots.
+    `share` is the fraction of the time spent in the steps, `snapshot_share` on in-memory snapshots.
     `is_first` is True for the first steps after a (re)start, whose time counts as starting.
     """
 
@@ -41,7 +41,7 @@ class StepInterval:
     step: int
     num_steps: int
     share: float
-    keeping_share: float
+    snapshot_share: float
     is_first: bool
 
 
@@ -122,14 +122,14 @@ def _interval(
     begin_s = at_s - max(0.0, event.elapsed_s)
     net_s = at_s - begin_s - stalled.between_s(begin_s, at_s)
     share = min(1.0, max(0.0, event.duration_s) / net_s) if net_s > 0 else 1.0
-    keeping_share = min(1.0 - share, max(0.0, event.keeping_s) / net_s) if net_s > 0 else 0.0
+    snapshot_share = min(1.0 - share, max(0.0, event.keeping_s) / net_s) if net_s > 0 else 0.0
     return StepInterval(
         begin_s=begin_s,
         end_s=at_s,
         step=event.step,
         num_steps=max(1, event.num_steps),
         share=share,
-        keeping_share=keeping_share,
+        snapshot_share=snapshot_share,
         is_first=is_first,
     )
 
@@ -178,7 +178,7 @@ class RetainedSteps:
         for index in range(len(ordered) - 2, -1, -1):
             self._lowest[index] = min(self._lowest[index], self._lowest[index + 1])
 
-    def num_kept(self, interval: StepInterval) -> int:
+    def num_useful(self, interval: StepInterval) -> int:
         """Returns how many of the steps were not repeated, counted from the first."""
         index = bisect.bisect_left(self._times_s, interval.end_s)
         if index == len(self._lowest):

@@ -284,8 +284,8 @@ def filter_empty_gradients(
     optimizer: Any, grads: list[Any], variables: list[Any]
 ) -> tuple[list[Any], list[Any]]:
     """Returns the gradients that are not None and their variables; warns about the others."""
-    kept, of_variables = optimizer._filter_empty_gradients(grads, variables)
-    return list(kept), list(of_variables)
+    present, of_variables = optimizer._filter_empty_gradients(grads, variables)
+    return list(present), list(of_variables)
 
 
 def replace_steps(iterator: Any, make: Callable[[Callable[[], Any]], Any]) -> None:

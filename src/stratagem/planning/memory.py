@@ -163,15 +163,15 @@ def plan_memory(
 
     Compiler overhead beyond the arrays, such as padding, counts as temporaries.
     """
-    kept = {id(v) for optimizer in step.optimizers for v in optimizer.variables}
+    slots = {id(v) for optimizer in step.optimizers for v in optimizer.variables}
     topology = step.strategy.topology
     sizes = [(v, held_bytes(v, topology, store_of(v))) for v in variables_of(step.trace)]
-    others = sum(size for v, size in sizes if not v.trainable and id(v) not in kept)
+    others = sum(size for v, size in sizes if not v.trainable and id(v) not in slots)
     others += sum(np.asarray(constant).nbytes for constant in step.trace.constants)
     batch = _batch_bytes(step)
     return MemoryPlan(
-        parameters_bytes=sum(size for v, size in sizes if v.trainable and id(v) not in kept),
-        optimizer_bytes=sum(size for v, size in sizes if id(v) in kept),
+        parameters_bytes=sum(size for v, size in sizes if v.trainable and id(v) not in slots),
+        optimizer_bytes=sum(size for v, size in sizes if id(v) in slots),
         other_state_bytes=others,
         batch_bytes=batch,
         next_batch_bytes=batch,
@@ -195,10 +195,10 @@ def _host_state_bytes(step: CapturedStep) -> int:
 
 def _host_copies(variable: Any, step: CapturedStep) -> int:
     """Returns the number of copies in host memory: one, or one per device that has no shard."""
-    keeping, topology = store_of(variable), step.strategy.topology
-    if not isinstance(keeping, ShardedStore):
+    store, topology = store_of(variable), step.strategy.topology
+    if not isinstance(store, ShardedStore):
         return 1
-    is_offloaded = keeping.sharded_axis(tuple(variable.shape)) is not None
+    is_offloaded = store.sharded_axis(tuple(variable.shape)) is not None
     return topology.num_logical_devices * (1 if is_offloaded else topology.num_replicas)
 
 
@@ -207,10 +207,10 @@ def shared_state_bytes(step: CapturedStep) -> dict[str, int]:
     topology = step.strategy.topology
     if topology.num_replicas == 1 or topology.groups or step.strategy.placement.uses_stores:
         return {}
-    keeping = ShardedStore(topology)
+    store = ShardedStore(topology)
     found: dict[str, int] = {}
     for shard_state in ("optimizer", "all"):
-        policy = ShardedState(keeping, is_all=shard_state == "all")
+        policy = ShardedState(store, is_all=shard_state == "all")
         found[shard_state] = sum(
             held_bytes(v, topology, policy.choose(v, v.slot_of) if _is_shardable(v) else None)
             for v in variables_of(step.trace)

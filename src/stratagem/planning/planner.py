@@ -78,6 +78,14 @@ def plan(
         (True, 72, 152)
     """
     machine = parse_target(target)
+    arrays = _arrays_of(batch)
+    name = getattr(model_or_step, "name", None) or getattr(model_or_step, "__name__", "step")
+    like = strategy or _default_strategy(model_or_step)
+    with _captured_step(model_or_step, arrays, machine, like, shard_state) as step:
+        return plan_step(step, machine, title=str(name), assumptions=assumptions)
+
+
+def _arrays_of(batch: Any) -> Any:
     if not isinstance(batch, tuple):
         raise TypeError(
             explain(
@@ -86,12 +94,7 @@ def plan(
                 fix="pass batch=(images, labels).",
             )
         )
-    arrays = jax.tree.map(_array_or_placeholder, batch)
-    name = getattr(model_or_step, "name", None) or getattr(model_or_step, "__name__", "step")
-    like = strategy or _default_strategy(model_or_step)
-    planned = planned_strategy(machine, like, shard_state)
-    with _captured_step(model_or_step, arrays, machine, planned, like) as step:
-        return plan_step(step, machine, title=str(name), assumptions=assumptions)
+    return jax.tree.map(_array_or_placeholder, batch)
 
 
 def _default_strategy(model_or_step: Any) -> Strategy | None:
@@ -103,8 +106,13 @@ def _default_strategy(model_or_step: Any) -> Strategy | None:
 
 
 def _captured_step(
-    model_or_step: Any, batch: Any, machine: Target, planned: Strategy, like: Strategy | None
+    model_or_step: Any,
+    batch: Any,
+    machine: Target,
+    like: Strategy | None,
+    shard_state: str | None,
 ) -> contextlib.AbstractContextManager[CapturedStep]:
+    planned = planned_strategy(machine, like, shard_state)
     if is_model(model_or_step):
         return training_step(model_or_step, batch, planned)
     if not callable(model_or_step):
@@ -174,11 +182,22 @@ def plan_step(
     Raises:
         RuntimeError: no compiler can compile the step.
     """
-    topology: Topology = step.strategy.topology
     target, more_notes = _used_machine(step, target)
     _check_rules(step)
-    assumed = assumptions or Assumptions()
     compiled = compile_step(step, target)
+    all_notes = (*notes, *more_notes, *compiled.notes)
+    return _plan_of(step, target, compiled, title, all_notes, assumptions or Assumptions())
+
+
+def _plan_of(
+    step: CapturedStep,
+    target: Target,
+    compiled: CompiledStep,
+    title: str,
+    notes: tuple[str, ...],
+    assumed: Assumptions,
+) -> Plan:
+    topology: Topology = step.strategy.topology
     schedules = [Schedule(program.text) for program in compiled.device_programs]
     reductions = _reductions(schedules, compiled.compiler) if target.num_devices > 1 else []
     flops = _flops(step)
@@ -209,7 +228,7 @@ def plan_step(
             predict_scaling(target, reductions, computing_s, assumed, topology.num_logical_devices)
         ),
         assumptions=assumed,
-        notes=(*notes, *more_notes, *compiled.notes),
+        notes=notes,
     )
 
 
@@ -245,10 +264,10 @@ def _flops(step: CapturedStep) -> dict[str, float]:
 
 
 def _shard_state(step: CapturedStep) -> str | None:
-    keeping = step.strategy.placement
-    if not isinstance(keeping, ShardedState):
+    placement = step.strategy.placement
+    if not isinstance(placement, ShardedState):
         return None
-    return "all" if keeping.is_all else "optimizer"
+    return "all" if placement.is_all else "optimizer"
 
 
 def _used_machine(step: CapturedStep, target: Target) -> tuple[Target, list[str]]:
@@ -259,8 +278,8 @@ def _used_machine(step: CapturedStep, target: Target) -> tuple[Target, list[str]
         target = target.of_size(num_used)
         devices = "device" if num_used == 1 else "devices"
         notes.append(f"The plan is for {num_used} {devices}, as the strategy uses.")
-    keeping = step.strategy.placement
-    if not (keeping is None or isinstance(keeping, ShardedState)) and target.num_hosts > 1:
+    placement = step.strategy.placement
+    if not (placement is None or isinstance(placement, ShardedState)) and target.num_hosts > 1:
         notes.append(
             "This strategy places variables from a single process that has all devices. The plan "
             f"assumes one process for {target.num_hosts} hosts, which does not exist."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from stratagem.planning.accelerators import Accelerator
 from stratagem.planning.memory import MemoryPlan
 from stratagem.planning.schedule import Reduction, share_behind
 from stratagem.planning.step_time import Assumptions, StepTime
@@ -100,7 +101,6 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the whole plan as numbers, strings, lists and dicts, ready for JSON."""
-        kind = self.target.accelerator
         return {
             "target": self.target.name,
             "title": self.title,
@@ -134,23 +134,28 @@ class Plan:
             "accessed_bytes": self.accessed_bytes,
             "products_s": self.products_s,
             "memory_s": self.memory_s,
-            "scaling": [
-                {
-                    **dataclasses.asdict(time),
-                    "step_s": time.step_s,
-                    "shortest_s": time.shortest_s,
-                    "efficiency": time.efficiency,
-                }
-                for time in self.scaling
-            ],
+            "scaling": [_time_fields(time) for time in self.scaling],
             "assumptions": dataclasses.asdict(self.assumptions),
-            "accelerator": {
-                field.name: _plain_value(getattr(kind, field.name))
-                for field in dataclasses.fields(kind)
-                if field.name != "gpu_info"
-            },
+            "accelerator": _accelerator_fields(self.target.accelerator),
             "notes": list(self.notes),
         }
+
+
+def _time_fields(time: StepTime) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(time),
+        "step_s": time.step_s,
+        "shortest_s": time.shortest_s,
+        "efficiency": time.efficiency,
+    }
+
+
+def _accelerator_fields(accelerator: Accelerator) -> dict[str, Any]:
+    return {
+        field.name: _plain_value(getattr(accelerator, field.name))
+        for field in dataclasses.fields(accelerator)
+        if field.name != "gpu_info"
+    }
 
 
 def _plain_value(value: Any) -> Any:

@@ -47,15 +47,7 @@ def capture_script(
         ValueError: an unknown `shard_state`, or a strategy that cannot shard state.
         Exception: any error of the script.
     """
-    path = Path(script)
-    if not path.is_file():
-        raise FileNotFoundError(
-            explain(
-                f"Script {str(path)!r} does not exist.",
-                expected="a Python file.",
-                fix="give a path relative to the current directory.",
-            )
-        )
+    path = _existing_file(script)
     how = "ended"
     planning = planning_for(target.topology, shard_state, MirroredStrategy)
     with _as_main_program(path, arguments), planning:
@@ -74,6 +66,19 @@ def capture_script(
             fix="append the arguments with which the script trains.",
         )
     )
+
+
+def _existing_file(script: str | os.PathLike[str]) -> Path:
+    path = Path(script)
+    if not path.is_file():
+        raise FileNotFoundError(
+            explain(
+                f"Script {str(path)!r} does not exist.",
+                expected="a Python file.",
+                fix="give a path relative to the current directory.",
+            )
+        )
+    return path
 
 
 def _check_shard_state(step: CapturedStep, shard_state: str | None) -> None:

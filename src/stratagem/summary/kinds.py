@@ -102,14 +102,7 @@ def histogram(
     Source: TF 2.21; tensorboard plugins/histogram/summary_v2.py, histogram.
     """
     num_buckets = _DEFAULT_BUCKETS if buckets is None else buckets
-    if num_buckets < 1:
-        raise ValueError(
-            explain(
-                f"Summary {name!r} received buckets={buckets}.",
-                expected="1 or more buckets.",
-                fix="omit buckets for the default of 30.",
-            )
-        )
+    _check_buckets(name, num_buckets)
 
     def reduce(array: Any) -> Any:
         return histogram_buckets(array.astype(jnp.float32), num_buckets, jnp)
@@ -123,6 +116,17 @@ def histogram(
 
     call = SummaryCall(name, encode, _as_real_array(data, name), step, reduce)
     return _record(call, encode_on_host)
+
+
+def _check_buckets(name: str, num_buckets: int) -> None:
+    if num_buckets < 1:
+        raise ValueError(
+            explain(
+                f"Summary {name!r} received buckets={num_buckets}.",
+                expected="1 or more buckets.",
+                fix="omit buckets for the default of 30.",
+            )
+        )
 
 
 def image(
@@ -157,10 +161,25 @@ def image(
     Source: TF 2.21; tensorboard plugins/image/summary_v2.py, image.
     """
     array = _as_real_array(data, name)
-    if len(array.shape) != 4 or array.shape[-1] not in (1, 2, 3, 4):
+    _check_images(name, array.shape, max_outputs)
+
+    def reduce(array: Any) -> Any:
+        return pixels(array[:max_outputs], jnp)
+
+    def encode(images: Any) -> Any:
+        return image_value(name, images, description)
+
+    def encode_on_host(array: Any) -> Any:
+        return image_value(name, pixels(np.asarray(array)[:max_outputs], np), description)
+
+    return _record(SummaryCall(name, encode, array, step, reduce), encode_on_host)
+
+
+def _check_images(name: str, shape: tuple[int, ...], max_outputs: int) -> None:
+    if len(shape) != 4 or shape[-1] not in (1, 2, 3, 4):
         raise ValueError(
             explain(
-                f"Summary {name!r} received images of shape {tuple(array.shape)}.",
+                f"Summary {name!r} received images of shape {tuple(shape)}.",
                 expected="(k, height, width, channels) with 1 to 4 channels.",
                 fix="add axes, as in data[None, :, :, None] for one gray image.",
             )
@@ -173,17 +192,6 @@ def image(
                 fix="omit max_outputs for the default of 3.",
             )
         )
-
-    def reduce(array: Any) -> Any:
-        return pixels(array[:max_outputs], jnp)
-
-    def encode(images: Any) -> Any:
-        return image_value(name, images, description)
-
-    def encode_on_host(array: Any) -> Any:
-        return image_value(name, pixels(np.asarray(array)[:max_outputs], np), description)
-
-    return _record(SummaryCall(name, encode, array, step, reduce), encode_on_host)
 
 
 def text(name: str, data: object, step: object = None, description: str | None = None) -> Any:

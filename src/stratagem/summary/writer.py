@@ -217,19 +217,23 @@ def create_file_writer(
             )
         )
     flush_millis = _DEFAULT_FLUSH_MILLIS if flush_millis is None else flush_millis
-    for name, value in (("max_queue", max_queue), ("flush_millis", flush_millis)):
-        if not isinstance(value, int) or value < 0:
-            raise ValueError(
-                explain(
-                    f"create_file_writer received {name}={value!r}.",
-                    expected="an integer, 0 or more.",
-                    fix=f"omit {name} for the default.",
-                )
-            )
+    _check_limit("max_queue", max_queue)
+    _check_limit("flush_millis", flush_millis)
     writer = SummaryWriter(os.fspath(logdir), max_queue, flush_millis, filename_suffix)
     if writer.is_active:
         tensorboard("compat.proto.event_pb2")  # fail here if missing, not at the first summary
     return writer
+
+
+def _check_limit(name: str, value: Any) -> None:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(
+            explain(
+                f"create_file_writer received {name}={value!r}.",
+                expected="an integer, 0 or more.",
+                fix=f"omit {name} for the default.",
+            )
+        )
 
 
 def create_noop_writer() -> SummaryWriter:

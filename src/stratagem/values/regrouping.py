@@ -105,7 +105,11 @@ def regroup(values: Sequence[Any], topology: Topology | None = None) -> Any:
     spans = topology is not None and topology.spans_processes
     if len(values) == 1 and not spans:
         return values[0]
-    topology = topology or Topology(None)
+    return _regroup_leaves(values, topology or Topology(None), spans=spans)
+
+
+def _regroup_leaves(values: Sequence[Any], topology: Topology, *, spans: bool) -> Any:
+    """Regroups each leaf; `spans` is True if other processes have replicas, too."""
     flat = [
         jax.tree_util.tree_flatten_with_path(value, is_leaf=_is_distributed) for value in values
     ]
@@ -242,6 +246,10 @@ def _exchange_properties(
                     fix="return the same keys and lengths on every replica.",
                 )
             )
+    return _joint_properties(all_reports)
+
+
+def _joint_properties(all_reports: Sequence[Any]) -> list[_LeafProperties]:
     properties: list[_LeafProperties] = []
     for parts in zip(*(kind_reports for _, kind_reports, _ in all_reports), strict=True):
         is_one = all(one and plain == parts[0][1] for one, plain, _, _ in parts)

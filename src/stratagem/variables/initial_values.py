@@ -37,14 +37,14 @@ def agree_on_initial_values(registry: VariableRegistry, topology: Topology) -> N
     if not variables or group is None:
         return
     own = [(v.path, list(v.shape), str(v.dtype), v.initial_digest) for v in variables]
-    told = group.exchange(f"the initial values of {len(own)} variables", own)
-    for label, others in zip(group.identity.labels, told, strict=True):
+    received = group.exchange(f"the initial values of {len(own)} variables", own)
+    for label, others in zip(group.identity.labels, received, strict=True):
         for mine, theirs in zip(own, others, strict=False):
             if mine[1:3] != theirs[1:3]:
                 raise _different(label, theirs, group.identity.label, mine)
     for index, variable in enumerate(variables):
         held = variable.take_initial() if store_of(variable) is not None else None
-        if len({others[index][3] for others in told}) > 1:
+        if len({others[index][3] for others in received}) > 1:
             _take_first(variable, held, topology)
 
 

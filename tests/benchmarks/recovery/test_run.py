@@ -38,12 +38,12 @@ def test_costs_of_kills() -> None:
 
 
 @pytest.mark.parametrize("told", [[], [(1, 0.5)]])
-def test_training_that_does_not_go_on_is_told(told: list[tuple[int, float]]) -> None:
+def test_training_that_does_not_go_on_is_reported(told: list[tuple[int, float]]) -> None:
     with pytest.raises(WorkerError, match="No step was done after worker 1 was killed"):
         kills_of([Kill(1.0, 1, 11)], _steps((10, 11), *told))
 
 
-def test_steps_are_read_as_they_were_told(tmp_path: Path) -> None:
+def test_steps_are_read_as_they_were_reported(tmp_path: Path) -> None:
     for rank in (1, 0):
         teller = StepTeller(tmp_path, rank)
         for step in (1, 2):

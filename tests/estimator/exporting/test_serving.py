@@ -27,7 +27,7 @@ def test_a_classification_has_something() -> None:
         export.ClassificationOutput()
 
 
-def test_raw_inputs_take_any_batch_unless_told_otherwise() -> None:
+def test_raw_inputs_take_any_batch_by_default() -> None:
     features = {"x": np.zeros((7, 3), "int32"), "y": jax.ShapeDtypeStruct((1,), "float32")}
     make = export.build_raw_serving_input_receiver_fn
     shapes = {name: (one.shape, one.dtype) for name, one in make(features)().inputs.items()}

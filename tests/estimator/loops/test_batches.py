@@ -17,7 +17,7 @@ def batches(input_fn, *, repeats=True):
     return ModelBatches(source, STRATEGY)
 
 
-def test_features_and_labels_are_told_apart() -> None:
+def test_features_and_labels_are_distinguished() -> None:
     x, y = np.arange(4.0, dtype="float32"), np.arange(4)
     pairs = list(batches(lambda: sg.input.Dataset((x, y), batch_size=2)))
     assert [(a.tolist(), b.tolist()) for a, b in pairs] == [([0, 1], [0, 1]), ([2, 3], [2, 3])]

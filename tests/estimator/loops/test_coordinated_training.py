@@ -95,7 +95,7 @@ def test_max_steps_are_those_of_all_workers_and_no_more(tmp_path) -> None:
     assert estimator.get_variable_value("adam/iteration") == 9
 
 
-def test_input_without_batches_is_told(tmp_path) -> None:
+def test_input_without_batches_is_reported(tmp_path) -> None:
     with (
         local_strategy(1) as strategy,
         pytest.raises(ValueError, match="input_fn returned an empty dataset"),

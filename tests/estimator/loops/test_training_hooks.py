@@ -46,7 +46,7 @@ def test_a_listener_may_end_training(tmp_path) -> None:
     assert estimator.get_variable_value("global_step") == 4
 
 
-def test_listeners_are_told_by_the_saver_of_the_user(tmp_path) -> None:
+def test_listeners_are_called_by_the_saver_of_the_user(tmp_path) -> None:
     listener = Listener()
     saver = sg.estimator.CheckpointSaverHook(tmp_path, save_steps=5)
     estimator = estimator_of(dense_classifier, tmp_path, save_checkpoints_steps=2)

@@ -27,8 +27,8 @@ def _nothing_made(monkeypatch):
 
 def in_cluster(monkeypatch, task_type: str, **jobs: int) -> None:
     cluster = {job: [f"{job}{i}:1" for i in range(number)] for job, number in jobs.items()}
-    told = {"cluster": cluster, "task": {"type": task_type, "index": 0}}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(told))
+    cluster_config = {"cluster": cluster, "task": {"type": task_type, "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster_config))
 
 
 def test_function_makes_one_strategy_for_all_that_name_it() -> None:
@@ -69,12 +69,12 @@ def test_estimator_trains_and_evaluates_with_what_functions_make(tmp_path) -> No
     assert len(made) == 1
 
 
-def test_function_that_makes_something_else_is_told() -> None:
+def test_function_that_makes_something_else_is_reported() -> None:
     with pytest.raises(TypeError, match="returned 3 of type int"):
         resolve_strategy(lambda: 3)
 
 
-def test_what_is_no_function_and_no_strategy_is_told() -> None:
+def test_what_is_no_function_and_no_strategy_is_reported() -> None:
     with pytest.raises(TypeError, match="train_distribute='mirrored' is of type str"):
         sg.estimator.RunConfig(train_distribute="mirrored")  # type: ignore[arg-type]
 

@@ -67,7 +67,7 @@ def test_modes_share_what_has_one_path_and_not_metrics(store) -> None:
     assert not any("mean" in name for name in store.named)
 
 
-def test_two_variables_of_one_path_are_told_apart(store) -> None:
+def test_two_variables_of_one_path_are_distinguished(store) -> None:
     one, other = make(store, "train", (1,), (1,))
     assert one is not other
     assert {name: store.find(name) is v for name, v in {"w": one, "w#2": other}.items()} == {

@@ -92,10 +92,10 @@ def test_asks_every_so_often(secs, steps, asked) -> None:
 
 
 def test_chief_decides_for_all(monkeypatch) -> None:
-    told = []
+    sent = []
 
     def broadcast(value, *, name):
-        told.append((name, value))
+        sent.append((name, value))
         return True
 
     monkeypatch.setattr(host, "broadcast_object", broadcast)
@@ -106,7 +106,7 @@ def test_chief_decides_for_all(monkeypatch) -> None:
         raise AssertionError("a worker asked")
 
     assert session.loop([EarlyStoppingHook(fail, None, 5)], 20) == 1
-    assert told == [("whether to stop early", False)]
+    assert sent == [("whether to stop early", False)]
 
 
 def test_second_run_asks_at_its_first_step() -> None:

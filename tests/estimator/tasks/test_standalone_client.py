@@ -98,8 +98,8 @@ def test_settings_that_are_sent_are_of_the_task_that_gets_them(monkeypatch) -> N
         "folder", experimental_distribute=both, save_checkpoints_steps=3, tf_random_seed=1
     )
     sent = pickle.dumps(config)
-    told = {"cluster": _CLUSTER, "task": {"type": "chief", "index": 0}}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(told))
+    cluster_config = {"cluster": _CLUSTER, "task": {"type": "chief", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster_config))
     got = pickle.loads(sent)
     assert (got.task_type, got.num_ps_replicas, got.num_worker_replicas) == ("chief", 1, 2)
     assert (got.model_dir, got.save_checkpoints_steps, got.save_checkpoints_secs) == (

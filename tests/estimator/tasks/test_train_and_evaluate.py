@@ -241,17 +241,17 @@ def test_tasks_that_serve_a_training_wait_for_its_end(
 
 @pytest.mark.parametrize("is_due", [True, False])
 def test_processes_that_train_together_evaluate_together(tmp_path, monkeypatch, is_due) -> None:
-    told = []
+    decisions = []
 
     def broadcast(own, *, name):
-        told.append(own)
+        decisions.append(own)
         return is_due
 
     monkeypatch.setattr(host, "broadcast_object", broadcast)
     estimator = FakeEstimator(tmp_path, save_steps=10)
     train_and_evaluate(estimator, TrainSpec(train_fn, 25), EvalSpec(eval_fn, throttle_secs=3600))
     assert estimator.evaluated == ([10, 20, 25] if is_due else [25])
-    assert told == ([True, False, False] if is_due else [True, True, True])
+    assert decisions == ([True, False, False] if is_due else [True, True, True])
 
 
 def test_evaluator_evaluates_what_is_there(tmp_path, monkeypatch) -> None:

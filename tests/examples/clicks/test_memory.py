@@ -48,7 +48,7 @@ def test_table_that_is_larger_than_the_limit_cannot_be_made() -> None:
     assert "MemoryError" in finished.stderr
 
 
-def test_process_that_ends_in_another_way_is_told() -> None:
+def test_process_that_ends_in_another_way_is_reported() -> None:
     with pytest.raises(RuntimeError, match="negative dimensions"):
         can_make(-1, 3)
 

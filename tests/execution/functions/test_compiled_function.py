@@ -95,7 +95,7 @@ def test_data_is_not_read_in_a_function() -> None:
         lambda: list(dataset),
         lambda: strategy.run_steps(jnp.sum, iterator, 1),
     ):
-        with pytest.raises(ValueError, match=r"in an sg.function.\nExpected data as an argument"):
+        with pytest.raises(ValueError, match=r"inside an sg.function.\nExpected data as an"):
             sg.function(wrong)()
     assert len(list(iterator)) == 2
 

@@ -35,7 +35,7 @@ _WRONG = {
         lambda carry, x, y: ({"a": jnp.zeros(2)}, None),
         {"a": 0.0},
         ValueError,
-        r"got carry\['a'\] of shape \(\)(?s:.)*returned shape \(2,\)",
+        r"received carry\['a'\] of shape \(\)(?s:.)*returned shape \(2,\)",
     ),
     "dtype": (
         lambda carry, x, y: (jnp.float32(carry), None),

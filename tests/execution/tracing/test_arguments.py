@@ -128,5 +128,5 @@ def test_parts_that_one_program_cannot_take_are_refused(strategy) -> None:
         ValueError, match=r"(?s)PerReplica with parts \[\(1,\), \(1, 1\)\].*run_eagerly"
     ):
         flatten(ranks)
-    with pytest.raises(ValueError, match="PerReplica of 2 replicas"):
+    with pytest.raises(ValueError, match="PerReplica with 2 replicas"):
         flatten(per_replica(strategy, 1.0, 2.0), num_replicas=3)

@@ -70,12 +70,12 @@ def test_goes_on_at_the_next_batch(name: str, freq: Any, ends: list[Any], tmp_pa
     def run(*callbacks: Any) -> Any:
         return train(*callbacks, folder=tmp_path, freq=freq, strategy=strategy_named(name))
 
-    wanted, told = undisturbed(name)
+    wanted, expected = undisturbed(name)
     got, history = ended_and_again(run, *ends)
     assert_same(got, wanted)
-    assert history.epoch == told.epoch == [0, 1, 2]
+    assert history.epoch == expected.epoch == [0, 1, 2]
     assert not tmp_path.exists()
-    assert history.history == told.history
+    assert history.history == expected.history
 
 
 def test_undisturbed_training_sees_each_example_once_an_epoch() -> None:
@@ -123,10 +123,10 @@ def test_validation_is_done_again_where_it_was_not_saved(tmp_path: Path) -> None
         given = {"validation_data": (X[:20], Y[:20]), "epochs": 2}
         return train(*callbacks, folder=folder, freq=NUM_BATCHES, **given)
 
-    _, told = run(folder=None)
+    _, expected = run(folder=None)
     _, history = ended_and_again(run, EndInValidation())
-    assert history.history == told.history
-    assert "val_mae" in told.history
+    assert history.history == expected.history
+    assert "val_mae" in expected.history
 
 
 class Counted(keras.callbacks.Callback):
@@ -169,11 +169,11 @@ def test_callbacks_know_what_they_knew(freq: Any, tmp_path: Path) -> None:
         got, history = train(*callbacks, **options)
         return got, history, counted
 
-    wanted, told, count = run(folder=None)
+    wanted, expected, count = run(folder=None)
     ends = [EndAt(4 * NUM_BATCHES - 1)] if freq == "epoch" else [EndAt(3 * NUM_BATCHES - 1)]
     got, history, counted = ended_and_again(run, *ends)
-    assert len(told.epoch) == 4  # it was stopped early
-    assert history.history == told.history
+    assert len(expected.epoch) == 4  # it was stopped early
+    assert history.history == expected.history
     assert counted.get_state() == count.get_state()
     assert_same(got, wanted)
 
@@ -204,10 +204,10 @@ def test_finished_training_is_not_done_again_and_more_epochs_are(tmp_path: Path)
         history = model.fit(X, Y, BATCH_SIZE, epochs, 0, [kept])
         return values(model), history
 
-    first, told = fit(2)
+    first, expected = fit(2)
     again, history = fit(2)
     assert_same(again, first)
-    assert (history.history, history.epoch) == (told.history, [0, 1])
+    assert (history.history, history.epoch) == (expected.history, [0, 1])
     more, history = fit(3)
     assert history.epoch == [0, 1, 2]
     assert_same(more, undisturbed("none")[0])
@@ -270,7 +270,7 @@ def test_damaged_backup_falls_back_to_the_one_before(tmp_path: Path) -> None:
     assert not first.exists()
 
 
-def test_damaged_only_backup_is_told_and_kept(tmp_path: Path) -> None:
+def test_damaged_only_backup_is_reported_and_kept(tmp_path: Path) -> None:
     with pytest.raises(AccidentError):
         train(EndAt(4), folder=tmp_path)
     (only,) = tmp_path.iterdir()
@@ -280,7 +280,7 @@ def test_damaged_only_backup_is_told_and_kept(tmp_path: Path) -> None:
     assert only.exists()
 
 
-def test_backup_of_another_model_is_told(tmp_path: Path) -> None:
+def test_backup_of_another_model_is_reported(tmp_path: Path) -> None:
     with pytest.raises(AccidentError):
         train(EndAt(4), folder=tmp_path)
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
@@ -289,7 +289,7 @@ def test_backup_of_another_model_is_told(tmp_path: Path) -> None:
         model.fit(X, X[:, :2], verbose=0, callbacks=sg.BackupAndRestore(tmp_path))
 
 
-def test_other_batches_are_told(tmp_path: Path) -> None:
+def test_other_batches_are_reported(tmp_path: Path) -> None:
     with pytest.raises(AccidentError):
         train(EndAt(4), folder=tmp_path)
     with pytest.raises(
@@ -324,7 +324,7 @@ def test_backups_are_written_while_training_goes_on(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("backup-*"))
 
 
-def test_backup_that_was_not_written_is_told_at_the_end(tmp_path: Path) -> None:
+def test_backup_that_was_not_written_is_reported_at_the_end(tmp_path: Path) -> None:
     behind = sg.train.CheckpointOptions(enable_async=True)
 
     class Harm(keras.callbacks.Callback):

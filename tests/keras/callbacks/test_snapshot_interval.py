@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stratagem.keras.callbacks import snapshot_interval as keeping_pace
-from stratagem.keras.callbacks.snapshot_interval import KeepingPace
+from stratagem.keras.callbacks.snapshot_interval import SnapshotInterval
 
 
 class Clock:
@@ -23,15 +23,21 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def calls(
-    pace: KeepingPace, clock: Clock, num: int, *, call_s: float, cost_s: float, batches: int = 1
+    interval: SnapshotInterval,
+    clock: Clock,
+    num: int,
+    *,
+    call_s: float,
+    cost_s: float,
+    batches: int = 1,
 ) -> list[int]:
     """After which of these calls the state was kept."""
     kept: list[int] = []
     for call in range(1, num + 1):
         clock.now_s += call_s
-        if pace.is_due(batches):
+        if interval.is_due(batches):
             clock.now_s += cost_s
-            pace.kept(cost_s)
+            interval.note(cost_s)
             kept.append(call)
     return kept
 
@@ -40,48 +46,48 @@ def calls(
     ("batches", "kept"), [(1, [3, 6, 9]), (2, [2, 4, 6, 8, 10]), (5, [*range(1, 11)])]
 )
 def test_every_few_batches(clock: Clock, batches: int, kept: list[int]) -> None:
-    pace = KeepingPace(3)
-    assert calls(pace, clock, 10, call_s=0.1, cost_s=9.0, batches=batches) == kept
-    pace.end_epoch()
-    assert pace.num_batches == 3
+    interval = SnapshotInterval(3)
+    assert calls(interval, clock, 10, call_s=0.1, cost_s=9.0, batches=batches) == kept
+    interval.end_epoch()
+    assert interval.num_batches == 3
 
 
 @pytest.mark.parametrize(("batches", "num_batches"), [(1, 30), (4, 120)])
 def test_takes_a_two_hundredth_of_the_time(clock: Clock, batches: int, num_batches: int) -> None:
     """Fifteen hundredths of a call are a two-hundredth of thirty calls."""
-    pace = KeepingPace("auto")
-    first = calls(pace, clock, 16, call_s=0.125, cost_s=0.0187, batches=batches)
+    interval = SnapshotInterval("auto")
+    first = calls(interval, clock, 16, call_s=0.125, cost_s=0.0187, batches=batches)
     assert first == list(range(1, 16))  # while it is measured
-    assert pace.num_batches == num_batches
-    assert calls(pace, clock, 75, call_s=0.125, cost_s=0.0187, batches=batches) == [29, 59]
-    pace.end_epoch()
-    assert calls(pace, clock, 40, call_s=0.125, cost_s=0.0187, batches=batches) == [30]
+    assert interval.num_batches == num_batches
+    assert calls(interval, clock, 75, call_s=0.125, cost_s=0.0187, batches=batches) == [29, 59]
+    interval.end_epoch()
+    assert calls(interval, clock, 40, call_s=0.125, cost_s=0.0187, batches=batches) == [30]
 
 
 def test_each_batch_where_batches_are_long(clock: Clock) -> None:
-    pace = KeepingPace("auto")
-    assert calls(pace, clock, 40, call_s=2.0, cost_s=0.01) == list(range(1, 41))
+    interval = SnapshotInterval("auto")
+    assert calls(interval, clock, 40, call_s=2.0, cost_s=0.01) == list(range(1, 41))
 
 
 def test_follows_what_changes_at_the_end_of_an_epoch(clock: Clock) -> None:
-    pace = KeepingPace("auto")
-    calls(pace, clock, 40, call_s=0.125, cost_s=0.06)
-    assert pace.num_batches == 96
+    interval = SnapshotInterval("auto")
+    calls(interval, clock, 40, call_s=0.125, cost_s=0.06)
+    assert interval.num_batches == 96
     clock.now_s += 1000.0  # an evaluation
-    pace.end_epoch()
+    interval.end_epoch()
     clock.now_s += 1000.0
-    calls(pace, clock, 900, call_s=2.0, cost_s=0.06)
-    pace.end_epoch()
-    assert pace.num_batches == 96  # soon after the first decision
-    calls(pace, clock, 100, call_s=2.0, cost_s=0.06)
-    assert pace.num_batches == 96  # within an epoch
-    pace.end_epoch()
-    assert pace.num_batches == 6
+    calls(interval, clock, 900, call_s=2.0, cost_s=0.06)
+    interval.end_epoch()
+    assert interval.num_batches == 96  # soon after the first decision
+    calls(interval, clock, 100, call_s=2.0, cost_s=0.06)
+    assert interval.num_batches == 96  # within an epoch
+    interval.end_epoch()
+    assert interval.num_batches == 6
 
 
 def test_where_nothing_was_measured_each_batch_is_kept(clock: Clock) -> None:
-    pace = KeepingPace("auto")
+    interval = SnapshotInterval("auto")
     for _ in range(2000):
-        assert pace.is_due(1)
-    pace.end_epoch()
-    assert pace.num_batches == 1
+        assert interval.is_due(1)
+    interval.end_epoch()
+    assert interval.num_batches == 1

@@ -196,11 +196,11 @@ def test_goes_on_with_the_next_batch(name: str, tmp_path: Path) -> None:
     def run(*ends: Any, folder: Any = tmp_path / "backup") -> Any:
         return train(name, strategy, make, options, folder, 2, *ends)
 
-    wanted, told = run(folder=None)
+    wanted, expected = run(folder=None)
     size = options.get("steps_per_epoch", NUM_BATCHES)
     got, history = ended_and_again(run, EndAt(size + 3), EndAt(size))
     assert_same(got, wanted)
-    assert history.history == told.history
+    assert history.history == expected.history
     table = next(one for one in wanted if one.shape == (NUM_BATCHES * EPOCHS, BATCH_SIZE))
     assert (table[: size + 3, 0] >= 0).all()
 
@@ -238,7 +238,7 @@ def test_distributed_dataset_goes_on(tmp_path: Path) -> None:
     assert_same(got, wanted)
 
 
-def test_data_that_end_before_the_backup_are_told(tmp_path: Path) -> None:
+def test_data_that_end_before_the_backup_are_reported(tmp_path: Path) -> None:
     def fit(count: int, *ends: Any) -> None:
         data = ((X[:8], Y[:8]) for _ in range(count))
         build(None).fit(

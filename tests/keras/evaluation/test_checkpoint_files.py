@@ -13,7 +13,7 @@ import pytest
 
 from stratagem.keras.evaluation import checkpoint_files
 from stratagem.keras.evaluation.checkpoint_files import (
-    Checkpoint,
+    CheckpointFile,
     KerasFiles,
     UnreadableCheckpointError,
 )
@@ -55,7 +55,7 @@ def _touch(folder: Path, name: str, modified_s: float) -> None:
     ],
 )
 def test_epoch_is_the_last_number_that_stands_by_itself(name, epoch) -> None:
-    assert Checkpoint(path=Path("folder", name), modified_ns=1, size_bytes=1).epoch == epoch
+    assert CheckpointFile(path=Path("folder", name), modified_ns=1, size_bytes=1).epoch == epoch
 
 
 def test_files_are_found_in_the_order_of_time_and_then_of_numbers(tmp_path) -> None:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.keras.evaluation.checkpoint_files import Checkpoint
+from stratagem.keras.evaluation.checkpoint_files import CheckpointFile
 from stratagem.keras.evaluation.checkpoint_follower import PATIENCE_S, CheckpointFollower
 
 _FOLDER = Path("folder")
 
 
-def _checkpoint(name: str, modified: int = 0, size: int = 1) -> Checkpoint:
-    return Checkpoint(path=_FOLDER / f"{name}.keras", modified_ns=modified, size_bytes=size)
+def _checkpoint(name: str, modified: int = 0, size: int = 1) -> CheckpointFile:
+    return CheckpointFile(path=_FOLDER / f"{name}.keras", modified_ns=modified, size_bytes=size)
 
 
 A, A_LONGER, A_LATER = _checkpoint("a"), _checkpoint("a", size=2), _checkpoint("a", modified=9)
@@ -27,9 +27,9 @@ class _Shown:
     names = "*.keras"
 
     def __init__(self) -> None:
-        self.now: Sequence[Checkpoint] = ()
+        self.now: Sequence[CheckpointFile] = ()
 
-    def find(self, folder: Path) -> Sequence[Checkpoint]:
+    def find(self, folder: Path) -> Sequence[CheckpointFile]:
         assert folder == _FOLDER
         return self.now
 
@@ -40,8 +40,8 @@ class _Follower(CheckpointFollower):
         super().__init__(self.shown, _FOLDER, 100.0)
 
     def sees(
-        self, *shown: Checkpoint, at_s: float = 100.0, is_last: bool = False
-    ) -> list[Checkpoint]:
+        self, *shown: CheckpointFile, at_s: float = 100.0, is_last: bool = False
+    ) -> list[CheckpointFile]:
         self.shown.now = shown
         return self.look(at_s, is_last=is_last)
 

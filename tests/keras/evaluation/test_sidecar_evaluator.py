@@ -318,7 +318,7 @@ def test_folder_without_checkpoints_is_an_error_in_the_end(folder, model, monkey
         evaluator.start()
 
 
-def test_limit_is_an_hour_unless_told_otherwise(monkeypatch) -> None:
+def test_limit_is_an_hour_by_default(monkeypatch) -> None:
     monkeypatch.delenv("STRATAGEM_CHECKPOINT_TIMEOUT_S", raising=False)
     assert sg.config.checkpoint_timeout_s() == 3600
 
@@ -477,7 +477,9 @@ def test_model_that_is_not_built_yet_is_built_on_the_data(write, folder) -> None
     _assert_measured(evaluation, 2)
 
 
-def test_step_is_told_only_where_the_optimizer_is_the_one_of_training(write, folder, model) -> None:
+def test_step_is_reported_only_where_the_optimizer_is_the_one_of_training(
+    write, folder, model
+) -> None:
     write(2)
     other = _model(keras.optimizers.SGD(0.1, momentum=0.9))
     other.optimizer.iterations.assign(7)

@@ -71,7 +71,7 @@ def test_torch_is_asked_where_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("state", [{}, None, {"python": 1}])
-def test_state_of_something_else_is_told(state: Any) -> None:
+def test_state_of_something_else_is_reported(state: Any) -> None:
     with pytest.raises(ValueError, match=r"RandomState.set_state received"):
         sg.train.RandomState().set_state(state)
 

@@ -67,8 +67,8 @@ def _assert_same_calls(one: _Everything, other: _Everything) -> None:
             np.testing.assert_allclose(logs[key], value, rtol=1e-5, atol=1e-6, err_msg=message)
 
 
-def test_callback_of_every_kind_is_told_what_one_device_tells() -> None:
-    def told(scope: Scope) -> _Everything:
+def test_callback_of_every_kind_learns_what_one_device_tells() -> None:
+    def recorded(scope: Scope) -> _Everything:
         model, callback = _model(scope), _Everything()
         arguments = {"batch_size": 4, "verbose": 0, "callbacks": [callback]}
         model.fit(_X, _Y, epochs=2, shuffle=False, validation_data=(_X[:5], _Y[:5]), **arguments)
@@ -76,9 +76,9 @@ def test_callback_of_every_kind_is_told_what_one_device_tells() -> None:
         model.predict(_X, **arguments)
         return callback
 
-    measured = told(_two)
+    measured = recorded(_two)
     assert len(measured.calls) == 2 * (3 + 2 + 1 + 1) + 1 + 3 + 1 + 3
-    _assert_same_calls(measured, told(contextlib.nullcontext))
+    _assert_same_calls(measured, recorded(contextlib.nullcontext))
 
 
 def _losses_after_batches() -> list[float]:

@@ -301,5 +301,5 @@ def test_datasets_that_do_not_fit_are_refused() -> None:
     dataset = sg.input.Dataset(((_LEFT, _RIGHT), _Y), batch_size=_BATCH_SIZE)
     with pytest.raises(ValueError, match="received a dataset of MirroredStrategy"):
         model.fit(mirrored(3).distribute_dataset(dataset), verbose=0)
-    with pytest.raises(ValueError, match="received a Dataset and y and class_weight"):
+    with pytest.raises(ValueError, match="received both a Dataset and y and class_weight"):
         model.fit(dataset, _Y, class_weight={0: 1.0}, verbose=0)

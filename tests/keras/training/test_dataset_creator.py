@@ -71,12 +71,12 @@ def test_strategy_trains_on_what_the_function_makes(kind, num_replicas) -> None:
     with sg.MirroredStrategy(devices).scope():
         model = model_of()
     creator = sg.DatasetCreator(dataset_fn)
-    told = model.fit(creator, validation_data=creator, verbose=0).history
+    result = model.fit(creator, validation_data=creator, verbose=0).history
     assert contexts == [sg.InputContext(1, 0, num_replicas)] * 2
-    np.testing.assert_allclose(told["loss"], expected.history["loss"], rtol=1e-5)
+    np.testing.assert_allclose(result["loss"], expected.history["loss"], rtol=1e-5)
     assert_same(model, alone)
     evaluated = alone.evaluate(X, Y, batch_size=8, verbose=0)
-    np.testing.assert_allclose([told["val_loss"][0], told["val_mae"][0]], evaluated, rtol=1e-5)
+    np.testing.assert_allclose([result["val_loss"][0], result["val_mae"][0]], evaluated, rtol=1e-5)
     np.testing.assert_allclose(model.evaluate(creator, verbose=0), evaluated, rtol=1e-5)
     np.testing.assert_allclose(
         model.predict(sg.DatasetCreator(lambda _: [x for x, _ in batches_of(8)]), verbose=0),
@@ -141,5 +141,5 @@ def test_wrong_arguments_are_refused() -> None:
             creator(sg.InputContext())
         with pytest.raises(TypeError, match="was passed as a dataset"):
             model.fit(creator)
-    with pytest.raises(ValueError, match="received a DatasetCreator and y"):
+    with pytest.raises(ValueError, match="received both a DatasetCreator and y"):
         model.fit(sg.DatasetCreator(lambda _: batches_of(8)), Y)

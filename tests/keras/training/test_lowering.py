@@ -139,5 +139,5 @@ def test_batch_that_replicas_cannot_share_evenly_is_refused(sizes) -> None:
     model = compiled_model(CompileOnlyStrategy(jax.devices()[:4]))
     images = jax.ShapeDtypeStruct((sizes[0], 6, 6, 1), "float32")
     labels = jax.ShapeDtypeStruct((sizes[1],), "int32")
-    with pytest.raises(ValueError, match="for 4 replicas"):
+    with pytest.raises(ValueError, match="over 4 replicas"):
         lower_training_step(model, (images, labels))

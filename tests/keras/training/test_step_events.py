@@ -41,8 +41,8 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         """The last step and the number of steps of each line."""
         process_writer.close_events(0)
         (process,) = read_run(tmp_path).processes
-        told = [event for event in process.events if isinstance(event, StepEvent)]
-        return [(event.step, event.num_steps) for event in told]
+        step_events = [event for event in process.events if isinstance(event, StepEvent)]
+        return [(event.step, event.num_steps) for event in step_events]
 
     return read
 
@@ -70,7 +70,7 @@ def _whole(lines: list[tuple[int, int]]) -> tuple[int, int]:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
-def test_every_step_of_fit_is_told(
+def test_every_step_of_fit_is_reported(
     lines: Callable[[], Any], strategy: str, steps_per_execution: int
 ) -> None:
     """Of six batches an epoch, the last one short; one call after another goes on."""

@@ -98,6 +98,6 @@ def test_numbers_of_derived_keys_are_refused(monkeypatch) -> None:
     ],
     ids=["orthogonal", "array", "function"],
 )
-def test_initializer_that_needs_the_whole_is_told(initializer) -> None:
+def test_initializer_that_needs_the_whole_is_reported(initializer) -> None:
     with pytest.raises(NotImplementedError, match="which is made in parts"):
         InitialRows(initializer, (4, 2), "float32")

@@ -47,7 +47,7 @@ def test_existing_variable_is_handed_out_as_it_is(strategy) -> None:
     assert not variable.trainable
 
 
-def test_source_is_told_what_is_asked_for(strategy) -> None:
+def test_source_learns_what_is_asked_for(strategy) -> None:
     source = Source()
     with strategy.scope(), variables_from(source), keras.name_scope("outer"):
         made = [

@@ -29,8 +29,8 @@ def answers(*numbers: int) -> Iterator[int]:
 
 
 def discovery(*numbers: int, least: int = 2, full: int = 4) -> Discovery:
-    told = answers(*numbers)
-    return Discovery(sg.ElasticConfig(least, full, lambda: next(told)), full)
+    counts = answers(*numbers)
+    return Discovery(sg.ElasticConfig(least, full, lambda: next(counts)), full)
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_training_follows_the_workers_that_there_are(script, capfd) -> None:
             {WAIT}
         """
     )
-    told = answers(2, 2, 3)
-    config = sg.ElasticConfig(1, 3, lambda: next(told))
+    counts = answers(2, 2, 3)
+    config = sg.ElasticConfig(1, 3, lambda: next(counts))
     sg.launch.run(path, workers=2, rejoin_after_s=0.2, elastic=config)
     out, err = capfd.readouterr()
     assert out.count("one of 3\n") == 3

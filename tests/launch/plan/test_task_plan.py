@@ -52,7 +52,7 @@ def test_first_task_leads_and_all_train_together(monkeypatch, workers, chief) ->
         assert leads is (process_id == 0)
 
 
-def test_folder_for_events_is_told_as_one_that_stays(monkeypatch, tmp_path) -> None:
+def test_folder_for_events_is_reported_as_one_that_stays(monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
     for plan in planned(LaunchOptions(workers=2, run_dir="runs")):
         assert plan.variables["STRATAGEM_RUN_DIR"] == str(tmp_path / "runs")

@@ -127,11 +127,11 @@ def test_variables_are_those_of_a_task_and_no_others(forked) -> None:
         ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -15),
     ],
 )
-def test_end_is_told_as_it_was(forked, last, code) -> None:
+def test_end_is_reported_as_it_was(forked, last, code) -> None:
     assert ended(forked(f"print('here')\n{last}")) == (code, "here\n", "")
 
 
-def test_error_is_told_from_the_script_on(forked, tmp_path) -> None:
+def test_error_is_reported_from_the_script_on(forked, tmp_path) -> None:
     code, _, err = ended(forked("def f():\n    raise ValueError('nan')\nf()"))
     assert code == 1
     assert err.splitlines()[:2] == [
@@ -188,7 +188,7 @@ def test_faulthandler_is_as_in_a_new_process(forked) -> None:
     assert ended(forked(text))[:2] == (0, "False\n")
 
 
-def test_setting_that_comes_too_late_is_told(forked, tmp_path) -> None:
+def test_setting_that_comes_too_late_is_reported(forked, tmp_path) -> None:
     (tmp_path / "settings.py").write_text("import os\nos.environ['JAX_ENABLE_X64'] = '1'")
     text = "import settings\nimport stratagem as sg\nsg.MirroredStrategy()"
     code, _, err = ended(forked(text))

@@ -21,19 +21,19 @@ FAILED = ExitStatus(name="worker 1", returncode=-9, at_s=1.0)
 LEFT = ExitStatus(name="worker 0", returncode=42, at_s=1.0)
 
 
-def told(folder) -> list:
+def recorded(folder) -> list:
     (launcher,) = [p for p in read_run(folder).processes if p.task == "launcher 0"]
     return list(launcher.events)
 
 
-def test_failure_is_told_once_a_start(tmp_path) -> None:
+def test_failure_is_reported_once_a_start(tmp_path) -> None:
     with LaunchEvents(LaunchOptions(workers=3, ps=1, run_dir=tmp_path)) as events:
         for restart in (1, 2):
             events.failure(FAILED)
             events.failure(FAILED)
             events.restart(restart, FAILED)
         events.end(0)
-    start, *between, end = told(tmp_path)
+    start, *between, end = recorded(tmp_path)
     assert isinstance(start, StartEvent)
     assert start.num_processes == 3
     assert [type(event) for event in between] == [FailureEvent, RestartEvent] * 2
@@ -50,7 +50,7 @@ def test_that_a_task_saved_and_left_is_no_failure(tmp_path) -> None:
         events.failure(LEFT)
         events.restart(1, LEFT)
         events.notice("SIGTERM to the launcher")
-    _, restart, notice = told(tmp_path)
+    _, restart, notice = recorded(tmp_path)
     assert restart.cause == "worker 0 saved and left (exit code 42)"
     assert isinstance(notice, NoticeEvent)
 
@@ -61,7 +61,7 @@ def test_error_of_the_launcher_is_its_end(tmp_path) -> None:
         LaunchEvents(LaunchOptions(run_dir=tmp_path)),
     ):
         raise OSError("no more processes")
-    end = told(tmp_path)[-1]
+    end = recorded(tmp_path)[-1]
     assert (end.code, end.reason) == (1, "OSError('no more processes')")
 
 
@@ -96,7 +96,7 @@ def test_run_of_real_tasks_tells_what_happened_to_them(script, folder, capfd) ->
     run = read_run(folder / "run")
     tasks = [(p.task, p.start.attempt) for p in run.processes if p.trains]
     assert sorted(tasks) == [("worker 0", 0), ("worker 0", 1), ("worker 1", 0), ("worker 1", 1)]
-    kinds = [type(event).__name__ for event in told(folder / "run")]
+    kinds = [type(event).__name__ for event in recorded(folder / "run")]
     assert kinds == ["StartEvent", "FailureEvent", "RestartEvent", "EndEvent"]
     account = account_for(run)
     assert account.is_over

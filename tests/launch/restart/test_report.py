@@ -24,7 +24,7 @@ STOPPED = ExitStatus(
 DONE = ExitStatus(name="ps 0", returncode=0, at_s=0.5)
 
 
-def test_failure_is_told_with_its_cause_and_what_became_of_the_others() -> None:
+def test_failure_is_reported_with_its_cause_and_what_became_of_the_others() -> None:
     assert failure_report(CAUSE, [LOST, STOPPED, CAUSE, DONE], log_dir="logs") == [
         "worker 2 failed first: exit code 1.",
         "Its last lines:",
@@ -36,7 +36,7 @@ def test_failure_is_told_with_its_cause_and_what_became_of_the_others() -> None:
     ]
 
 
-def test_frames_that_are_on_the_screen_are_not_told_again() -> None:
+def test_frames_that_are_on_the_screen_are_not_reported_again() -> None:
     shown = dataclasses.replace(CAUSE, was_shown=True)
     assert failure_report(shown, [shown])[1:] == ["Its last lines:", "    ValueError: nan"]
 
@@ -46,7 +46,7 @@ def test_what_there_is_nothing_of_is_left_out() -> None:
     assert failure_report(silent, [silent]) == ["worker 0 failed first: killed by SIGKILL."]
 
 
-def test_signal_and_restart_are_told() -> None:
+def test_signal_and_restart_are_reported() -> None:
     assert signal_report(signal.SIGTERM, [LOST, DONE]) == [
         "Ended after SIGTERM: worker 0 (exit code 3), ps 0 (exit code 0)."
     ]

@@ -45,7 +45,7 @@ def test_next_start(before, returncodes, ran_s, after) -> None:
     assert before.next(statuses(*returncodes), ran_s=ran_s, max_restarts=2) == after
 
 
-def test_tasks_are_told_all_starts() -> None:
+def test_tasks_learn_all_starts() -> None:
     assert RestartCount(failures=2, notices=3, short_starts=1).count == 5
 
 

@@ -16,7 +16,7 @@ def test_exit_code_stays(code) -> None:
 
 
 @pytest.mark.parametrize(("signum", "name"), [(9, "SIGKILL"), (11, "SIGSEGV"), (15, "SIGTERM")])
-def test_signal_is_told_as_a_shell_tells_it(signum, name) -> None:
+def test_signal_is_reported_as_a_shell_tells_it(signum, name) -> None:
     shell = subprocess.run(["sh", "-c", f"sh -c 'kill -{signum} $$'; exit $?"], check=False)
     assert exit_code(-signum) == shell.returncode
     assert describe_exit(-signum) == f"killed by {name}"

@@ -28,11 +28,11 @@ def groups():
 
 def guard(groups, *, forget: int | None = None) -> None:
     """Is told of the groups by a process that then ends without a word."""
-    told = "".join(f"+{process.pid}\n" for process in groups)
-    told += "" if forget is None else f"-{forget}\n"
+    lines = "".join(f"+{process.pid}\n" for process in groups)
+    lines += "" if forget is None else f"-{forget}\n"
     subprocess.run(
         [sys.executable, "-I", "-S", guardian_module.__file__],
-        input=told,
+        input=lines,
         text=True,
         check=True,
         timeout=60,

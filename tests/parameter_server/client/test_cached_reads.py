@@ -63,11 +63,11 @@ def test_value_is_read_once_whatever_others_write_meanwhile(one) -> None:
         values.append(float(v.value[0]))
         return values
 
-    told = one.schedule(read)
+    observed = one.schedule(read)
     assert started.acquire(timeout=60.0)
     v.assign(np.full(3, 5.0))
     go_on.set()
-    assert told.fetch() == [1, 1, 1, 5]
+    assert observed.fetch() == [1, 1, 1, 5]
 
 
 def test_servers_are_asked_once_for_each_variable(one) -> None:
@@ -77,11 +77,11 @@ def test_servers_are_asked_once_for_each_variable(one) -> None:
     def read() -> tuple[Any, int]:
         def reads() -> list[float]:
             strategy = sg.get_strategy()
-            told = []
+            observed = []
             for _ in range(4):
-                told.append(float(v.value[0]))
-                told.append(float(strategy.run(lambda: v.value[0] + w.value[1])))
-            return told
+                observed.append(float(v.value[0]))
+                observed.append(float(strategy.run(lambda: v.value[0] + w.value[1])))
+            return observed
 
         def cached() -> list[float]:
             with sg.coordinator.cache_variable_reads():
@@ -102,16 +102,16 @@ def test_own_assignments_are_seen_and_reach_the_servers(one) -> None:
     def change() -> tuple[list[float], int]:
         def changes() -> list[float]:
             with sg.coordinator.cache_variable_reads():
-                told = [float(v.value[0] + w.value[0])]
+                observed = [float(v.value[0] + w.value[0])]
                 v.assign(np.full(2, 4.0))
-                told.append(float(v.value[0]))
+                observed.append(float(v.value[0]))
                 v.assign_add(np.full(2, 2.0))
-                told.append(float(v.value[0]))
+                observed.append(float(v.value[0]))
                 sg.get_strategy().run(lambda: w.assign_sub(jnp.ones(2)))
-                told.append(float(w.value[0]))
+                observed.append(float(w.value[0]))
                 sg.get_strategy().run(lambda: w.assign(v.value * 10))
-                told.append(float(w.value[0]))
-                return told
+                observed.append(float(w.value[0]))
+                return observed
 
         return _counting_requests(changes)
 
@@ -127,14 +127,14 @@ def test_own_updates_are_seen(one) -> None:
         optimizer.build([v])
 
     def train() -> list[float]:
-        told: list[float] = []
+        observed: list[float] = []
         slot = optimizer.momentums[0]
         with sg.coordinator.cache_variable_reads():
             for _ in range(3):
-                told += [float(v.value[0]), float(slot.value[0]), int(optimizer.iterations)]
+                observed += [float(v.value[0]), float(slot.value[0]), int(optimizer.iterations)]
                 sg.get_strategy().run(lambda: optimizer.apply([jnp.ones(2)], [v]))
                 optimizer.learning_rate = float(optimizer.learning_rate) * 2
-        return told
+        return observed
 
     # By hand: the momentum is 0.5 m - lr, with rates of 1, 2 and 4.
     assert one.schedule(train).fetch() == [0, 0, 0, -1, -1, 1, -3.5, -2.5, 2]
@@ -159,14 +159,14 @@ def test_step_that_came_too_late_is_run_again_with_new_values() -> None:
                 update()
                 return [before, float(v.value[0])]
 
-        told = one.schedule(late)
+        observed = one.schedule(late)
         assert started.acquire(timeout=60.0)
         name = v.place.name
         one.strategy.placement.remote.variables.client.push(
             {name: np.full(2, 8.0, "float32")}, optimizers={name: "sgd"}
         )
         go_on.set()
-        assert told.fetch() == [8, 2]  # half of 4, which another one had made of 8
+        assert observed.fetch() == [8, 2]  # half of 4, which another one had made of 8
 
 
 def test_tables_are_asked_for_each_time(one) -> None:
@@ -177,14 +177,14 @@ def test_tables_are_asked_for_each_time(one) -> None:
     assert table.has_rows
 
     def read() -> list[float]:
-        def told() -> list[float]:
+        def observed() -> list[float]:
             step = sg.get_strategy().run(lambda: layer(jnp.asarray([7]))[0, 0])
             return [float(np.asarray(table.value)[7, 0]), float(step)]
 
         with sg.coordinator.cache_variable_reads():
-            values = told()
+            values = observed()
             wait_to_go_on()
-            return values + told()
+            return values + observed()
 
     values = one.schedule(read)
     assert started.acquire(timeout=60.0)

@@ -120,11 +120,11 @@ def test_push_may_tell_what_an_optimizer_keeps_once(served) -> None:
     placement = place("v", value, 1)
     served.create(placement, value)
     served.set_rule(Momentum(), ["v"])
-    for told in (7, 2):
-        pushed = served.push({"v": np.ones(3, np.float32)}, scalars={"count": told})
+    for count in (7, 2):
+        pushed = served.push({"v": np.ones(3, np.float32)}, scalars={"count": count})
         assert pushed.is_used
         (server,) = placement.servers
-        assert int(served.scalars(server)["count"]) == told + 1  # set first, then counted
+        assert int(served.scalars(server)["count"]) == count + 1  # set first, then counted
     with pytest.raises(ServerError, match="no scalar 'rate' on this server"):
         served.push({"v": np.ones(3, np.float32)}, scalars={"rate": 1.0})
 
@@ -185,7 +185,7 @@ def test_staleness_is_how_many_updates_came_between(served) -> None:
     assert served.staleness() == {0: 2, 2: 1}
 
 
-def test_unknown_requests_and_names_are_told(served, connections) -> None:
+def test_unknown_requests_and_names_are_reported(served, connections) -> None:
     with pytest.raises(ServerError, match="server received a request of kind 'dance'"):
         connections.ask(0, Message("dance"))
     with pytest.raises(ServerError, match="no variable 'v' on this server"):

@@ -7,7 +7,7 @@ import pytest
 from stratagem.parameter_server.client.lost_updates import LostUpdates
 
 
-def test_each_new_number_is_told_once() -> None:
+def test_each_new_number_is_reported_once() -> None:
     lost = LostUpdates(3)
     lost.note(0)
     with pytest.warns(RuntimeWarning, match="worker 3 has seen that 2 updates were lost"):

@@ -89,9 +89,9 @@ def test_workers_make_their_own_data_and_may_be_killed(strategy, model) -> None:
     expected = model.evaluate(X, Y, verbose=0)
     killer = threading.Timer(0.2, strategy.executor.coordinator.workers.kill, args=(1,))
     killer.start()
-    told = model.evaluate(sg.DatasetCreator(dataset_fn), verbose=0)
+    result = model.evaluate(sg.DatasetCreator(dataset_fn), verbose=0)
     killer.join()
-    np.testing.assert_allclose(told, expected, rtol=1e-5)
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
 def _slow_batch(x: Any, y: Any) -> Any:
@@ -106,14 +106,14 @@ def test_killed_server_goes_on_from_its_journal(strategy, model) -> None:
     weights = model.get_weights()
     strategy.cluster.servers.kill(0)
     deadline_s = time.monotonic() + 60
-    while (told := strategy.placement.remote.variables.client.describe()[0])[
+    while (state := strategy.placement.remote.variables.client.describe()[0])[
         "restored_version"
     ] is None:
         assert time.monotonic() < deadline_s  # it is killed by another process
     for one, before in zip(model.get_weights(), weights, strict=True):
         np.testing.assert_array_equal(one, before)
     assert int(model.optimizer.iterations) == iterations
-    assert told["restored_version"] == told["version"] == iterations
+    assert state["restored_version"] == state["version"] == iterations
     model.fit(X, Y, batch_size=4, epochs=1, verbose=0)
     assert int(model.optimizer.iterations) == iterations + 16
 
@@ -179,7 +179,7 @@ def test_other_tasks_are_no_coordinators() -> None:
     ],
     ids=["server", "no servers", "no index", "no cluster"],
 )
-def test_program_that_is_none_of_the_workers_is_told(jobs, task) -> None:
+def test_program_that_is_none_of_the_workers_is_reported(jobs, task) -> None:
     with pytest.raises(ValueError, match=r"independent=True was used in task .* of a cluster with"):
         ClusterPlan.independent(sg.ClusterSpec(jobs), task)
 
@@ -199,8 +199,8 @@ def test_tasks_that_do_not_train_make_a_strategy_that_starts_nothing(
     monkeypatch, independent: bool, task: tuple[str, int]
 ) -> None:
     cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
-    told = {"cluster": cluster, "task": {"type": task[0], "index": task[1]}}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(told))
+    cluster_config = {"cluster": cluster, "task": {"type": task[0], "index": task[1]}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster_config))
     with sg.ParameterServerStrategy(independent=independent) as strategy:
         assert repr(task) in repr(strategy)
         with pytest.raises(RuntimeError, match=f"used in {task[0]} {task[1]}, which does not"):
@@ -213,8 +213,11 @@ def test_tasks_that_do_not_train_make_a_strategy_that_starts_nothing(
 
 
 def test_server_that_is_not_in_the_cluster_is_refused(monkeypatch) -> None:
-    told = {"cluster": {"chief": ["a:1"], "ps": ["d:1"]}, "task": {"type": "ps", "index": 3}}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(told))
+    cluster_config = {
+        "cluster": {"chief": ["a:1"], "ps": ["d:1"]},
+        "task": {"type": "ps", "index": 3},
+    }
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster_config))
     with pytest.raises(ValueError, match="ps"):
         sg.ParameterServerStrategy(independent=True)
 
@@ -251,7 +254,7 @@ def test_coordinators_are_of_such_strategies() -> None:
 
 
 @pytest.mark.slow
-def test_servers_of_a_strategy_are_told_how_often() -> None:
+def test_servers_of_a_strategy_learn_how_often() -> None:
     options = sg.coordinator.options(journal_interval_s=3600)
     with sg.ParameterServerStrategy(num_workers=1, num_servers=1, options=options) as strategy:
         client = strategy.placement.remote.variables.client

@@ -135,7 +135,7 @@ def test_error_of_a_start_is_raised_with_its_traceback() -> None:
     assert "in serve_nothing" in str(raised.value)
 
 
-def test_process_that_dies_while_it_starts_is_told() -> None:
+def test_process_that_dies_while_it_starts_is_reported() -> None:
     with (
         RayProcesses("worker", served.die, [()]) as processes,
         pytest.raises(UnavailableError, match="worker 0 died while starting"),
@@ -201,7 +201,7 @@ def test_process_that_cannot_be_reached_is_not_taken_for_dead(keys) -> None:
         assert watched.told.empty()
 
 
-def test_error_of_who_is_told_ends_no_watching(keys) -> None:
+def test_error_of_a_watcher_ends_no_watching(keys) -> None:
     def fail(index: int, why: str) -> None:
         raise KeyError("who was told failed")
 

@@ -93,7 +93,7 @@ def test_server_is_nowhere_known_once_the_leader_is_gone() -> None:
         raise ray.exceptions.GetTimeoutError(str(arguments))
 
     gone._asked = ask
-    assert gone._told_address(0) is None
+    assert gone._announced_address(0) is None
 
 
 def test_workers_wait_until_the_leader_has_begun_a_training() -> None:

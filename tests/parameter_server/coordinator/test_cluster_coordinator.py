@@ -90,7 +90,7 @@ def test_staleness_is_how_many_updates_came_since_values_were_read() -> None:
         ({"fn": fail, "worker": -1}, ValueError, "schedule received worker=-1"),
     ],
 )
-def test_wrong_arguments_are_told(coordinator, arguments, error, words) -> None:
+def test_wrong_arguments_are_reported(coordinator, arguments, error, words) -> None:
     with pytest.raises(error, match=words):
         coordinator.schedule(**arguments)
     assert coordinator.done()
@@ -227,7 +227,7 @@ def test_method_is_sent_once_however_it_is_written(coordinator) -> None:
 @pytest.mark.parametrize(
     "thing", [threading.Lock(), (i for i in "ab"), open], ids=["lock", "generator", "in arguments"]
 )
-def test_what_cannot_leave_this_process_is_told(coordinator, thing) -> None:
+def test_what_cannot_leave_this_process_is_reported(coordinator, thing) -> None:
     if thing is open:
         with pytest.raises(TypeError, match="cannot be sent to a worker"):
             coordinator.schedule(ten_more, args=(threading.Lock(),))
@@ -253,7 +253,7 @@ def test_result_is_an_argument_when_it_is_there(coordinator) -> None:
     coordinator.join()
 
 
-def test_error_of_an_argument_is_told_as_such(coordinator) -> None:
+def test_error_of_an_argument_is_reported_as_such(coordinator) -> None:
     failed = coordinator.schedule(fail)
     with pytest.raises(ArithmeticError):
         coordinator.join()

@@ -100,8 +100,8 @@ class _KillsServer(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.times_s.append(time.monotonic())
         if len(self.times_s) == 100:
-            told = self._strategy.placement.remote.variables.client.describe()[1]
-            self.journaled, self.version = told["journaled_version"], told["version"]
+            state = self._strategy.placement.remote.variables.client.describe()[1]
+            self.journaled, self.version = state["journaled_version"], state["version"]
             self.killed_s = time.monotonic()
             os.kill(self._strategy.cluster.servers.pids[1], signal.SIGKILL)
 
@@ -129,8 +129,8 @@ def test_training_goes_on_after_a_server_was_killed(strategy) -> None:
     assert servers[0]["version"] == 640
     assert lost >= 0
     # Each worker tells what it has seen; none has seen more than there was.
-    told = ClusterCoordinator(strategy).num_lost_updates
-    assert lost - 3 <= told <= lost
+    counted = ClusterCoordinator(strategy).num_lost_updates
+    assert lost - 3 <= counted <= lost
     assert model.evaluate(x, y, verbose=0) < first
 
 
@@ -180,15 +180,15 @@ def _next(lines: Iterator[list[str]], what: str) -> int:
 def test_coordinator_that_was_killed_goes_on_and_leaves_nothing(tmp_path) -> None:
     with _coordinator(tmp_path) as (process, lines):
         assert [_next(lines, "restored") for _ in range(2)] == [0, 0]
-        journaled, told = 0, 0
+        journaled, iterations = 0, 0
         while journaled < 100:  # several entries of the journals
-            journaled, told = _next(lines, "journaled"), _next(lines, "iterations")
+            journaled, iterations = _next(lines, "journaled"), _next(lines, "iterations")
         started = {pid: name for pid in descendants(process.pid) if (name := name_of(pid)) != ""}
     # Its servers may still live: those that are started now wait for their end.
     with _coordinator(tmp_path) as (process, lines):
         restored = [_next(lines, "restored") for _ in range(2)]
         assert journaled <= min(restored)
-        assert journaled < told
+        assert journaled < iterations
         assert _next(lines, "iterations") > min(restored)
         ours = {pid for pid, name in started.items() if not name.startswith(_AGENTS)}
         assert len(ours) >= 4  # the process to fork from, and one for each task

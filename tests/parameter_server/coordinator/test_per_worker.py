@@ -155,7 +155,7 @@ def make_failing() -> Any:
     return iter([np.ones(1)])
 
 
-def test_dataset_function_that_fails_is_told_and_tried_again(coordinator) -> None:
+def test_dataset_function_that_fails_is_reported_and_tried_again(coordinator) -> None:
     iterator = iter(coordinator.create_per_worker_dataset(make_failing))
     value = coordinator.schedule(take, args=(iterator,), worker=0)
     with pytest.raises(

@@ -36,7 +36,7 @@ def test_functions_of_this_wait_are_counted() -> None:
     assert "10/10" in text
 
 
-def test_where_there_is_no_terminal_the_end_is_told() -> None:
+def test_where_there_is_no_terminal_the_end_is_reported() -> None:
     text = drawn([state(1, 0, 0), state(1, 0, 0), state(0, 0, 1)], is_terminal=False)
     assert "1/1" in text
     assert "0 running" in text

@@ -239,7 +239,7 @@ def raise_lock() -> None:
     ("function", "words"),
     [(raise_two, "TwoArgumentsError: one and two"), (raise_lock, "LockError: has a lock")],
 )
-def test_error_that_cannot_be_sent_is_told_in_words(coordinator, function, words) -> None:
+def test_error_that_cannot_be_sent_is_reported_in_words(coordinator, function, words) -> None:
     coordinator.schedule(function)
     with pytest.raises(RuntimeError, match=words) as raised:
         coordinator.join()
@@ -273,7 +273,7 @@ def test_worker_survives_what_would_end_a_process(coordinator, error) -> None:
     assert coordinator.schedule(ten_more, args=(1,), worker=0).fetch() == 11
 
 
-def test_end_of_data_is_told(coordinator) -> None:
+def test_end_of_data_is_reported(coordinator) -> None:
     coordinator.schedule(lambda: next(iter([])))
     with pytest.raises(sg.errors.OutOfRangeError, match="catch StopIteration in the function"):
         coordinator.join()
@@ -318,7 +318,7 @@ def test_another_error_of_another_worker_is_no_part_of_the_first(coordinator) ->
     assert note.startswith(f"Raised on worker {'ab'.index(raised.value.args[0])}:")
 
 
-def test_server_that_a_worker_cannot_reach_is_told(coordinator) -> None:
+def test_server_that_a_worker_cannot_reach_is_reported(coordinator) -> None:
     def function() -> None:
         raise sg.errors.UnavailableError("server 0 is silent")
 

@@ -37,7 +37,7 @@ def test_leaves_are_replaced_and_structures_kept(value, expected) -> None:
     assert repr(got) == repr(expected)  # in the same order
 
 
-def test_what_is_told_to_be_a_leaf_is_not_taken_apart() -> None:
+def test_what_is_declared_a_leaf_is_not_taken_apart() -> None:
     def is_leaf(value: Any) -> bool:
         return isinstance(value, tuple | Leaf)
 

@@ -137,7 +137,7 @@ def test_other_optimizer_of_the_same_variables_is_refused(cluster) -> None:
             model(3, keras.optimizers.SGD(0.2)).fit(X, Y, **FIT)
 
 
-def test_lost_updates_are_told_once_for_each_number(tmp_path) -> None:
+def test_lost_updates_are_reported_once_for_each_number(tmp_path) -> None:
     cluster: Any = OneThatDies(tmp_path)
     with worker(cluster, 1) as strategy:
         with strategy.scope():

@@ -169,7 +169,7 @@ def undecayed(model: Any, **options: Any) -> Any:
     ],
     ids=["names", "variables"],
 )
-def test_weight_decay_leaves_out_what_it_was_told_to(options) -> None:
+def test_weight_decay_leaves_out_what_is_excluded(options) -> None:
     made: list[Any] = []
 
     def make_model() -> Any:

@@ -106,7 +106,7 @@ def test_metrics_and_losses_go_too() -> None:
     assert float(loss(np.array([1.0]), np.array([3.0]))) == 2.0
 
 
-def test_what_cannot_leave_the_process_is_told() -> None:
+def test_what_cannot_leave_the_process_is_reported() -> None:
     lock = threading.Lock()
 
     def step() -> Any:

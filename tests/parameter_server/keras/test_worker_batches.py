@@ -54,7 +54,7 @@ def test_last_batch_comes_again_where_others_wait() -> None:
     assert _numbers(_made().take(BatchAssignment(0, 0, 5, 0, (0.0,)))) == [4]  # in a new process
 
 
-def test_dataset_that_has_become_shorter_is_told() -> None:
+def test_dataset_that_has_become_shorter_is_reported() -> None:
     made = _made(3)
     with pytest.raises(RuntimeError, match="of worker 1 ended after 3 batches, but had"):
         made.take(BatchAssignment(1, 0, 2, 2))

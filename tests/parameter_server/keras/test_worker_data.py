@@ -100,8 +100,8 @@ def test_one_worker_trains_as_one_device_does(kind, options) -> None:
     with local_strategy() as strategy:
         with strategy.scope():
             model = model_of(**options)
-        told = model.fit(sharing(kind), epochs=2, verbose=0).history
-        np.testing.assert_allclose(told["loss"], expected["loss"], rtol=1e-5)
+        result = model.fit(sharing(kind), epochs=2, verbose=0).history
+        np.testing.assert_allclose(result["loss"], expected["loss"], rtol=1e-5)
         assert_same(model, alone)
 
 
@@ -119,11 +119,13 @@ def test_each_example_is_read_once(kind, num_workers) -> None:
         # In turn: batches 0, 1, 2 ... as these are shared out.
         predicted = model.predict(sharing(kind, part=0), verbose=0)
         np.testing.assert_allclose(predicted, alone.predict(X, verbose=0), rtol=1e-5, atol=1e-6)
-        told = model.fit(sharing(kind), validation_data=sharing(kind), epochs=2, verbose=0).history
+        result = model.fit(
+            sharing(kind), validation_data=sharing(kind), epochs=2, verbose=0
+        ).history
         assert int(model.optimizer.iterations) == 12
-        assert told["loss"][1] < told["loss"][0]
+        assert result["loss"][1] < result["loss"][0]
         np.testing.assert_allclose(
-            [told["val_loss"][1], told["val_mae"][1]],
+            [result["val_loss"][1], result["val_mae"][1]],
             model.evaluate(X, Y, verbose=0),
             rtol=1e-5,
         )
@@ -163,11 +165,11 @@ def test_synchronous_workers_go_on_when_one_has_no_more_data() -> None:
     with local_strategy(4, mode=UpdateMode(num_needed=4)) as strategy:
         with strategy.scope():
             model = model_of()
-        told = model.fit(sharing(), verbose=0).history
+        result = model.fit(sharing(), verbose=0).history
         assert int(model.optimizer.iterations) == 2
         assert strategy.executor.coordinator.stalls.num_stalls == 0
         assert_same(model, alone)
-        assert told["loss"][0] > 0
+        assert result["loss"][0] > 0
         empty = sg.DatasetCreator(lambda context: _batches()[: context.input_pipeline_id])
         with pytest.raises(ValueError, match="The dataset of worker 0 is empty"):
             model.fit(empty, verbose=0)
@@ -196,14 +198,14 @@ def test_data_without_end_is_read_for_as_many_steps() -> None:
         assert len(model.evaluate(creator, steps=2, verbose=0)) == 2
 
 
-def test_each_worker_is_told_which_part_is_its_own() -> None:
+def test_each_worker_learns_which_part_is_its_own() -> None:
     def dataset_fn(context: sg.InputContext) -> Any:
-        told = (
+        result = (
             context.num_input_pipelines,
             context.input_pipeline_id,
             context.num_replicas_in_sync,
         )
-        return [np.float32([told] * 2)]  # a batch of one replica
+        return [np.float32([result] * 2)]  # a batch of one replica
 
     for mode, num_in_sync in ((UpdateMode(), 2), (UpdateMode(num_needed=2), 4)):
         with local_strategy(2, devices_per_worker=2, mode=mode) as strategy:
@@ -211,8 +213,8 @@ def test_each_worker_is_told_which_part_is_its_own() -> None:
                 layers = [keras.layers.Input((3,)), keras.layers.Dense(3, use_bias=False)]
                 model = keras.Sequential(layers)
                 model.set_weights([np.eye(3, dtype="float32")])
-            told = model.predict(sg.DatasetCreator(dataset_fn), verbose=0)
-            assert told.tolist() == [[2, 0, num_in_sync]] * 2 + [[2, 1, num_in_sync]] * 2
+            result = model.predict(sg.DatasetCreator(dataset_fn), verbose=0)
+            assert result.tolist() == [[2, 0, num_in_sync]] * 2 + [[2, 1, num_in_sync]] * 2
 
 
 def test_example_is_counted_once_though_its_worker_is_lost() -> None:
@@ -234,9 +236,9 @@ def test_example_is_counted_once_though_its_worker_is_lost() -> None:
         with strategy.scope():
             model = model_of()
         expected = model.evaluate(X, Y, verbose=0)
-        told: list[Any] = []
+        result: list[Any] = []
         thread = threading.Thread(
-            target=lambda: told.append(model.evaluate(sg.DatasetCreator(dataset_fn), verbose=0))
+            target=lambda: result.append(model.evaluate(sg.DatasetCreator(dataset_fn), verbose=0))
         )
         thread.start()
         assert started.acquire(timeout=LIMIT_S)
@@ -247,11 +249,11 @@ def test_example_is_counted_once_though_its_worker_is_lost() -> None:
             assert started.acquire(timeout=LIMIT_S)  # the other one has come as far
             go_on.set()
             thread.join(LIMIT_S)
-            np.testing.assert_allclose(told, [expected], rtol=1e-5)
+            np.testing.assert_allclose(result, [expected], rtol=1e-5)
 
 
 @pytest.mark.parametrize("made", [None, 7])
-def test_function_that_makes_no_dataset_is_told(made) -> None:
+def test_function_that_makes_no_dataset_is_reported(made) -> None:
     with local_strategy(2) as strategy:
         with strategy.scope():
             model = model_of()

@@ -50,7 +50,7 @@ def test_who_asks_again_meanwhile_is_answered_when_the_first_is() -> None:
     assert (first.told, again.told) == (["one"], ["one"])
 
 
-def test_what_failed_is_told_and_tried_again() -> None:
+def test_what_failed_is_reported_and_tried_again() -> None:
     owner, first, meanwhile, again = make(), Asked("a", 1), Asked("a", 1), Asked("a", 1)
     change = begin(owner, first)
     assert owner.begin(meanwhile.request) is None
@@ -69,7 +69,7 @@ def test_next_change_of_a_client_that_has_given_up_the_first_is_not_held_up() ->
     assert third.told == ["two"]
 
 
-def test_answer_that_cannot_be_made_is_told() -> None:
+def test_answer_that_cannot_be_made_is_reported() -> None:
     def answer(message: Message, outcome: object) -> Message:
         raise KeyError("v")
 

@@ -91,7 +91,7 @@ def test_last_record_of_which_pages_are_missing_is_cut_off(tmp_path) -> None:
         assert numbers(journal) == [0, 1]
 
 
-def test_record_that_was_changed_is_told(tmp_path) -> None:
+def test_record_that_was_changed_is_reported(tmp_path) -> None:
     path = tmp_path / "journal"
     sizes = write(path, 3)
     data = bytearray(path.read_bytes())

@@ -86,7 +86,7 @@ def wait_until(is_true: Callable[[], bool]) -> None:
 def wait_for(served: ServerClient, num_waiting: int) -> None:
     """Until so many workers wait at each server."""
     wait_until(
-        lambda: all(told["num_waiting"] == num_waiting for told in served.describe().values())
+        lambda: all(state["num_waiting"] == num_waiting for state in served.describe().values())
     )
 
 
@@ -115,7 +115,7 @@ def test_all_workers_make_one_update_and_get_its_values(connections, worker) -> 
     assert served.discarded() == 0
 
 
-def test_late_worker_is_told_and_given_the_new_values(connections, worker) -> None:
+def test_late_worker_learns_so_and_gets_the_new_values(connections, worker) -> None:
     served = start(connections, UpdateMode(num_needed=2))
     one, two, late = (worker(name) for name in ("one", "two", "late"))
     futures = [one.push(1.0), two.push(1.0)]
@@ -151,7 +151,7 @@ def test_lost_worker_is_not_waited_for(connections, worker) -> None:
     served.expect(3)
     futures = [one.push(1.0), two.push(1.0), worker("c").push(1.0)]
     assert all(future.result(LIMIT_S).is_used for future in futures)
-    assert [told["version"] for told in served.describe().values()] == [2, 2]
+    assert [state["version"] for state in served.describe().values()] == [2, 2]
 
 
 def test_worker_that_is_started_again_is_the_same(connections, worker) -> None:

@@ -92,15 +92,15 @@ def test_server_has_again_what_was_journaled_and_tells_what_was_lost(server, ser
     assert served.journal() == {0: 2}
     names = ["v", "table", "v:v", "table:v"]
     journaled = served.pull(names)
-    told = served.describe()[0]
-    assert (told["version"], told["journaled_version"], told["restored_version"]) == (2, 2, None)
+    state = served.describe()[0]
+    assert (state["version"], state["journaled_version"], state["restored_version"]) == (2, 2, None)
     push(served, 3)
     served.assign("v", np.ones(3), sign=1)
     server.restart()
     for name, value in served.pull(names).items():
         np.testing.assert_array_equal(value, journaled[name])
-    told = served.describe()[0]
-    assert (told["version"], told["journaled_version"], told["restored_version"]) == (2, 2, 2)
+    state = served.describe()[0]
+    assert (state["version"], state["journaled_version"], state["restored_version"]) == (2, 2, 2)
     assert served.lost_updates == 1
     assert served.scalars() == {"count": 2}
     push(served, 2)  # by the same rule, with its slots
@@ -240,13 +240,13 @@ def test_server_without_a_journal_begins_with_nothing() -> None:
         ParameterServer(keys) as server,
         Connections(keys, [server.address]) as connections,
     ):
-        told = ServerClient(connections).describe()[0]
-        assert told["journaled_version"] is told["restored_version"] is None
+        state = ServerClient(connections).describe()[0]
+        assert state["journaled_version"] is state["restored_version"] is None
         with pytest.raises(ServerError, match="without a journal cannot write a journal entry"):
             ServerClient(connections).journal()
 
 
-def test_damaged_journal_is_told_and_nothing_listens(tmp_path) -> None:
+def test_damaged_journal_is_reported_and_nothing_listens(tmp_path) -> None:
     path = tmp_path / "journal"
     path.write_text("my thesis")
     with pytest.raises(DataLossError, match="it is no journal of a parameter server"):
@@ -273,7 +273,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_full_disk_does_not_stop_training_and_is_told(disk) -> None:
+def test_full_disk_does_not_stop_training_and_is_reported(disk) -> None:
     keys = ClusterKeys.make()
     server = ParameterServer(keys, journal=disk / "journal", journal_interval_s=0.001)
     with Connections(keys, [server.address]) as connections:
@@ -288,8 +288,8 @@ def test_full_disk_does_not_stop_training_and_is_told(disk) -> None:
         assert "No space left" in served.describe()[0]["journal_error"]
         for _ in range(3):
             assert served.push({"v": np.ones(3, np.float32)}).is_used
-        told = served.describe()[0]
-        assert (told["version"], told["journaled_version"]) == (3, 0)
+        state = served.describe()[0]
+        assert (state["version"], state["journaled_version"]) == (3, 0)
         with pytest.raises(ServerError, match="No space left"):
             served.journal()
     with pytest.raises(OSError, match="No space left"):

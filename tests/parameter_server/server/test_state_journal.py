@@ -365,7 +365,7 @@ def test_thread_writes_by_itself_and_the_last_entry_at_the_end(path, written) ->
     assert_read(path, state)
 
 
-def test_damaged_journal_is_told(path, written) -> None:
+def test_damaged_journal_is_reported(path, written) -> None:
     state, journal = written
     for seed in range(2):
         update(state, seed)

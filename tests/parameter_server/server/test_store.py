@@ -216,7 +216,7 @@ def test_optimizer_that_is_dropped_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("name", ["w", "v:x", "w:v"])
-def test_unknown_names_are_told(name) -> None:
+def test_unknown_names_are_reported(name) -> None:
     store = make_store(v=floats(3))
     store.set_rule(Momentum(), ["v"])
     with pytest.raises(KeyError, match=f"no variable '{name}' on this server"):

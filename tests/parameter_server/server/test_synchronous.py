@@ -60,7 +60,7 @@ def test_sum_does_not_depend_on_who_comes_first() -> None:
     assert len(results) == 1
 
 
-def test_worker_that_is_too_late_is_told_and_its_gradients_discarded() -> None:
+def test_worker_that_is_too_late_learns_so_and_its_gradients_are_discarded() -> None:
     """One backup worker of three."""
     store, updates = make(2)
     answers: list = []
@@ -105,7 +105,7 @@ def test_fewer_workers_make_an_update_when_one_is_lost() -> None:
         updates.expect(0)
 
 
-def test_update_that_cannot_be_made_is_told_to_all_and_the_next_one_is() -> None:
+def test_update_that_cannot_be_made_is_reported_to_all_and_the_next_one_is() -> None:
     store, updates = make(2)
     answers: list = []
     updates.add(of("a", 0, answers, rows=[10]))

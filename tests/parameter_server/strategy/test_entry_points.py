@@ -15,7 +15,7 @@ from stratagem.parameter_server.transport.connection import Connections
 from stratagem.parameter_server.transport.keys import ClusterKeys
 
 
-def test_server_writes_its_journal_as_often_as_it_is_told(tmp_path, monkeypatch) -> None:
+def test_server_writes_its_journal_as_often_as_requested(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(served_processes, "_compute_inline", lambda: None)
     keys = ClusterKeys.make()
     with (

@@ -349,7 +349,7 @@ def test_initial_rows_of_a_large_table_are_made_on_the_servers(mixed, monkeypatc
     monkeypatch.setattr(
         strategy.placement.remote.variables.client,
         "create",
-        lambda *told: made.append(told[1]) or create(*told),
+        lambda *positional: made.append(positional[1]) or create(*positional),
     )
     tables: list[Any] = []
     for scope in (strategy.scope(), contextlib.nullcontext()):

@@ -188,7 +188,7 @@ def test_clients_without_the_keys_are_not_heard(listen, keys) -> None:
     for strange in (stranger, mixed):
         with (
             Connections(strange, [listener.address]) as connections,
-            pytest.raises(UnavailableError, match="has the keys of this cluster"),
+            pytest.raises(UnavailableError, match="with the keys of this cluster"),
         ):
             connections.ask(0, Message("x"), timeout_s=0.5)
     with zmq.Context() as context, context.socket(zmq.DEALER) as plain:
@@ -209,7 +209,7 @@ def test_what_is_no_message_is_answered_with_an_error(listen, keys) -> None:
         assert b"none of this library's" in b"".join(client.recv_multipart())
 
 
-def test_address_that_is_taken_is_told(listen) -> None:
+def test_address_that_is_taken_is_reported(listen) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match=f"127.0.0.1:{port}"):

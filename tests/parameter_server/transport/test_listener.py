@@ -46,7 +46,7 @@ def _answer_what_is_no_json(request: Request) -> None:
     [(_leave, "raised SystemExit: left"), (_answer_what_is_no_json, "raised TypeError: .*JSON")],
 )
 @pytest.mark.parametrize("at_once", [(), ("x",)])
-def test_handler_that_fails_in_another_way_is_told_too(keys, handle, words, at_once) -> None:
+def test_handler_that_fails_in_another_way_is_reported_too(keys, handle, words, at_once) -> None:
     with (
         Listener(keys, handle, num_threads=1, at_once=at_once) as listener,
         Connections(keys, [listener.address]) as connections,
@@ -161,10 +161,10 @@ def test_answer_goes_where_its_number_was_last_heard_from(keys, client, again) -
         client.connect(listener.address)
         client.send_multipart([b"number", *again])
         client.send_multipart([b"other", b"ping", b"last"])
-        told: list[bytes] = []
-        while told[:1] != [b"other"]:
+        received: list[bytes] = []
+        while received[:1] != [b"other"]:
             assert client.poll(_LIMIT_S * 1000)
-            told = client.recv_multipart()
+            received = client.recv_multipart()
         may_end.set()
         assert client.poll(_LIMIT_S * 1000)
         assert client.recv_multipart()[0] == b"number"

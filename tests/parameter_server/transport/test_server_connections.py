@@ -153,9 +153,9 @@ def test_move_to_the_same_address_keeps_lines_and_takes_a_lost_server_back(
     before = peer.place
     peer.abandon("it ended.")
     with pytest.raises(UnavailableError, match=r"Server 0 at tcp.* was lost: it ended\."):
-        peer.require_kept()
+        peer.require_present()
     peer.move(before.address)
-    peer.require_kept()
+    peer.require_present()
     assert peer.place is before
 
 
@@ -174,7 +174,7 @@ def test_who_waits_for_a_server_that_is_given_up_gets_an_error_though_it_is_back
     before = peer.num_losses
     peer.abandon("it ended.")
     peer.move("tcp://127.0.0.1:2")
-    peer.require_kept()  # who asks now asks the new one
-    peer.require_kept(peer.num_losses)
+    peer.require_present()  # who asks now asks the new one
+    peer.require_present(peer.num_losses)
     with pytest.raises(UnavailableError, match="was lost: it ended"):
-        peer.require_kept(before)
+        peer.require_present(before)

@@ -50,7 +50,7 @@ def client() -> Iterator[ClientMemory]:
 
 @pytest.fixture
 def server(client) -> ServerMemory:
-    return ServerMemory(client.told)
+    return ServerMemory(client.offer)
 
 
 def test_requests_and_answers_come_as_they_went(client, server) -> None:
@@ -88,7 +88,7 @@ def test_room_of_answers_is_used_again_when_nobody_has_them(client, server) -> N
 @given(st.lists(st.tuples(st.integers(64, 300), st.booleans()), max_size=40))
 def test_answers_never_overlap(answers) -> None:
     client = ClientMemory(1, 256 * KIB)
-    server = ServerMemory(client.told)
+    server = ServerMemory(client.offer)
     held = []
     for number, (size_kib, is_dropped) in enumerate(answers):
         frames = [b"", np.full(size_kib * KIB, number % 251, np.uint8)]
@@ -119,41 +119,41 @@ def test_requests_without_room_go_as_they_are(client, server) -> None:
     assert not client.has_room(0, 400 * KIB)
 
 
-def test_memory_that_is_not_the_one_told_of_is_refused(client) -> None:
-    told = json.loads(client.told)
-    with pytest.raises(ValueError, match="another memory than was told"):
-        ServerMemory(json.dumps({**told, "word": "0" * 32}).encode())
+def test_memory_that_is_not_the_offered_one_is_refused(client) -> None:
+    offer = json.loads(client.offer)
+    with pytest.raises(ValueError, match="another memory than was offered"):
+        ServerMemory(json.dumps({**offer, "word": "0" * 32}).encode())
     with pytest.raises(OSError, match="No such file"):
-        ServerMemory(json.dumps({**told, "file": 10**6}).encode())
+        ServerMemory(json.dumps({**offer, "file": 10**6}).encode())
 
 
 @pytest.mark.parametrize("flags", [0, os.MFD_ALLOW_SEALING])
 def test_memory_that_may_shrink_is_refused(client, flags) -> None:
     file = os.memfd_create("mine", flags)
     os.ftruncate(file, 2**20)
-    told = {**json.loads(client.told), "file": file}
+    offer = {**json.loads(client.offer), "file": file}
     with pytest.raises(ValueError, match="memory that may shrink"):
-        ServerMemory(json.dumps(told).encode())
+        ServerMemory(json.dumps(offer).encode())
     os.close(file)
 
 
 @pytest.mark.parametrize(
-    "told", [b"", b"[]", b"{}", b"{", b'{"pid": 1}', b"\xff", "sizes", "numbers"]
+    "offer", [b"", b"[]", b"{}", b"{", b'{"pid": 1}', b"\xff", "sizes", "numbers"]
 )
-def test_what_tells_of_no_memory_is_refused(client, told) -> None:
+def test_invalid_offer_is_refused(client, offer) -> None:
     wrong = {"sizes": {"answers_bytes": 2**80}, "numbers": {"pid": "self/../1"}}
-    if isinstance(told, str):
-        told = json.dumps({**json.loads(client.told), **wrong[told]}).encode()
-    assert ClientMemories().share(b"1", told) == [SHARED, b""]
+    if isinstance(offer, str):
+        offer = json.dumps({**json.loads(client.offer), **wrong[offer]}).encode()
+    assert ClientMemories().share(b"1", offer) == [SHARED, b""]
 
 
 @pytest.mark.parametrize("begin", [0, 4095, 4096 + 64, 2**40])
 def test_places_outside_of_the_memory_are_refused(client, server, begin) -> None:
     placed = client.placed(frames_of(256 * KIB))
-    told = bytearray(placed[0])
-    told[16:24] = begin.to_bytes(8, "little")
+    frame = bytearray(placed[0])
+    frame[16:24] = begin.to_bytes(8, "little")
     with pytest.raises(ConnectionError, match="not within the memory that is shared"):
-        server.read([told, placed[1]])
+        server.read([frame, placed[1]])
 
 
 def test_places_that_cannot_be_read_are_refused(client, server) -> None:
@@ -175,13 +175,13 @@ def test_server_forgets_memory_that_its_client_has_closed() -> None:
     memories = ClientMemories()
     clients = [ClientMemory(KIB, KIB) for _ in range(3)]
     for number, client in enumerate(clients):
-        assert memories.share(b"%d" % number, client.told) == [SHARED, b"here"]
+        assert memories.share(b"%d" % number, client.offer) == [SHARED, b"here"]
     assert len(memories) == 3
     clients[0].close()
     clients[2].close()
-    assert memories.share(b"1", clients[1].told) == [SHARED, b"here"]
+    assert memories.share(b"1", clients[1].offer) == [SHARED, b"here"]
     assert len(memories) == 1
-    assert memories.share(b"1", clients[0].told) == [SHARED, b""]
+    assert memories.share(b"1", clients[0].offer) == [SHARED, b""]
     assert len(memories) == 0
     assert not memories.can_read(b"1", clients[1].placed(frames_of(KIB)))
     assert memories.can_read(b"1", frames_of(KIB))
@@ -191,7 +191,7 @@ def test_server_forgets_memory_that_its_client_has_closed() -> None:
 _OFFER = """
 from stratagem.parameter_server.transport.shared_memory import ClientMemory
 memory = ClientMemory(1, 1)
-print(memory.told.decode(), flush=True)
+print(memory.offer.decode(), flush=True)
 input()
 """
 
@@ -201,11 +201,11 @@ def test_server_forgets_memory_whose_client_was_killed() -> None:
     memories = ClientMemories()
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        told = process.stdout.readline()
-        assert memories.share(b"theirs", told) == [SHARED, b"here"]
+        offer = process.stdout.readline()
+        assert memories.share(b"theirs", offer) == [SHARED, b"here"]
         process.kill()
     client = ClientMemory(KIB, KIB)
-    assert memories.share(b"ours", client.told) == [SHARED, b"here"]
+    assert memories.share(b"ours", client.offer) == [SHARED, b"here"]
     assert len(memories) == 1
     client.close()
 

@@ -42,7 +42,7 @@ def test_message_comes_back(kind, fields, arrays) -> None:
 
 
 @pytest.mark.parametrize("kind", ["", "ping", "here"])
-def test_messages_are_told_from_what_connections_ask(kind) -> None:
+def test_messages_are_distinguished_from_requests_of_connections(kind) -> None:
     assert is_message(pack(Message(kind)))
     assert not is_message([PING, b"1"])
     assert not is_message([WHERE])

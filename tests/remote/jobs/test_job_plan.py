@@ -18,7 +18,7 @@ def test_plan_survives_as_text() -> None:
     assert JobPlan.from_json(plan.to_json()) == plan
 
 
-def test_program_is_told_where_ray_is_where_that_is_known() -> None:
+def test_program_learns_where_ray_is_where_that_is_known() -> None:
     alone = JobPlan(nonce="n", command=())
     assert alone.variables() == {"STRATAGEM_REMOTE_JOB": "n", "PYTHONUNBUFFERED": "1"}
     assert JobPlan(nonce="n", command=(), head="a:1").variables()["RAY_ADDRESS"] == "a:1"

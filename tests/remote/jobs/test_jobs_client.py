@@ -99,7 +99,7 @@ def test_cluster_that_is_not_there_is_unavailable() -> None:
         asyncio.run(_read(jobs, "job0"))
 
 
-def test_answer_that_is_none_of_ray_is_told() -> None:
+def test_answer_that_is_none_of_ray_is_reported() -> None:
     with (
         _answering(b"<html>") as url,
         pytest.raises(UnavailableError, match="is not available") as raised,
@@ -110,7 +110,7 @@ def test_answer_that_is_none_of_ray_is_told() -> None:
         JobsClient(url, "").version()
 
 
-def test_connection_that_is_cut_is_told(fake_head) -> None:
+def test_connection_that_is_cut_is_reported(fake_head) -> None:
     jobs = JobsClient(fake_head.url)
     package = pack(None, {})
     jobs.upload(package.name, package.content)

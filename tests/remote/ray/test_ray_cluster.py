@@ -34,13 +34,13 @@ from tests.remote.living import descendants
 processes = RayProcesses("worker", served.serve_told, [(ClusterKeys.make(), sys.argv[1])])
 processes.addresses
 processes.watch(print, print, print)
-told = {
+facts = {
     "started": sorted(descendants(os.getpid())),
     "pids": processes.pids,
     "is_handler_kept": signal.getsignal(signal.SIGTERM) is before,
     "mode": os.environ.get("RAY_AUTH_MODE"),
 }
-print("TOLD " + json.dumps(told), flush=True)
+print("TOLD " + json.dumps(facts), flush=True)
 if sys.stdin.read() == "fail":
     raise SystemExit("failed on purpose")
 """
@@ -62,11 +62,11 @@ class Program:
         )
         assert self.process.stdout is not None
         self.lines: list[str] = []
-        self.told: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
         for line in self.process.stdout:
             self.lines.append(line.rstrip())
             if line.startswith("TOLD "):
-                self.told = json.loads(line[5:])
+                self.facts = json.loads(line[5:])
                 break
 
     def end(self, said: str | None) -> None:
@@ -80,20 +80,20 @@ class Program:
 @pytest.mark.slow
 def test_program_that_fails_leaves_nothing(tmp_path) -> None:
     program = Program(tmp_path)
-    assert len(program.told["started"]) > 4
+    assert len(program.facts["started"]) > 4
     program.end("fail")
     assert program.process.returncode == 1
     assert "failed on purpose" in program.lines
-    assert wait_for_end(program.told["started"]) == set()
+    assert wait_for_end(program.facts["started"]) == set()
     # In good order: what it served was closed.
-    (pid,) = program.told["pids"]
+    (pid,) = program.facts["pids"]
     assert tmp_path.joinpath("closed-0").read_text() == str(pid)
     # What a process prints comes with its name, and the id of the one that keeps it.
     line = re.compile(rf"\(worker:0 pid=\d+\) process 0 serves {re.escape(str(tmp_path))}")
     assert any(map(line.fullmatch, program.lines))
     # Ray takes SIGTERM from programs that connect in their main thread.
-    assert program.told["is_handler_kept"]
-    assert program.told["mode"] == "token"
+    assert program.facts["is_handler_kept"]
+    assert program.facts["mode"] == "token"
     token = tmp_path / ".ray" / "auth_token"
     assert len(token.read_text()) == 64
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
@@ -102,8 +102,8 @@ def test_program_that_fails_leaves_nothing(tmp_path) -> None:
 @pytest.mark.slow
 def test_program_that_is_killed_leaves_nothing_that_works(tmp_path) -> None:
     program = Program(tmp_path)
-    started = set(program.told["started"])
-    assert program.told["pids"][0] in started
+    started = set(program.facts["started"])
+    assert program.facts["pids"][0] in started
     # Ray's agents hold nothing, but look for its head a minute or two before they end.
     agents = {pid for pid in started if name_of(pid).endswith("Agent")}
     program.end(None)
@@ -163,7 +163,7 @@ def own_settings(monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("own_settings")
-def test_address_where_no_ray_is_is_told(monkeypatch) -> None:
+def test_address_where_no_ray_is_is_reported(monkeypatch) -> None:
     monkeypatch.setenv("STRATAGEM_JOIN_TIMEOUT_S", "0.3")
     address = f"127.0.0.1:{free_ports(1)[0]}"
     with start_local_ray(address) as cluster:
@@ -174,7 +174,7 @@ def test_address_where_no_ray_is_is_told(monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("own_settings")
-def test_ray_that_is_not_installed_is_told(monkeypatch, tmp_path) -> None:
+def test_ray_that_is_not_installed_is_reported(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setitem(sys.modules, "ray", None)
     with (

@@ -55,7 +55,7 @@ def test_cluster_without_a_token_is_refused(monkeypatch, tmp_path) -> None:
             start()
 
 
-def test_leader_that_loaded_ray_too_early_is_told(monkeypatch) -> None:
+def test_leader_that_loaded_ray_too_early_is_reported(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", object())
     with pytest.raises(RuntimeError, match="Ray was imported before RAY_AUTH_MODE was set"):
         start_head("127.0.0.1:2222")
@@ -68,7 +68,7 @@ def test_addresses_are_checked() -> None:
         join_as_node("127.0.0.1", "ps", 0)
 
 
-def test_leader_that_is_not_there_is_told() -> None:
+def test_leader_that_is_not_there_is_reported() -> None:
     address = f"127.0.0.1:{free_ports(1)[0]}"
     with pytest.raises(DeadlineExceededError, match=r"waited 0\.2 s for the head") as raised:
         join_as_node(address, "worker", 1, timeout_s=0.2)
@@ -77,7 +77,7 @@ def test_leader_that_is_not_there_is_told() -> None:
     )
 
 
-def test_start_that_takes_too_long_is_told_and_leaves_nothing(monkeypatch) -> None:
+def test_start_that_takes_too_long_is_reported_and_leaves_nothing(monkeypatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     before = descendants(os.getpid())
     with pytest.raises(DeadlineExceededError, match="did not start on this machine in time"):

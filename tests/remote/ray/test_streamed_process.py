@@ -70,7 +70,7 @@ def test_process_that_will_not_end_is_killed() -> None:
         assert process.wait() == -9
 
 
-def test_program_that_is_not_there_is_told_by_its_exit_code() -> None:
+def test_program_that_is_not_there_is_recognized_by_its_exit_code() -> None:
     said = Said()
     with StreamedProcess(("/no/such/program",), dict(os.environ), said) as process:
         assert process.wait() == 127

@@ -293,7 +293,7 @@ def test_deep_copy_divides_as_the_original_does() -> None:
 
 
 @pytest.mark.slow
-def test_rule_that_matches_no_variable_is_told_when_training_starts() -> None:
+def test_rule_that_matches_no_variable_is_reported_when_training_starts() -> None:
     model = made(pairs(layout_map={".*/kernel": (None, "logical"), "kernels": ("logical",)}))
     model.predict(X[:4], verbose=0)
     with pytest.raises(ValueError, match=r"patterns \['kernels'\] of layout_map match no variable"):

@@ -251,15 +251,7 @@ def shared_embeddings(
     """
     _check_categorical("shared_embeddings", categorical_columns)
     _check_rows("shared_embeddings", dimension, combiner)
-    sizes = [column.num_buckets for column in categorical_columns]
-    if len(set(sizes)) != 1:
-        raise ValueError(
-            explain(
-                f"shared_embeddings received columns with {sizes} ids.",
-                expected="at least one column, all with the same number of ids.",
-                fix="use the same vocabulary for all columns.",
-            )
-        )
+    _check_same_ids(categorical_columns)
     names = sorted(column.name for column in categorical_columns)
     shared_name = shared_embedding_collection_name or "_".join([*names, "shared_embedding"])
     return [
@@ -278,6 +270,18 @@ def _check_categorical(function_name: str, columns: Sequence[Any]) -> None:
                     fix="pass a categorical_column_with_*, crossed or bucketized column.",
                 )
             )
+
+
+def _check_same_ids(columns: Sequence[CategoricalColumn]) -> None:
+    sizes = [column.num_buckets for column in columns]
+    if len(set(sizes)) != 1:
+        raise ValueError(
+            explain(
+                f"shared_embeddings received columns with {sizes} ids.",
+                expected="at least one column, all with the same number of ids.",
+                fix="use the same vocabulary for all columns.",
+            )
+        )
 
 
 def _check_rows(function_name: str, dimension: int, combiner: str) -> None:

@@ -191,6 +191,11 @@ def categorical_column_with_vocabulary_list(
     """
     words = [word.decode() if isinstance(word, bytes) else word for word in vocabulary_list]
     words = [word.item() if isinstance(word, np.generic) else word for word in words]
+    _check_words(key, words, dtype)
+    return _vocabulary_column(key, tuple(words), default_value, num_oov_buckets)
+
+
+def _check_words(key: str, words: Sequence[Any], dtype: Any) -> None:
     if not words or len(set(words)) != len(words):
         raise ValueError(
             explain(
@@ -211,7 +216,6 @@ def categorical_column_with_vocabulary_list(
                 fix="convert the words to the type of the feature.",
             )
         )
-    return _vocabulary_column(key, tuple(words), default_value, num_oov_buckets)
 
 
 def categorical_column_with_vocabulary_file(

@@ -225,15 +225,7 @@ class Head(abc.ABC):
             metrics = self.metrics(regularization_losses)
             self.update_metrics(metrics, features, logits, labels, regularization_losses)
             return EstimatorSpec(mode, predictions=predictions, loss=loss, eval_metric_ops=metrics)
-        if (optimizer is None) == (train_op_fn is None):
-            raise ValueError(
-                explain(
-                    f"create_estimator_spec received optimizer={optimizer!r} and "
-                    f"train_op_fn={train_op_fn!r} for training.",
-                    expected="exactly one of them.",
-                    fix="pass a Keras optimizer.",
-                )
-            )
+        _check_training(optimizer, train_op_fn)
         if train_op_fn is None:
             train_op = minimize(optimizer, loss, trainable_variables)
         else:
@@ -335,3 +327,15 @@ def _arguments_of(loss_fn: Callable[..., Any]) -> tuple[str, ...]:
             )
         )
     return names
+
+
+def _check_training(optimizer: Any, train_op_fn: Any) -> None:
+    if (optimizer is None) == (train_op_fn is None):
+        raise ValueError(
+            explain(
+                f"create_estimator_spec received optimizer={optimizer!r} and "
+                f"train_op_fn={train_op_fn!r} for training.",
+                expected="exactly one of them.",
+                fix="pass a Keras optimizer.",
+            )
+        )

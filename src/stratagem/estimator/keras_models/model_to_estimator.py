@@ -33,9 +33,9 @@ def model_to_estimator(
     """Converts a compiled Keras model to an Estimator.
 
     The Estimator trains copies of the model, which start from its current weights and optimizer
-    state. Before training, `evaluate` and `predict` use these weights. `input_fn` returns features
-    and labels as arrays, lists, or dicts by input and output name, in per-replica batches. Weights
-    are passed as `{"features": x, "sample_weights": w}`. Predictions are a dict by output name.
+    state, as do `evaluate` and `predict` before training. `input_fn` returns per-replica batches:
+    arrays, lists, or dicts by input and output name. To pass weights, return
+    `{"features": x, "sample_weights": w}` as features. Predictions are a dict by output name.
 
     Args:
         keras_model: the model; a subclassed one needs `get_config` and `from_config`.
@@ -43,19 +43,17 @@ def model_to_estimator(
         custom_objects: classes and functions by their names in the model's config.
         model_dir: the folder of checkpoints and summaries; overrides the config's.
         config: a `RunConfig`, which also holds the strategies.
-        checkpoint_format: ignored; there is one format.
+        checkpoint_format: "checkpoint", "saver" or None; anything else is a ValueError. Ignored.
         use_v2_estimator: ignored; there is one Estimator class.
         metric_names_map: a dict from Keras's names of all metrics to new names.
-        export_outputs: a dict from output names to functions of the prediction that return an
-            export output, such as `sg.estimator.export.RegressionOutput`.
+        export_outputs: functions from a prediction to an `sg.estimator.export` output, by name.
 
     Returns:
         The Estimator.
 
     Raises:
         TypeError: if `keras_model` is not a Keras model.
-        ValueError: unless exactly one model is given; if it is not compiled, cannot be copied or
-            has custom train, test or predict steps; or the checkpoint format is unknown.
+        ValueError: unless exactly one model is given: compiled, copyable, with Keras's own steps.
 
     Example:
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="sum")])
@@ -68,18 +66,23 @@ def model_to_estimator(
     Source: tensorflow/estimator keras_lib.py, model_to_estimator.
     """
     del use_v2_estimator
-    _check_choice(keras_model, keras_model_path, checkpoint_format)
-    model: Any = keras_model
-    if keras_model_path is not None:
-        model = keras.saving.load_model(keras_model_path, custom_objects)
-    _check_model(model)
-    if model_dir is not None:
-        config = (config or RunConfig()).replace(model_dir=os.fspath(model_dir))
+    model = _compiled_model(keras_model, keras_model_path, custom_objects, checkpoint_format)
     function = _function_of(model, custom_objects, metric_names_map, export_outputs)
-    return Estimator(function, config=config)
+    return Estimator(function, config=_config_in(model_dir, config))
 
 
-def _check_choice(model: Any, path: Any, checkpoint_format: object) -> None:
+def _config_in(
+    model_dir: str | os.PathLike[str] | None, config: RunConfig | None
+) -> RunConfig | None:
+    if model_dir is None:
+        return config
+    return (config or RunConfig()).replace(model_dir=os.fspath(model_dir))
+
+
+def _compiled_model(
+    model: Any, path: Any, custom_objects: Any, checkpoint_format: object
+) -> keras.Model:
+    """Returns the given model, or loads the saved one."""
     if (model is None) == (path is None):
         raise ValueError(
             explain(
@@ -88,6 +91,14 @@ def _check_choice(model: Any, path: Any, checkpoint_format: object) -> None:
                 fix="pass the model or the path of a saved model.",
             )
         )
+    _check_format(checkpoint_format)
+    if path is not None:
+        model = keras.saving.load_model(path, custom_objects)
+    _check_model(model)
+    return model
+
+
+def _check_format(checkpoint_format: object) -> None:
     if checkpoint_format not in (None, "checkpoint", "saver"):
         raise ValueError(
             explain(

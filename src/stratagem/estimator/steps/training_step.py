@@ -30,7 +30,7 @@ __all__ = ["TrainingStep"]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Plan:
+class _UpdatePlan:
     """Variables, losses and optimizers of a model function's updates, from its first call.
 
     `variables[i]` and `optimizers[i]` belong to update i; `losses` groups updates by loss.
@@ -54,7 +54,7 @@ class TrainingStep(ModelStep):
     """
 
     mode = ModeKeys.TRAIN
-    _plan: _Plan | None = None
+    _plan: _UpdatePlan | None = None
 
     def prepare(self, batch: tuple[Any, Any]) -> EstimatorSpec:
         """Traces the step and places its variables on parameter servers, if any."""
@@ -75,17 +75,17 @@ class TrainingStep(ModelStep):
                 return {}  # the step is traced again, with initialized variables
             return self._train(self._plan, features, labels)
 
-    def _find_plan(self, features: Any, labels: Any) -> _Plan:
+    def _find_plan(self, features: Any, labels: Any) -> _UpdatePlan:
         """Calls the model function once to find its updates, and drops its assignments."""
         outer = current_scope()
         assert outer is not None
-        plans: list[_Plan] = []
+        plans: list[_UpdatePlan] = []
 
         def plan(spec: EstimatorSpec) -> None:
             ops = as_train_ops(spec.train_op, spec.loss)
             trainable = self._trainable(scope)
             variables = [trainable if op.variables is None else list(op.variables) for op in ops]
-            plans.append(_Plan(variables, _by_loss(ops), [op.optimizer for op in ops]))
+            plans.append(_UpdatePlan(variables, _by_loss(ops), [op.optimizer for op in ops]))
             _build(ops, plans[0], self.strategy)
 
         with Collector(), ReplicaScope(outer.get_current_value) as scope:
@@ -108,7 +108,7 @@ class TrainingStep(ModelStep):
                 self.store.register(variable)
         return _distinct(variable for variable in [*created, *used] if variable.trainable)
 
-    def _train(self, plan: _Plan, features: Any, labels: Any) -> Any:
+    def _train(self, plan: _UpdatePlan, features: Any, labels: Any) -> Any:
         outer = current_scope()
         assert outer is not None
         grads: dict[int, list[Any]] = {}
@@ -132,7 +132,7 @@ class TrainingStep(ModelStep):
         return values
 
     def _gradients(
-        self, plan: _Plan, group: list[int], features: Any, labels: Any
+        self, plan: _UpdatePlan, group: list[int], features: Any, labels: Any
     ) -> tuple[dict[int, list[Any]], list[Minimize], Any]:
         """Returns the gradients of one loss by update, the updates, and the call's values."""
         found: list[list[Minimize]] = []
@@ -172,7 +172,7 @@ def _by_loss(ops: list[Minimize]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _build(ops: list[Minimize], plan: _Plan, strategy: Any) -> None:
+def _build(ops: list[Minimize], plan: _UpdatePlan, strategy: Any) -> None:
     """Builds the optimizers inside the model function call that created them."""
     for op, first in zip(ops, plan.optimizers, strict=True):
         same = [index for index, other in enumerate(ops) if other.optimizer is op.optimizer]

@@ -160,19 +160,19 @@ def _of_rows(
     eqn: Any, twin: Any, in_axes: list[int | None], out_axes: list[int | None]
 ) -> RowEffect:
     name = eqn.primitive.name
-    kept: bool | None
+    keeps: bool | None
     if out_axes == [None] and name in ("reduce_sum", "dot_general"):
         is_sum = name == "reduce_sum" or contracts_rows(eqn, in_axes)
         return RowEffect.SUM if is_sum else RowEffect.MIXED
     if name in ELEMENTWISE:
         is_equal = name != "integer_pow" or eqn.params["y"] == twin.params["y"]
         is_aligned = all(axis in (None, out_axes[0]) for axis in in_axes)
-        kept = (is_equal and is_aligned) or None
+        keeps = (is_equal and is_aligned) or None
     else:
-        kept = keeps_rows(eqn, in_axes, out_axes)
-    if kept is None:
+        keeps = keeps_rows(eqn, in_axes, out_axes)
+    if keeps is None:
         return RowEffect.UNKNOWN
-    return RowEffect.ROWS if kept else RowEffect.MIXED
+    return RowEffect.ROWS if keeps else RowEffect.MIXED
 
 
 def _of_totals(name: str, labels: list[Any]) -> Any:

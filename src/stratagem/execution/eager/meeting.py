@@ -21,11 +21,11 @@ def asked_by_all(kinds: list[str], values: list[Any]) -> tuple[list[str], list[A
     """
     group = current_group()
     assert group is not None
-    told: list[Any] = []
+    own: list[Any] = []
     for kind, value in zip(kinds, values, strict=True):
         leaves = [leaf for leaf in jax.tree.leaves(value) if is_array(leaf)]
-        told.append((kind, [np.asarray(leaf) for leaf in leaves]))
-    rows = [row for part in group.exchange("a meeting of eager replicas", told) for row in part]
+        own.append((kind, [np.asarray(leaf) for leaf in leaves]))
+    rows = [row for part in group.exchange("a meeting of eager replicas", own) for row in part]
     all_kinds = [kind for kind, _ in rows]
     if len(set(all_kinds)) > 1:
         return all_kinds, []

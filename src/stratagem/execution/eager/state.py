@@ -63,8 +63,8 @@ class EagerState:
         """Returns a copy for each replica; offloaded values are copied once per value."""
         if store_of(variable) is None:
             return variable.storage
-        kept, copies = self._copies.get(id(variable), (None, None))
-        if kept is not variable.stored:
+        copied, copies = self._copies.get(id(variable), (None, None))
+        if copied is not variable.stored:
             copies = variable.storage
             self._copies[id(variable)] = (variable.stored, copies)
         return copies
@@ -124,8 +124,10 @@ class EagerState:
             return same
         group = current_group()
         assert group is not None
-        told = group.exchange("an assigned value", (same, np.asarray(value)))
-        return all(theirs and np.array_equal(told[0][1], v, equal_nan=True) for theirs, v in told)
+        received = group.exchange("an assigned value", (same, np.asarray(value)))
+        return all(
+            theirs and np.array_equal(received[0][1], v, equal_nan=True) for theirs, v in received
+        )
 
     def _keep_copy(
         self, variable: Any, scopes: list[ReplicaScope], key: int, *, is_stored: bool

@@ -90,6 +90,21 @@ def embedding_lookup(params: Any, ids: Any) -> jax.Array:
     Source: TF 2.21 embedding_ops.py, embedding_lookup.
     """
     ids = jnp.asarray(ids)
+    _check_lookup(params, ids)
+    if not isinstance(params, keras.Variable):
+        if isinstance(params, ShardedVariable):
+            return _rows_of_shards(params, ids)
+        return jnp.take(jnp.asarray(params), ids, axis=0)
+    note_table(params)
+    lookups = _current.lookups
+    if lookups is not None:
+        return lookups.look_up(params, ids)
+    if is_elsewhere(params) and (scope := current_scope()) and scope.is_at_its_own_level:
+        return _rows_from_elsewhere(params, ids, scope)
+    return _plain_rows(params, ids)
+
+
+def _check_lookup(params: Any, ids: jax.Array) -> None:
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise TypeError(
             explain(
@@ -106,17 +121,6 @@ def embedding_lookup(params: Any, ids: Any) -> jax.Array:
                 fix="pass a variable of shape (n, ...).",
             )
         )
-    if not isinstance(params, keras.Variable):
-        if isinstance(params, ShardedVariable):
-            return _rows_of_shards(params, ids)
-        return jnp.take(jnp.asarray(params), ids, axis=0)
-    note_table(params)
-    lookups = _current.lookups
-    if lookups is not None:
-        return lookups.look_up(params, ids)
-    if is_elsewhere(params) and (scope := current_scope()) and scope.is_at_its_own_level:
-        return _rows_from_elsewhere(params, ids, scope)
-    return _plain_rows(params, ids)
 
 
 def is_recorded(table: Any) -> bool:
@@ -190,11 +194,11 @@ def _rows_of_shards(table: ShardedVariable, ids: Any) -> jax.Array:
     return rows
 
 
-class _Current(threading.local):
+class _CurrentLookups(threading.local):
     lookups: Lookups | None = None
 
 
-_current = _Current()
+_current = _CurrentLookups()
 
 
 class Lookups:

@@ -110,6 +110,11 @@ def function(
 
     Source: TF 2.21 polymorphic_function.py, function.
     """
+    _check_arguments(fn, input_signature)
+    return Function if fn is None else Function(fn)
+
+
+def _check_arguments(fn: Any, input_signature: Any) -> None:
     if input_signature is not None:
         raise TypeError(
             explain(
@@ -118,9 +123,7 @@ def function(
                 fix="remove it, and pass arguments of the shapes and dtypes that you want.",
             )
         )
-    if fn is None:
-        return Function
-    if not callable(fn):
+    if fn is not None and not callable(fn):
         raise TypeError(
             explain(
                 f"sg.function received {fn!r} of type {type(fn).__name__}.",
@@ -128,7 +131,6 @@ def function(
                 fix="write @sg.function above the function.",
             )
         )
-    return Function(fn)
 
 
 def _is_outermost() -> bool:

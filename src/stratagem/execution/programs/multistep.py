@@ -46,7 +46,7 @@ def run_steps(
         step = CarryingStep(_OfBatch(fn), state.slots, state.structure, reduce_op)
         results = _run_all(strategy, step, iterator, num_steps, reduce_op, eagerly=eagerly)
         return state.take(), results
-    step = _OfBatch(fn) if reduce_op is None else _Reduced(_OfBatch(fn), reduce_op)
+    step = _OfBatch(fn) if reduce_op is None else _ReducedStep(_OfBatch(fn), reduce_op)
     return _run_all(strategy, step, iterator, num_steps, reduce_op, eagerly=eagerly)
 
 
@@ -99,7 +99,7 @@ def _takes(fn: Callable[..., Any], *args: object) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Reduced:
+class _ReducedStep:
     """A replica function whose results are reduced over replicas.
 
     A dataclass instead of a closure, because equal ones share a program.

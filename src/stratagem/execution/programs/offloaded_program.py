@@ -169,7 +169,7 @@ class _Update:
     def _values(self, own: list[Any], others: list[Any]) -> list[Any]:
         own = [self._store.load(value) for value in own]
         others = [
-            self._store.load(value) if self._is_kept(source.variable) else value
+            self._store.load(value) if self._is_in_store(source.variable) else value
             for source, value in zip(self._others, others, strict=True)
         ]
         inputs = dict(zip(self._order, [*own, *others], strict=True))
@@ -183,7 +183,7 @@ class _Update:
         others = [
             self._store.for_update(pools[source.pool][source.index])
             if source.variable is None
-            else self._kept(source.variable)
+            else self._for_update(source.variable)
             for source in self._others
         ]
         return own, others
@@ -199,30 +199,30 @@ class _Update:
         ]
         is_here, is_pinned = self._store.is_on_replicas, self._store.is_pinned
         pairs = list(zip(self._others, others, strict=True))
-        kept = [*own, *(shape for source, shape in pairs if self._is_kept(source.variable))]
+        in_store = [*own, *(shape for source, shape in pairs if self._is_in_store(source.variable))]
         lasting = [
             shape
             for source, shape in pairs
-            if source.pool != "handed" and is_here and not self._is_kept(source.variable)
+            if source.pool != "handed" and is_here and not self._is_in_store(source.variable)
         ]
         return StepProgram(
             "update",
             self._run,
             (own, others),
-            lasting if is_pinned else [*kept, *lasting],
+            lasting if is_pinned else [*in_store, *lasting],
             1,
             is_of_replicas=is_here,
-            brought=kept if is_pinned else [],
+            brought=in_store if is_pinned else [],
             put_back=own if is_pinned else [],
         )
 
     def _shape(self, variable: Any) -> Any:
         store, shape = self._store, tuple(variable.shape)
-        is_kept = self._is_kept(variable)
-        sharding = store.sharding(shape) if is_kept else store.update_sharding()
+        is_in_store = self._is_in_store(variable)
+        sharding = store.sharding(shape) if is_in_store else store.update_sharding()
         return shape_on(value_for_step(variable), sharding)
 
-    def _is_kept(self, variable: Any) -> bool:
+    def _is_in_store(self, variable: Any) -> bool:
         return variable is not None and store_of(variable) == self._store
 
     def run(self, own: list[Any], others: list[Any]) -> None:
@@ -232,9 +232,9 @@ class _Update:
         for variable, value in zip(self._updated, self._run(own, others), strict=True):
             variable.stored = value
 
-    def _kept(self, variable: Any) -> Any:
+    def _for_update(self, variable: Any) -> Any:
         """Returns a variable's value for the update, moved to the store if necessary."""
-        if self._is_kept(variable):
+        if self._is_in_store(variable):
             return variable.stored
         return self._store.for_update(value_for_step(variable))
 

@@ -172,8 +172,8 @@ class Program:
     def programs(self, arguments: Arguments) -> list[StepProgram]:
         """Returns all programs of one step in execution order, built from shapes alone."""
         function, shapes = self.with_shapes(arguments)
-        kept = zip([*self._written, *self._read_only], [*shapes[0], *shapes[1]], strict=True)
-        lasting = [shape for place, shape in kept if place.is_on_devices]
+        places = zip([*self._written, *self._read_only], [*shapes[0], *shapes[1]], strict=True)
+        lasting = [shape for place, shape in places if place.is_on_devices]
         lasting += [shape for pool in shapes[2:-1] for shape in pool]  # all but looked-up rows
         return [StepProgram("replicas", function, shapes, lasting, num_donated=1)]
 

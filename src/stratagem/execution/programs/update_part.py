@@ -75,15 +75,13 @@ def part_step(
     places = {
         id(variable): index for index, variable in enumerate(jaxpr.invars) if index not in is_gone
     }
-    handed: dict[int, Any] = {}
-    needed: dict[int, Any] = {}
-    for eqn in moved:
-        for atom in eqn.invars:
-            if isinstance(atom, Literal) or id(atom) in made:
-                continue
-            needed[id(atom)] = atom
-            if id(atom) not in places:
-                handed[id(atom)] = atom
+    needed = {
+        id(atom): atom
+        for eqn in moved
+        for atom in eqn.invars
+        if not isinstance(atom, Literal) and id(atom) not in made
+    }
+    handed = {key: atom for key, atom in needed.items() if key not in places}
     number = {key: index for index, key in enumerate(handed)}
     is_moved = {id(eqn) for eqn in moved}
     outputs = list(zip(jaxpr.outvars, is_updated, strict=True))
@@ -107,18 +105,18 @@ def part_step(
 
 def _moved(jaxpr: Jaxpr, differs: dict[Any, bool], may_update: Sequence[bool]) -> list[Any]:
     """Returns the operations whose results are only used for new values of variables."""
-    is_kept = {
+    stays = {
         id(atom)
         for atom, may in zip(jaxpr.outvars, may_update, strict=True)
         if not may and not isinstance(atom, Literal)
     }
     moved: list[Any] = []
     for eqn in reversed(jaxpr.eqns):
-        is_kept_here = any(id(variable) in is_kept for variable in eqn.outvars)
-        if not is_kept_here and _may_move(eqn, differs):
+        stays_here = any(id(variable) in stays for variable in eqn.outvars)
+        if not stays_here and _may_move(eqn, differs):
             moved.append(eqn)
             continue
-        is_kept.update(id(atom) for atom in eqn.invars if not isinstance(atom, Literal))
+        stays.update(id(atom) for atom in eqn.invars if not isinstance(atom, Literal))
     return moved[::-1]
 
 

@@ -125,7 +125,7 @@ class _State:
 
     def __init__(self) -> None:
         self._places: dict[int, int] = {}
-        self._kept: list[Any] = []  # alive during the walk, so that ids are not reused
+        self._alive: list[Any] = []  # alive during the walk, so that ids are not reused
 
     def of(self, value: Any) -> Any:
         """Returns the state of a value as a hashable structure."""
@@ -140,7 +140,7 @@ class _State:
         if len(self._places) >= _MAX_OBJECTS:
             raise _UnknownError
         self._places[id(value)] = len(self._places)
-        self._kept.append(value)
+        self._alive.append(value)
         return type(value), self._content(value)
 
     def _content(self, value: Any) -> Any:

@@ -30,11 +30,11 @@ _key_of_jits = jax.make_user_context()
 _keys = itertools.count()
 
 
-class _Current(threading.local):
+class _CurrentScope(threading.local):
     scope: ReplicaScope | None = None
 
 
-_current = _Current()
+_current = _CurrentScope()
 
 
 def current_scope() -> ReplicaScope | None:

@@ -50,9 +50,9 @@ def _without_unread(
 
     The set of live variables depends on garbage collection, which differs between processes.
     """
-    kept = [pair for pair in zip(variables, sources, strict=True) if pair[1] != UNTOUCHED]
-    reduced = jaxpr.replace(constvars=[], invars=[variable for variable, _ in kept])
-    return ClosedJaxpr(reduced, []), [source for _, source in kept]
+    remaining = [pair for pair in zip(variables, sources, strict=True) if pair[1] != UNTOUCHED]
+    reduced = jaxpr.replace(constvars=[], invars=[variable for variable, _ in remaining])
+    return ClosedJaxpr(reduced, []), [source for _, source in remaining]
 
 
 def without_unused_variables(
@@ -62,13 +62,13 @@ def without_unused_variables(
 
     If a function only looks up rows, differentiation reads the whole table but does not use it.
     """
-    is_kept = [source != "read_only" for source, _ in inputs]
-    reduced, stays = without_unused(jaxpr.jaxpr, is_kept)
-    kept = [pair for pair, stay in zip(inputs, stays, strict=True) if stay]
-    used = sorted(index for source, index in kept if source == "read_only")
+    always_stays = [source != "read_only" for source, _ in inputs]
+    reduced, stays = without_unused(jaxpr.jaxpr, always_stays)
+    remaining = [pair for pair, stay in zip(inputs, stays, strict=True) if stay]
+    used = sorted(index for source, index in remaining if source == "read_only")
     places = {index: place for place, index in enumerate(used)}
     inputs = [
         (source, places[index]) if source == "read_only" else (source, index)
-        for source, index in kept
+        for source, index in remaining
     ]
     return ClosedJaxpr(reduced, jaxpr.consts), inputs, [read_only[index] for index in used]

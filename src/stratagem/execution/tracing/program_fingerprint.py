@@ -35,14 +35,14 @@ def agree_on_program(name: str, jaxpr: ClosedJaxpr) -> None:
         "results": str([str(aval) for aval in jaxpr.out_avals]),
         "operations": digest.hexdigest()[:12],
     }
-    told = group.exchange(f"the program of {name}", own)
-    for label, other in zip(group.identity.labels, told, strict=True):
+    received = group.exchange(f"the program of {name}", own)
+    for label, other in zip(group.identity.labels, received, strict=True):
         for what, value in other.items():
-            if value != told[0][what]:
+            if value != received[0][what]:
                 raise RuntimeError(
                     explain(
                         f"{label} and {group.identity.labels[0]} traced different programs for "
-                        f"{name}: their {what} are {value} and {told[0][what]}.",
+                        f"{name}: their {what} are {value} and {received[0][what]}.",
                         expected="the same program on all processes.",
                         fix="compare the functions and their arguments: find a condition on the "
                         "process, another batch size, or an option set on one process only.",

@@ -86,11 +86,11 @@ def _counts(effect: object) -> bool:
 
 
 def without_unused(
-    jaxpr: Jaxpr, is_kept: Sequence[bool], *, keeps_effects: bool = True
+    jaxpr: Jaxpr, always_stays: Sequence[bool], *, keeps_effects: bool = True
 ) -> tuple[Jaxpr, list[bool]]:
     """Removes operations and inputs that no result of a jaxpr depends on.
 
-    `is_kept` marks inputs that stay anyway; with `keeps_effects`, so do operations with side
+    `always_stays` marks inputs that stay anyway; with `keeps_effects`, so do operations with side
     effects. Also returns, for each input, whether it stays.
     """
     needed = {id(atom) for atom in jaxpr.outvars if not isinstance(atom, Literal)}
@@ -101,7 +101,8 @@ def without_unused(
             eqns.append(eqn)
             needed.update(id(atom) for atom in eqn.invars if not isinstance(atom, Literal))
     stays = [
-        keep or id(variable) in needed for variable, keep in zip(jaxpr.invars, is_kept, strict=True)
+        always or id(variable) in needed
+        for variable, always in zip(jaxpr.invars, always_stays, strict=True)
     ]
     invars = [variable for variable, stay in zip(jaxpr.invars, stays, strict=True) if stay]
     return jaxpr.replace(eqns=eqns[::-1], invars=invars), stays

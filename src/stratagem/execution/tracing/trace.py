@@ -58,8 +58,8 @@ class Trace:
         """Returns the trace of the same step without summaries."""
         first = len(self.written)
         outputs = self.jaxpr.jaxpr.outvars
-        kept = [*outputs[: first + self.num_results], *outputs[first + self.num_outputs :]]
-        jaxpr = ClosedJaxpr(self.jaxpr.jaxpr.replace(outvars=kept), self.jaxpr.consts)
+        remaining = [*outputs[: first + self.num_results], *outputs[first + self.num_outputs :]]
+        jaxpr = ClosedJaxpr(self.jaxpr.jaxpr.replace(outvars=remaining), self.jaxpr.consts)
         return dataclasses.replace(self, jaxpr=jaxpr, summaries=None, records=None)
 
     @property

@@ -22,9 +22,10 @@ from stratagem.checkpoint import (
 )
 from stratagem.checkpoint.group_calls import run_on_first
 from stratagem.checkpoint.preemption_exit import PreemptionExit
+from stratagem.keras.callbacks.backup_run import BackupProgress, BackupRun
 from stratagem.keras.callbacks.callback_state import callback_states, set_callback_states
 from stratagem.keras.callbacks.data_position import DataPosition
-from stratagem.keras.callbacks.snapshot_interval import AUTO, KeepingPace
+from stratagem.keras.callbacks.snapshot_interval import AUTO, SnapshotInterval
 from stratagem.keras.numerics.random_state import Draws, RandomState
 from stratagem.keras.private import set_initial_epoch
 from stratagem.keras.training.active_fit import epoch_iterator
@@ -35,33 +36,6 @@ from stratagem.storage import COMMIT_MARK
 __all__ = ["BackupAndRestore"]
 
 _NAME = "backup"
-
-
-class _Progress:
-    """Checkpointed state of a training outside its variables."""
-
-    def __init__(self) -> None:
-        self.current: Callable[[], dict[str, Any]] = dict
-        self.restored: dict[str, Any] = {}
-
-    def get_state(self) -> dict[str, Any]:
-        return self.current()
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.restored = state
-
-
-@dataclasses.dataclass(frozen=True)
-class _Run:
-    """State of one `fit`."""
-
-    manager: CheckpointManager
-    memory: MemoryBackup | None
-    pace: KeepingPace
-    leaving: PreemptionExit | None
-    progress: _Progress
-    data: DataPosition
-    others: list[Any]
 
 
 class BackupAndRestore(keras.callbacks.Callback):
@@ -152,7 +126,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.termination_config = termination_config
         self.options = options
         self.callback_list: Any = None  # Keras's list of all callbacks
-        self._run: _Run | None = None
+        self._run: BackupRun | None = None
         self._restored: tuple[Callable[[], object], Mapping[str, Any]] | None = None
         self._epoch = 0
         self._batch = 0  # completed in this epoch
@@ -184,7 +158,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                     fix="use sg.train.CheckpointManager in a custom loop.",
                 )
             )
-        progress = _Progress()
+        progress = BackupProgress()
         checkpoint = Checkpoint(model=model, progress=progress)
         manager = CheckpointManager(
             checkpoint,
@@ -201,26 +175,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         if self.termination_config is not None:
             leaving = PreemptionExit(self.termination_config, manager, type(self).__name__)
         data = DataPosition.of(iterator)
-        pace = KeepingPace(self.memory_save_freq)
-        self._run = _Run(manager, memory, pace, leaving, progress, data, others)
+        interval = SnapshotInterval(self.memory_save_freq)
+        self._run = BackupRun(manager, memory, interval, leaving, progress, data, others)
         self._num_unsaved = self._num_done = 0
-        restore = self._from_memory_or_disk()
+        restore = self._run.restore()
         self._restored = None if restore is None else (restore, progress.restored)
         if restore is not None:
             self._num_done = progress.restored["num_done"]
             self._go_to(progress.restored)
-
-    def _from_memory_or_disk(self) -> Callable[[], object] | None:
-        """Restores the newest state; returns a function that restores it again, or None if none."""
-        assert self._run is not None
-        manager, memory = self._run.manager, self._run.memory
-        if memory is not None and memory.restore() is not None:
-            return memory.restore
-        path = manager.restore_or_initialize(skip_damaged=True)
-        if path is None:
-            return None
-        exactly = CheckpointOptions(restore_components=True)
-        return lambda: manager.checkpoint.restore(path, exactly)
 
     def _go_to(self, state: Mapping[str, Any]) -> None:
         assert self._run is not None
@@ -271,7 +233,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._batch = batch + 1
         on_disk = self.save_freq != "epoch" and self._num_unsaved >= int(self.save_freq)
         # Called on every process, even one whose memory was full, so that all agree.
-        in_memory = self._memory_dir is not None and self._run.pace.is_due(num_batches)
+        in_memory = self._memory_dir is not None and self._run.interval.is_due(num_batches)
         # An epoch without more batches is saved in on_epoch_end, after validation.
         if (on_disk or in_memory) and self._run.data.has_more(self._batch):
             self._save(
@@ -290,7 +252,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._save(epoch + 1, 0, in_memory=True, on_disk=is_due, options=self.options)
         assert self._run is not None
         if self._memory_dir is not None:
-            self._run.pace.end_epoch()
+            self._run.interval.end_epoch()
 
     def _save(
         self,
@@ -318,16 +280,16 @@ class BackupAndRestore(keras.callbacks.Callback):
 
         run.progress.current = progress
         if in_memory and run.memory is not None:
-            self._keep_in_memory(run.memory)
+            self._save_in_memory(run.memory)
         if on_disk:
             run.manager.save(options=options)
             self._num_unsaved = 0
 
-    def _keep_in_memory(self, memory: MemoryBackup) -> None:
+    def _save_in_memory(self, memory: MemoryBackup) -> None:
         """Saves in memory; without space, warns and trains on with backups on disk only."""
         assert self._run is not None
         try:
-            self._run.pace.kept(memory.save(self._num_done))
+            self._run.interval.note(memory.save(self._num_done))
         except OSError as error:
             warnings.warn(
                 f"The state of each step is not kept in {self._memory_dir} any more: {error}. A "

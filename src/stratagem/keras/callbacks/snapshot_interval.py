@@ -9,7 +9,7 @@ from collections import deque
 
 from stratagem.group import current_group
 
-__all__ = ["AUTO", "KeepingPace"]
+__all__ = ["AUTO", "SnapshotInterval"]
 
 AUTO = "auto"
 _SHARE = 0.005
@@ -19,7 +19,7 @@ _NUM_MEASURED = 16
 _NUM_BETWEEN = 1000
 
 
-class KeepingPace:
+class SnapshotInterval:
     """Selects the batches after which state is saved, the same on all processes.
 
     `num_batches` is the interval. "auto" limits saving to 0.5% of the training time: if saving
@@ -53,7 +53,7 @@ class KeepingPace:
             self._num_waiting = 0
         return is_due
 
-    def kept(self, cost_s: float) -> None:
+    def note(self, cost_s: float) -> None:
         """Records a snapshot that took `cost_s` seconds."""
         self._costs_s.append(cost_s)
         if self._mark_s is not None:

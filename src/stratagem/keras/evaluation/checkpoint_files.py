@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from stratagem.messages import explain
 
-__all__ = ["Checkpoint", "CheckpointFormat", "KerasFiles", "UnreadableCheckpointError"]
+__all__ = ["CheckpointFile", "CheckpointFormat", "KerasFiles", "UnreadableCheckpointError"]
 
 # ".weights.h5" comes first because it also ends with ".h5".
 _SUFFIXES = (".weights.h5", ".keras", ".h5")
@@ -36,12 +36,12 @@ class UnreadableCheckpointError(Exception):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class CheckpointFile:
     """State of a checkpoint file; a rewritten file is another checkpoint.
 
     Example:
-        >>> from stratagem.keras.evaluation.checkpoint_files import Checkpoint
-        >>> Checkpoint(path=Path("ckpt-0007.weights.h5"), modified_ns=0, size_bytes=0).epoch
+        >>> from stratagem.keras.evaluation.checkpoint_files import CheckpointFile
+        >>> CheckpointFile(path=Path("ckpt-0007.weights.h5"), modified_ns=0, size_bytes=0).epoch
         7
     """
 
@@ -80,11 +80,11 @@ class CheckpointFormat(Protocol):
         """File name pattern, for messages."""
         ...
 
-    def find(self, folder: Path) -> Sequence[Checkpoint]:
+    def find(self, folder: Path) -> Sequence[CheckpointFile]:
         """Returns checkpoints, complete or not, oldest first; none if `folder` is missing."""
         ...
 
-    def load(self, checkpoint: Checkpoint, model: object) -> None:
+    def load(self, checkpoint: CheckpointFile, model: object) -> None:
         """Loads weights into a built model, and matching state into its optimizer.
 
         Raises:
@@ -101,9 +101,9 @@ class KerasFiles:
 
     names: str = " or ".join(f"*{suffix}" for suffix in _SUFFIXES[:2])
 
-    def find(self, folder: Path) -> list[Checkpoint]:
+    def find(self, folder: Path) -> list[CheckpointFile]:
         """Returns the files with a checkpoint's suffix, oldest first."""
-        found: list[Checkpoint] = []
+        found: list[CheckpointFile] = []
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
@@ -116,7 +116,7 @@ class KerasFiles:
             return []
         return sorted(found, key=lambda one: one.age)
 
-    def load(self, checkpoint: Checkpoint, model: Any) -> None:
+    def load(self, checkpoint: CheckpointFile, model: Any) -> None:
         """Loads a file; see `CheckpointFormat.load`."""
         with tempfile.TemporaryDirectory(prefix="stratagem-") as folder:
             copy = Path(folder, checkpoint.name)
@@ -143,6 +143,6 @@ class KerasFiles:
                 ) from error
 
 
-def _checkpoint(path: Path) -> Checkpoint:
+def _checkpoint(path: Path) -> CheckpointFile:
     status = path.stat()
-    return Checkpoint(path=path, modified_ns=status.st_mtime_ns, size_bytes=status.st_size)
+    return CheckpointFile(path=path, modified_ns=status.st_mtime_ns, size_bytes=status.st_size)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from stratagem.keras.evaluation.checkpoint_files import Checkpoint, CheckpointFormat
+from stratagem.keras.evaluation.checkpoint_files import CheckpointFile, CheckpointFormat
 
 __all__ = ["CheckpointFollower"]
 
@@ -24,9 +24,9 @@ class CheckpointFollower:
     def __init__(self, checkpoint_format: CheckpointFormat, folder: Path, now_s: float) -> None:
         self._format = checkpoint_format
         self._folder = folder
-        self._found: Sequence[Checkpoint] = ()
-        self._done: dict[Path, Checkpoint] = {}
-        self._unreadable: dict[Path, tuple[Checkpoint, float]] = {}
+        self._found: Sequence[CheckpointFile] = ()
+        self._done: dict[Path, CheckpointFile] = {}
+        self._unreadable: dict[Path, tuple[CheckpointFile, float]] = {}
         self._times_done: Counter[Path] = Counter()
         self.changed_at_s = now_s
 
@@ -39,7 +39,7 @@ class CheckpointFollower:
         """
         return max(len(self._times_done), *self._times_done.values(), 0)
 
-    def look(self, now_s: float, *, is_last: bool = False) -> list[Checkpoint]:
+    def look(self, now_s: float, *, is_last: bool = False) -> list[CheckpointFile]:
         """Scans the folder; returns pending checkpoints unchanged since the last scan.
 
         They are sorted, oldest first. `is_last` means that writing has ended: unreadable ones are
@@ -56,12 +56,12 @@ class CheckpointFollower:
             and (is_last or self._may_try(one, now_s))
         ]
 
-    def finish(self, checkpoint: Checkpoint) -> None:
+    def finish(self, checkpoint: CheckpointFile) -> None:
         """Marks a checkpoint as evaluated or skipped."""
         self._done[checkpoint.path] = checkpoint
         self._times_done[checkpoint.path] += 1
 
-    def postpone(self, checkpoint: Checkpoint, now_s: float) -> bool:
+    def postpone(self, checkpoint: CheckpointFile, now_s: float) -> bool:
         """Skips an unreadable checkpoint until it changes; returns False once patience runs out."""
         known = self._unreadable.get(checkpoint.path)
         if known is None or known[0] != checkpoint:
@@ -69,10 +69,10 @@ class CheckpointFollower:
             return True
         return now_s - known[1] < PATIENCE_S
 
-    def has_newer(self, checkpoint: Checkpoint) -> bool:
+    def has_newer(self, checkpoint: CheckpointFile) -> bool:
         """Returns True if another checkpoint, complete or not, is newer."""
         return any(one.age > checkpoint.age for one in self._found if one.path != checkpoint.path)
 
-    def _may_try(self, checkpoint: Checkpoint, now_s: float) -> bool:
+    def _may_try(self, checkpoint: CheckpointFile, now_s: float) -> bool:
         known = self._unreadable.get(checkpoint.path)
         return known is None or known[0] != checkpoint or now_s - known[1] >= PATIENCE_S

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stratagem.errors import DeadlineExceededError
 from stratagem.keras.evaluation.checkpoint_files import (
-    Checkpoint,
+    CheckpointFile,
     CheckpointFormat,
     UnreadableCheckpointError,
 )
@@ -52,8 +52,8 @@ class CheckpointLoop:
         folder: Path,
         checkpoint_format: CheckpointFormat,
         *,
-        load: Callable[[Checkpoint], None],
-        evaluate: Callable[[Checkpoint], None],
+        load: Callable[[CheckpointFile], None],
+        evaluate: Callable[[CheckpointFile], None],
         limits: LoopLimits,
     ) -> None:
         self._folder = folder
@@ -62,7 +62,7 @@ class CheckpointLoop:
         self._load = load
         self._evaluate = evaluate
         self._limits = limits
-        self._last: Checkpoint | None = None
+        self._last: CheckpointFile | None = None
         self._ended_at_s = time.monotonic()
         self._has_news = False
 
@@ -84,7 +84,7 @@ class CheckpointLoop:
                     return
                 if self._waited_s() >= self._limits.timeout_s:
                     raise self._too_late(waited_s)
-            self._tell_news(waited_s)
+            self._report_news(waited_s)
             notice.wait(self._limits.poll_s)
 
     def _take_new(self, *, is_last: bool) -> bool:
@@ -103,7 +103,7 @@ class CheckpointLoop:
                 return False
         return False
 
-    def _take(self, checkpoint: Checkpoint, *, is_last: bool) -> bool:
+    def _take(self, checkpoint: CheckpointFile, *, is_last: bool) -> bool:
         try:
             self._load(checkpoint)
         except FileNotFoundError:
@@ -119,7 +119,7 @@ class CheckpointLoop:
         return True
 
     def _leave(
-        self, checkpoint: Checkpoint, error: UnreadableCheckpointError, *, is_last: bool
+        self, checkpoint: CheckpointFile, error: UnreadableCheckpointError, *, is_last: bool
     ) -> None:
         if self._follower.has_newer(checkpoint):
             _say(f"{checkpoint.path} is not whole ({error}): a newer one takes its place.")
@@ -148,7 +148,7 @@ class CheckpointLoop:
     def _waited_s(self) -> float:
         return time.monotonic() - max(self._follower.changed_at_s, self._ended_at_s)
 
-    def _tell_news(self, waited_s: float) -> None:
+    def _report_news(self, waited_s: float) -> None:
         if self._last is None and waited_s >= _FIRST_NEWS_S and not self._has_news:
             self._has_news = True
             _say(f"no {self._names} in {self._folder} for {waited_s:.0f} s.")

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from stratagem import config
-from stratagem.keras.evaluation.checkpoint_files import Checkpoint, KerasFiles
+from stratagem.keras.evaluation.checkpoint_files import CheckpointFile, KerasFiles
 from stratagem.keras.evaluation.checkpoint_loop import CheckpointLoop, LoopLimits
 from stratagem.keras.evaluation.sidecar_arguments import check_arguments
 from stratagem.keras.evaluation.stop_notice import StopNotice
@@ -174,13 +174,13 @@ class SidecarEvaluator:
             with contextlib.nullcontext() if strategy is None else strategy.scope():
                 optimizer.build(self.model.trainable_variables)
 
-    def _load(self, checkpoint: Checkpoint) -> None:
+    def _load(self, checkpoint: CheckpointFile) -> None:
         optimizer = self.model.optimizer
         if optimizer is not None:
             optimizer.iterations.assign(0)  # stays 0 if the file has none for this optimizer
         self._format.load(checkpoint, self.model)
 
-    def _evaluate(self, checkpoint: Checkpoint, callbacks: Any) -> None:
+    def _evaluate(self, checkpoint: CheckpointFile, callbacks: Any) -> None:
         for callback in self.callbacks:
             if hasattr(callback, "set_checkpoint"):
                 callback.set_checkpoint(checkpoint)

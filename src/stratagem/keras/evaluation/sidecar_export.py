@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn
 
 import keras
 
-from stratagem.keras.evaluation.checkpoint_files import Checkpoint
+from stratagem.keras.evaluation.checkpoint_files import CheckpointFile
 from stratagem.messages import explain
 
 __all__ = ["SidecarEvaluatorModelExport"]
@@ -76,9 +76,9 @@ class SidecarEvaluatorModelExport(keras.callbacks.ModelCheckpoint):
         self._checkpoint_name = (
             None if checkpoint_filepath is None else _name_pattern(Path(checkpoint_filepath).name)
         )
-        self._checkpoint: Checkpoint | None = None
+        self._checkpoint: CheckpointFile | None = None
 
-    def set_checkpoint(self, checkpoint: Checkpoint) -> None:
+    def set_checkpoint(self, checkpoint: CheckpointFile) -> None:
         """Sets the checkpoint of the next evaluation; called by `SidecarEvaluator`."""
         self._checkpoint = checkpoint
 

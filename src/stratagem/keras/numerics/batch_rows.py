@@ -53,11 +53,11 @@ def first_rows(values: object, count: int, context: ReplicaContext, rows: int | 
     """
     size = context.batch.size
     rows = size if rows is None else rows
-    kept = count * (rows // size) if rows and size else count
+    num_first = count * (rows // size) if rows and size else count
 
     def cut(leaf: Any) -> Any:
         is_array = isinstance(leaf, jax.Array) and leaf.ndim > 0
-        return leaf[:kept] if is_array and leaf.shape[0] == rows else leaf
+        return leaf[:num_first] if is_array and leaf.shape[0] == rows else leaf
 
     return _with_masks(cut, values)
 

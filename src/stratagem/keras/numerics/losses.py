@@ -259,18 +259,7 @@ def compute_average_loss(
         )
     context = get_replica_context()
     if global_batch_size is None:
-        if context is None:
-            raise RuntimeError(
-                explain(
-                    "compute_average_loss was called in cross-replica context without "
-                    "global_batch_size.",
-                    expected="replica context, where the number of examples is known.",
-                    fix="call it in the replica function, or pass global_batch_size.",
-                )
-            )
-        global_batch_size = context.global_num_examples
-        if global_batch_size is None or losses.shape[0] != context.batch.size:
-            global_batch_size = losses.shape[0] * context.num_replicas_in_sync
+        global_batch_size = _num_examples(losses, context)
     divisor = _check_batch_size(global_batch_size, losses.dtype)
     if sample_weight is not None:
         losses = losses * jnp.asarray(sample_weight, losses.dtype)
@@ -278,6 +267,22 @@ def compute_average_loss(
         losses = true_rows(losses, context)
     total = jnp.sum(losses)
     return jnp.where(divisor == 0, jnp.zeros_like(total), total / jnp.maximum(divisor, 1))
+
+
+def _num_examples(losses: jax.Array, context: ReplicaContext | None) -> Any:
+    """Returns the number of true examples of all replicas."""
+    if context is None:
+        raise RuntimeError(
+            explain(
+                "compute_average_loss was called in cross-replica context without "
+                "global_batch_size.",
+                expected="replica context, where the number of examples is known.",
+                fix="call it in the replica function, or pass global_batch_size.",
+            )
+        )
+    if context.global_num_examples is None or losses.shape[0] != context.batch.size:
+        return losses.shape[0] * context.num_replicas_in_sync
+    return context.global_num_examples
 
 
 def _check_batch_size(global_batch_size: Any, dtype: DTypeLike) -> jax.Array:

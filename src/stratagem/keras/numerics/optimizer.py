@@ -45,13 +45,13 @@ __all__ = [
 ]
 
 
-class _Reduced(threading.local):
+class _GradientsReduced(threading.local):
     """True in a thread whose gradients are already reduced over replicas."""
 
     value = False
 
 
-_reduced = _Reduced()
+_gradients_reduced = _GradientsReduced()
 
 
 def applying_sums(original: Any) -> Any:
@@ -75,11 +75,11 @@ def applying_sums(original: Any) -> Any:
         targets = built_variables(self) if self.built and variables is None else variables
         placement = context.strategy.placement
         if placement.is_remote and self.built:
-            own = grads if _reduced.value else _weighed(grads, context, scope)
+            own = grads if _gradients_reduced.value else _weighed(grads, context, scope)
             return placement.remote.keras.send_gradients(
-                self, own, targets or [], context, are_reduced=_reduced.value
+                self, own, targets or [], context, are_reduced=_gradients_reduced.value
             )
-        summed = grads if _reduced.value else _summed(grads, context, scope)
+        summed = grads if _gradients_reduced.value else _summed(grads, context, scope)
         is_partly_remote = self.built and any(map(is_remote, targets or []))
         if is_partly_remote and current_function_trace() is None:
             return placement.remote.keras.apply_in_parts(
@@ -158,11 +158,11 @@ def apply_gradients(
     grads, variables = [grad for grad, _ in pairs], [variable for _, variable in pairs]
     if experimental_aggregate_gradients and not skip_gradients_aggregation:
         return optimizer.apply(grads, variables)
-    previous, _reduced.value = _reduced.value, True
+    previous, _gradients_reduced.value = _gradients_reduced.value, True
     try:
         result = optimizer.apply(grads, variables)
     finally:
-        _reduced.value = previous
+        _gradients_reduced.value = previous
     scope = current_scope()
     if scope is not None:
         for variable in variables:

@@ -59,11 +59,11 @@ class Draws:
     def from_json(cls, state: dict[str, Any]) -> Draws:
         """Returns the snapshot of an `as_json` result."""
         version, words, gauss = from_json(state["python"])
-        torch, kept = _torch(), from_json(state["torch"])
+        torch, generator = _torch(), from_json(state["torch"])
         return cls(
             python=(version, tuple(words.tolist()), gauss),
             numpy=from_json(state["numpy"]),
-            torch=None if torch is None or kept is None else torch.from_numpy(kept),
+            torch=None if torch is None or generator is None else torch.from_numpy(generator),
         )
 
 

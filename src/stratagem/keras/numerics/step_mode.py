@@ -47,12 +47,12 @@ class StepMode(enum.Enum):
     WHOLE = "whole"
 
 
-class _Current(threading.local):
+class _CurrentMode(threading.local):
     mode: StepMode = StepMode.OWN
     loss_trackers: frozenset[int] = frozenset()
 
 
-_current = _Current()
+_current = _CurrentMode()
 
 
 @contextlib.contextmanager

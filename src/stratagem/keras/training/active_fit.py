@@ -20,10 +20,10 @@ from stratagem.tracebacks import filters_traceback
 __all__ = [
     "awaits_each_step",
     "epoch_iterator",
-    "looks_at_batches",
     "ordering_callbacks",
     "recorded_fit",
     "recorded_iterator",
+    "uses_batch_logs",
 ]
 
 
@@ -123,10 +123,10 @@ def _runs_last(callback: Any) -> bool:
 
 
 def _awaits_steps(callback: Any) -> bool:
-    return getattr(callback, "awaits_steps", False) or looks_at_batches(callback)
+    return getattr(callback, "awaits_steps", False) or uses_batch_logs(callback)
 
 
-def looks_at_batches(callback: Any) -> bool:
+def uses_batch_logs(callback: Any) -> bool:
     """Returns True if a callback reads batch logs; `needs_batch_logs=False` overrides."""
     if not getattr(callback, "needs_batch_logs", True):
         return False

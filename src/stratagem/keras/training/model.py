@@ -20,16 +20,16 @@ from stratagem.keras.numerics.step_mode import StepMode, current_mode, example_f
 from stratagem.keras.private import (
     compile_arguments,
 )
-from stratagem.keras.training.active_fit import looks_at_batches
+from stratagem.keras.training.active_fit import uses_batch_logs
 from stratagem.keras.training.callback_support import check_callbacks, listed
 from stratagem.keras.training.dataset_adapter import adapted, is_dataset
 from stratagem.keras.training.planned_models import strategy_for_plan
 from stratagem.keras.training.several_processes import settle_call
-from stratagem.keras.training.step_events import ToldTrainFunction
+from stratagem.keras.training.step_events import ReportedTrainFunction
 from stratagem.keras.training.step_functions import (
     HostBatches,
-    ModelFunction,
     PredictFunction,
+    StepFunction,
     TrainOrTestFunction,
     logs_wanted,
 )
@@ -140,7 +140,7 @@ def entering_scope(original: Callable[..., Any]) -> Any:
             listed(bound.arguments.get("callbacks")),
             spans_processes=strategy.topology.spans_processes,
         )
-        wanted = name.endswith("_on_batch") or _somebody_looks(
+        wanted = name.endswith("_on_batch") or _needs_batch_logs(
             bound.arguments.get("verbose", "auto"), bound.arguments.get("callbacks")
         )
         if strategy.topology.spans_processes and not name.endswith("_on_batch"):
@@ -168,7 +168,7 @@ def _adopt_metrics(model: Any, strategy: Strategy) -> None:
             adopt(variable, strategy)
 
 
-def _somebody_looks(verbose: object, callbacks: Any) -> bool:
+def _needs_batch_logs(verbose: object, callbacks: Any) -> bool:
     """Returns True if a progress bar or a callback uses the logs of single batches."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
@@ -177,7 +177,7 @@ def _somebody_looks(verbose: object, callbacks: Any) -> bool:
     if callbacks is None:
         callbacks = []
     return any(
-        map(looks_at_batches, callbacks if isinstance(callbacks, list | tuple) else [callbacks])
+        map(uses_batch_logs, callbacks if isinstance(callbacks, list | tuple) else [callbacks])
     )
 
 
@@ -192,10 +192,10 @@ def making_step_function(original: Callable[..., Any]) -> Any:
         if strategy is None:
             result = original(self, force=force)
             if attribute == "train_function":
-                _tell_steps(self)
+                _report_steps(self)
             return result
         function = getattr(self, attribute)
-        if force or not isinstance(function, ModelFunction):
+        if force or not isinstance(function, StepFunction):
             setattr(self, attribute, make(self, strategy))
         function = getattr(self, attribute)
         if isinstance(function, TrainOrTestFunction) and function.events is not None:
@@ -218,13 +218,13 @@ def _predict(model: keras.Model, strategy: Strategy) -> Any:
     return PredictFunction(model, strategy)
 
 
-def _tell_steps(model: Any) -> None:
+def _report_steps(model: Any) -> None:
     """Adds step events to a model without a strategy if the run has an event folder."""
     events = current_events()
     if events is None or model.train_function is None:
         return
-    if not isinstance(model.train_function, ToldTrainFunction):
-        model.train_function = ToldTrainFunction(model, events, model.train_function)
+    if not isinstance(model.train_function, ReportedTrainFunction):
+        model.train_function = ReportedTrainFunction(model, events, model.train_function)
     model.train_function.events.begin()
 
 

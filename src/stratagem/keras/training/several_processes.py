@@ -73,13 +73,13 @@ def saved_once(original: Callable[..., Any]) -> Callable[..., Any]:
             except Exception as raised:  # noqa: BLE001 - raised below, once all know
                 error = raised
             _let_go(strategy)
-        told = group.exchange(f"model.{name}", None if error is None else repr(error))[0]
+        text = group.exchange(f"model.{name}", None if error is None else repr(error))[0]
         if error is not None:
             raise error
-        if told is not None:
+        if text is not None:
             raise RuntimeError(
                 explain(
-                    f"{group.identity.labels[0]} failed to write the file of model.{name}: {told}",
+                    f"{group.identity.labels[0]} failed to write the file of model.{name}: {text}",
                     expected="a path that process 0 can write to.",
                     fix="read the full error in the log of process 0.",
                 )

@@ -15,7 +15,7 @@ from stratagem.topology.lockstep import (
     wait_for_program,
 )
 
-__all__ = ["StepEvents", "ToldTrainFunction"]
+__all__ = ["ReportedTrainFunction", "StepEvents"]
 
 
 class StepEvents:
@@ -66,7 +66,7 @@ class StepEvents:
         return self._num_done
 
 
-class ToldTrainFunction:
+class ReportedTrainFunction:
     """The `train_function` of a model without a strategy, with step events."""
 
     def __init__(self, model: Any, events: EventWriter, original: Callable[..., Any]) -> None:

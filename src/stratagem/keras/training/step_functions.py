@@ -21,7 +21,7 @@ from stratagem.strategies.base.reduction import of_all
 from stratagem.topology import Topology
 from stratagem.values import PerReplica, regroup
 
-__all__ = ["HostBatches", "ModelFunction", "PredictFunction", "TrainOrTestFunction", "logs_wanted"]
+__all__ = ["HostBatches", "PredictFunction", "StepFunction", "TrainOrTestFunction", "logs_wanted"]
 
 
 class _LogsWanted(threading.local):
@@ -63,11 +63,11 @@ class HostBatches:
         return batch if isinstance(batch, HostBatch) else take_own_part(batch, topology)
 
 
-class ModelFunction:
+class StepFunction:
     """Base of the functions that replace Keras's `train_function` and its siblings."""
 
 
-class _StepFunction(ModelFunction):
+class _GroupedStepFunction(StepFunction):
     """Runs groups of steps from Keras's iterator and loads one group ahead of the devices.
 
     `step` is the replica function of one batch.
@@ -167,7 +167,7 @@ class _StepFunction(ModelFunction):
             config.run_eagerly(was_eager)
 
 
-class TrainOrTestFunction(_StepFunction):
+class TrainOrTestFunction(_GroupedStepFunction):
     """A model's `train_function` or `test_function`."""
 
     def __init__(self, model: Any, strategy: Any, *, training: bool) -> None:
@@ -201,7 +201,7 @@ class TrainOrTestFunction(_StepFunction):
         return None if logs is None else (logs, self._steps.names_of_results)
 
 
-class PredictFunction(_StepFunction):
+class PredictFunction(_GroupedStepFunction):
     """A model's `predict_function`."""
 
     def __init__(self, model: Any, strategy: Any) -> None:

@@ -194,7 +194,7 @@ class ServerClient:
 
     def drop_rule(self, optimizer: str) -> None:
         """Deletes an optimizer and its state on all servers."""
-        self._tell_all("drop_rule", optimizer=optimizer)
+        self._ask_all("drop_rule", optimizer=optimizer)
 
     def push(
         self,
@@ -219,7 +219,7 @@ class ServerClient:
             pull: variables or slots to return after the update. Servers without a gradient send
                 their current values.
             optimizers: optimizer that applies the gradient, by name of the variable; default "".
-            scalars: optimizer scalars to set before the update, by `kept_name`; empty if the
+            scalars: optimizer scalars to set before the update, by `stored_name`; empty if the
                 servers count steps themselves.
 
         Raises:
@@ -248,11 +248,11 @@ class ServerClient:
 
         An update for which that many workers already wait is applied immediately.
         """
-        self._tell_all("expect", num_needed=num_needed)
+        self._ask_all("expect", num_needed=num_needed)
 
     def flush(self) -> None:
         """Applies gradients that wait for those of other workers, since no more will arrive."""
-        self._tell_all("flush")
+        self._ask_all("flush")
 
     def scalars(self, server: int = 0) -> dict[str, np.ndarray]:
         """Returns one server's copy of an optimizer's scalars."""
@@ -261,7 +261,7 @@ class ServerClient:
 
     def set_scalar(self, name: str, value: np.ndarray) -> None:
         """Sets an optimizer scalar on all servers."""
-        self._tell_all("set_scalar", [np.asarray(value)], name=name)
+        self._ask_all("set_scalar", [np.asarray(value)], name=name)
 
     def describe(self) -> dict[int, dict[str, Any]]:
         """Returns the state of each server, by index.
@@ -281,13 +281,13 @@ class ServerClient:
         Staleness is the number of updates that a server made since the gradient's values were read.
         """
         counts: Counter[int] = Counter()
-        for told in self.describe().values():
-            counts.update(dict(told["staleness"]))
+        for state in self.describe().values():
+            counts.update(dict(state["staleness"]))
         return dict(sorted(counts.items()))
 
     def discarded(self) -> int:
         """Returns the number of discarded pushes, summed over all servers."""
-        return sum(told["num_discarded"] for told in self.describe().values())
+        return sum(state["num_discarded"] for state in self.describe().values())
 
     def journal(self) -> dict[int, int]:
         """Makes all servers write their journals; returns the number of updates on each disk."""
@@ -341,7 +341,7 @@ class ServerClient:
             self._seen.note(server, answer, variables(server))
         return answers
 
-    def _tell_all(self, kind: str, arrays: Sequence[np.ndarray] = (), **fields: object) -> None:
+    def _ask_all(self, kind: str, arrays: Sequence[np.ndarray] = (), **fields: object) -> None:
         message = Message(kind, {**fields, **self._change()}, arrays)
         self._ask(dict.fromkeys(range(len(self._connections)), message))
 

@@ -112,10 +112,10 @@ class RemoteSteps:
         own = [one for one in trace.written if not is_remote(one)]
         while True:
             # A rerun must not count twice, and the program donates these arrays.
-            kept = [np.array(one.storage) for one in own] if self._repeats_stale else []
+            previous = [np.array(one.storage) for one in own] if self._repeats_stale else []
             if self._run_once(trace, ids_of, call) or not self._repeats_stale:
                 break
-            for variable, value in zip(own, kept, strict=True):
+            for variable, value in zip(own, previous, strict=True):
                 variable.storage = value
         if self.lost_updates is not None:
             self.lost_updates.note(self.variables.client.lost_updates)
@@ -159,9 +159,9 @@ class RemoteSteps:
         if client.is_caching or not (is_fresh and all(name in values for name in names)):
             values = client.pull(names) if names else {}
         scalars: Mapping[str, Any] = {}
-        kept_once = [one.place for one in variables if isinstance(one.place, Scalar)]
-        if kept_once:
-            scalars = client.scalars(kept_once[0].server)
+        scalar_places = [one.place for one in variables if isinstance(one.place, Scalar)]
+        if scalar_places:
+            scalars = client.scalars(scalar_places[0].server)
         return {
             id(one): (values if isinstance(one.place, Stored) else scalars)[name_of(one)]
             for one in variables
@@ -184,12 +184,12 @@ class RemoteSteps:
         return rows
 
     def _push(
-        self, told: Sequence[Any], arrays: Sequence[np.ndarray], names: Sequence[str]
+        self, sent: Sequence[Any], arrays: Sequence[np.ndarray], names: Sequence[str]
     ) -> bool:
         """Pushes gradients, one update per variable at a time; returns True if all were used."""
         batch, ids = _Gradients(), dict[str, np.ndarray]()
         are_used = True
-        for what, array in zip(told, arrays, strict=True):
+        for what, array in zip(sent, arrays, strict=True):
             if isinstance(what, Ids):
                 continue
             if isinstance(what, OptimizerScalar):

@@ -102,10 +102,10 @@ class GradientParts:
 
     def message(self, **fields: object) -> Message:
         """Returns the push message; `fields` are added to those that describe the arrays."""
-        told = {**fields, "whole": list(self._whole), "rows": list(self._rows)}
-        told["optimizers"] = self._optimizers
+        all_fields = {**fields, "whole": list(self._whole), "rows": list(self._rows)}
+        all_fields["optimizers"] = self._optimizers
         of_rows = [array for pair in self._rows.values() for array in pair]
-        return Message("push", told, [*self._whole.values(), *of_rows])
+        return Message("push", all_fields, [*self._whole.values(), *of_rows])
 
 
 def shard_name(placement: ShardLayout, shard: int) -> str:

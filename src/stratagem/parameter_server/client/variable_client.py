@@ -42,7 +42,7 @@ class VariableClient:
     `is_in_step` is True while a step runs: variables then return the fetched values. `num_writes`
     counts changes made here outside of steps.
 
-    On a worker, `known`, `collected`, `kept` and `resources` hold its objects by the coordinator's
+    On a worker, `known`, `collected`, `seeds` and `resources` hold its objects by the coordinator's
     names: remote variables, metric counts, seeds, and per-worker objects.
     """
 
@@ -63,7 +63,7 @@ class VariableClient:
         self._placer = placer
         self.known: dict[str, Any] = {}
         self.collected: dict[int, Any] = {}
-        self.kept: dict[int, Any] = {}
+        self.seeds: dict[int, Any] = {}
         self.resources: dict[int, Any] = {}
         self._names: set[str] = set()
         self._optimizers: dict[str, weakref.ref[Any] | None] = {}

@@ -16,8 +16,8 @@ from stratagem.parameter_server.transport.keys import ClusterKeys
 __all__ = [
     "Cluster",
     "ClusterPlan",
+    "ClusterProcesses",
     "EntryPoints",
-    "Processes",
     "update_mode",
 ]
 
@@ -134,7 +134,7 @@ class ClusterPlan:
             )
         return cls(0, spec.num_tasks("ps"), spec, strategy="HybridStrategy")
 
-    def keeping_journals(
+    def with_journals(
         self, journal_dir: str | os.PathLike[str] | None, journal_interval_s: float
     ) -> ClusterPlan:
         """Returns the plan with another journal folder; None for a folder of this run."""
@@ -154,7 +154,7 @@ class EntryPoints:
     worker: Callable[..., Any]
 
 
-class Processes(Protocol):
+class ClusterProcesses(Protocol):
     """Processes of one kind, such as all workers."""
 
     @property
@@ -202,11 +202,11 @@ class Cluster(Protocol):
         """Returns the current address of a server, also after a restart; None if unknown."""
         ...
 
-    def tell_moves_to(self, on_moved: Callable[[int, str], None]) -> None:
+    def report_moves_to(self, on_moved: Callable[[int, str], None]) -> None:
         """Registers a function to call with the index and new address of a restarted server."""
         ...
 
-    def start_workers(self) -> Processes:
+    def start_workers(self) -> ClusterProcesses:
         """Starts the workers."""
         ...
 

@@ -76,7 +76,7 @@ class CoordinatedCluster(Closing):
         """Returns the current address of a server, also after a restart; None if unknown."""
         return self._addresses[server]
 
-    def tell_moves_to(self, on_moved: Callable[[int, str], None]) -> None:
+    def report_moves_to(self, on_moved: Callable[[int, str], None]) -> None:
         """Registers a function to call with the index and new address of a restarted server."""
         self._on_moved.append(on_moved)
 

@@ -92,7 +92,7 @@ class LocalProcesses(Closing):
         self._addresses: dict[int, str] = {}
         self._errors: dict[int, Exception] = {}  # of initial starts
         self._watchers: Watchers | None = None
-        self._telling = threading.Lock()
+        self._reporting = threading.Lock()
         self._is_closed = False
         self._count = len(arguments)
         pickle = load("cloudpickle", needed_by="LocalProcesses", install="stratagem[ray]")
@@ -151,7 +151,8 @@ class LocalProcesses(Closing):
     ) -> None:
         """Restarts processes that die, from now on; waits until all have started.
 
-        See `Processes.watch`. Raises a RuntimeError if called twice, or if a process cannot start.
+        See `ClusterProcesses.watch`. Raises a RuntimeError if called twice, or if a process cannot
+        start.
         """
         if self._watchers is not None:
             raise watched_twice(self._kind)
@@ -192,12 +193,13 @@ class LocalProcesses(Closing):
             how = describe_exit(process.wait())
             for printer in self._printers[index]:
                 printer.join(_PRINTING_S)  # limited: its own children may still print
-            if not self._tell(lambda told, how=how: told.on_lost(index, f"it died: {how}")):
+            reason = f"it died: {how}"
+            if not self._report(lambda watchers, reason=reason: watchers.on_lost(index, reason)):
                 return
             delay_s = restarts.delay_after_loss_s(time.monotonic() - started_s)
             if delay_s is None:
                 gone = lost_too_often(f"{self._kind} {index}", how)
-                self._tell(lambda told, gone=gone: told.on_given_up(index, gone))
+                self._report(lambda watchers, gone=gone: watchers.on_given_up(index, gone))
                 return
             process = self._next(index, restarts, delay_s)
 
@@ -224,11 +226,11 @@ class LocalProcesses(Closing):
                 delay_s = restarts.delay_after_failed_start_s()
                 continue
             restarts.started()
-            self._tell(lambda told: told.on_returned(index, self._addresses[index]))
+            self._report(lambda watchers: watchers.on_returned(index, self._addresses[index]))
             return process
         assert failure is not None
         gone = failure
-        self._tell(lambda told: told.on_given_up(index, gone))
+        self._report(lambda watchers: watchers.on_given_up(index, gone))
         return None
 
     def _start(self, index: int) -> ForkedProcess | None:
@@ -259,15 +261,15 @@ class LocalProcesses(Closing):
             self._changed.notify_all()
         return process
 
-    def _tell(self, tell: Callable[[Watchers], None]) -> bool:
+    def _report(self, event: Callable[[Watchers], None]) -> bool:
         """Reports an event once there are watchers; returns False if closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._watchers is not None or self._is_closed)
             watchers = self._watchers
             if self._is_closed or watchers is None:
                 return False
-        with self._telling:  # events must arrive in order
-            watchers.tell(tell)
+        with self._reporting:  # events must arrive in order
+            watchers.report(event)
         return True
 
 

@@ -138,8 +138,8 @@ class RayProcesses(Closing):
     ) -> None:
         """Restarts processes that die, from now on; waits until all have started.
 
-        See `Processes.watch`. One thread reports all events, in order. Raises a RuntimeError if
-        called twice, or if a process cannot start.
+        See `ClusterProcesses.watch`. One thread reports all events, in order. Raises a RuntimeError
+        if called twice, or if a process cannot start.
         """
         if self._thread is not None:
             raise watched_twice(self._kind)
@@ -262,18 +262,18 @@ class RayProcesses(Closing):
             self._later(_LOOK_AGAIN_S, lambda: self._hold_again(index, life))
             return
         life.is_over = True
-        is_kept = isinstance(how, str)
-        if not is_kept:
+        is_actor_alive = isinstance(how, str)
+        if not is_actor_alive:
             self._ray.kill(life.actor)
-        self._tell(lambda told: told.on_lost(index, f"it died: {how}"))
+        self._report(lambda watchers: watchers.on_lost(index, f"it died: {how}"))
         delay_s = self._restarts[index].delay_after_loss_s(time.monotonic() - life.since_s)
         if delay_s is not None:
-            actor = life.actor if is_kept else None
+            actor = life.actor if is_actor_alive else None
             self._later(delay_s, lambda: self._start_again(index, actor))
             return
         self._ray.kill(life.actor)
         gone = lost_too_often(f"{self._kind} {index}", how)
-        self._tell(lambda told: told.on_given_up(index, gone))
+        self._report(lambda watchers: watchers.on_given_up(index, gone))
 
     def _start_again(self, index: int, actor: Any = None) -> None:
         life = self._start(index, actor)
@@ -292,17 +292,17 @@ class RayProcesses(Closing):
             self._ray.kill(life.actor)
             delay_s = restarts.delay_after_failed_start_s()
             if delay_s is None:
-                self._tell(lambda told: told.on_given_up(index, failure))
+                self._report(lambda watchers: watchers.on_given_up(index, failure))
             else:
                 self._later(delay_s, lambda: self._start_again(index))
             return
         restarts.started()
         self._hold(index, life)
-        self._tell(lambda told: told.on_returned(index, life.address))
+        self._report(lambda watchers: watchers.on_returned(index, life.address))
 
-    def _tell(self, tell: Callable[[Watchers], None]) -> None:
+    def _report(self, event: Callable[[Watchers], None]) -> None:
         if self._watchers is not None:
-            self._watchers.tell(tell)
+            self._watchers.report(event)
 
 
 def _connected_ray() -> Any:

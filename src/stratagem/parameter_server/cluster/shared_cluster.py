@@ -59,22 +59,22 @@ class SharedCluster(Closing):
                 self._locate: Callable[[int], str | None] = served.locate_server
                 addresses = list(served.server_addresses)
                 self._meeting: Any = self._make_meeting(pickle.dumps(served.keys), addresses)
-                served.tell_moves_to(lambda *told: self._meeting.move.remote(*told))
+                served.report_moves_to(lambda *move: self._meeting.move.remote(*move))
             else:
                 self._join_leader(stack)
                 self._ray = load_ray()
                 self._meeting = self._found()
-                self._locate = self._told_address
-            keys, told = self._asked("enter", self._worker, self._node)
+                self._locate = self._announced_address
+            keys, addresses = self._asked("enter", self._worker, self._node)
             self.keys: ClusterKeys = pickle.loads(keys)  # from Ray, which its token guards
-            self.server_addresses: list[str] = told
+            self.server_addresses: list[str] = addresses
             self._closing = stack.pop_all()
 
     def locate_server(self, server: int) -> str | None:
         """Returns the current address of a server, also after a restart; None if unknown."""
         return self._locate(server)
 
-    def tell_moves_to(self, on_moved: Callable[[int, str], None]) -> None:
+    def report_moves_to(self, on_moved: Callable[[int, str], None]) -> None:
         """Does nothing: clients call `locate_server` while they wait for a server."""
 
     def start_workers(self) -> NoReturn:
@@ -141,7 +141,7 @@ class SharedCluster(Closing):
         )
         return actor.remote(keys, addresses)
 
-    def _told_address(self, server: int) -> str | None:
+    def _announced_address(self, server: int) -> str | None:
         """Returns None without a leader: a request to the server then reports the loss."""
         try:
             return self._asked("address_of", server)

@@ -12,7 +12,7 @@ __all__ = ["Watchers"]
 
 @dataclasses.dataclass(frozen=True)
 class Watchers:
-    """Callbacks of `Processes.watch`; an error in one is reported, and watching continues.
+    """Callbacks of `ClusterProcesses.watch`; an error in one is reported, and watching continues.
 
     Each takes the index of a process, and the reason of its loss, its new address, or the error
     that ended its restarts.
@@ -22,7 +22,7 @@ class Watchers:
     on_returned: Callable[[int, str], None]
     on_given_up: Callable[[int, Exception], None]
 
-    def tell(self, event: Callable[[Watchers], None]) -> None:
+    def report(self, event: Callable[[Watchers], None]) -> None:
         """Calls one of the callbacks by `event`."""
         try:
             event(self)

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import threading
-import uuid
 from collections.abc import Callable
 from typing import Any
 
 from stratagem.closing import Closing
-from stratagem.errors import UnavailableError
 from stratagem.messages import explain
 from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
 from stratagem.parameter_server.cluster.start_errors import not_the_coordinator
-from stratagem.parameter_server.coordinator.closures import MAX_CLOSURES, Closure, ClosureQueue
+from stratagem.parameter_server.coordinator.closures import Closure, ClosureQueue
+from stratagem.parameter_server.coordinator.coordinated_workers import CoordinatedWorkers
 from stratagem.parameter_server.coordinator.packing import Resource
 from stratagem.parameter_server.coordinator.per_worker import PerWorkerDataset, PerWorkerValues
 from stratagem.parameter_server.coordinator.progress import drawn_progress
 from stratagem.parameter_server.coordinator.remote_value import RemoteValue
 from stratagem.parameter_server.coordinator.scheduling import Scheduling
 from stratagem.parameter_server.coordinator.shipping import Shipments, inputs_of
-from stratagem.parameter_server.coordinator.stalls import StallWatch
 from stratagem.parameter_server.coordinator.structures import map_structure
-from stratagem.parameter_server.coordinator.transient_failures import TransientFailures
-from stratagem.parameter_server.coordinator.worker_link import WorkerLink
-from stratagem.parameter_server.transport.connection import Connections, ServerError
-from stratagem.parameter_server.transport.wire import Message
 from stratagem.tracebacks import filters_traceback
 
 __all__ = ["ClusterCoordinator"]
@@ -78,95 +70,10 @@ class ClusterCoordinator(Closing):
     def _begin(self, strategy: RemoteStateStrategy) -> None:
         self._strategy = strategy
         self._queue = ClosureQueue()
-        self._ended: set[int] = set()
-        self._num_needed = strategy.placement.remote.variables.mode.num_needed
-        self._expecting = threading.Lock()
         self._shipments = Shipments(strategy)
-        self.workers = strategy.cluster.start_workers()
-        addresses = self.workers.addresses
-        # In a synchronous update workers wait for each other: none may hold a second function.
-        is_synchronous = self._num_needed > 0
-        self._queue.num_workers = MAX_CLOSURES if is_synchronous else len(addresses)
-        self._connections = Connections(
-            strategy.cluster.keys,
-            addresses,
-            peers="Worker",
-            silence_s=strategy.limits.recovery_timeout_s,
-        )
-        self._name = uuid.uuid4().hex
-        failures = TransientFailures(strategy.limits.max_transient_failures)
-        self._links = [
-            WorkerLink(
-                index, strategy, self._connections, self._queue, self._introduction, failures
-            )
-            for index in range(len(addresses))
-        ]
-        strategy.cluster.tell_moves_to(self._note_move)
-        self.workers.watch(self._note_loss, self._note_return, self._note_end)
-        for link in self._links:
-            link.start()
-        self.stalls: StallWatch | None = None
-        if is_synchronous:
-            self.stalls = StallWatch(strategy.placement.remote.variables.client, self._at_work)
-
-    def _at_work(self) -> tuple[set[int], set[int], int]:
-        running = {index for index, link in enumerate(self._links) if link.is_running}
-        idle = {*range(len(self._links))} - running - self._ended
-        return running, idle, self._queue.num_queued_for(idle)
-
-    def _introduction(self) -> Message:
-        """Returns the message that makes a worker join the cluster."""
-        cluster, variables = self._strategy.cluster, self._strategy.placement.remote.variables
-        fields = {
-            "coordinator": self._name,
-            "servers": [
-                cluster.locate_server(server) or address
-                for server, address in enumerate(cluster.server_addresses)
-            ],
-            "mode": dataclasses.asdict(variables.mode),
-            "recovery_timeout_s": self._strategy.limits.recovery_timeout_s,
-        }
-        return Message("join", fields)
-
-    def _note_move(self, server: int, address: str) -> None:
-        """Sends a restarted server's new address to the workers, which may wait at the old one."""
-        for link in self._links:
-            threading.Thread(target=link.tell_server, args=(server, address), daemon=True).start()
-        if self._ended:  # the restarted server may have an old count of workers
-            self._expect_present()
-
-    def _note_loss(self, worker: int, reason: str) -> None:
-        self._links[worker].lose(reason)
-
-    def _note_return(self, worker: int, address: str) -> None:
-        if worker in self._ended:
-            self._ended.discard(worker)
-            self._queue.find_worker(worker)
-            self._expect_present()
-        self._links[worker].find(address)
-
-    def _note_end(self, worker: int, error: Exception) -> None:
-        """Handles a worker that will not be restarted: training continues on the others, if any."""
-        self._queue.lose_worker(worker, error)
-        self._ended.add(worker)
-        if len(self._ended) == len(self._links):
-            self._queue.break_all(error)
-        self._expect_present()
-
-    def _expect_present(self) -> None:
-        """Makes synchronous updates wait only for available workers. Does not block."""
-        if self._num_needed:
-            threading.Thread(target=self._tell_expected, daemon=True).start()
-
-    def _tell_expected(self) -> None:
-        variables = self._strategy.placement.remote.variables
-        with self._expecting:
-            # Backup workers absorb losses first; only then do updates need fewer gradients.
-            num_needed = max(1, min(self._num_needed, len(self.present_workers)))
-            variables.mode = dataclasses.replace(variables.mode, num_needed=num_needed)
-            # Servers without an optimizer get this mode with it; lost ones after their restart.
-            with contextlib.suppress(UnavailableError, ServerError):
-                variables.client.expect(num_needed)
+        self._workers = CoordinatedWorkers(strategy, self._queue)
+        self.workers = self._workers.processes
+        self.stalls = self._workers.stalls
 
     @property
     def strategy(self) -> RemoteStateStrategy:
@@ -176,7 +83,7 @@ class ClusterCoordinator(Closing):
     @property
     def num_lost_updates(self) -> int:
         """Number of updates lost in server restarts, as seen by workers."""
-        return max(link.num_lost_updates for link in self._links)
+        return self._workers.num_lost_updates
 
     def staleness(self) -> dict[int, int]:
         """Returns how stale the applied gradients were. Call in cross-replica context.
@@ -192,12 +99,12 @@ class ClusterCoordinator(Closing):
     @property
     def num_workers(self) -> int:
         """Number of workers."""
-        return len(self._links)
+        return self._workers.count
 
     @property
     def present_workers(self) -> list[int]:
         """Indices of all workers that are not permanently lost."""
-        return [index for index in range(len(self._links)) if index not in self._ended]
+        return self._workers.present
 
     @filters_traceback
     def schedule(
@@ -390,13 +297,8 @@ class ClusterCoordinator(Closing):
 
     def close(self) -> None:
         """Stops the workers, and cancels functions that have not finished."""
-        if self.stalls is not None:
-            self.stalls.close()
         self._queue.close()
-        for link in self._links:
-            link.close()
-        self.workers.close()
-        self._connections.close()
+        self._workers.close()
 
 
 class _Iterator:

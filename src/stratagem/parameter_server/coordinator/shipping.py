@@ -18,7 +18,7 @@ from stratagem.parameter_server.coordinator.remote_value import RemoteValue
 from stratagem.parameter_server.coordinator.structures import leaves_of, map_structure
 from stratagem.parameter_server.transport.wire import Message
 
-__all__ = ["Call", "Shipment", "Shipments", "inputs_of"]
+__all__ = ["Shipment", "Shipments", "ShippedCall", "inputs_of"]
 
 # Shared by all coordinators, so that a foreign resource is never mistaken for an own one.
 _numbers = itertools.count(1)
@@ -44,7 +44,7 @@ class Shipment:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Call:
+class ShippedCall:
     """A function call for a worker.
 
     `resources` are the shipments that the worker needs first. `packed` is the pickled arguments, or
@@ -105,7 +105,7 @@ class Shipments:
             self._resources[shipment.number] = shipment
         return Resource(shipment.number)
 
-    def call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Call:
+    def call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> ShippedCall:
         """Returns a call of a function.
 
         Raises:
@@ -120,7 +120,7 @@ class Shipments:
         resources = [self._resources[one.number] for one in remote if isinstance(one, Resource)]
         is_same = not leaves
         packed = self._packing.pack((args, kwargs), self._strategy) if is_same else None
-        return Call(shipment, tuple(dict.fromkeys(resources)), args, kwargs, packed)
+        return ShippedCall(shipment, tuple(dict.fromkeys(resources)), args, kwargs, packed)
 
     def _check(self, leaves: list[Any], remote: list[Any]) -> None:
         for one in remote:

@@ -68,10 +68,10 @@ class StallWatch(Closing):
             self._last = None
             return
         servers = self._client.describe()
-        waiting = {name for told in servers.values() for name in told["waiting"]}
+        waiting = {name for state in servers.values() for name in state["waiting"]}
         now = [
-            (told["lifetime"], told["version"], told["num_discarded"], told["waiting"])
-            for told in servers.values()
+            (state["lifetime"], state["version"], state["num_discarded"], state["waiting"])
+            for state in servers.values()
         ]
         # Stalled twice in the same state: a single look may fall between two answers.
         if is_stalled(running, idle, num_queued, waiting) and now == self._last:

@@ -37,11 +37,11 @@ _CLOSE_S = 0.2
 _MAX_ANSWERED = 4  # more than the coordinator may ask for at a time
 
 
-class _Current(threading.local):
+class _CurrentWorker(threading.local):
     worker_index: int | None = None
 
 
-_current: _Current = _Current()
+_current: _CurrentWorker = _CurrentWorker()
 
 
 def get_current_worker_index() -> int:
@@ -181,16 +181,16 @@ class Worker(Closing):
 
     def _join(self, message: Message) -> Message:
         """Joins a coordinator. Fields: its name, this worker's index, the servers, and limits."""
-        told = message.fields
-        if told["coordinator"] != self._coordinator:  # equal after a reconnect
+        fields = message.fields
+        if fields["coordinator"] != self._coordinator:  # equal after a reconnect
             self._leave()
-            silence_s = told.get("recovery_timeout_s")
-            self._connections = Connections(self._keys, told["servers"], silence_s=silence_s)
-            client = ServerClient(self._connections, f"worker {told['index']}")
-            mode = UpdateMode(**told["mode"])
-            self._strategy = self._make_strategy(client, told["index"], mode)
-            self._coordinator, self._index = told["coordinator"], told["index"]
-        self._next_order = told["first_order"]
+            silence_s = fields.get("recovery_timeout_s")
+            self._connections = Connections(self._keys, fields["servers"], silence_s=silence_s)
+            client = ServerClient(self._connections, f"worker {fields['index']}")
+            mode = UpdateMode(**fields["mode"])
+            self._strategy = self._make_strategy(client, fields["index"], mode)
+            self._coordinator, self._index = fields["coordinator"], fields["index"]
+        self._next_order = fields["first_order"]
         for request in self._waiting.values():  # their predecessors were lost in transit
             request.answer(_AGAIN)
         self._waiting.clear()

@@ -99,11 +99,11 @@ class WorkerLink:
         self._connections.move(self._index, address)
         self._is_there.set()
 
-    def tell_server(self, server: int, address: str) -> None:
+    def send_address(self, server: int, address: str) -> None:
         """Sends a server's new address to the worker, which may be waiting for that server."""
-        told = Message("move", {"server": server, "address": address})
+        message = Message("move", {"server": server, "address": address})
         with contextlib.suppress(UnavailableError, ServerError):  # joining also sends addresses
-            self._connections.ask(self._index, told)
+            self._connections.ask(self._index, message)
 
     def _work(self) -> None:
         self._is_closed.wait(self._index * self._strategy.limits.start_delay_s)
@@ -191,9 +191,9 @@ class WorkerLink:
     def _introduce(self) -> None:
         if not self._has_joined:
             self._known.clear()
-            told = self._introduction()
-            told.fields.update(index=self._index, first_order=self._num_sent)
-            self._connections.ask(self._index, told)
+            message = self._introduction()
+            message.fields.update(index=self._index, first_order=self._num_sent)
+            self._connections.ask(self._index, message)
             self._has_joined = True
 
     def _ship(self, shipment: Shipment) -> None:

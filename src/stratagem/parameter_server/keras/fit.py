@@ -18,8 +18,8 @@ from stratagem.context import get_strategy
 from stratagem.keras.training.metric_logs import MetricLogs
 from stratagem.keras.training.step_functions import (
     HostBatches,
-    ModelFunction,
     PredictFunction,
+    StepFunction,
     TrainOrTestFunction,
     logs_wanted,
 )
@@ -105,7 +105,7 @@ class _JoinedOutputs:
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
-class _BatchScheduler(ModelFunction):
+class _BatchScheduler(StepFunction):
     """Schedules groups of batches from Keras's iterator on workers."""
 
     def __init__(self, model: Any, strategy: Any, kind: str) -> None:
@@ -230,7 +230,7 @@ class RemoteTrainOrTestFunction(_BatchScheduler):
         self._num_states = 4 if training else 3
         self.metric_logs = MetricLogs(model, strategy, before=self._settle)
         self._own_logs: tuple[dict[str, Any], frozenset[str]] | None = None
-        self._told_last: dict[str, Any] = {}
+        self._last_logs: dict[str, Any] = {}
 
     def __call__(self, state: object, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Schedules a group of steps; returns the logs of the groups that have ended."""
@@ -242,8 +242,8 @@ class RemoteTrainOrTestFunction(_BatchScheduler):
         if not isinstance(iterator, HostBatches):  # a single batch, whose logs are needed now
             self._settle()
         logs = self.metric_logs.so_far() if logs_wanted.value else self.metric_logs.placeholder()
-        self._told_last = self._with_own(logs)
-        return self._told_last, tuple([] for _ in range(self._num_states))
+        self._last_logs = self._with_own(logs)
+        return self._last_logs, tuple([] for _ in range(self._num_states))
 
     def _settle(self) -> None:
         """Waits for all groups, and updates the returned logs to those of the last group.
@@ -253,8 +253,8 @@ class RemoteTrainOrTestFunction(_BatchScheduler):
         self._own_logs = self.finish() or self._own_logs
         if self._own_logs:
             logs = self._with_own(self.metric_logs.so_far())
-            self._told_last.clear()
-            self._told_last.update(logs)
+            self._last_logs.clear()
+            self._last_logs.update(logs)
 
     def _with_own(self, logs: dict[str, Any]) -> dict[str, Any]:
         """Returns the logs of a custom step, with metric results over all workers."""

@@ -23,7 +23,7 @@ from stratagem.parameter_server.keras.optimizer import (
     scalars_of,
     send,
 )
-from stratagem.parameter_server.server.updates import kept_name
+from stratagem.parameter_server.server.updates import stored_name
 from stratagem.values import IndexedSlices, is_indexed_slices
 from stratagem.variables import is_remote
 
@@ -109,7 +109,7 @@ def _send(
     scope.prepare(functools.partial(give_to_servers, optimizer))
     name = name_on_servers(optimizer, pairs[0][1].variable_client)
     for own_name, scalar in scalars_of(optimizer).items():
-        scope.send(OptimizerScalar(kept_name(name, own_name)), scalar.own_value())
+        scope.send(OptimizerScalar(stored_name(name, own_name)), scalar.own_value())
     for grad, variable in pairs:
         if is_indexed_slices(grad) and variable.has_rows:
             grad = rows_that_are_there(grad, variable)

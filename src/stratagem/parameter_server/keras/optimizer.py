@@ -25,7 +25,7 @@ from stratagem.options import ReduceOp
 from stratagem.parameter_server.client.remote_values import Gradient, RowGradient, Scalar
 from stratagem.parameter_server.keras.update_rule import KerasUpdate, other_shapes, scalar_names
 from stratagem.parameter_server.keras.variable import making_slot
-from stratagem.parameter_server.server.updates import kept_name
+from stratagem.parameter_server.server.updates import stored_name
 from stratagem.values import IndexedSlices, is_indexed_slices
 from stratagem.variables import is_remote
 
@@ -65,11 +65,11 @@ def create_slot(
 ) -> Any:
     """Creates the slot of a remote variable, `reference`, on that variable's server."""
     client = reference.variable_client
-    kept = kept_name(name_on_servers(optimizer, client), name or "var")
+    full_name = stored_name(name_on_servers(optimizer, client), name or "var")
     counts = _num_slots.setdefault(optimizer, Counter())
-    counts[id(reference), kept] += 1
-    number = counts[id(reference), kept]
-    own_name = kept if number == 1 else f"{kept}_{number}"
+    counts[id(reference), full_name] += 1
+    number = counts[id(reference), full_name]
+    own_name = full_name if number == 1 else f"{full_name}_{number}"
 
     def name_there() -> str:  # A step may create both; the variable must be placed first.
         client.place(reference)
@@ -127,6 +127,30 @@ def give_to_servers(optimizer: keras.optimizers.Optimizer) -> None:
     variables: list[Any] = [one for one in trained if is_remote(one)]
     if not variables or _is_with_servers(optimizer):
         return
+    variable_client = variables[0].variable_client
+    _check_for_servers(optimizer, variable_client)
+    for variable in variables:
+        variable_client.place(variable)
+    scalars = scalars_of(optimizer)
+    sends_scalars = not variables[0].distribute_strategy.placement.is_remote
+    start = {
+        name: np.asarray(one.value) if sends_scalars else one.place.value
+        for name, one in scalars.items()
+    }
+    own_name = name_on_servers(optimizer, variable_client)
+    undecayed = _names_of_undecayed(optimizer, variables)
+    rule = KerasUpdate(optimizer, undecayed, start, is_told_scalars=sends_scalars)
+    variable_client.set_rule(rule, variables, own_name)
+    # Only some servers update these variables: ask one that does.
+    server = variable_client.placement_of(variables[0]).servers[0]
+    for name, variable in scalars.items():
+        if not sends_scalars:
+            variable.place = Scalar(stored_name(own_name, name), server)
+    _given.add(optimizer)
+    variable_client.secure()
+
+
+def _check_for_servers(optimizer: Any, variable_client: Any) -> None:
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise NotImplementedError(
             explain(
@@ -137,11 +161,9 @@ def give_to_servers(optimizer: keras.optimizers.Optimizer) -> None:
                 fix="use bfloat16, or set loss_scale_factor for a constant scale.",
             )
         )
-    kept_once = scalars_of(optimizer)
-    sized = [one.name for one in kept_once.values() if one.shape]
+    sized = [one.name for one in scalars_of(optimizer).values() if one.shape]
     if sized:  # Servers would raise too, but with a less helpful error.
         raise other_shapes(type(optimizer), sized)
-    variable_client = variables[0].variable_client
     if variable_client.mode.num_needed > 1 and clips(optimizer):
         raise NotImplementedError(
             explain(
@@ -151,33 +173,19 @@ def give_to_servers(optimizer: keras.optimizers.Optimizer) -> None:
                 fix="omit clipnorm, global_clipnorm and clipvalue, or omit synchronous=True.",
             )
         )
-    for variable in variables:
-        variable_client.place(variable)
-    told = {id(one) for one in vars(optimizer).get(_UNDECAYED, ())}
-    undecayed = [
-        one.place.name for one in variables if id(one) in told or not decays(optimizer, one)
+
+
+def _names_of_undecayed(optimizer: Any, variables: list[Any]) -> list[str]:
+    recorded = {id(one) for one in vars(optimizer).get(_UNDECAYED, ())}
+    return [
+        one.place.name for one in variables if id(one) in recorded or not decays(optimizer, one)
     ]
-    is_told = not variables[0].distribute_strategy.placement.is_remote
-    start = {
-        name: np.asarray(one.value) if is_told else one.place.value
-        for name, one in kept_once.items()
-    }
-    own_name = name_on_servers(optimizer, variable_client)
-    rule = KerasUpdate(optimizer, undecayed, start, is_told_scalars=is_told)
-    variable_client.set_rule(rule, variables, own_name)
-    # Only some servers update these variables: ask one that does.
-    server = variable_client.placement_of(variables[0]).servers[0]
-    for name, variable in kept_once.items():
-        if not is_told:
-            variable.place = Scalar(kept_name(own_name, name), server)
-    _given.add(optimizer)
-    variable_client.secure()
 
 
 def scalars_of(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     """Returns a built optimizer's scalar variables by their names on the servers."""
-    kept_once = [one for one in optimizer.variables if not _is_slot(one)]
-    return dict(zip(scalar_names(kept_once), kept_once, strict=True))
+    scalars = [one for one in optimizer.variables if not _is_slot(one)]
+    return dict(zip(scalar_names(scalars), scalars, strict=True))
 
 
 def _is_slot(variable: keras.Variable) -> bool:
@@ -289,8 +297,8 @@ def rows_that_are_there(slices: IndexedSlices, table: Any) -> IndexedSlices:
     is_there = (ids >= 0) & (ids < num_rows)
     # Ids out of range become a zero gradient of a row that is updated anyway.
     any_id = jnp.min(jnp.where(is_there, ids, num_rows - 1), initial=num_rows - 1)
-    is_kept = is_there.reshape(-1, *[1] * (slices.values.ndim - 1))
-    values = jnp.where(is_kept, slices.values, jnp.zeros((), slices.values.dtype))
+    is_row = is_there.reshape(-1, *[1] * (slices.values.ndim - 1))
+    values = jnp.where(is_row, slices.values, jnp.zeros((), slices.values.dtype))
     return IndexedSlices(values, jnp.where(is_there, ids, any_id), slices.dense_shape)
 
 

@@ -123,24 +123,24 @@ class KerasPacking:
             return ("served", _described(value), value.place, value.has_rows, placement)
         if value.synchronization == "on_read":
             return ("collected", _described(value), self._number_of(value))
-        seed = np.asarray(value.value)
-        return ("kept", _described(value), self._number_of(value), seed)
+        initial = np.asarray(value.value)
+        return ("seed", _described(value), self._number_of(value), initial)
 
     def _object_of(self, name: Any, strategy: Any) -> Any:
-        kind, *told = name
+        kind, *fields = name
         if kind == "strategy":
             return strategy
         if kind == "value":
-            return told[0]
+            return fields[0]
         if kind == "resource":
-            return strategy.placement.remote.variables.resources[told[0]]
+            return strategy.placement.remote.variables.resources[fields[0]]
         if kind == "served":
-            return _served(strategy, *told)
-        described, number, *initial = told
+            return _served(strategy, *fields)
+        described, number, *initial = fields
         known = (
             strategy.placement.remote.variables.collected
             if kind == "collected"
-            else strategy.placement.remote.variables.kept
+            else strategy.placement.remote.variables.seeds
         )
         if number not in known:
             with making_worker_local():
@@ -168,15 +168,15 @@ def _described(variable: Any) -> dict[str, Any]:
 
 def _made(strategy: Any, described: dict[str, Any], value: object) -> Any:
     """Creates a variable in this process like one of another process."""
-    told = dict(described)
-    path, regularizer = told.pop("path"), told.pop("regularizer")
-    shape, dtype = told.pop("shape"), told.pop("dtype")
+    arguments = dict(described)
+    path, regularizer = arguments.pop("path"), arguments.pop("regularizer")
+    shape, dtype = arguments.pop("shape"), arguments.pop("dtype")
 
     def start(*_: object, **__: object) -> Any:  # not called if the servers have the value
         return jnp.zeros(shape, dtype) if value is None else jnp.asarray(value)
 
     with strategy.scope():
-        made = keras.Variable(start, shape=shape, dtype=dtype, **told)
+        made = keras.Variable(start, shape=shape, dtype=dtype, **arguments)
     set_path(made, path)
     made.regularizer = regularizer
     return made

@@ -68,11 +68,11 @@ class KerasUpdate:
 
     def describe(self) -> dict[str, Any]:
         """Returns the name and the hyperparameters of the optimizer."""
-        told = {"undecayed": self._undecayed} if self._undecayed else {}
+        undecayed = {"undecayed": self._undecayed} if self._undecayed else {}
         # Keras numbers names per process, so equal optimizers have different ones.
         left_out = {"name", *(self._start if self._is_told_scalars else ())}
         numbers = {key: value for key, value in self._config.items() if key not in left_out}
-        return {"optimizer": self._class.__name__, **numbers, **told}
+        return {"optimizer": self._class.__name__, **numbers, **undecayed}
 
     def scalars(self) -> dict[str, np.ndarray]:
         """Returns the initial scalars of the optimizer."""
@@ -137,8 +137,8 @@ class _Program:
         # The optimizer's variables in order: a slot or a scalar.
         self._order: list[str | tuple[str, str]] = []
         self.scalars: dict[str, np.ndarray] = {}
-        kept_once = [one for one in optimizer.variables if id(one) not in of_slot]
-        names = iter(scalar_names(kept_once))
+        scalars = [one for one in optimizer.variables if id(one) not in of_slot]
+        names = iter(scalar_names(scalars))
         for variable in optimizer.variables:
             key = of_slot.get(id(variable))
             if key is None:
@@ -167,9 +167,9 @@ class _Program:
     ) -> tuple[dict[str, Any], list[Any], dict[Any, Any]]:
         # No output may alias a gradient, whose memory the worker reuses.
         grads = jax.lax.optimization_barrier(grads)
-        kept = [scalars[key] if isinstance(key, str) else slots[key] for key in self._order]
-        new_values, new_kept = self._optimizer.stateless_apply(kept, grads, values)
-        pairs = list(zip(self._order, new_kept, strict=True))
+        state = [scalars[key] if isinstance(key, str) else slots[key] for key in self._order]
+        new_values, new_state = self._optimizer.stateless_apply(state, grads, values)
+        pairs = list(zip(self._order, new_state, strict=True))
         return (
             {key: value for key, value in pairs if isinstance(key, str)},
             new_values,

@@ -7,7 +7,12 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from stratagem.messages import explain
-from stratagem.parameter_server.server.updates import UpdateRule, is_kept_by, kept_name, own_name
+from stratagem.parameter_server.server.updates import (
+    UpdateRule,
+    is_stored_by,
+    own_name,
+    stored_name,
+)
 
 __all__ = ["Rules"]
 
@@ -26,9 +31,9 @@ class Rules:
 
     @property
     def scalars(self) -> dict[str, np.ndarray]:
-        """Scalars of all optimizers, by `kept_name`."""
+        """Scalars of all optimizers, by `stored_name`."""
         return {
-            kept_name(optimizer, name): value
+            stored_name(optimizer, name): value
             for optimizer, own in self._scalars.items()
             for name, value in own.items()
         }
@@ -75,10 +80,10 @@ class Rules:
         self._scalars[optimizer] = dict(scalars)
 
     def set_scalar(self, name: str, value: np.ndarray) -> None:
-        """Sets a scalar, by `kept_name`. Raises KeyError if there is none."""
+        """Sets a scalar, by `stored_name`. Raises KeyError if there is none."""
         for optimizer, own in self._scalars.items():
             key = own_name(optimizer, name)
-            if is_kept_by(optimizer, name) and key in own:
+            if is_stored_by(optimizer, name) and key in own:
                 self._scalars[optimizer] = {**own, key: np.array(value, own[key].dtype)}
                 return
         raise KeyError(f"no scalar {name!r} on this server")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,23 +66,8 @@ class ParameterServer(Closing):
         self._pickle: Any = load(
             "cloudpickle", needed_by="a parameter server", install="stratagem[ray]"
         )
-        self._reads = {
-            "pull": self._pull,
-            "pull_rows": self._pull_rows,
-            "scalars": self._scalars,
-            "describe": self._describe,
-            "journal": self._write_journal,
-        }
-        self._whole_changes = {
-            "create": self._create,
-            "assign": self._assign,
-            "scatter": self._scatter,
-            "rule": self._set_rule,
-            "drop_rule": self._drop_rule,
-            "set_scalar": self._set_scalar,
-            "expect": self._expect,
-            "flush": self._flush,
-        }
+        self._reads = self._read_handlers()
+        self._whole_changes = self._change_handlers()
         with contextlib.ExitStack() as stack:
             file = None
             if journal is not None:
@@ -119,6 +104,28 @@ class ParameterServer(Closing):
             self._listener.close()
             if self._journal is not None:
                 self._journal.close()
+
+    def _read_handlers(self) -> dict[str, Callable[[Message], Message]]:
+        return {
+            "pull": self._pull,
+            "pull_rows": self._pull_rows,
+            "scalars": self._scalars,
+            "describe": self._describe,
+            "journal": self._write_journal,
+        }
+
+    def _change_handlers(self) -> dict[str, Callable[[Message], dict[str, Any]]]:
+        """Returns the handlers of changes other than pushes."""
+        return {
+            "create": self._create,
+            "assign": self._assign,
+            "scatter": self._scatter,
+            "rule": self._set_rule,
+            "drop_rule": self._drop_rule,
+            "set_scalar": self._set_scalar,
+            "expect": self._expect,
+            "flush": self._flush,
+        }
 
     def _handle(self, request: Request) -> None:
         kind = request.message.kind

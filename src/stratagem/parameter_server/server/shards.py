@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from stratagem.messages import explain
-from stratagem.parameter_server.server.updates import is_kept_by, own_name
+from stratagem.parameter_server.server.updates import is_stored_by, own_name
 
 __all__ = ["SavedPart", "Shard", "ShardSpec", "UpdatedPart", "made_in_pieces", "require_rows"]
 
@@ -42,8 +42,8 @@ class ShardSpec:
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> ShardSpec:
         """Returns the spec from the fields of `dataclasses.asdict`, after a JSON round trip."""
-        told: dict[str, Any] = {**fields, "shape": tuple(fields["shape"])}
-        return cls(**told)
+        arguments: dict[str, Any] = {**fields, "shape": tuple(fields["shape"])}
+        return cls(**arguments)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Shard:
 
     def slots_of(self, optimizer: str) -> list[str]:
         """Returns the names of an optimizer's slots."""
-        return [name for name in [*self.slots] if is_kept_by(optimizer, name)]
+        return [name for name in [*self.slots] if is_stored_by(optimizer, name)]
 
     def pieces(self, marks: np.ndarray | None = None) -> Iterator[SavedPart]:
         """Yields copies of a table's rows, all or the marked ones, in pieces of about 4 MiB."""

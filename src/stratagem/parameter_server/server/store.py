@@ -18,7 +18,7 @@ from stratagem.parameter_server.server.shards import (
     UpdatedPart,
     require_rows,
 )
-from stratagem.parameter_server.server.updates import State, UpdateRule, kept_name
+from stratagem.parameter_server.server.updates import State, UpdateRule, stored_name
 
 __all__ = ["Marks", "ServerVariables"]
 
@@ -181,11 +181,11 @@ class ServerVariables:
                 with self._reading:
                     shard, _ = self._find(name)
                 for slot in rule.slots(name, shard.spec.shape, shard.spec.dtype):
-                    kept = kept_name(optimizer, slot.name)
-                    if kept not in shard.slots:
+                    full_name = stored_name(optimizer, slot.name)
+                    if full_name not in shard.slots:
                         full = np.full(shard.spec.shape, slot.initial, np.dtype(slot.dtype))
                         with self._reading:
-                            shard.slots[kept] = full
+                            shard.slots[full_name] = full
                         shard.mark()
             self.num_changes += 1
 
@@ -262,12 +262,12 @@ class ServerVariables:
 
     @property
     def scalars(self) -> dict[str, np.ndarray]:
-        """Scalars of all optimizers, by `kept_name`."""
+        """Scalars of all optimizers, by `stored_name`."""
         with self._reading:
             return self._rules.scalars
 
     def set_scalar(self, name: str, value: np.ndarray) -> None:
-        """Sets an optimizer scalar, by `kept_name`."""
+        """Sets an optimizer scalar, by `stored_name`."""
         with self._updating:
             with self._reading:
                 self._rules.set_scalar(name, value)

@@ -17,9 +17,9 @@ __all__ = [
     "State",
     "UpdateMode",
     "UpdateRule",
-    "is_kept_by",
-    "kept_name",
+    "is_stored_by",
     "own_name",
+    "stored_name",
 ]
 
 
@@ -136,7 +136,7 @@ class Pushed:
     values: Mapping[str, np.ndarray]
 
 
-def kept_name(optimizer: str, name: str) -> str:
+def stored_name(optimizer: str, name: str) -> str:
     """Returns the full name of an optimizer's slot or scalar.
 
     Neither part may contain a dot. `optimizer` is "" if there is only one.
@@ -145,10 +145,10 @@ def kept_name(optimizer: str, name: str) -> str:
 
 
 def own_name(optimizer: str, name: str) -> str:
-    """Returns the optimizer's own name for a slot or scalar: the inverse of `kept_name`."""
+    """Returns the optimizer's own name for a slot or scalar: the inverse of `stored_name`."""
     return name[len(optimizer) + 1 :] if optimizer else name
 
 
-def is_kept_by(optimizer: str, name: str) -> bool:
-    """Returns True if a `kept_name` belongs to an optimizer."""
+def is_stored_by(optimizer: str, name: str) -> bool:
+    """Returns True if a `stored_name` belongs to an optimizer."""
     return name.rpartition(".")[0] == optimizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import final
 
-from stratagem.cluster import ClusterResolver, id_in_cluster
+from stratagem.cluster import ClusterResolver, ClusterSpec, id_in_cluster
 from stratagem.parameter_server.cluster.cluster_plan import ClusterPlan, update_mode
 from stratagem.parameter_server.cluster.cluster_roles import (
     check_counts,
@@ -16,7 +16,11 @@ from stratagem.parameter_server.cluster.coordinator_options import (
     CoordinatorOptions,
     checked_options,
 )
-from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
+from stratagem.parameter_server.cluster.remote_state_strategy import (
+    ProcessParts,
+    RemoteStateStrategy,
+)
+from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.parameter_server.strategy.entry_points import start_cluster
 from stratagem.parameter_server.strategy.process_parts import (
     coordinator_parts,
@@ -109,30 +113,34 @@ class ParameterServerStrategy(RemoteStateStrategy):
         else:
             plan = ClusterPlan.local(num_workers, num_servers)
         limits = checked_options(options, independent=independent)
-        plan = plan.keeping_journals(journal_dir, limits.journal_interval_s)
+        plan = plan.with_journals(journal_dir, limits.journal_interval_s)
         mode = update_mode(
             plan.num_workers,
             synchronous=synchronous,
             backup_workers=backup_workers,
             max_staleness=max_staleness,
         )
-        cluster = start_cluster(plan)
         silence_s = limits.recovery_timeout_s
-        if plan.task is None:
-            parts = coordinator_parts(cluster, variable_partitioner, mode, silence_s)
-        else:
-            worker = id_in_cluster(spec, *plan.task)
-            parts = independent_parts(
-                cluster,
-                worker,
-                plan.num_workers,
-                variable_partitioner,
-                mode,
-                silence_s=silence_s,
-            )
-        super().__init__(parts, limits)
+        super().__init__(_parts(plan, spec, variable_partitioner, mode, silence_s), limits)
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:
         """The resolver of the cluster; None without one."""
         return self._resolver
+
+
+def _parts(
+    plan: ClusterPlan,
+    spec: ClusterSpec,
+    partitioner: Partitioner | None,
+    mode: UpdateMode,
+    silence_s: float | None,
+) -> ProcessParts:
+    """Starts or joins the cluster, and returns the parts of this process."""
+    cluster = start_cluster(plan)
+    if plan.task is None:
+        return coordinator_parts(cluster, partitioner, mode, silence_s)
+    worker = id_in_cluster(spec, *plan.task)
+    return independent_parts(
+        cluster, worker, plan.num_workers, partitioner, mode, silence_s=silence_s
+    )

@@ -66,7 +66,7 @@ def coordinator_parts(
 ) -> ProcessParts:
     """Returns the parts of the coordinator, which creates all variables."""
     connections = connect(cluster, silence_s)
-    cluster.tell_moves_to(connections.move)
+    cluster.report_moves_to(connections.move)
     variables = VariableClient(
         ServerClient(connections),
         ShardPlacer(len(cluster.server_addresses), partitioner),

@@ -47,7 +47,7 @@ class TableServers(Closing):
     ) -> None:
         self._cluster = cluster
         self._connections = connect(cluster, silence_s)
-        cluster.tell_moves_to(self._connections.move)
+        cluster.report_moves_to(self._connections.move)
         self.num_servers = len(cluster.server_addresses)
         variables = VariableClient(
             ServerClient(self._connections),
@@ -88,7 +88,7 @@ def table_servers(
     limits = checked_options(options, independent=True)
     resolver, spec = checked_cluster(cluster_resolver, "HybridStrategy")
     plan = ClusterPlan.servers_only(spec, resolver.task_type, num_servers)
-    plan = plan.keeping_journals(journal_dir, limits.journal_interval_s)
+    plan = plan.with_journals(journal_dir, limits.journal_interval_s)
     silence_s = limits.recovery_timeout_s
     return TableServers(start_cluster(plan), num_replicas, variable_partitioner, silence_s)
 

@@ -20,8 +20,8 @@ class ClientMemories:
     def __len__(self) -> int:
         return len(self._memories)
 
-    def share(self, connection: bytes, told: Any) -> list[Any]:
-        """Opens memory offered as `ClientMemory.told`, and returns the answer: usable or not.
+    def share(self, connection: bytes, offer: Any) -> list[Any]:
+        """Opens memory offered as `ClientMemory.offer`, and returns the answer: usable or not.
 
         Also drops the memory of clients that have exited.
         """
@@ -29,7 +29,7 @@ class ClientMemories:
             self.forget(other)
         self.forget(connection)
         try:
-            self._memories[connection] = ServerMemory(bytes(told))
+            self._memories[connection] = ServerMemory(bytes(offer))
         except (OSError, TypeError, ValueError, OverflowError):  # for example, in another container
             return [SHARED, b""]
         return [SHARED, b"here"]

@@ -92,7 +92,7 @@ class Connections(Closing):
         with self._borrowed() as connections:
             try:
                 for server, frames in packed.items():
-                    self._peers[server].require_kept()
+                    self._peers[server].require_present()
                     questions[server] = Question(
                         connections.to(server),
                         number,
@@ -188,12 +188,12 @@ class Connections(Closing):
         assert answer is not None
         if answer.kind != "error":
             return answer
-        peer, told = self._peers[server], answer.fields
+        peer, fields = self._peers[server], answer.fields
         raise ServerError(
             explain(
-                f"{peer.name} at {peer.place.address} raised {told['type']}: {told['text']}",
+                f"{peer.name} at {peer.place.address} raised {fields['type']}: {fields['text']}",
                 expected="a request that the server can carry out.",
-                fix=f"see the traceback from the server:\n{told['trace']}",
+                fix=f"see the traceback from the server:\n{fields['trace']}",
             )
         )
 

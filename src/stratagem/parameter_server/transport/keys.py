@@ -63,8 +63,8 @@ class ClusterKeys:
     def from_json(cls, text: str) -> ClusterKeys:
         """Returns the keys that `as_json` wrote. Raises ValueError if the text is invalid."""
         try:
-            told: Mapping[str, str] = json.loads(text)
-            return cls(**{name: key.encode("ascii") for name, key in told.items()})
+            pairs: Mapping[str, str] = json.loads(text)
+            return cls(**{name: key.encode("ascii") for name, key in pairs.items()})
         except (AttributeError, TypeError, UnicodeEncodeError, json.JSONDecodeError) as error:
             raise ValueError(
                 explain(

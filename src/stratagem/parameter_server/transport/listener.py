@@ -113,7 +113,7 @@ class Listener(Closing):
         # For the receiving thread only.
         self._known: dict[bytes, bytes] = {}
         # Time and content of answers whose connection is gone, by request number; oldest first.
-        self._kept: dict[bytes, tuple[float, list[Any]]] = {}
+        self._unfetched: dict[bytes, tuple[float, list[Any]]] = {}
         self._memories = ClientMemories()
         self._waking = threading.Lock()
         self._is_woken = False
@@ -170,7 +170,7 @@ class Listener(Closing):
         self._socket.sndhwm = self._socket.rcvhwm = 0
         self._socket.ipv6 = address.startswith("[")
         keys.lock(self._socket)
-        with _told_as_os_error(zmq, address):
+        with _raised_as_os_error(zmq, address):
             self._socket.bind(f"tcp://{address}")
         self.address: str = self._socket.last_endpoint.decode().rstrip("\0")
         if self.local is not None:
@@ -192,7 +192,7 @@ class Listener(Closing):
             poller.register(socket, zmq.POLLIN)
         is_ending = False
         while not is_ending:
-            ready = dict(poller.poll(_KEEP_TICK_MS if self._kept else None))
+            ready = dict(poller.poll(_KEEP_TICK_MS if self._unfetched else None))
             if self._woken in ready:
                 self._woken.recv()
                 with self._waking:  # before reading answers: later ones wake again
@@ -212,12 +212,12 @@ class Listener(Closing):
         is_known = number in self._known
         if is_known:
             self._known[number] = connection
-        if number in self._kept:
-            self._give(self._kept.pop(number)[1])
+        if number in self._unfetched:
+            self._give(self._unfetched.pop(number)[1])
             return
         if not is_message(content):
-            told = self._control(connection, content, is_known=is_known)
-            self._send([connection, number, *told])
+            reply = self._control(connection, content, is_known=is_known)
+            self._send([connection, number, *reply])
             return
         if is_known:
             return  # a resend of a request in progress
@@ -254,7 +254,7 @@ class Listener(Closing):
             del self._known[number]
         else:
             self._memories.forget(connection)
-            self._kept[number] = (time.monotonic(), answer)
+            self._unfetched[number] = (time.monotonic(), answer)
 
     def _send(self, frames: list[Any]) -> bool:
         """Sends frames; returns False if the connection is gone."""
@@ -269,8 +269,8 @@ class Listener(Closing):
     def _forget_old(self) -> None:
         """Drops answers that no client has fetched in time."""
         before_s = time.monotonic() - _KEEP_S
-        while self._kept and (oldest := next(iter(self._kept.items())))[1][0] <= before_s:
-            del self._kept[oldest[0]], self._known[oldest[0]]
+        while self._unfetched and (oldest := next(iter(self._unfetched.items())))[1][0] <= before_s:
+            del self._unfetched[oldest[0]], self._known[oldest[0]]
 
     def _control(self, connection: bytes, content: list[Any], *, is_known: bool) -> list[Any]:
         kind, *details = map(bytes, content)
@@ -304,7 +304,7 @@ class Listener(Closing):
 
 
 @contextlib.contextmanager
-def _told_as_os_error(zmq: Any, address: str) -> Any:
+def _raised_as_os_error(zmq: Any, address: str) -> Any:
     try:
         yield
     except zmq.ZMQError as error:

@@ -100,10 +100,10 @@ def _is_private(folder: Path) -> bool:
     """Returns True if only this user can enter or replace a folder."""
     status = folder.lstat()
     is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-    return is_own and not status.st_mode & 0o077 and all(map(_is_kept, folder.parents))
+    return is_own and not status.st_mode & 0o077 and all(map(_is_protected, folder.parents))
 
 
-def _is_kept(folder: Path) -> bool:
+def _is_protected(folder: Path) -> bool:
     status = folder.lstat()
     is_shared = status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX
     return stat.S_ISDIR(status.st_mode) and not is_shared and status.st_uid in (0, os.geteuid())

@@ -70,7 +70,7 @@ class Peer:
             self.num_losses += 1
             self.lost = self._last_reason = reason
 
-    def require_kept(self, num_losses: int | None = None) -> None:
+    def require_present(self, num_losses: int | None = None) -> None:
         """Raises UnavailableError if the server is lost.
 
         With `num_losses`, its value when the caller began to wait, a loss since then also counts.
@@ -173,11 +173,11 @@ class ServerConnection:
         # The server replaces the old memory as soon as it receives an offer.
         if self._memory is not None and self._offered is None:
             frames = self._memory.placed(frames)
-        self._tell([number, *in_parts(frames)])
+        self._send_parts([number, *in_parts(frames)])
 
     def ping(self, number: bytes, ping: bytes) -> None:
         """Asks if the server is working on a request; the answer echoes `ping`."""
-        self._tell([number, PING, ping])
+        self._send_parts([number, PING, ping])
 
     def receive(self) -> tuple[bytes, list[Any]] | None:
         """Returns a request number and frames, or None for a message about the server itself."""
@@ -199,7 +199,7 @@ class ServerConnection:
             self.peer.note_local(self.place.address, LocalSocket(path.decode(), password))
         return None
 
-    def _tell(self, parts: list[Any]) -> None:
+    def _send_parts(self, parts: list[Any]) -> None:
         # A rejected client has no connection and would block forever. An unsent request gets no
         # answer, so the waiting thread detects a lost server.
         with contextlib.suppress(self._zmq.Again):
@@ -217,7 +217,7 @@ class ServerConnection:
         except OSError:  # an optimization only
             self._may_share = False
             return
-        self._tell([_NO_NUMBER, SHARE, self._offered.told])
+        self._send_parts([_NO_NUMBER, SHARE, self._offered.offer])
 
     def _note_shared(self, *, is_shared: bool) -> None:
         """Uses or drops the offered memory, as the server answered."""

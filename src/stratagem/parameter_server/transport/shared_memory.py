@@ -54,7 +54,7 @@ def is_placed(frames: Sequence[Any]) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Plan:
+class _MemoryLayout:
     """Layout of a client's memory, sent as JSON.
 
     Args:
@@ -100,7 +100,7 @@ class ClientMemory:
             raise OSError("anonymous files are a thing of Linux")
         self._file = os.memfd_create("stratagem", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            self.plan = _Plan(
+            self.plan = _MemoryLayout(
                 os.getpid(),
                 self._file,
                 secrets.token_hex(_WORD_BYTES // 2),
@@ -121,7 +121,7 @@ class ClientMemory:
         self._free: deque[int] = deque()
 
     @property
-    def told(self) -> bytes:
+    def offer(self) -> bytes:
         """Description with which a server opens it."""
         return json.dumps(dataclasses.asdict(self.plan)).encode()
 
@@ -141,7 +141,7 @@ class ClientMemory:
         size = large_bytes(frames)
         if size and size <= len(self._requests):
             return _placed(self.plan, frames, _HEAD_BYTES, self._requests, freed)
-        return [_told(self.plan, 0, [], freed), *frames]
+        return [_encoded_places(self.plan, 0, [], freed), *frames]
 
     def read(self, frames: Sequence[Any]) -> list[Any]:
         """Returns an answer's frames, valid for as long as any of them is referenced."""
@@ -162,15 +162,15 @@ class ClientMemory:
 
 
 class ServerMemory:
-    """Server side, opened from `ClientMemory.told`.
+    """Server side, opened from `ClientMemory.offer`.
 
     Raises:
         OSError: it cannot be opened from this process.
         ValueError: the memory does not match its description, or can shrink.
     """
 
-    def __init__(self, told: bytes) -> None:
-        plan = self._plan = _Plan(**json.loads(told))
+    def __init__(self, offer: bytes) -> None:
+        plan = self._plan = _MemoryLayout(**json.loads(offer))
         file = os.open(f"/proc/{plan.pid:d}/fd/{plan.file:d}", os.O_RDWR | os.O_CLOEXEC)
         try:
             # Reading memory that shrank would kill this process.
@@ -180,7 +180,7 @@ class ServerMemory:
         finally:
             os.close(file)
         if bytes(self._map[:_WORD_BYTES]) != plan.word.encode():
-            raise ValueError("another memory than was told")
+            raise ValueError("another memory than was offered")
         self._answers = np.frombuffer(
             self._map, np.uint8, plan.answers_bytes, offset=plan.answers_begin
         )
@@ -226,13 +226,13 @@ class ServerMemory:
 
 
 def _placed(
-    plan: _Plan, frames: Sequence[Any], begin: int, room: np.ndarray, freed: list[int]
+    plan: _MemoryLayout, frames: Sequence[Any], begin: int, room: np.ndarray, freed: list[int]
 ) -> list[Any]:
     """Copies all frames but the first into `room`, and prepends their description."""
     sizes = [len(frame) for frame in frames[1:]]
     for part, frame in zip(_parts(room, sizes), frames[1:], strict=True):
         part[:] = np.frombuffer(frame, np.uint8)
-    return [_told(plan, begin, sizes, freed), frames[0]]
+    return [_encoded_places(plan, begin, sizes, freed), frames[0]]
 
 
 def _parts(whole: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
@@ -244,17 +244,19 @@ def _parts(whole: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
     return parts
 
 
-def _told(plan: _Plan, begin: int, sizes: Sequence[int], freed: Sequence[int]) -> bytes:
+def _encoded_places(
+    plan: _MemoryLayout, begin: int, sizes: Sequence[int], freed: Sequence[int]
+) -> bytes:
     numbers = [*sizes, *freed]
     head = _PLACES.pack(_MARK, plan.name, begin, len(sizes), len(freed))
     return head + struct.pack(f"<{len(numbers)}Q", *numbers)
 
 
-def _places(plan: _Plan, told: Any) -> tuple[int, list[int], list[int]]:
-    told = bytes(told)
+def _places(plan: _MemoryLayout, frame: Any) -> tuple[int, list[int], list[int]]:
+    frame = bytes(frame)
     try:
-        _, name, begin, num_sizes, num_freed = _PLACES.unpack_from(told)
-        numbers = struct.unpack_from(f"<{num_sizes + num_freed}Q", told, _PLACES.size)
+        _, name, begin, num_sizes, num_freed = _PLACES.unpack_from(frame)
+        numbers = struct.unpack_from(f"<{num_sizes + num_freed}Q", frame, _PLACES.size)
     except struct.error as error:
         raise ConnectionError(f"a message that is none of this library's ({error})") from error
     if name != plan.name:

@@ -81,7 +81,7 @@ class Question:
         Raises:
             UnavailableError: the server is lost, or a time limit has passed.
         """
-        self.connection.peer.require_kept(self._num_losses)
+        self.connection.peer.require_present(self._num_losses)
         if self.connection.is_astray:
             self._follow()
         elif now_s >= self._deadline_s:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
 
-__all__ = ["check_steps", "from_dataset", "from_function"]
+__all__ = ["checked_steps", "from_dataset", "from_function"]
 
 
 def from_dataset(strategy: Strategy, dataset: Any, options: object) -> DistributedDataset:
@@ -107,13 +107,36 @@ def _check_options(options: object) -> InputOptions:
     return options or InputOptions()
 
 
-def check_steps(strategy: Strategy, fn: object, iterator: object, num_steps: object) -> None:
-    """Checks the arguments of `run_steps`.
+def checked_steps(strategy: Strategy, fn: object, iterator: Any, num_steps: Any) -> int:
+    """Checks the arguments of `run_steps`, and returns the number of steps.
 
     Raises:
         TypeError: an argument of another type.
         ValueError: fewer than 1 step, or another strategy's dataset.
     """
+    if num_steps is None:
+        num_steps = strategy.executor.steps_per_call
+    _check_step_types(fn, iterator, num_steps)
+    if num_steps < 1:
+        raise ValueError(
+            explain(
+                f"run_steps received num_steps={num_steps}.",
+                expected="1 or more.",
+                fix="pass the number of batches.",
+            )
+        )
+    if iterator.strategy is not strategy:
+        raise ValueError(
+            explain(
+                f"run_steps of {strategy} received an iterator of {iterator.strategy}.",
+                expected="a dataset that this strategy distributed.",
+                fix="call distribute_dataset of the strategy that runs the steps.",
+            )
+        )
+    return num_steps
+
+
+def _check_step_types(fn: Any, iterator: Any, num_steps: Any) -> None:
     if not callable(fn):
         raise TypeError(
             explain(
@@ -136,21 +159,5 @@ def check_steps(strategy: Strategy, fn: object, iterator: object, num_steps: obj
                 f"run_steps received num_steps={num_steps!r} of type {type(num_steps).__name__}.",
                 expected="an int.",
                 fix="pass the number of batches.",
-            )
-        )
-    if num_steps < 1:
-        raise ValueError(
-            explain(
-                f"run_steps received num_steps={num_steps}.",
-                expected="1 or more.",
-                fix="pass the number of batches.",
-            )
-        )
-    if iterator.strategy is not strategy:
-        raise ValueError(
-            explain(
-                f"run_steps of {strategy} received an iterator of {iterator.strategy}.",
-                expected="a dataset that this strategy distributed.",
-                fix="call distribute_dataset of the strategy that runs the steps.",
             )
         )

@@ -186,20 +186,7 @@ class StrategyExtended:
         stack.require_cross_replica(
             self._strategy, "extended.update", instead="call it in merge_call."
         )
-        leaves = jax.tree.leaves((args, kwargs), is_leaf=_is_distributed)
-        if any(isinstance(leaf, PerReplica) for leaf in leaves):
-            raise TypeError(
-                explain(
-                    "extended.update received a PerReplica argument.",
-                    expected="plain or Mirrored values: each copy must take the same update.",
-                    fix="reduce it first: strategy.extended.reduce_to(op, value, variable).",
-                )
-            )
-        plain_args, plain_kwargs = jax.tree.map(
-            lambda leaf: leaf.value if isinstance(leaf, Mirrored) else leaf,
-            (tuple(args), kwargs or {}),
-            is_leaf=_is_distributed,
-        )
+        plain_args, plain_kwargs = _plain_arguments(tuple(args), kwargs or {})
         frame = stack.current_frame()
         with stack.push(stack.FrameKind.UPDATE, self._strategy, frame.replica if frame else None):
             result = fn(var, *plain_args, **plain_kwargs)
@@ -272,6 +259,24 @@ class StrategyExtended:
         Source: TF 2.21 distribute_lib.py, StrategyExtendedV2.value_container.
         """
         return value
+
+
+def _plain_arguments(args: tuple[Any, ...], kwargs: Any) -> tuple[Any, Any]:
+    """Returns the arguments of an update, which must be equal for all copies."""
+    leaves = jax.tree.leaves((args, kwargs), is_leaf=_is_distributed)
+    if any(isinstance(leaf, PerReplica) for leaf in leaves):
+        raise TypeError(
+            explain(
+                "extended.update received a PerReplica argument.",
+                expected="plain or Mirrored values: each copy must take the same update.",
+                fix="reduce it first: strategy.extended.reduce_to(op, value, variable).",
+            )
+        )
+    return jax.tree.map(
+        lambda leaf: leaf.value if isinstance(leaf, Mirrored) else leaf,
+        (args, kwargs),
+        is_leaf=_is_distributed,
+    )
 
 
 def _is_distributed(leaf: object) -> bool:

@@ -135,6 +135,24 @@ class LogicalDevices:
         Source: TF 2.21 tpu_strategy.py, TPUStrategyV2.experimental_assign_to_logical_device.
         """
         _require_replica("assign_to_logical_device")
+        self._check_assignment(logical_device_id)
+        if self.topology.num_logical_devices == 1 or _slot.infers_shapes():
+            return tensor
+        warnings.warn(
+            explain(
+                "assign_to_logical_device puts a copy on every device of the replica.",
+                expected="that what follows is computed by each of them.",
+                fix="to divide the work, use split_to_logical_devices or layout_map.",
+            ),
+            stacklevel=2,
+        )
+        return self._constrained(tensor, PartitionSpec())
+
+    experimental_assign_to_logical_device = assign_to_logical_device
+    experimental_replicate_to_logical_devices = replicate_to_logical_devices
+    experimental_split_to_logical_devices = split_to_logical_devices
+
+    def _check_assignment(self, logical_device_id: int) -> None:
         if self.refuses_assignment:
             raise ValueError(
                 explain(
@@ -153,21 +171,6 @@ class LogicalDevices:
                     fix="choose one of these, or make a strategy with larger groups of devices.",
                 )
             )
-        if count == 1 or _slot.infers_shapes():
-            return tensor
-        warnings.warn(
-            explain(
-                "assign_to_logical_device puts a copy on every device of the replica.",
-                expected="that what follows is computed by each of them.",
-                fix="to divide the work, use split_to_logical_devices or layout_map.",
-            ),
-            stacklevel=2,
-        )
-        return self._constrained(tensor, PartitionSpec())
-
-    experimental_assign_to_logical_device = assign_to_logical_device
-    experimental_replicate_to_logical_devices = replicate_to_logical_devices
-    experimental_split_to_logical_devices = split_to_logical_devices
 
     def _spec(self, parts: Sequence[int]) -> PartitionSpec:
         """Maps each axis of a value to mesh axes whose sizes are the prime factors of its parts."""

@@ -156,8 +156,8 @@ def of_all(value: PerReplica, num_replicas: int) -> PerReplica:
     if value.objects is None or len(value.objects) == num_replicas or group is None:
         return value
     own = [np.asarray(part) for part in value.objects]
-    told = group.exchange("parts of unlike shapes", own)
-    return PerReplica(objects=tuple(part for parts in told for part in parts))
+    received = group.exchange("parts of unlike shapes", own)
+    return PerReplica(objects=tuple(part for parts in received for part in parts))
 
 
 def _mean(stacked: Any) -> Any:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 import jax
-import numpy as np
 
 from stratagem.background_errors import raise_reported
 from stratagem.cluster import ClusterResolver
@@ -16,19 +15,17 @@ from stratagem.context import stack
 from stratagem.execution import Executor, Lockstep
 from stratagem.input import DistributedDataset, DistributedIterator
 from stratagem.messages import explain
-from stratagem.options import InputContext, InputOptions, ReduceOp, RunOptions, ValueContext
-from stratagem.strategies.base import datasets, reduction
+from stratagem.options import InputContext, InputOptions, ReduceOp, RunOptions
+from stratagem.strategies.base import datasets
 from stratagem.strategies.base.argument_checks import check_parts, check_run
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.base.cross_device_ops import CrossDeviceOps
 from stratagem.strategies.base.extended import StrategyExtended
 from stratagem.strategies.base.logical_devices import LogicalDevices
 from stratagem.strategies.base.old_methods import OldMethods
+from stratagem.strategies.base.value_methods import ValueMethods
 from stratagem.topology import Topology, planned_topology
 from stratagem.tracebacks import filters_traceback
-from stratagem.values import PerReplica, regroup, select_replica
-from stratagem.values.distributed import DistributedValues
-from stratagem.values.regrouping import is_per_replica
 from stratagem.variables import (
     Placement,
     Replicated,
@@ -39,7 +36,7 @@ from stratagem.variables import (
 __all__ = ["Strategy"]
 
 
-class Strategy(LogicalDevices, OldMethods):
+class Strategy(ValueMethods, LogicalDevices, OldMethods):
     """Distributes training over devices.
 
     A strategy is four parts. A concrete strategy only chooses them.
@@ -190,20 +187,15 @@ class Strategy(LogicalDevices, OldMethods):
             self, "run", instead="call the function itself; it is in a replica."
         )
         check_run(fn, args, options)
-        frame = stack.current_frame()
-        if frame is not None and frame.replica is not None:
-            raise RuntimeError(
-                explain(
-                    "run was called in merge_call, while a step runs.",
-                    expected="cross-replica context outside every step.",
-                    fix="call the function on the replicas before or after merge_call.",
-                )
-            )
+        _refuse_in_merge_call()
         raise_reported()
-        with contextlib.nullcontext() if frame is not None else self._opened():
+        with self._opened():
             return self.executor.run(fn, args, kwargs or {})
 
     def _opened(self) -> contextlib.AbstractContextManager[Any]:
+        """Enters the scope of this strategy, unless this thread is in one."""
+        if stack.current_frame() is not None:
+            return contextlib.nullcontext()
         return stack.push(stack.FrameKind.SCOPE, self)
 
     @filters_traceback
@@ -219,17 +211,14 @@ class Strategy(LogicalDevices, OldMethods):
         """Runs a function on the next batches, once per replica and batch, in one call of the host.
 
         The batches are stacked, transferred once and looped over on the devices. Call in
-        cross-replica
-        context.
+        cross-replica context.
 
         Args:
             fn: the replica function, called as in `run(fn, args=(batch,))`; or, if it takes the
                 elements of a tuple instead of the tuple, as in `run(fn, args=batch)`.
             iterator: iterator of a dataset that this strategy distributed.
-            num_steps: maximum number of batches; fewer if the data ends. None for the
-                `steps_per_run` of a `TPUStrategy`.
-            reduce: "sum" or "mean" of each result over the replicas, step by step; None returns
-                results per replica.
+            num_steps: maximum number of batches; None for a `TPUStrategy`'s `steps_per_run`.
+            reduce: "sum" or "mean" of each step's result over the replicas; None for no reduction.
             carry: pytree of arrays, passed to `fn` as its first argument; `fn` returns a pair of
                 the next carry and its result. None for no carry.
 
@@ -255,14 +244,11 @@ class Strategy(LogicalDevices, OldMethods):
         Source: TF 1.x contrib tpu_strategy.py, steps_per_run.
         """
         stack.require_cross_replica(self, "run_steps", instead="call the function in a lax.scan.")
-        num_steps = self.executor.steps_per_call if num_steps is None else num_steps
-        datasets.check_steps(self, fn, iterator, num_steps)
-        assert num_steps is not None
+        count = datasets.checked_steps(self, fn, iterator, num_steps)
         op = None if reduce is None else ReduceOp.parse(reduce)
         raise_reported()
-        opened = contextlib.nullcontext() if stack.current_frame() is not None else self._opened()
-        with opened:
-            return self.executor.run_steps(fn, iterator, num_steps, reduce_op=op, carry=carry)
+        with self._opened():
+            return self.executor.run_steps(fn, iterator, count, reduce_op=op, carry=carry)
 
     @filters_traceback
     def distribute_dataset(
@@ -347,149 +333,14 @@ class Strategy(LogicalDevices, OldMethods):
 
     experimental_distribute_datasets_from_function = distribute_datasets_from_function
 
-    @filters_traceback
-    def reduce(self, reduce_op: ReduceOp | str, value: object, axis: Any) -> Any:
-        """Combines the parts of a value over replicas. Call in cross-replica context.
 
-        Args:
-            reduce_op: "sum" or "mean".
-            value: pytree with `PerReplica` leaves.
-            axis: None to reduce over replicas only; one or several ints to reduce over those axes
-                of a component as well, where MEAN divides by the true number of elements.
-
-        Returns:
-            The pytree with ordinary arrays; SUM keeps the dtype, MEAN of integers is a float.
-
-        Raises:
-            ValueError: unknown op, axis out of range, or a SUM of a plain value over several
-                replicas.
-            TypeError: axis of another type.
-            InvalidArgumentError: parts of unequal shapes with `axis=None`.
-            RuntimeError: in replica context; use `all_reduce` or `merge_call`.
-
-        Example:
-            >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
-            >>> ids = strategy.run(lambda: sg.get_replica_context().replica_id_in_sync_group)
-            >>> strategy.reduce("sum", ids, axis=None)
-            Array(1, dtype=int32)
-
-        Source: TF 2.21 distribute_lib.py, StrategyBase.reduce.
-        """
-        stack.require_cross_replica(
-            self, "reduce", instead="use ReplicaContext.all_reduce, or call it in merge_call."
+def _refuse_in_merge_call() -> None:
+    frame = stack.current_frame()
+    if frame is not None and frame.replica is not None:
+        raise RuntimeError(
+            explain(
+                "run was called in merge_call, while a step runs.",
+                expected="cross-replica context outside every step.",
+                fix="call the function on the replicas before or after merge_call.",
+            )
         )
-        op = ReduceOp.parse(reduce_op)
-        axes = reduction.parse_axes(axis)
-        count = self.num_replicas_in_sync
-        return _map(lambda leaf: reduction.reduce(op, leaf, axes, num_replicas=count), value)
-
-    @filters_traceback
-    def gather(self, value: object, axis: int) -> Any:
-        """Concatenates the parts of a value in replica order. Call in cross-replica context.
-
-        Args:
-            value: pytree with `PerReplica` leaves, each part of shape (..., n_i, ...).
-            axis: axis of a part, with -rank <= axis < rank.
-
-        Returns:
-            The pytree with ordinary arrays, size sum(n_i) at `axis`, true rows only; plain values
-            unchanged.
-
-        Raises:
-            ValueError: rank 0, or axis out of range.
-            InvalidArgumentError: parts whose ranks or other sizes differ.
-            NotImplementedError: `IndexedSlices`.
-            RuntimeError: in replica context; use `all_gather`.
-
-        Example:
-            >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
-            >>> value = strategy.distribute_values_from_function(lambda _: jax.numpy.ones(2))
-            >>> strategy.gather(value, axis=0).shape
-            (4,)
-
-        Source: TF 2.21 distribute_lib.py, StrategyBase.gather.
-        """
-        stack.require_cross_replica(self, "gather", instead="use ReplicaContext.all_gather.")
-        count = self.num_replicas_in_sync
-        return _map(lambda leaf: reduction.gather(leaf, axis, num_replicas=count), value)
-
-    concat = gather
-
-    @filters_traceback
-    def local_results(self, value: object) -> tuple[Any, ...]:
-        """Returns the parts of a value that this process holds. Call in cross-replica context.
-
-        Args:
-            value: a `PerReplica`, a pytree with such leaves, or any other value.
-
-        Returns:
-            Tuple of its components, true rows only; for a pytree, one pytree per replica of this
-            process; `(value,)` for a value that is not distributed.
-
-        Raises:
-            RuntimeError: in replica context.
-
-        Example:
-            >>> sg.get_strategy().local_results(7)
-            (7,)
-
-        Source: TF 2.21 distribute_lib.py, StrategyBase.experimental_local_results.
-        """
-        stack.require_cross_replica(
-            self, "local_results", instead="use the value: it is this replica's."
-        )
-        if isinstance(value, PerReplica):
-            return value.components
-        count = self.topology.num_local_replicas
-        if isinstance(value, DistributedValues):
-            return (value,) * count
-        if not any(map(is_per_replica, jax.tree.leaves(value, is_leaf=is_per_replica))):
-            return (value,)
-        return tuple(select_replica(index, value) for index in range(count))
-
-    experimental_local_results = local_results
-
-    @filters_traceback
-    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
-        """Creates a distributed value from a function. Call in cross-replica context.
-
-        Args:
-            value_fn: called once per replica of this process with a `ValueContext`; returns a
-                pytree.
-
-        Returns:
-            The pytree with `PerReplica` leaves; plain with one replica.
-
-        Raises:
-            ValueError: the pytrees differ in structure.
-            RuntimeError: in replica context.
-
-        Example:
-            >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
-            >>> strategy.distribute_values_from_function(lambda c: 10 * c.replica_id_in_sync_group)
-            PerReplica[0 | 10]
-
-        Source: TF 2.21 distribute_lib.py, experimental_distribute_values_from_function.
-        """
-        stack.require_cross_replica(
-            self,
-            "distribute_values_from_function",
-            instead="compute the value in the replica function.",
-        )
-        count = self.num_replicas_in_sync
-        ids = self.topology.local_replica_ids
-        values = [value_fn(ValueContext(index, count)) for index in ids]
-        if count > 1:  # Equal numbers must make a PerReplica too, regardless of their values.
-            values = jax.tree.map(_number_as_array, values)
-        return regroup(values, self.topology)
-
-    experimental_distribute_values_from_function = distribute_values_from_function
-
-
-def _map(fn: Callable[[Any], Any], value: object) -> Any:
-    return jax.tree.map(fn, value, is_leaf=reduction.is_leaf)
-
-
-def _number_as_array(leaf: object) -> Any:
-    is_number = isinstance(leaf, int | float | complex) and not isinstance(leaf, bool)
-    return np.asarray(leaf) if is_number else leaf

@@ -112,7 +112,7 @@ def test_middle_of_a_long_traceback_is_left_out() -> None:
         ),
     ],
 )
-def test_task_that_lost_a_peer_is_told_by_its_errors(program, lost) -> None:
+def test_task_that_lost_a_peer_is_recognized_by_its_errors(program, lost) -> None:
     assert has_lost_peer(stderr_of(program)) is lost
 
 
