@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from stratagem.cluster import ClusterSpec, id_in_cluster, worker_count
 from stratagem.messages import explain
-from stratagem.parameter_server.cluster.cluster_roles import check_counts
+from stratagem.parameter_server.cluster.cluster_roles import check_counts, refuse_numbers
 from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.parameter_server.transport.keys import ClusterKeys
 
@@ -123,15 +123,7 @@ class ClusterPlan:
                     '{"type": "chief", "index": 0}}; run `stratagem server` as ps.',
                 )
             )
-        if num_servers is not None:
-            raise ValueError(
-                explain(
-                    f"num_servers={num_servers!r} was passed for a cluster with "
-                    f"{spec.num_tasks('ps')} ps tasks.",
-                    expected="num_servers only without a cluster.",
-                    fix="omit num_servers.",
-                )
-            )
+        refuse_numbers(spec, num_servers=num_servers)
         return cls(0, spec.num_tasks("ps"), spec, strategy="HybridStrategy")
 
     def keeping_journals(

@@ -219,7 +219,7 @@ class LocalProcesses(Closing):
                     return None
             try:
                 process = self._start(index)
-            except (RuntimeError, UnavailableError) as error:
+            except Exception as error:  # noqa: BLE001 - also OSError: no memory or descriptors left
                 failure = error
                 delay_s = restarts.delay_after_failed_start_s()
                 continue
@@ -234,21 +234,22 @@ class LocalProcesses(Closing):
     def _start(self, index: int) -> ForkedProcess | None:
         """Starts a process once; returns None if closed meanwhile."""
         name = f"{self._kind} {index}"
-        pipes = [os.pipe() for _ in range(2)]
-        self._printers[index] = [
-            threading.Thread(target=_pass_on, args=(ours, name, stream), daemon=True)
-            for (ours, _), stream in zip(pipes, ("stdout", "stderr"), strict=True)
-        ]
-        for printer in self._printers[index]:
-            printer.start()
+        self._printers[index] = []
+        outputs: list[int] = []
         try:
-            process = self._standby.start(self._pickled[index], [theirs for _, theirs in pipes])
+            for stream in ("stdout", "stderr"):
+                ours, theirs = os.pipe()
+                outputs.append(theirs)
+                printer = threading.Thread(target=_pass_on, args=(ours, name, stream), daemon=True)
+                printer.start()
+                self._printers[index].append(printer)
+            process = self._standby.start(self._pickled[index], outputs)
         except RuntimeError as error:
             raise cannot_start(name, error) from error
         except UnavailableError as error:
             raise died_at_start(name, error) from error
         finally:
-            for _, theirs in pipes:
+            for theirs in outputs:
                 os.close(theirs)
         with self._changed:
             if self._is_closed:
