@@ -218,7 +218,7 @@ def create_file_writer(
         )
     flush_millis = _DEFAULT_FLUSH_MILLIS if flush_millis is None else flush_millis
     for name, value in (("max_queue", max_queue), ("flush_millis", flush_millis)):
-        if not isinstance(value, int) or value < 0:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise ValueError(
                 explain(
                     f"create_file_writer received {name}={value!r}.",

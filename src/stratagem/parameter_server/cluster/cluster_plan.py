@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from stratagem.cluster import ClusterSpec, id_in_cluster, worker_count
+from stratagem.folders import checked_folder
 from stratagem.messages import explain
 from stratagem.parameter_server.cluster.cluster_roles import check_counts, refuse_numbers
 from stratagem.parameter_server.server.updates import UpdateMode
@@ -130,7 +131,7 @@ class ClusterPlan:
         self, journal_dir: str | os.PathLike[str] | None, journal_interval_s: float
     ) -> ClusterPlan:
         """Returns the plan with another journal folder; None for a folder of this run."""
-        folder = None if journal_dir is None else os.fspath(journal_dir)
+        folder = None if journal_dir is None else checked_folder("journal_dir", journal_dir)
         return dataclasses.replace(self, journal_dir=folder, journal_interval_s=journal_interval_s)
 
 
