@@ -113,7 +113,7 @@ def test_closures_of_one_worker_wait_for_it() -> None:
     assert ended == [None]
 
 
-@pytest.mark.parametrize("call", ["put", "wait", "is_done"])
+@pytest.mark.parametrize("call", ["put", "wait"])
 def test_error_is_raised_once_when_nothing_runs_any_more(call) -> None:
     queue = ClosureQueue()
     put = [closure(str(i)) for i in range(4)]
@@ -124,7 +124,6 @@ def test_error_is_raised_once_when_nothing_runs_any_more(call) -> None:
     calls = {
         "put": lambda: queue.put(closure("later")),
         "wait": queue.wait,
-        "is_done": queue.is_done,
     }
     thread, ended = in_thread(calls[call])
     thread.join(0.05)
@@ -232,6 +231,39 @@ def test_loss_of_a_server_ends_all() -> None:
     queue.put_back(running)
     with pytest.raises(ConnectionError, match="server 0"):
         queue.wait()
+
+
+def test_whether_all_is_done_is_answered_at_once() -> None:
+    queue = ClosureQueue()
+    for name in "ab":
+        queue.put(closure(name))
+    failing, running = get(queue, 0), get(queue, 1)
+    queue.fail(failing, ValueError("the first"))
+    thread, ended = in_thread(queue.is_done)
+    thread.join(5)
+    assert ended == [False]  # one still runs
+    queue.finish(running, None)
+    with pytest.raises(ValueError, match="the first"):
+        queue.is_done()
+    assert queue.is_done()
+
+
+def test_errors_that_are_raised_again_keep_no_earlier_frames() -> None:
+    queue, failed = ClosureQueue(), RemoteValue()
+    lost_for_good(queue)
+    try:
+        raise ValueError("a function")
+    except ValueError as error:
+        failed.abort(error)
+    for raise_again in (lambda: queue.put(closure(worker=1)), failed.fetch):
+        counts = set[int]()
+        for _ in range(3):
+            with pytest.raises((ConnectionError, ValueError)) as caught:
+                raise_again()
+            counts.add(len(caught.traceback))
+        assert len(counts) == 1
+    here, *library, first = [frame.name for frame in caught.traceback]
+    assert (library, first) == (["fetch", "_wait"], here)  # the first traceback is kept
 
 
 def lost_for_good(queue: ClosureQueue) -> None:

@@ -173,6 +173,16 @@ def test_server_that_is_not_there_is_named(keys, monkeypatch) -> None:
         connections.ask(0, Message("x"))
 
 
+def test_limit_of_0_s_is_not_the_default(keys) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with (
+        Connections(keys, [f"tcp://127.0.0.1:{port}"], silence_s=0) as connections,
+        pytest.raises(UnavailableError, match="gave no answer for 0 s"),
+    ):
+        connections.ask(0, Message("x"), timeout_s=10.0)
+
+
 def test_clients_without_the_keys_are_not_heard(listen, keys) -> None:
     heard: list[Message] = []
 
@@ -188,7 +198,7 @@ def test_clients_without_the_keys_are_not_heard(listen, keys) -> None:
     for strange in (stranger, mixed):
         with (
             Connections(strange, [listener.address]) as connections,
-            pytest.raises(UnavailableError, match="has the keys of this cluster"),
+            pytest.raises(UnavailableError, match="with the keys of this cluster"),
         ):
             connections.ask(0, Message("x"), timeout_s=0.5)
     with zmq.Context() as context, context.socket(zmq.DEALER) as plain:

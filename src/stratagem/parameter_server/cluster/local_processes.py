@@ -126,7 +126,7 @@ class LocalProcesses(Closing):
                 lambda: self._errors or len(self._addresses) == self._count, limit_s
             )
             for error in self._errors.values():
-                raise error
+                raise error.with_traceback(None)  # raised by each call: without earlier frames
             missing = [index for index in range(self._count) if index not in self._addresses]
             if missing:
                 raise not_started(

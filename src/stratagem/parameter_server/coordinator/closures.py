@@ -101,8 +101,8 @@ class ClosureQueue:
                         fix="create a new strategy and a new coordinator.",
                     )
                 )
-            if closure.worker in self._gone:
-                raise self._gone[closure.worker]
+            if gone := self._gone_error(closure.worker):
+                raise gone
             missing = [value for value in closure.inputs if not _is_there(value)]
             if not missing:
                 self._append(closure)
@@ -175,8 +175,8 @@ class ClosureQueue:
             self._changed.notify_all()
         if is_given_up:
             _cancel([closure])
-        elif closure.worker in self._gone:
-            self.break_all(self._gone[closure.worker])
+        elif gone := self._gone_error(closure.worker):
+            self.break_all(gone)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Waits until nothing is queued or running; returns False after `timeout_s` seconds.
@@ -191,14 +191,15 @@ class ClosureQueue:
             return is_over
 
     def is_done(self) -> bool:
-        """Returns True if nothing is queued or running.
+        """Returns True if nothing is queued or running. Does not wait.
 
         Raises:
-            BaseException: the first error of a closure; blocks until none is running.
+            BaseException: the first error of a closure, once none is running.
         """
         with self._changed:
-            if self._error is not None:
-                self._raise_error()
+            if self._num_running:
+                return False
+            self._raise_error()
             return self._is_idle
 
     def close(self) -> None:
@@ -243,6 +244,11 @@ class ClosureQueue:
     def _is_idle(self) -> bool:
         return not self._num_unstarted and not self._num_running
 
+    def _gone_error(self, worker: int | None) -> BaseException | None:
+        error = self._gone.get(worker)
+        # Raised several times: without the frames of earlier times.
+        return None if error is None else error.with_traceback(None)
+
     def _append(self, closure: Closure) -> None:
         line = self._line
         if closure.worker is not None:
@@ -256,7 +262,7 @@ class ClosureQueue:
         with self._changed:
             if self._waiting.pop(id(closure), None) is None:
                 return  # already cancelled
-            error = self._gone.get(closure.worker)
+            error = self._gone_error(closure.worker)
             if failed is not None:
                 error = _input_error(closure, failed)
             if error is None:
