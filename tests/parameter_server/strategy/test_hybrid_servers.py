@@ -331,7 +331,7 @@ def test_killed_server_goes_on_from_its_journal(tmp_path) -> None:
         strategy.placement.remote.variables.secure()
         strategy.run(step)  # which is lost
         dies.server.restart()
-        with pytest.warns(RuntimeWarning, match="this process has seen that 1 updates were lost"):
+        with pytest.warns(RuntimeWarning, match="this process has seen that 1 update was lost"):
             strategy.run(step)
         # The server counts as this process does: the third update has the first rate still.
         np.testing.assert_array_equal(other.value, [-6, -12])
