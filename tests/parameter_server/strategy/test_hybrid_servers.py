@@ -416,7 +416,7 @@ def test_cluster_is_one_of_a_chief_and_servers() -> None:
 def test_strategy_with_servers_cannot_be_copied(mixed) -> None:
     strategy, _ = mixed
     assert repr(strategy) == "HybridStrategy(cpu:0, cpu:1, 2 servers)"
-    with pytest.raises(ValueError, match=r"was given to copy\.deepcopy"):
+    with pytest.raises(ValueError, match=r"was passed to copy\.deepcopy"):
         copy.deepcopy(strategy)
 
 

@@ -133,8 +133,8 @@ class LocalProcesses(Closing):
                     [f"{self._kind} {index}" for index in missing],
                     self._count,
                     limit_s,
-                    expected="a machine that loads JAX and Keras in this time.",
-                    look_at="look at how busy this machine is",
+                    expected="processes that load JAX and Keras within this time.",
+                    look_at="check whether this machine is overloaded",
                 )
             return [self._addresses[index] for index in range(self._count)]
 

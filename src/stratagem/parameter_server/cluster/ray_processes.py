@@ -224,8 +224,8 @@ class RayProcesses(Closing):
             names,
             len(self._lives),
             limit_s,
-            expected="machines in the Ray cluster that have what each process needs.",
-            look_at="start the tasks that are missing, and look at what `ray status` says",
+            expected="machines in the Ray cluster with the resources that each process needs.",
+            look_at="start the missing tasks, and check `ray status`",
         )
 
     def _watch(self) -> None:
