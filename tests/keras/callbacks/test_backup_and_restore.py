@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import os
 import shutil
@@ -17,7 +16,6 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.checkpoint import MemoryBackup
 from stratagem.errors import DataLossError
 from tests.keras.callbacks.backups import (
     BATCH_SIZE,
@@ -486,22 +484,6 @@ def test_state_of_each_step_is_kept_in_memory(
     assert first_steps == [0, 3 // freq * freq, *at_begin]
     assert_same(run(), undisturbed(name)[0])  # what has ended is not gone on with
     assert first_steps[-1] == 0
-
-
-def test_memory_without_room_is_warned_of_and_training_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def save(memory: Any, step: int) -> float:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setenv("STRATAGEM_MEMORY_DIR", str(tmp_path / "memory"))
-    monkeypatch.setattr(MemoryBackup, "save", save)
-    with pytest.warns(
-        RuntimeWarning, match=r"(?s)can no longer be saved in .*resumes from .*disk"
-    ) as caught:
-        got = train(folder=tmp_path / "disk", freq="epoch", memory_save_freq=1)[0]
-    assert sum("can no longer be saved" in str(one.message) for one in caught) == 1
-    assert_same(got, undisturbed("none")[0])
 
 
 def test_notice_saves_the_backup_and_nothing_else() -> None:

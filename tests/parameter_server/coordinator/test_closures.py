@@ -280,6 +280,19 @@ def test_put_for_a_worker_that_is_gone_raises_why() -> None:
     assert queue.wait(timeout_s=30)
 
 
+def test_put_after_the_loss_of_all_workers_raises_why() -> None:
+    queue = ClosureQueue()
+    queue.lose_worker(0, ConnectionError("worker 0"))
+    queue.lose_worker(None, ConnectionError("the last worker"))
+    for _ in range(2):
+        with pytest.raises(ConnectionError, match="the last worker"):
+            queue.put(closure())
+    queue.find_worker(0)
+    queue.put(closure())
+    queue.finish(get(queue, 0), None)
+    assert queue.wait(timeout_s=30)
+
+
 @pytest.mark.parametrize("state", ["queued", "running", "waiting"])
 def test_what_only_a_worker_that_is_gone_may_run_does_not_hang(state) -> None:
     queue = ClosureQueue()

@@ -216,14 +216,15 @@ class ClosureQueue:
             given_up = self._give_up(error)
         _cancel(given_up)
 
-    def lose_worker(self, worker: int, error: BaseException) -> None:
-        """Marks a worker as permanently lost.
+    def lose_worker(self, worker: int | None, error: BaseException) -> None:
+        """Marks a worker as permanently lost; None is all of them.
 
-        If closures bound to it are queued, all closures are cancelled because of `error`.
+        If it is all of them, or closures bound to it are queued, all closures are cancelled because
+        of `error`.
         """
         with self._changed:
             self._gone[worker] = error
-            is_wanted = bool(self._own.get(worker))
+            is_wanted = worker is None or bool(self._own.get(worker))
         if is_wanted:
             self.break_all(error)
 
@@ -231,6 +232,7 @@ class ClosureQueue:
         """Marks a permanently lost worker as available again."""
         with self._changed:
             self._gone.pop(worker, None)
+            self._gone.pop(None, None)
 
     @property
     def _num_queued(self) -> int:
