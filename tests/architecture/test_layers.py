@@ -60,6 +60,7 @@ LAYERS = (
         "config",
         "environment",
         "errors",
+        "folders",
         "messages",
         "old_names",
         "optional_libraries",

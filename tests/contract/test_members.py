@@ -55,14 +55,14 @@ def test_deep_copy_of_what_holds_the_strategy_twice_copies_it_once(copyable) -> 
 
 def test_deep_copy_of_a_cluster_is_refused(strategy) -> None:
     if strategy.topology.spans_processes or strategy.placement.remote is not None:
-        with pytest.raises(ValueError, match=r"(?s)was given to copy\.deepcopy.*one strategy"):
+        with pytest.raises(ValueError, match=r"(?s)was passed to copy\.deepcopy.*one strategy"):
             copy.deepcopy(strategy)
     else:
         assert copy.deepcopy(strategy) is not None
 
 
 def test_shallow_copy_is_refused(strategy) -> None:
-    with pytest.raises(RuntimeError, match=r"(?s)was given to copy\.copy.*copy\.deepcopy"):
+    with pytest.raises(RuntimeError, match=r"(?s)was passed to copy\.copy.*copy\.deepcopy"):
         copy.copy(strategy)
 
 

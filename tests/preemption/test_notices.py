@@ -73,6 +73,20 @@ def test_error_comes_out_where_somebody_looks_unless_there_is_notice() -> None:
         assert source.notice is FIRST
 
 
+def test_error_that_is_raised_again_keeps_no_earlier_frames() -> None:
+    source = Told()
+    try:
+        raise ValueError("the function")
+    except ValueError as error:
+        source.fail(error)
+    counts = set[int]()
+    for _ in range(3):
+        with pytest.raises(ValueError, match="the function") as caught:
+            _ = source.notice
+        counts.add(len(caught.traceback))
+    assert counts == {3}  # here twice, and in `notice`
+
+
 def test_source_listens_once() -> None:
     source = Told()
     source.stop()

@@ -186,6 +186,14 @@ def test_servers_that_are_missing_are_named(fake_head) -> None:
     assert fake_head.processes == {}
 
 
+def test_time_of_0_s_is_not_the_default(fake_head) -> None:
+    fake_head.machines = [{"chief:0": 1}, {"worker:0": 1}]
+    with pytest.raises(DeadlineExceededError, match="is incomplete after 0 s"):
+        _cluster_at(fake_head, join_timeout_s=0).run(divmod, (1, 1))
+    with pytest.raises(ValueError, match="client_timeout_s=0 ends every job at once"):
+        RemoteCluster(fake_head.url, client_timeout_s=0)
+
+
 def test_leader_that_is_missing_is_named() -> None:
     cluster = RemoteCluster(
         {"worker": ["127.0.0.1:1"]}, jobs_port=free_ports(1)[0], join_timeout_s=0.1

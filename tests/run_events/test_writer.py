@@ -170,7 +170,7 @@ def test_threads_write_whole_lines(tmp_path) -> None:
 
 def test_folder_that_cannot_be_written_is_reported_once(tmp_path) -> None:
     (tmp_path / "run").write_text("a file")
-    with pytest.warns(RuntimeWarning, match="Cannot write events of this run") as caught:
+    with pytest.warns(RuntimeWarning, match="Events of this run are lost") as caught:
         writer = open_writer(tmp_path / "run")
     writer.step(1)
     writer.end()
@@ -195,8 +195,12 @@ def test_full_disk_is_reported_once_and_training_goes_on(tmp_path, monkeypatch) 
             for step in range(1, 5):
                 writer.step(step)
         writer.close()
-    assert [str(one.message) for one in caught] == [
-        "Cannot write events of this run; they are lost: [Errno 28] No space left on device"
+    assert [str(one.message).splitlines() for one in caught] == [
+        [
+            "Events of this run are lost: [Errno 28] No space left on device",
+            "Expected a run folder with room, to which this process can write.",
+            "Fix: check the disk and the permissions of the run folder, STRATAGEM_RUN_DIR.",
+        ]
     ]
     # The first line is lost, the second torn, and the rest whole.
     run = read_run(tmp_path)

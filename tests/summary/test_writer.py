@@ -101,8 +101,9 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="create_file_writer received logdir=''"):
         sg.summary.create_file_writer("")
     for name in ("max_queue", "flush_millis"):
-        with pytest.raises(ValueError, match=f"create_file_writer received {name}=-1"):
-            sg.summary.create_file_writer(tmp_path, **{name: -1})
+        for value in (-1, True):
+            with pytest.raises(ValueError, match=f"create_file_writer received {name}={value}"):
+                sg.summary.create_file_writer(tmp_path, **{name: value})
 
 
 def test_error_without_tensorboard_names_the_package(tmp_path: Path, monkeypatch) -> None:

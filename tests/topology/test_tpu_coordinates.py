@@ -98,8 +98,14 @@ def test_replicas_get_the_devices_of_their_places() -> None:
     assert assigned_devices(assignment, devices) == [(devices[3],), (devices[0],)]
 
 
-@pytest.mark.parametrize("places", [[[[1, 3, 0, 0]]], [[[0, 0, 0, 0]], [[0, 0, 0, 0]]]])
-def test_places_that_are_not_there_or_taken_twice_are_refused(places) -> None:
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        ([[[1, 3, 0, 0]]], r"uses the coordinates \(1, 3, 0, 0\) of a TPU of shape \[2, 4, 1, 1\]"),
+        ([[[0, 0, 0, 0]], [[0, 0, 0, 0]]], r"uses the coordinates \(0, 0, 0, 0\) 2 times"),
+    ],
+)
+def test_places_that_are_not_there_or_taken_twice_are_refused(places, message) -> None:
     assignment = DeviceAssignment(tpu_topology_of(jax.devices()[:8]), places)
-    with pytest.raises(ValueError, match="The device assignment, with coordinates such as"):
+    with pytest.raises(ValueError, match=message):
         assigned_devices(assignment, jax.devices()[:4])

@@ -28,6 +28,7 @@ from stratagem.checkpoint.policies import (
 )
 from stratagem.checkpoint.saving import CheckpointLocation
 from stratagem.errors import DataLossError
+from stratagem.folders import checked_folder
 from stratagem.messages import explain
 from stratagem.storage import COMMIT_MARK, is_whole, wait_for_writing
 
@@ -60,7 +61,7 @@ class CheckpointManager:
             without a restore.
 
     Raises:
-        ValueError: `max_to_keep` is below 1; or an interval without a counter.
+        ValueError: `directory` is empty, `max_to_keep` is below 1, or an interval has no counter.
 
     Example:
         >>> import os, tempfile
@@ -87,7 +88,7 @@ class CheckpointManager:
         last_checkpoint_step: int = 0,
     ) -> None:
         self.checkpoint = checkpoint
-        self._folder = Path(os.fspath(directory)).absolute()
+        self._folder = Path(checked_folder("directory", directory)).absolute()
         self._name = checkpoint_name
         self._keep = _keep_policy(max_to_keep, keep_checkpoint_every_n_hours)
         self._counter = step_counter

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from stratagem.estimator.settings.run_config import RunConfig
+from stratagem.folders import checked_folder
 from stratagem.messages import explain
 
 __all__ = [
@@ -64,7 +65,7 @@ def resolve_model_dir(model_dir: str | os.PathLike[str] | None, config: RunConfi
         )
     if model_dir is None:
         return config.model_dir
-    folder = os.fspath(model_dir)
+    folder = checked_folder("model_dir", model_dir)
     if config.model_dir is not None and config.model_dir != folder:
         raise ValueError(
             explain(

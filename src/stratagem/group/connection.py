@@ -130,7 +130,7 @@ class Connection:
                 self._received_at = time.monotonic()
                 self._on_message(message)
         except ConnectionError:
-            self._on_lost("died: its connection broke off")
+            self._on_lost("died: its connection closed")
         finally:
             beating.cancel()
 

@@ -159,7 +159,7 @@ def _find_lost(
         return Verdict(
             "UnavailableError",
             explain(
-                f"{member.label} died {member.position}: its connection broke off. "
+                f"{member.label} died {member.position}: its connection closed. "
                 f"{_others(member, members)}",
                 expected="all processes to keep running.",
                 fix="check its log for the reason (killed, out of memory, preempted), then "

@@ -59,7 +59,7 @@ class NoticeSource(abc.ABC):
         # Signal handlers write here, between any two bytecodes of the main thread, which may hold
         # any lock. So there is none: appending is atomic, and SimpleQueue.put is reentrant.
         self._notices: list[Notice] = []
-        self._errors: list[Exception] = []
+        self._errors: list[tuple[Exception, TracebackType | None]] = []
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._followers: list[NoticeSource] = []
         self._was_started = False
@@ -98,7 +98,8 @@ class NoticeSource(abc.ABC):
         if self._notices:
             return self._notices[0]
         if self._errors:
-            raise self._errors[0]
+            error, trace = self._errors[0]
+            raise error.with_traceback(trace)  # raised by each call: without earlier frames
         return None
 
     @property
@@ -147,7 +148,7 @@ class NoticeSource(abc.ABC):
         Args:
             error: raised by `notice` and `wait` from now on, unless there is a notice.
         """
-        self._errors.append(error)
+        self._errors.append((error, error.__traceback__))
         self._woken.put(None)
         for follower in self._followers:
             follower.fail(error)

@@ -77,7 +77,7 @@ class RemoteCluster:
 
     Raises:
         TypeError: the cluster has the wrong type.
-        ValueError: the cluster has no tasks.
+        ValueError: the cluster has no tasks, or `client_timeout_s` is not positive.
 
     Example::
 
@@ -100,15 +100,22 @@ class RemoteCluster:
             self._jobs = JobsClient(cluster if "://" in cluster else f"http://{cluster}")
         else:
             self._spec = _spec_of(cluster)
-            port = jobs_port or int(environment.read("jobs_port"))
+            port = int(_number(jobs_port, "jobs_port"))
             host, _ = split_address(self._spec.task_address(*leader_of(self._spec)))
             self._jobs = JobsClient(f"http://{join_address(host, port)}")
         self._excludes = tuple(excludes)
         self._lease_s: float | None = None
         if stop_with_client:
-            limit_s = client_timeout_s or environment.read("client_timeout_s")
-            self._lease_s = float(limit_s)
-        self._join_timeout_s = float(join_timeout_s or environment.read("join_timeout_s"))
+            self._lease_s = _number(client_timeout_s, "client_timeout_s")
+            if self._lease_s <= 0:
+                raise ValueError(
+                    explain(
+                        f"client_timeout_s={client_timeout_s!r} ends every job at once.",
+                        expected="a number of seconds above 0.",
+                        fix="pass one, or stop_with_client=False for jobs that continue.",
+                    )
+                )
+        self._join_timeout_s = _number(join_timeout_s, "join_timeout_s")
 
     def run(
         self,
@@ -321,6 +328,10 @@ class RemoteCluster:
                 fix="start the missing servers; STRATAGEM_JOIN_TIMEOUT_S changes the limit.",
             )
         )
+
+
+def _number(value: float | None, setting: str) -> float:
+    return float(environment.read(setting) if value is None else value)
 
 
 def _spec_of(cluster: object) -> ClusterSpec:

@@ -105,7 +105,9 @@ class Server(Closing):
             return
         task, leader = self._task, leader_of(self._spec)
         if task == leader:
-            jobs_port = self._jobs_port or int(environment.read("jobs_port"))
+            jobs_port = self._jobs_port
+            if jobs_port is None:
+                jobs_port = int(environment.read("jobs_port"))
             _require_free(self._address)
             _require_free(f"0.0.0.0:{jobs_port}")
             self._node = start_head(

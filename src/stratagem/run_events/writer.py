@@ -323,7 +323,11 @@ class EventWriter:
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"Cannot write events of this run; they are lost: {why}",
+                explain(
+                    f"Events of this run are lost: {why}",
+                    expected="a run folder with room, to which this process can write.",
+                    fix="check the disk and the permissions of the run folder, STRATAGEM_RUN_DIR.",
+                ),
                 RuntimeWarning,
                 stacklevel=2,
             )

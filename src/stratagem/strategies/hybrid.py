@@ -117,7 +117,7 @@ class HybridStrategy(Strategy, Closing):
             return super().__deepcopy__(memo)
         raise ValueError(
             explain(
-                f"{self} was given to copy.deepcopy.",
+                f"{self} was passed to copy.deepcopy, which cannot copy it.",
                 expected="one strategy for its servers, which hold each variable once.",
                 fix="use the strategy itself.",
             )

@@ -62,7 +62,7 @@ def copy_refused(strategy: Strategy) -> ValueError:
     """Returns the error for copying a strategy of several processes."""
     return ValueError(
         explain(
-            f"{strategy} was given to copy.deepcopy.",
+            f"{strategy} was passed to copy.deepcopy, which cannot copy it.",
             expected="one strategy for a cluster: its processes belong together once.",
             fix="use the strategy itself.",
         )

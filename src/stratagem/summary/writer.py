@@ -226,7 +226,7 @@ def create_file_writer(
 
 
 def _check_limit(name: str, value: Any) -> None:
-    if not isinstance(value, int) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(
             explain(
                 f"create_file_writer received {name}={value!r}.",

@@ -61,7 +61,11 @@ def in_ring_order(devices: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
 def assigned_devices(
     assignment: DeviceAssignment, devices: Sequence[jax.Device]
 ) -> list[tuple[jax.Device, ...]]:
-    """Returns each replica's devices; ValueError for an assignment for another TPU."""
+    """Returns each replica's devices.
+
+    Raises:
+        ValueError: the assignment is for another TPU, or has a position twice.
+    """
     at: dict[tuple[int, ...], jax.Device] = {
         position: device for device, position in _coordinates_of(devices).items()
     }
@@ -70,14 +74,25 @@ def assigned_devices(
         for replica in range(assignment.num_replicas)
     ]
     used = [position for group in positions for position in group]
-    if not all(position in at for position in used) or len(set(used)) < len(used):
+    absent = [position for position in used if position not in at]
+    if absent:
         raise ValueError(
             explain(
-                f"The device assignment, with coordinates such as {used[:4]}, is for a TPU of "
-                f"shape {assignment.topology.mesh_shape.tolist()}, or uses a position twice.",
-                expected=f"coordinates of this TPU, whose shape is "
-                f"{tpu_topology_of(devices).mesh_shape.tolist()}, each at most once.",
+                f"The device assignment uses the coordinates {absent[0]} of a TPU of shape "
+                f"{assignment.topology.mesh_shape.tolist()}.",
+                expected="coordinates of this TPU, of shape "
+                f"{tpu_topology_of(devices).mesh_shape.tolist()}.",
                 fix="build it from the result of sg.tpu.experimental.initialize_tpu_system.",
+            )
+        )
+    repeated = [position for position in dict.fromkeys(used) if used.count(position) > 1]
+    if repeated:
+        raise ValueError(
+            explain(
+                f"The device assignment uses the coordinates {repeated[0]} "
+                f"{used.count(repeated[0])} times.",
+                expected="each device in one replica, once.",
+                fix="remove the repeated coordinates from core_assignment.",
             )
         )
     return [tuple(at[position] for position in group) for group in positions]

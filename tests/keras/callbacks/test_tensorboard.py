@@ -241,8 +241,9 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"sg\.TensorBoard received profile_batch="):
             sg.TensorBoard(tmp_path, profile_batch=profile_batch)
     for freq in ("histogram_freq", "embeddings_freq"):
-        with pytest.raises(ValueError, match=rf"sg\.TensorBoard received {freq}=-1"):
-            sg.TensorBoard(tmp_path, **{freq: -1})
+        for value in (-1, True, False):
+            with pytest.raises(ValueError, match=rf"sg\.TensorBoard received {freq}={value}"):
+                sg.TensorBoard(tmp_path, **{freq: value})
 
 
 def test_words_for_batches_are_those_of_keras(tmp_path: Path) -> None:

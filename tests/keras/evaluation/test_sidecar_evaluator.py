@@ -266,7 +266,7 @@ def test_half_written_file_gives_way_to_a_newer_one(write, folder, model, capsys
     )
     (evaluation,) = evaluator.start()
     _assert_measured(evaluation, 2)
-    assert ("a newer one takes its place" in capsys.readouterr().err) is every
+    assert ("a newer one exists" in capsys.readouterr().err) is every
 
 
 def test_file_that_is_removed_before_it_is_read_is_skipped(
@@ -285,7 +285,7 @@ def test_file_that_is_removed_before_it_is_read_is_skipped(
     _assert_measured(evaluation, 2)
     path = folder / "ckpt-0001.weights.h5"
     assert capsys.readouterr().err == (
-        f"SidecarEvaluator: {path} was removed before it was read.\n"
+        f"SidecarEvaluator: skipped {path}, which was deleted before it could be read.\n"
     )
 
 
@@ -374,7 +374,7 @@ def test_line_tells_where_checkpoints_are_expected(
     between_looks(None, None, lambda: write(1))
     _evaluator(model, folder, max_evaluations=1).start()
     assert capsys.readouterr().err == (
-        f"SidecarEvaluator: no *.weights.h5 or *.keras in {folder} for 0 s.\n"
+        f"SidecarEvaluator: found no *.weights.h5 or *.keras in {folder} after 0 s.\n"
     )
 
 

@@ -46,7 +46,7 @@ def test_tensorboard_of_keras_needs_tensorflow(monkeypatch: pytest.MonkeyPatch) 
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"use sg\.TensorBoard, which needs no TensorFlow"):
+    with pytest.raises(ImportError, match=r"use sg\.TensorBoard, which works without TensorFlow"):
         model.fit(x, y, verbose=0, callbacks=_bare("TensorBoard"))
     assert int(model.optimizer.iterations) == 0
 

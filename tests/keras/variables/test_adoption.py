@@ -143,5 +143,5 @@ def test_layer_that_was_built_outside_is_named() -> None:
     with mirrored(2).scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), outside])
         model.compile(optimizer="sgd", loss="mse")
-    with pytest.raises(ValueError, match="put the call that makes or builds 'stray' into `with"):
+    with pytest.raises(ValueError, match="create or build 'stray' in `with"):
         model.fit(*regression(), verbose=0)

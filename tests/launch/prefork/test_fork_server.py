@@ -157,3 +157,18 @@ def test_backend_that_has_started_is_refused() -> None:
     with pytest.raises(RuntimeError, match="A JAX backend has started"):
         server.fork("object", _SERVE)
     server.close()
+
+
+def test_fork_that_the_system_refuses_ends_no_other_process() -> None:
+    modules = ["numpy", "colorsys", "tests.launch.prefork.forks_twice"]
+    path = os.pathsep.join(sys.path)
+    server = ForkServer(modules, {**_VARIABLES, "PYTHONPATH": path})
+    first = server.fork("object", _SERVE)
+    with pytest.raises(UnavailableError, match="A forked process died before it replied"):
+        server.fork("object", _SERVE)
+    assert first.poll() is None
+    second = server.fork("object", _SERVE)
+    for process in (first, second):
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    server.close()

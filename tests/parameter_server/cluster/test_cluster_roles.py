@@ -98,3 +98,12 @@ def test_a_chief_needs_no_index_and_no_resolver_is_this_machine() -> None:
     resolver = sg.cluster_resolver.SimpleClusterResolver(sg.ClusterSpec(_JOBS), task_type="chief")
     assert checked_cluster(resolver, "a test")[1] == _JOBS
     assert not checked_cluster(None, "a test")[1]
+
+
+@pytest.mark.parametrize("independent", [False, True])
+@pytest.mark.parametrize("task", ["chief", "ps"])
+@pytest.mark.parametrize(("name", "job"), [("num_workers", "worker"), ("num_servers", "ps")])
+def test_numbers_are_for_no_cluster(independent, task, name, job) -> None:
+    options: dict[str, Any] = {name: 2}
+    with pytest.raises(ValueError, match=f"{name}=2 was passed for a cluster with 1 {job} tasks"):
+        sg.ParameterServerStrategy(_simple(_JOBS, (task, 0)), independent=independent, **options)

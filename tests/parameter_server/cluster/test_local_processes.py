@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from stratagem.background_errors import take_reported
 from stratagem.errors import DeadlineExceededError, UnavailableError
+from stratagem.launch.prefork.fork_server import ForkedProcess
 from stratagem.parameter_server.cluster import restarts
 from stratagem.parameter_server.cluster.local_processes import LocalProcesses, SharedStandby
 from stratagem.parameter_server.transport.connection import Connections
@@ -121,11 +123,11 @@ def _parents(pids: list[int]) -> set[int]:
 
 
 def test_error_of_a_start_is_raised_with_its_traceback(standby) -> None:
-    with (
-        LocalProcesses("worker", served.serve_nothing, [()], standby=standby) as processes,
-        pytest.raises(RuntimeError, match="worker 0 cannot start: ") as raised,
-    ):
-        _ = processes.addresses
+    with LocalProcesses("worker", served.serve_nothing, [()], standby=standby) as processes:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="worker 0 cannot start: ") as raised:
+                _ = processes.addresses
+            assert len(raised.traceback) == 2  # none of the first time
     assert "no data for process 0" in str(raised.value)
     assert "in serve_nothing" in str(raised.value)
 
@@ -172,6 +174,40 @@ def test_process_that_may_not_start_again_is_given_up(keys, standby) -> None:
         assert what == "given up"
         with pytest.raises(UnavailableError, match="ps 0 ended and has no restarts left"):
             raise error
+
+
+class FailingStandby:
+    """Forks processes, and raises an error instead for as often as `failures` says."""
+
+    def __init__(self, standby: SharedStandby) -> None:
+        self.standby, self.failures = standby, 0
+
+    def start(self, pickled: bytes, outputs: Sequence[int]) -> ForkedProcess:
+        if self.failures:
+            self.failures -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return self.standby.start(pickled, outputs)
+
+
+@pytest.mark.parametrize(
+    ("failures", "last"), [(1, "returned"), (restarts.MAX_FAILED_STARTS, "given up")]
+)
+def test_restart_that_the_system_refuses_is_tried_again(
+    keys, standby, monkeypatch, failures, last
+) -> None:
+    monkeypatch.setattr(restarts, "_FIRST_DELAY_S", 0.01)
+    failing: Any = FailingStandby(standby)
+    with LocalProcesses("ps", served.serve_parameters, [(keys,)], standby=failing) as processes:
+        watched = Watched(processes)
+        failing.failures = failures
+        num_open = len(os.listdir("/proc/self/fd"))
+        processes.kill(0)
+        assert watched.next()[0] == "lost"
+        what, _, detail = watched.next()
+        assert what == last
+        if last == "given up":
+            assert isinstance(detail, OSError)
+            assert len(os.listdir("/proc/self/fd")) <= num_open
 
 
 def test_errors_of_watchers_end_no_watching(keys, standby) -> None:

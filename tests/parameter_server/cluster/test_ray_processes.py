@@ -105,6 +105,23 @@ def test_variables_are_set_before_jax_is_loaded(keys, tmp_path) -> None:
         assert not any(one["had_jax"] for one in told)
 
 
+def test_restart_that_raises_here_is_tried_again(keys, monkeypatch) -> None:
+    with RayProcesses("ps", served.serve_parameters, [(keys,)]) as servers:
+        watched = Watched(servers)
+        start, errors = servers._start, [OSError("no memory")]
+
+        def failing(index: int, actor: Any = None) -> Any:
+            if errors:
+                raise errors.pop()
+            return start(index, actor)
+
+        monkeypatch.setattr(servers, "_start", failing)
+        servers.kill(0)
+        assert watched.next()[0] == "lost"
+        assert watched.next()[0] == "returned"
+        assert not errors
+
+
 def test_closing_closes_what_is_served_then_ends_the_processes(keys, tmp_path) -> None:
     processes = RayProcesses("worker", served.serve_told, [(keys, str(tmp_path))] * 2)
     assert len(processes.addresses) == 2

@@ -113,7 +113,7 @@ def test_closures_of_one_worker_wait_for_it() -> None:
     assert ended == [None]
 
 
-@pytest.mark.parametrize("call", ["put", "wait", "is_done"])
+@pytest.mark.parametrize("call", ["put", "wait"])
 def test_error_is_raised_once_when_nothing_runs_any_more(call) -> None:
     queue = ClosureQueue()
     put = [closure(str(i)) for i in range(4)]
@@ -124,7 +124,6 @@ def test_error_is_raised_once_when_nothing_runs_any_more(call) -> None:
     calls = {
         "put": lambda: queue.put(closure("later")),
         "wait": queue.wait,
-        "is_done": queue.is_done,
     }
     thread, ended = in_thread(calls[call])
     thread.join(0.05)
@@ -234,6 +233,39 @@ def test_loss_of_a_server_ends_all() -> None:
         queue.wait()
 
 
+def test_whether_all_is_done_is_answered_at_once() -> None:
+    queue = ClosureQueue()
+    for name in "ab":
+        queue.put(closure(name))
+    failing, running = get(queue, 0), get(queue, 1)
+    queue.fail(failing, ValueError("the first"))
+    thread, ended = in_thread(queue.is_done)
+    thread.join(5)
+    assert ended == [False]  # one still runs
+    queue.finish(running, None)
+    with pytest.raises(ValueError, match="the first"):
+        queue.is_done()
+    assert queue.is_done()
+
+
+def test_errors_that_are_raised_again_keep_no_earlier_frames() -> None:
+    queue, failed = ClosureQueue(), RemoteValue()
+    lost_for_good(queue)
+    try:
+        raise ValueError("a function")
+    except ValueError as error:
+        failed.abort(error)
+    for raise_again in (lambda: queue.put(closure(worker=1)), failed.fetch):
+        counts = set[int]()
+        for _ in range(3):
+            with pytest.raises((ConnectionError, ValueError)) as caught:
+                raise_again()
+            counts.add(len(caught.traceback))
+        assert len(counts) == 1
+    here, *library, first = [frame.name for frame in caught.traceback]
+    assert (library, first) == (["fetch", "_wait"], here)  # the first traceback is kept
+
+
 def lost_for_good(queue: ClosureQueue) -> None:
     queue.lose_worker(1, ConnectionError("worker 1"))
 
@@ -244,6 +276,19 @@ def test_put_for_a_worker_that_is_gone_raises_why() -> None:
     with pytest.raises(ConnectionError, match="worker 1"):
         queue.put(closure(worker=1))
     queue.put(closure(worker=0))
+    queue.finish(get(queue, 0), None)
+    assert queue.wait(timeout_s=30)
+
+
+def test_put_after_the_loss_of_all_workers_raises_why() -> None:
+    queue = ClosureQueue()
+    queue.lose_worker(0, ConnectionError("worker 0"))
+    queue.lose_worker(None, ConnectionError("the last worker"))
+    for _ in range(2):
+        with pytest.raises(ConnectionError, match="the last worker"):
+            queue.put(closure())
+    queue.find_worker(0)
+    queue.put(closure())
     queue.finish(get(queue, 0), None)
     assert queue.wait(timeout_s=30)
 

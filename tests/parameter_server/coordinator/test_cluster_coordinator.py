@@ -445,3 +445,5 @@ def test_backup_workers_are_lost_first() -> None:
                 assert np.asarray(v.value).tolist() == [-3, -3]
         with pytest.raises(UnavailableError, match="no more restarts"):
             coordinator.join()
+        with pytest.raises(UnavailableError, match="no more restarts"):
+            coordinator.schedule(step)

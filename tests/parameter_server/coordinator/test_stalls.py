@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any
 
 import keras
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.parameter_server.coordinator.stalls import is_stalled
+from stratagem.errors import UnavailableError
+from stratagem.parameter_server.coordinator.stalls import StallWatch, is_stalled
 from stratagem.parameter_server.server.updates import UpdateMode
 from tests.parameter_server.clusters import coordinated
 
@@ -95,3 +97,18 @@ def test_workers_that_wait_for_each_other_at_different_servers_go_on() -> None:
         assert coordinator.stalls.num_stalls == 1
         for variable in made:
             np.testing.assert_array_equal(np.asarray(variable.value), [-1.0] * 3)
+
+
+def test_look_that_fails_is_followed_by_others() -> None:
+    looked = threading.Event()
+    errors: list[Exception] = [OSError("no descriptors"), UnavailableError("lost")]
+
+    def workers() -> tuple[list[int], list[int], int]:
+        if errors:
+            raise errors.pop()
+        looked.set()
+        return [], [], 0
+
+    client: Any = None
+    with StallWatch(client, workers):
+        assert looked.wait(30.0)

@@ -390,7 +390,7 @@ def test_variable_of_no_strategy_is_a_copy_on_each_worker(coordinator) -> None:
 
 
 def test_strategy_cannot_be_copied(strategy) -> None:
-    with pytest.raises(ValueError, match=r"was given to copy.deepcopy"):
+    with pytest.raises(ValueError, match=r"was passed to copy.deepcopy"):
         copy.deepcopy(strategy)
 
 

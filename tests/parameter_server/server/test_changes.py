@@ -105,3 +105,23 @@ def test_clients_that_asked_longest_ago_are_forgotten(monkeypatch) -> None:
     again = Asked("waits", 1)
     assert owner.begin(again.request) is None
     assert again.told == ["late"]
+
+
+def test_answer_that_cannot_be_sent_to_one_is_sent_to_the_others() -> None:
+    owner, asked, again = make(), Asked("a", 1), Asked("a", 1)
+    errors = [MemoryError()]
+
+    def send(message: Message) -> None:
+        if errors:
+            raise errors.pop()
+        asked.answers.append(message)
+
+    failing = Request(asked.request.message, send)
+    change = owner.begin(failing)
+    assert change is not None
+    assert owner.begin(again.request) is None
+    change.done(told="one")
+    assert (asked.told, again.told) == (["MemoryError"], ["MemoryError"])
+    later = Asked("a", 1)
+    assert owner.begin(later.request) is None  # it was made, and is not made again
+    assert later.told == ["one"]

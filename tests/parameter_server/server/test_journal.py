@@ -97,7 +97,9 @@ def test_record_that_was_changed_is_reported(tmp_path) -> None:
     data = bytearray(path.read_bytes())
     data[sizes[1] + 30] ^= 1
     path.write_bytes(data)
-    with pytest.raises(DataLossError, match=f"the record at byte {sizes[1]} was changed"):
+    with pytest.raises(
+        DataLossError, match=f"the checksum of the record at byte {sizes[1]} is wrong"
+    ):
         Journal(path)
     assert path.read_bytes() == bytes(data)  # left as it is
 
@@ -105,7 +107,7 @@ def test_record_that_was_changed_is_reported(tmp_path) -> None:
 def test_other_file_is_refused_and_left_alone(tmp_path) -> None:
     path = tmp_path / "journal"
     path.write_text("my thesis")
-    with pytest.raises(DataLossError, match="it is no journal of a parameter server"):
+    with pytest.raises(DataLossError, match="it is not a journal of a parameter server"):
         Journal(path)
     assert path.read_text() == "my thesis"
 

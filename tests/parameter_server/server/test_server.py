@@ -249,7 +249,7 @@ def test_server_without_a_journal_begins_with_nothing() -> None:
 def test_damaged_journal_is_reported_and_nothing_listens(tmp_path) -> None:
     path = tmp_path / "journal"
     path.write_text("my thesis")
-    with pytest.raises(DataLossError, match="it is no journal of a parameter server"):
+    with pytest.raises(DataLossError, match="it is not a journal of a parameter server"):
         ParameterServer(ClusterKeys.make(), journal=path)
     assert path.read_text() == "my thesis"
 

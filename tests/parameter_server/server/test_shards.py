@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stratagem.parameter_server.server import shards
-from stratagem.parameter_server.server.shards import Shard, ShardSpec, made_in_pieces
+from stratagem.parameter_server.server.shards import Shard, ShardSpec, made_in_pieces, require_rows
 
 
 def table() -> Shard:
@@ -114,3 +114,16 @@ def test_whole_shard_is_restored_as_its_own() -> None:
     shard.value[:] = 0
     np.testing.assert_array_equal(restored.value, 7)
     np.testing.assert_array_equal(restored.slots["m"], 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [((3, 2), "rows 0 to 2 of this shard"), ((0, 2), "no rows: this shard has none")],
+)
+def test_row_that_is_not_there_is_refused(shape, expected) -> None:
+    shard = Shard(ShardSpec("a", shape, "float32", has_rows=True), np.zeros(shape, np.float32))
+    with pytest.raises(
+        IndexError, match=f"Rows 3 to 3 of 'a' were requested.\\nExpected {expected}."
+    ):
+        require_rows(shard, np.array([3]))
+    require_rows(shard, np.array([], np.int32))

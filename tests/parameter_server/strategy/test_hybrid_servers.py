@@ -331,7 +331,7 @@ def test_killed_server_goes_on_from_its_journal(tmp_path) -> None:
         strategy.placement.remote.variables.secure()
         strategy.run(step)  # which is lost
         dies.server.restart()
-        with pytest.warns(RuntimeWarning, match="this process has seen that 1 updates were lost"):
+        with pytest.warns(RuntimeWarning, match="this process has seen that 1 update was lost"):
             strategy.run(step)
         # The server counts as this process does: the third update has the first rate still.
         np.testing.assert_array_equal(other.value, [-6, -12])
@@ -416,7 +416,7 @@ def test_cluster_is_one_of_a_chief_and_servers() -> None:
 def test_strategy_with_servers_cannot_be_copied(mixed) -> None:
     strategy, _ = mixed
     assert repr(strategy) == "HybridStrategy(cpu:0, cpu:1, 2 servers)"
-    with pytest.raises(ValueError, match=r"was given to copy\.deepcopy"):
+    with pytest.raises(ValueError, match=r"was passed to copy\.deepcopy"):
         copy.deepcopy(strategy)
 
 

@@ -173,6 +173,16 @@ def test_server_that_is_not_there_is_named(keys, monkeypatch) -> None:
         connections.ask(0, Message("x"))
 
 
+def test_limit_of_0_s_is_not_the_default(keys) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with (
+        Connections(keys, [f"tcp://127.0.0.1:{port}"], silence_s=0) as connections,
+        pytest.raises(UnavailableError, match="gave no answer for 0 s"),
+    ):
+        connections.ask(0, Message("x"), timeout_s=10.0)
+
+
 def test_clients_without_the_keys_are_not_heard(listen, keys) -> None:
     heard: list[Message] = []
 
@@ -206,7 +216,7 @@ def test_what_is_no_message_is_answered_with_an_error(listen, keys) -> None:
         client.connect(listener.address)
         client.send_multipart([b"12345678", b"no JSON"])
         assert client.poll(30_000)
-        assert b"none of this library's" in b"".join(client.recv_multipart())
+        assert b"invalid message" in b"".join(client.recv_multipart())
 
 
 def test_address_that_is_taken_is_reported(listen) -> None:

@@ -105,7 +105,7 @@ def test_large_arrays_travel_in_parts(extra) -> None:
     np.testing.assert_array_equal(got.arrays[2].view(np.uint8), array[:8])
     np.testing.assert_array_equal(got.arrays[3], array[::2])
     assert not got.arrays[0].flags.writeable
-    with pytest.raises(ConnectionError, match="bytes came for an array uint8"):
+    with pytest.raises(ConnectionError, match="bytes for an array uint8"):
         unpack([bytes(frame) for frame in [*frames[:2], frames[2][:-1], *frames[3:]]])
 
 
@@ -136,7 +136,7 @@ def _with_array(array, content: bytes) -> bytes:
     ],
 )
 def test_what_is_no_message_is_refused(frames) -> None:
-    with pytest.raises(ConnectionError, match="a message that is none of this library's"):
+    with pytest.raises(ConnectionError, match="received an invalid message"):
         unpack(frames)
 
 
@@ -149,12 +149,12 @@ def test_what_is_no_message_is_refused(frames) -> None:
     ],
 )
 def test_arrays_of_another_size_are_refused(array, content) -> None:
-    with pytest.raises(ConnectionError, match=f"{len(content)} bytes came for an array {array[0]}"):
+    with pytest.raises(ConnectionError, match=f"{len(content)} bytes for an array {array[0]}"):
         unpack([_with_array(array, content)])
 
 
 @pytest.mark.parametrize("frames", [[], [bytes(39_999)], [bytes(40_001)]])
 def test_large_arrays_of_another_size_are_refused(frames) -> None:
     came = sum(map(len, frames))
-    with pytest.raises(ConnectionError, match=f"{came} bytes came for an array float32"):
+    with pytest.raises(ConnectionError, match=f"{came} bytes for an array float32"):
         unpack([_header(arrays=[["float32", [10_000]]]), *frames])

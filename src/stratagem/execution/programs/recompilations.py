@@ -51,7 +51,7 @@ class Recompilations:
 
 
 def _message(fn: types.FunctionType, count: int, changed: list[str]) -> str:
-    what = f"what it refers to by the names {changed} differs" if changed else "its state differs"
+    what = f"the values of {changed} in it differ" if changed else "its state differs"
     return explain(
         f"{name_of(fn)} ({fn.__code__.co_filename}:{fn.__code__.co_firstlineno}) was compiled "
         f"{count} times for arguments of the same kinds: each call passed a new function, and "

@@ -292,8 +292,11 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._run.interval.note(memory.save(self._num_done))
         except OSError as error:
             warnings.warn(
-                f"The state of each step is not kept in {self._memory_dir} any more: {error}. A "
-                f"restart goes on from {self.backup_dir}.",
+                explain(
+                    f"The state can no longer be saved in {self._memory_dir}: {error}.",
+                    expected="a folder in memory with room for the state of this process.",
+                    fix=f"free memory there. A restart now resumes from {self.backup_dir}.",
+                ),
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from stratagem import summary
+from stratagem.folders import checked_folder
 from stratagem.keras.callbacks.weight_summaries import (
     write_conceptual_graph,
     write_embeddings,
@@ -52,8 +53,8 @@ class TensorBoard(keras.callbacks.Callback):
             files.
 
     Raises:
-        ValueError: a negative frequency, an unknown word, an invalid range of batches, or (when
-            training begins) the name of a layer that is not an embedding.
+        ValueError: an empty `log_dir`, a negative frequency, an unknown word, an invalid range of
+            batches, or (when training begins) the name of a layer that is not an embedding.
 
     Example::
 
@@ -75,7 +76,7 @@ class TensorBoard(keras.callbacks.Callback):
         embeddings_metadata: str | Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
-        self.log_dir = os.fspath(log_dir)
+        self.log_dir = checked_folder("log_dir", log_dir)
         self.histogram_freq = _number_of_epochs("histogram_freq", histogram_freq)
         self.write_graph = write_graph
         self.write_images = write_images
@@ -276,7 +277,7 @@ def _learning_rates(optimizer: Any) -> dict[str, Any]:
 
 
 def _number_of_epochs(name: str, value: int) -> int:
-    if not isinstance(value, int) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(
             explain(
                 f"sg.TensorBoard received {name}={value!r}.",

@@ -107,7 +107,7 @@ class CheckpointLoop:
         try:
             self._load(checkpoint)
         except FileNotFoundError:
-            _say(f"{checkpoint.path} was removed before it was read.")
+            _say(f"skipped {checkpoint.path}, which was deleted before it could be read.")
             self._follower.finish(checkpoint)
             return False
         except UnreadableCheckpointError as error:
@@ -122,7 +122,7 @@ class CheckpointLoop:
         self, checkpoint: CheckpointFile, error: UnreadableCheckpointError, *, is_last: bool
     ) -> None:
         if self._follower.has_newer(checkpoint):
-            _say(f"{checkpoint.path} is not whole ({error}): a newer one takes its place.")
+            _say(f"skipped {checkpoint.path}, which is incomplete ({error}): a newer one exists.")
             self._follower.finish(checkpoint)
             return
         waits = self._follower.postpone(checkpoint, time.monotonic())
@@ -151,7 +151,7 @@ class CheckpointLoop:
     def _report_news(self, waited_s: float) -> None:
         if self._last is None and waited_s >= _FIRST_NEWS_S and not self._has_news:
             self._has_news = True
-            _say(f"no {self._names} in {self._folder} for {waited_s:.0f} s.")
+            _say(f"found no {self._names} in {self._folder} after {waited_s:.0f} s.")
 
     def _too_late(self, waited_s: float) -> DeadlineExceededError:
         last = "none so far" if self._last is None else f"the last was {self._last.name}"

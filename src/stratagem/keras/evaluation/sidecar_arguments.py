@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from stratagem.folders import checked_folder
 from stratagem.keras.evaluation.checkpoint_loop import LoopLimits
 from stratagem.keras.evaluation.sidecar_export import SidecarEvaluatorModelExport
 from stratagem.keras.training.model import strategy_of
@@ -134,6 +135,7 @@ def _check_folder(checkpoint_dir: object) -> None:
                 fix="pass the folder that ModelCheckpoint writes to.",
             )
         )
+    checked_folder("checkpoint_dir", checkpoint_dir)
     if "://" in str(checkpoint_dir) or Path(checkpoint_dir).is_file():
         raise ValueError(
             explain(

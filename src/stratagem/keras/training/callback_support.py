@@ -21,9 +21,9 @@ CHIEF_ONLY = (
 
 # Each process would write the same files, or one would read variables that need all processes.
 _OF_ONE_PROCESS = {
-    "BackupAndRestore": "sg.BackupAndRestore, which goes on at the next batch, too",
+    "BackupAndRestore": "sg.BackupAndRestore, which also resumes at the next batch",
     "OrbaxCheckpoint": "sg.BackupAndRestore, or sg.train.CheckpointManager in a callback",
-    "TensorBoard": "sg.TensorBoard, which needs no TensorFlow",
+    "TensorBoard": "sg.TensorBoard, which works without TensorFlow",
 }
 
 

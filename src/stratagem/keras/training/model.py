@@ -92,15 +92,15 @@ def _foreign(variable: Any, home: Any, owner: Any, optimizer: Any = None) -> Val
     slots = [] if optimizer is None else optimizer.variables
     if optimizer is not None and any(variable is slot for slot in slots):
         fix = (
-            f"create the optimizer {optimizer.name!r} in `with strategy.scope():`, or give it to "
-            "model.compile, which moves it to the strategy of the model unless that is a "
+            f"create the optimizer {optimizer.name!r} in `with strategy.scope():`. Or pass it to "
+            "model.compile, which moves it to the model's strategy, except to a "
             "ParameterServerStrategy."
         )
     else:
         layer = variable.path.rpartition("/")[0] or variable.name
         fix = (
-            f"put the call that makes or builds {layer!r} into `with strategy.scope():`, or move a "
-            "model of no strategy whole: sg.compile(model, distribute=strategy, ...)."
+            f"create or build {layer!r} in `with strategy.scope():`. Or move a whole model without "
+            "a strategy: sg.compile(model, distribute=strategy, ...)."
         )
     return ValueError(
         explain(

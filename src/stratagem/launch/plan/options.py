@@ -7,6 +7,7 @@ import math
 import os
 from typing import Any, Literal, TypedDict
 
+from stratagem.folders import checked_folder
 from stratagem.messages import explain
 
 __all__ = ["LaunchArguments", "LaunchOptions"]
@@ -104,6 +105,7 @@ class LaunchOptions:
             if getattr(self, name) is not None:
                 expected = "a path, or None for no files."
                 _check_type(name, getattr(self, name), str | os.PathLike, expected)
+                checked_folder(name, getattr(self, name))
         if self.show not in _SHOWN:
             raise ValueError(
                 explain(

@@ -101,7 +101,7 @@ def _serve(connection: socket.socket) -> tuple[str, socket.socket] | None:
         if not data:
             return None
         request = json.loads(data)
-        process_id = os.fork()
+        process_id = _fork()
         if process_id == 0:
             for inherited in (connection, wakeups, waker):
                 inherited.close()
@@ -113,6 +113,14 @@ def _serve(connection: socket.socket) -> tuple[str, socket.socket] | None:
         numbers[process_id] = request["number"]
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def _fork() -> int:
+    """Forks; returns -1 if memory is short, where the client finds its channel closed."""
+    try:
+        return os.fork()
+    except OSError:
+        return -1
 
 
 def _report_exits(connection: socket.socket, numbers: dict[int, int]) -> None:

@@ -24,10 +24,11 @@ class LostUpdates:
         if count <= self.count:
             return
         self.count = count
+        lost = "1 update was" if count == 1 else f"{count} updates were"
         warnings.warn(
             explain(
                 f"Parameter servers restarted from their journals: {self._name} has seen that "
-                f"{count} updates were lost in all. Training continues.",
+                f"{lost} lost in all. Training continues.",
                 expected="servers that run until the end of training.",
                 fix="look at the servers' logs to find out why they stopped.",
             ),

@@ -122,11 +122,12 @@ def row_parts(placement: ShardLayout, ids: np.ndarray) -> Iterable[tuple[int, sl
         IndexError: an id is out of range.
     """
     num_rows = placement.shape[0] if placement.shape else 0
+    valid = f"ids from 0 to {num_rows - 1}" if num_rows else "no ids: it has no rows"
     if len(ids) and (int(ids[0]) < 0 or int(ids[-1]) >= num_rows):
         raise IndexError(
             explain(
                 f"Ids from {int(ids[0])} to {int(ids[-1])} were looked up in {placement.name!r}.",
-                expected=f"ids from 0 to {num_rows - 1}.",
+                expected=f"{valid}.",
                 fix="make the table larger, or map ids into its range, for example by a hash.",
             )
         )

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from stratagem.cluster import ClusterSpec, id_in_cluster, worker_count
+from stratagem.folders import checked_folder
 from stratagem.messages import explain
-from stratagem.parameter_server.cluster.cluster_roles import check_counts
+from stratagem.parameter_server.cluster.cluster_roles import check_counts, refuse_numbers
 from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.parameter_server.transport.keys import ClusterKeys
 
@@ -123,22 +124,14 @@ class ClusterPlan:
                     '{"type": "chief", "index": 0}}; run `stratagem server` as ps.',
                 )
             )
-        if num_servers is not None:
-            raise ValueError(
-                explain(
-                    f"num_servers={num_servers!r} was passed for a cluster with "
-                    f"{spec.num_tasks('ps')} ps tasks.",
-                    expected="num_servers only without a cluster.",
-                    fix="omit num_servers.",
-                )
-            )
+        refuse_numbers(spec, num_servers=num_servers)
         return cls(0, spec.num_tasks("ps"), spec, strategy="HybridStrategy")
 
     def with_journals(
         self, journal_dir: str | os.PathLike[str] | None, journal_interval_s: float
     ) -> ClusterPlan:
         """Returns the plan with another journal folder; None for a folder of this run."""
-        folder = None if journal_dir is None else os.fspath(journal_dir)
+        folder = None if journal_dir is None else checked_folder("journal_dir", journal_dir)
         return dataclasses.replace(self, journal_dir=folder, journal_interval_s=journal_interval_s)
 
 

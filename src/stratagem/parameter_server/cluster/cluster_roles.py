@@ -7,7 +7,9 @@ from stratagem.cluster.checks import check_addresses
 from stratagem.cluster.roles import check_task, task_count
 from stratagem.messages import explain
 
-__all__ = ["check_counts", "checked_cluster", "is_non_training"]
+__all__ = ["check_counts", "checked_cluster", "is_non_training", "refuse_numbers"]
+
+_JOBS = {"num_workers": "worker", "num_servers": "ps"}
 
 
 def checked_cluster(resolver: object, strategy: str) -> tuple[ClusterResolver, ClusterSpec]:
@@ -56,6 +58,21 @@ def check_counts(spec: ClusterSpec) -> None:
                 '"worker": [...]}}.',
             )
         )
+
+
+def refuse_numbers(spec: ClusterSpec, **numbers: int | None) -> None:
+    """Raises a ValueError for a `num_workers` or `num_servers` other than None with a cluster."""
+    for name, number in numbers.items():
+        if number is not None:
+            job = _JOBS[name]
+            raise ValueError(
+                explain(
+                    f"{name}={number!r} was passed for a cluster with {task_count(spec, job)} "
+                    f"{job} tasks.",
+                    expected=f"{name} only without a cluster.",
+                    fix=f"omit {name}.",
+                )
+            )
 
 
 def is_non_training(

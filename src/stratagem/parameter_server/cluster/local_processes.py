@@ -126,15 +126,15 @@ class LocalProcesses(Closing):
                 lambda: self._errors or len(self._addresses) == self._count, limit_s
             )
             for error in self._errors.values():
-                raise error
+                raise error.with_traceback(None)  # raised by each call: without earlier frames
             missing = [index for index in range(self._count) if index not in self._addresses]
             if missing:
                 raise not_started(
                     [f"{self._kind} {index}" for index in missing],
                     self._count,
                     limit_s,
-                    expected="a machine that loads JAX and Keras in this time.",
-                    look_at="look at how busy this machine is",
+                    expected="processes that load JAX and Keras within this time.",
+                    look_at="check whether this machine is overloaded",
                 )
             return [self._addresses[index] for index in range(self._count)]
 
@@ -221,7 +221,7 @@ class LocalProcesses(Closing):
                     return None
             try:
                 process = self._start(index)
-            except (RuntimeError, UnavailableError) as error:
+            except Exception as error:  # noqa: BLE001 - also OSError: no memory or descriptors left
                 failure = error
                 delay_s = restarts.delay_after_failed_start_s()
                 continue
@@ -236,21 +236,22 @@ class LocalProcesses(Closing):
     def _start(self, index: int) -> ForkedProcess | None:
         """Starts a process once; returns None if closed meanwhile."""
         name = f"{self._kind} {index}"
-        pipes = [os.pipe() for _ in range(2)]
-        self._printers[index] = [
-            threading.Thread(target=_pass_on, args=(ours, name, stream), daemon=True)
-            for (ours, _), stream in zip(pipes, ("stdout", "stderr"), strict=True)
-        ]
-        for printer in self._printers[index]:
-            printer.start()
+        self._printers[index] = []
+        outputs: list[int] = []
         try:
-            process = self._standby.start(self._pickled[index], [theirs for _, theirs in pipes])
+            for stream in ("stdout", "stderr"):
+                ours, theirs = os.pipe()
+                outputs.append(theirs)
+                printer = threading.Thread(target=_pass_on, args=(ours, name, stream), daemon=True)
+                printer.start()
+                self._printers[index].append(printer)
+            process = self._standby.start(self._pickled[index], outputs)
         except RuntimeError as error:
             raise cannot_start(name, error) from error
         except UnavailableError as error:
             raise died_at_start(name, error) from error
         finally:
-            for _, theirs in pipes:
+            for theirs in outputs:
                 os.close(theirs)
         with self._changed:
             if self._is_closed:

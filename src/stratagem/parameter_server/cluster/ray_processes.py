@@ -224,8 +224,8 @@ class RayProcesses(Closing):
             names,
             len(self._lives),
             limit_s,
-            expected="machines in the Ray cluster that have what each process needs.",
-            look_at="start the tasks that are missing, and look at what `ray status` says",
+            expected="machines in the Ray cluster with the resources that each process needs.",
+            look_at="start the missing tasks, and check `ray status`",
         )
 
     def _watch(self) -> None:
@@ -276,7 +276,11 @@ class RayProcesses(Closing):
         self._report(lambda watchers: watchers.on_given_up(index, gone))
 
     def _start_again(self, index: int, actor: Any = None) -> None:
-        life = self._start(index, actor)
+        try:
+            life = self._start(index, actor)
+        except Exception as error:  # noqa: BLE001 - it is tried again
+            self._take_failed_start(index, error)
+            return
         life.address = self._lives[index].address
         self._lives[index] = life
         life.started.future().add_done_callback(
@@ -284,21 +288,23 @@ class RayProcesses(Closing):
         )
 
     def _take_restart(self, index: int) -> None:
-        life, restarts = self._lives[index], self._restarts[index]
+        life = self._lives[index]
         try:
             self._take_start(index)
-        except (RuntimeError, UnavailableError) as error:
-            failure = error
+        except Exception as error:  # noqa: BLE001 - it is tried again
             self._ray.kill(life.actor)
-            delay_s = restarts.delay_after_failed_start_s()
-            if delay_s is None:
-                self._report(lambda watchers: watchers.on_given_up(index, failure))
-            else:
-                self._later(delay_s, lambda: self._start_again(index))
+            self._take_failed_start(index, error)
             return
-        restarts.started()
+        self._restarts[index].started()
         self._hold(index, life)
         self._report(lambda watchers: watchers.on_returned(index, life.address))
+
+    def _take_failed_start(self, index: int, error: Exception) -> None:
+        delay_s = self._restarts[index].delay_after_failed_start_s()
+        if delay_s is None:
+            self._report(lambda watchers: watchers.on_given_up(index, error))
+        else:
+            self._later(delay_s, lambda: self._start_again(index))
 
     def _report(self, event: Callable[[Watchers], None]) -> None:
         if self._watchers is not None:

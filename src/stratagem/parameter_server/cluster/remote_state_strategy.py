@@ -63,7 +63,7 @@ class RemoteStateStrategy(Strategy, Closing):
     def __deepcopy__(self, memo: dict[int, object]) -> NoReturn:
         raise ValueError(
             explain(
-                f"{self} was given to copy.deepcopy.",
+                f"{self} was passed to copy.deepcopy, which cannot copy it.",
                 expected="one strategy per cluster: its servers store each variable once.",
                 fix="use the strategy itself.",
             )

@@ -101,8 +101,8 @@ class ClosureQueue:
                         fix="create a new strategy and a new coordinator.",
                     )
                 )
-            if closure.worker in self._gone:
-                raise self._gone[closure.worker]
+            if gone := self._gone_error(closure.worker):
+                raise gone
             missing = [value for value in closure.inputs if not _is_there(value)]
             if not missing:
                 self._append(closure)
@@ -177,8 +177,8 @@ class ClosureQueue:
             self._changed.notify_all()
         if is_given_up:
             _cancel([closure])
-        elif closure.worker in self._gone:
-            self.break_all(self._gone[closure.worker])
+        elif gone := self._gone_error(closure.worker):
+            self.break_all(gone)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Waits until nothing is queued or running; returns False after `timeout_s` seconds.
@@ -193,14 +193,15 @@ class ClosureQueue:
             return is_over
 
     def is_done(self) -> bool:
-        """Returns True if nothing is queued or running.
+        """Returns True if nothing is queued or running. Does not wait.
 
         Raises:
-            BaseException: the first error of a closure; blocks until none is running.
+            BaseException: the first error of a closure, once none is running.
         """
         with self._changed:
-            if self._error is not None:
-                self._raise_error()
+            if self._num_running:
+                return False
+            self._raise_error()
             return self._is_idle
 
     def close(self) -> None:
@@ -217,14 +218,15 @@ class ClosureQueue:
             given_up = self._give_up(error)
         _cancel(given_up)
 
-    def lose_worker(self, worker: int, error: BaseException) -> None:
-        """Marks a worker as permanently lost.
+    def lose_worker(self, worker: int | None, error: BaseException) -> None:
+        """Marks a worker as permanently lost; None is all of them.
 
-        If closures bound to it are queued, all closures are cancelled because of `error`.
+        If it is all of them, or closures bound to it are queued, all closures are cancelled because
+        of `error`.
         """
         with self._changed:
             self._gone[worker] = error
-            is_wanted = bool(self._own.get(worker))
+            is_wanted = worker is None or bool(self._own.get(worker))
         if is_wanted:
             self.break_all(error)
 
@@ -232,6 +234,7 @@ class ClosureQueue:
         """Marks a permanently lost worker as available again."""
         with self._changed:
             self._gone.pop(worker, None)
+            self._gone.pop(None, None)
 
     @property
     def _num_queued(self) -> int:
@@ -244,6 +247,11 @@ class ClosureQueue:
     @property
     def _is_idle(self) -> bool:
         return not self._num_unstarted and not self._num_running
+
+    def _gone_error(self, worker: int | None) -> BaseException | None:
+        error = self._gone.get(worker)
+        # Raised several times: without the frames of earlier times.
+        return None if error is None else error.with_traceback(None)
 
     def _append(self, closure: Closure) -> None:
         line = self._line
@@ -258,7 +266,7 @@ class ClosureQueue:
         with self._changed:
             if self._waiting.pop(id(closure), None) is None:
                 return  # already cancelled
-            error = self._gone.get(closure.worker)
+            error = self._gone_error(closure.worker)
             if failed is not None:
                 error = _input_error(closure, failed)
             if error is None:

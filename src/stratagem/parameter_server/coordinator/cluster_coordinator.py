@@ -223,7 +223,8 @@ class ClusterCoordinator(Closing):
         """Returns True if all scheduled functions have finished. Call in cross-replica context.
 
         Returns:
-            True if nothing is queued or running.
+            True if nothing is queued or running. It does not wait: after an error it returns False
+            until no function is running.
 
         Raises:
             BaseException: as in `join`.

@@ -125,7 +125,7 @@ class CoordinatedWorkers(Closing):
         self._queue.lose_worker(worker, error)
         self._ended.add(worker)
         if len(self._ended) == len(self._links):
-            self._queue.break_all(error)
+            self._queue.lose_worker(None, error)
         self._expect_present()
 
     def _expect_present(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 import jax
@@ -47,6 +48,7 @@ class RemoteValue:
         self._status = RemoteValueStatus.NOT_READY
         self._value: Any = None
         self._error: BaseException | None = None
+        self._trace: TracebackType | None = None
         self._observers: list[Callable[[RemoteValue], None]] = []
 
     def __repr__(self) -> str:
@@ -121,6 +123,7 @@ class RemoteValue:
     ) -> None:
         with self._changed:
             self._status, self._value, self._error = status, value, error
+            self._trace = error and error.__traceback__
             observers: list[Callable[[RemoteValue], None]] = []
             if self._is_settled:
                 observers, self._observers = self._observers, []
@@ -134,5 +137,6 @@ class RemoteValue:
             if isinstance(self._error, CancelledError):
                 raise CancelledError(*self._error.args)
             if self._error is not None:
-                raise self._error
+                # Raised by each call: without the frames of earlier ones.
+                raise self._error.with_traceback(self._trace)
             return self._value

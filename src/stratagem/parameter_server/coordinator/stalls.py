@@ -11,9 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from stratagem.closing import Closing
-from stratagem.errors import UnavailableError
 from stratagem.parameter_server.client.client import ServerClient
-from stratagem.parameter_server.transport.connection import ServerError
 
 __all__ = ["StallWatch", "is_stalled"]
 
@@ -59,7 +57,7 @@ class StallWatch(Closing):
         while not self._is_over.wait(_LOOK_S):
             try:
                 self._look()
-            except (UnavailableError, ServerError):  # other code reports lost servers
+            except Exception:  # noqa: BLE001 - other code reports lost servers; it looks again
                 self._last = None
 
     def _look(self) -> None:

@@ -175,11 +175,12 @@ class WorkerLink:
             for number, names in answer.fields["built"]:
                 self._packing.build(number, names, self._strategy)
             value = self._packing.unpack(result.tobytes(), self._strategy)
+            self._failures.note_success()
+            self._queue.finish(
+                closure, value, lambda: self._count(answer.fields["counted"], counted)
+            )
         except BaseException as error:  # noqa: BLE001 - raised by the queue
             self._queue.fail(closure, error)
-            return
-        self._failures.note_success()
-        self._queue.finish(closure, value, lambda: self._count(answer.fields["counted"], counted))
 
     def _count(self, numbers: list[int], counted: list[Any]) -> None:
         """Adds a closure's metric counts, once per closure even after retries."""

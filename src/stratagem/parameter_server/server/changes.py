@@ -57,14 +57,13 @@ class Change:
         """
         try:
             answer = self._owner.finish(self, outcome)
+            for request in self.requests:
+                request.answer(answer)
         except Exception as error:  # noqa: BLE001 - sent to the client
             self.fail(error)
-            return
-        for request in self.requests:
-            request.answer(answer)
 
     def fail(self, error: BaseException) -> None:
-        """Answers with an error. A resent request is then carried out again."""
+        """Answers with an error. Before `done`, a resent request is then carried out again."""
         self._owner.forget(self)
         for request in self.requests:
             request.fail(error)
@@ -96,7 +95,10 @@ class Changes:
         return None
 
     def finish(self, change: Change, outcome: Outcome) -> Message:
-        """Records the outcome of a change, and returns the answer."""
+        """Records the outcome of a change, and returns the answer.
+
+        Records first: the change is made, and must not be made again if there is no answer.
+        """
         with self._lock:
             self._note(change.client, change.number, outcome)
         return self._answer(change.message, outcome)

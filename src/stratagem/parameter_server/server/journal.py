@@ -138,7 +138,7 @@ class Journal(Closing):
         size = messages.size_bytes
         mark = bytes(messages.part(0, len(_MARK)))
         if mark != _MARK[: len(mark)]:
-            raise _damaged(self._path, "it is no journal of a parameter server")
+            raise _damaged(self._path, "it is not a journal of a parameter server")
         place = len(_MARK)
         while place + _RECORD.size <= size:
             begin = place + _RECORD.size
@@ -149,7 +149,7 @@ class Journal(Closing):
             if zlib.crc32(messages.part(begin, end)) != checksum:
                 if end == size:
                     break  # unfinished: not all pages were written
-                raise _damaged(self._path, f"the record at byte {place} was changed")
+                raise _damaged(self._path, f"the checksum of the record at byte {place} is wrong")
             messages.add(begin, end)
             place = end
         self._file.truncate(min(place, size))

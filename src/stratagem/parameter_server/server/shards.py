@@ -227,12 +227,15 @@ def made_in_pieces(spec: ShardSpec, rows: Callable[[int, int], np.ndarray]) -> n
 def require_rows(shard: Shard, rows: np.ndarray) -> None:
     """Raises IndexError if a row number is out of range."""
     num_rows = shard.spec.shape[0] if shard.spec.shape else 0
+    valid = (
+        f"rows 0 to {num_rows - 1} of this shard" if num_rows else "no rows: this shard has none"
+    )
     if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= num_rows):
         raise IndexError(
             explain(
                 f"Rows {int(rows.min())} to {int(rows.max())} of {shard.spec.name!r} were "
                 "requested.",
-                expected=f"rows 0 to {num_rows - 1} of this shard.",
+                expected=f"{valid}.",
                 fix="look up only ids within the table.",
             )
         )

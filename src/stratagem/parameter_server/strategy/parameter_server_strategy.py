@@ -11,6 +11,7 @@ from stratagem.parameter_server.cluster.cluster_roles import (
     check_counts,
     checked_cluster,
     is_non_training,
+    refuse_numbers,
 )
 from stratagem.parameter_server.cluster.coordinator_options import (
     CoordinatorOptions,
@@ -65,8 +66,8 @@ class ParameterServerStrategy(RemoteStateStrategy):
 
     Raises:
         ValueError: a resolver with an empty cluster; a cluster without servers or workers, with two
-            chiefs, or with an unknown job or task; inconsistent numbers; without a chief, a task
-            that is not the coordinator.
+            chiefs, or with an unknown job or task; `num_workers` or `num_servers` with a cluster;
+            inconsistent numbers; without a chief, a task that is not the coordinator.
         TypeError: an argument of another type.
         ImportError: pyzmq or cloudpickle is not installed, or Ray for a cluster of machines.
         DeadlineExceededError: some tasks of the cluster did not join in time.
@@ -100,8 +101,10 @@ class ParameterServerStrategy(RemoteStateStrategy):
         resolver, spec = checked_cluster(cluster_resolver, "ParameterServerStrategy")
         refuse_to_plan("A ParameterServerStrategy")
         self._resolver = resolver
-        if spec and not independent:
-            check_counts(spec)
+        if spec:
+            refuse_numbers(spec, num_workers=num_workers, num_servers=num_servers)
+            if not independent:
+                check_counts(spec)
         own_task = (resolver.task_type, resolver.task_id)
         if is_non_training(spec, own_task, independent=independent):
             super().__init__(non_training_parts(own_task))

@@ -36,7 +36,7 @@ class Admission:
         """Answers one request, which must have arrived."""
         version, number, _, _, _, mechanism, *credentials = self.socket.recv_multipart()
         is_known = version == _VERSION and self._knows(mechanism, credentials)
-        status = (b"200", b"") if is_known else (b"400", b"not of this cluster")
+        status = (b"200", b"") if is_known else (b"400", b"not a member of this cluster")
         self.socket.send_multipart([_VERSION, number, *status, b"", b""])
 
     def _knows(self, mechanism: bytes, credentials: list[bytes]) -> bool:

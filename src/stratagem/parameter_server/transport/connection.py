@@ -85,7 +85,9 @@ class Connections(Closing):
             UnavailableError: no answer in time, or a server was silent for too long.
             ServerError: a server raised an error.
         """
-        silence_s = self._silence_s or float(environment.read("peer_timeout_s"))
+        silence_s = self._silence_s
+        if silence_s is None:
+            silence_s = float(environment.read("peer_timeout_s"))
         number = self._name + next(self._numbers).to_bytes(8, "big")
         packed = {server: pack(message) for server, message in messages.items()}
         questions: dict[int, Question] = {}

@@ -97,7 +97,7 @@ class ClientMemory:
 
     def __init__(self, request_bytes: int, answer_bytes: int) -> None:
         if not hasattr(os, "memfd_create") or not _SEALS:
-            raise OSError("anonymous files are a thing of Linux")
+            raise OSError("anonymous files with seals exist only on Linux")
         self._file = os.memfd_create("stratagem", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             self.plan = _MemoryLayout(
@@ -175,12 +175,12 @@ class ServerMemory:
         try:
             # Reading memory that shrank would kill this process.
             if not fcntl.fcntl(file, fcntl.F_GET_SEALS) & _SEALS:
-                raise ValueError("memory that may shrink")
+                raise ValueError("the memory is not sealed: it could shrink")
             self._map = mmap.mmap(file, plan.size_bytes)
         finally:
             os.close(file)
         if bytes(self._map[:_WORD_BYTES]) != plan.word.encode():
-            raise ValueError("another memory than was offered")
+            raise ValueError("the memory has another identifier than its description")
         self._answers = np.frombuffer(
             self._map, np.uint8, plan.answers_bytes, offset=plan.answers_begin
         )
@@ -258,15 +258,15 @@ def _places(plan: _MemoryLayout, frame: Any) -> tuple[int, list[int], list[int]]
         _, name, begin, num_sizes, num_freed = _PLACES.unpack_from(frame)
         numbers = struct.unpack_from(f"<{num_sizes + num_freed}Q", frame, _PLACES.size)
     except struct.error as error:
-        raise ConnectionError(f"a message that is none of this library's ({error})") from error
+        raise ConnectionError(f"received an invalid message ({error})") from error
     if name != plan.name:
-        raise ConnectionError("a message that is in another memory than the one that is shared")
+        raise ConnectionError("received a message in memory that is not shared")
     return begin, list(numbers[:num_sizes]), list(numbers[num_sizes:])
 
 
 def _check(begin: int, sizes: Sequence[int], least: int, limit: int) -> None:
     if begin < least or begin % _ALIGNMENT or begin + _span(sizes) > limit:
-        raise ConnectionError("a message that is not within the memory that is shared for it")
+        raise ConnectionError("received a message outside the shared memory")
 
 
 def _span(sizes: Sequence[int]) -> int:

@@ -115,10 +115,10 @@ def unpack(frames: Sequence[Any]) -> Message:
         begins = _Begins(len(text))
         arrays = [_array(dtype, shape, first, begins, rest) for dtype, shape in header["arrays"]]
         if len(first) not in (len(text), begins.end) or any(True for _ in rest):
-            raise ConnectionError("a message that is none of this library's (more than its arrays)")
+            raise ConnectionError("received an invalid message (more bytes than its arrays)")
         return Message(str(header["kind"]), dict(header["fields"]), arrays)
     except (IndexError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise ConnectionError(f"a message that is none of this library's ({error})") from error
+        raise ConnectionError(f"received an invalid message ({error})") from error
 
 
 class _Begins:
@@ -154,7 +154,7 @@ def _array(
     # A single part is read in place.
     flat = parts[0] if len(parts) == 1 else np.concatenate([*parts, _NOTHING])
     if flat.nbytes != num_bytes or kind.hasobject or min(shape, default=0) < 0:
-        raise ConnectionError(f"{flat.nbytes} bytes came for an array {dtype} {list(shape)}")
+        raise ConnectionError(f"received {flat.nbytes} bytes for an array {dtype} {list(shape)}")
     flat.flags.writeable = False
     return flat.view(kind).reshape(shape)
 

@@ -120,7 +120,7 @@ class RayCluster(Closing):
         """
         self._is_ready.wait()
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)  # raised by each call: without earlier frames
 
     def close(self) -> None:
         """Closes the connection if it was made here, and stops Ray if it was started here."""

@@ -81,7 +81,7 @@ class Strategy(ValueMethods, LogicalDevices, OldMethods):
     def __copy__(self) -> Strategy:
         raise RuntimeError(
             explain(
-                f"{self} was given to copy.copy.",
+                f"{self} was passed to copy.copy, which cannot copy it.",
                 expected="copy.deepcopy: a shallow copy would share the original's variables.",
                 fix="use copy.deepcopy for a new strategy on the same devices, or itself.",
             )

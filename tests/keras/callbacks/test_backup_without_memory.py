@@ -1,0 +1,34 @@
+"""A training whose state no longer fits into memory."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stratagem as sg
+from stratagem.checkpoint import MemoryBackup
+from tests.keras.callbacks.backups import X, Y, assert_same, build, values
+
+
+def test_memory_without_room_is_warned_of_once_and_training_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(memory: Any, step: int) -> float:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def train(*callbacks: Any) -> Any:
+        model = build(None)
+        model.fit(X, Y, batch_size=4, epochs=2, verbose=0, callbacks=list(callbacks))
+        return values(model)
+
+    wanted = train()
+    monkeypatch.setenv("STRATAGEM_MEMORY_DIR", str(tmp_path / "memory"))
+    monkeypatch.setattr(MemoryBackup, "save", save)
+    words = r"(?s)can no longer be saved in .*memory: .*No space left.*resumes from .*disk"
+    with pytest.warns(RuntimeWarning, match=words) as caught:
+        got = train(sg.BackupAndRestore(tmp_path / "disk", memory_save_freq=1))
+    assert sum("no longer be saved" in str(one.message) for one in caught) == 1
+    assert_same(got, wanted)
