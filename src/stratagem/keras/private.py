@@ -89,6 +89,8 @@ from keras.src.utils.tracking import TrackedDict, TrackedList, TrackedSet
 if TYPE_CHECKING:
     import keras
 
+    from stratagem.variables import StoredVariable
+
 
 __all__ = [
     "DataAdapter",
@@ -147,29 +149,35 @@ __all__ = [
 ]
 
 
-def own_variables(metric: Any) -> list[Any]:
+def _open(owner: object) -> Any:
+    """Returns an object of Keras as one whose private names may be used."""
+    return owner
+
+
+def own_variables(metric: keras.metrics.Metric) -> list[Any]:
     """Returns the variables that a metric created itself, without those of inner metrics."""
-    return list(metric._variables)
+    return list(_open(metric)._variables)
 
 
-def averaged_function(metric: Any) -> Any:
+def averaged_function(metric: keras.metrics.MeanMetricWrapper) -> Any:
     """Returns the function whose values a metric averages."""
-    return metric._fn
+    return _open(metric)._fn
 
 
-def averaged(metric: Any, y_true: Any, y_pred: Any) -> Any:
+def averaged(metric: keras.metrics.MeanMetricWrapper, y_true: object, y_pred: object) -> Any:
     """Returns the values that a metric averages: one per example, or one per batch."""
-    return metric._fn(y_true, y_pred, **metric._fn_kwargs)
+    own = _open(metric)
+    return own._fn(y_true, y_pred, **own._fn_kwargs)
 
 
-def reduction_axes(layer: Any) -> tuple[int, ...]:
+def reduction_axes(layer: keras.layers.BatchNormalization) -> tuple[int, ...]:
     """Returns the axes that batch normalization averages over."""
-    return tuple(layer._reduction_axes)
+    return tuple(_open(layer)._reduction_axes)
 
 
-def expected_batch_size(layer: Any) -> int | None:
+def expected_batch_size(layer: keras.layers.RNN) -> int | None:
     """Returns the batch size of a stateful RNN's state, or None if the layer is not built."""
-    return layer._expected_batch_size
+    return _open(layer)._expected_batch_size
 
 
 def with_states(layer: object, states: list[Any]) -> Any:
@@ -194,63 +202,70 @@ def compute_fans(shape: tuple[int, ...], initializer: object) -> tuple[float, fl
 
 def annotate(variable: keras.Variable, *, synchronization: str, aggregation: str) -> None:
     """Sets the annotations of an existing variable, for a strategy that it may move to."""
-    variable._synchronization = synchronization
-    variable._aggregation = aggregation
+    _open(variable)._synchronization = synchronization
+    _open(variable)._aggregation = aggregation
 
 
-def autocasts(variable: Any) -> bool:
+def autocasts(variable: keras.Variable) -> bool:
     """Returns True if layers may read a variable in their compute dtype."""
-    return bool(variable._autocast)
+    return bool(_open(variable)._autocast)
 
 
 def set_path(variable: keras.Variable, path: str) -> None:
     """Sets the path of a variable in its model."""
-    variable._path = path
+    _open(variable)._path = path
 
 
-def flatten_layers(model: Any) -> list[Any]:
+def flatten_layers(model: keras.layers.Layer) -> list[Any]:
     """Returns a model and every layer inside it."""
-    return list(model._flatten_layers())
+    return list(_open(model)._flatten_layers())
 
 
-def build_for(model: Any, batch: Any) -> None:
+def build_for(model: keras.Model, batch: object) -> None:
     """Creates the variables of a training step: of layers, the optimizer and metrics.
 
     `batch` needs only the shape and dtype of each array.
     """
-    model._symbolic_build(data_batch=batch)
+    _open(model)._symbolic_build(data_batch=batch)
 
 
-def takes_training(model: Any) -> bool:
+def takes_training(model: keras.Model) -> bool:
     """Returns True if the model's `call` takes `training`."""
-    return bool(model._call_has_training_arg)
+    return bool(_open(model)._call_has_training_arg)
 
 
 def total_loss(
-    model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool
+    model: keras.Model,
+    x: object,
+    y: object,
+    y_pred: object,
+    sample_weight: object,
+    *,
+    training: bool,
 ) -> Any:
     """Returns `model.compute_loss(...)`, including overrides without `training`."""
-    return model._compute_loss(x, y, y_pred, sample_weight, training=training)
+    return _open(model)._compute_loss(x, y, y_pred, sample_weight, training=training)
 
 
-def loss_tracker(model: Any) -> Any:
+def loss_tracker(model: keras.Model) -> Any:
     """Returns the metric that `fit` reports as the loss."""
-    return model._loss_tracker
+    return _open(model)._loss_tracker
 
 
-def output_loss_trackers(model: Any) -> list[Any]:
+def output_loss_trackers(model: keras.Model) -> list[Any]:
     """Returns the metrics that report the loss of each output."""
-    return [] if model._compile_loss is None else list(model._compile_loss.metrics)
+    compiled = _open(model)._compile_loss
+    return [] if compiled is None else list(compiled.metrics)
 
 
-def compile_arguments(model: Any) -> dict[str, Any]:
+def compile_arguments(model: keras.Model) -> dict[str, Any]:
     """Returns the arguments of `compile`, as the original objects."""
-    return dict(model._compile_config.config)
+    return dict(_open(model)._compile_config.config)
 
 
 def named_metrics(model: keras.Model) -> dict[str, Any]:
     """Returns a model's metrics except losses, by the names that `fit` reports."""
-    compiled = model._compile_metrics
+    compiled = _open(model)._compile_metrics
     losses = [loss_tracker(model), *output_loss_trackers(model)]
     named = {} if compiled is None else dict(zip(compiled.result(), compiled.metrics, strict=True))
     for metric in model.metrics:
@@ -259,42 +274,44 @@ def named_metrics(model: keras.Model) -> dict[str, Any]:
     return named
 
 
-def trainable_variables(optimizer: Any) -> list[Any]:
+def trainable_variables(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     """Returns the variables that an optimizer was built for."""
-    return list(optimizer._trainable_variables)
+    return list(_open(optimizer)._trainable_variables)
 
 
-def clip_gradients(optimizer: Any, grads: list[Any]) -> list[Any]:
+def clip_gradients(optimizer: keras.optimizers.Optimizer, grads: list[Any]) -> list[Any]:
     """Returns gradients clipped as the optimizer's arguments say."""
-    return list(optimizer._clip_gradients(grads))
+    return list(_open(optimizer)._clip_gradients(grads))
 
 
-def count_update(optimizer: Any) -> None:
+def count_update(optimizer: keras.optimizers.Optimizer) -> None:
     """Updates the optimizer state that belongs to no variable, such as its counter."""
-    optimizer._backend_update_step([], [], optimizer.learning_rate)
-    optimizer._iterations.assign_add(1)
+    _open(optimizer)._backend_update_step([], [], optimizer.learning_rate)
+    _open(optimizer)._iterations.assign_add(1)
 
 
-def decays(optimizer: Any, variable: Any) -> bool:
+def decays(
+    optimizer: keras.optimizers.Optimizer, variable: keras.Variable | StoredVariable
+) -> bool:
     """Returns True if an optimizer's weight decay applies to a variable."""
-    return bool(optimizer._use_weight_decay(variable))
+    return bool(_open(optimizer)._use_weight_decay(variable))
 
 
 def filter_empty_gradients(
-    optimizer: Any, grads: list[Any], variables: list[Any]
+    optimizer: keras.optimizers.Optimizer, grads: list[Any], variables: list[Any]
 ) -> tuple[list[Any], list[Any]]:
     """Returns the gradients that are not None and their variables; warns about the others."""
-    present, of_variables = optimizer._filter_empty_gradients(grads, variables)
+    present, of_variables = _open(optimizer)._filter_empty_gradients(grads, variables)
     return list(present), list(of_variables)
 
 
-def replace_steps(iterator: Any, make: Callable[[Callable[[], Any]], Any]) -> None:
+def replace_steps(iterator: JAXEpochIterator, make: Callable[[Callable[[], Any]], Any]) -> None:
     """Replaces the generator of steps of one epoch iterator.
 
     `make` gets Keras's own generator function and returns the generator.
     """
-    original = iterator._enumerate_iterator
-    iterator._enumerate_iterator = lambda: make(original)
+    original = _open(iterator)._enumerate_iterator
+    _open(iterator)._enumerate_iterator = lambda: make(original)
 
 
 def restore_steps(iterator: object) -> None:
@@ -302,29 +319,29 @@ def restore_steps(iterator: object) -> None:
     vars(iterator).pop("_enumerate_iterator", None)
 
 
-def goes_on_with_iterator(iterator: Any) -> bool:
+def goes_on_with_iterator(iterator: JAXEpochIterator) -> bool:
     """Returns True if the next epoch continues with the iterator of this one."""
-    return iterator.steps_per_epoch is not None and iterator._current_iterator is not None
+    return iterator.steps_per_epoch is not None and _open(iterator)._current_iterator is not None
 
 
-def batches_taken(iterator: Any) -> int:
+def batches_taken(iterator: JAXEpochIterator) -> int:
     """Returns the number of batches taken from the current iterator of an epoch iterator."""
-    return int(iterator._steps_seen)
+    return int(_open(iterator)._steps_seen)
 
 
-def set_batches_taken(iterator: Any, count: int) -> None:
+def set_batches_taken(iterator: JAXEpochIterator, count: int) -> None:
     """Sets the number of batches taken from the current iterator of an epoch iterator."""
-    iterator._steps_seen = count
+    _open(iterator)._steps_seen = count
 
 
 def set_initial_epoch(model: Any, epoch: int | None) -> None:
     """Sets the first epoch of the active `fit`; None restores its `initial_epoch`."""
-    model._initial_epoch = epoch
+    _open(model)._initial_epoch = epoch
 
 
-def calls_in_thread(callbacks: Any) -> bool:
+def calls_in_thread(callbacks: keras.callbacks.CallbackList) -> bool:
     """Returns True if batch callbacks run in another thread, concurrently with `fit`."""
-    return callbacks._async_train
+    return _open(callbacks)._async_train
 
 
 def torch_loader(adapter: object) -> Any:

@@ -24,6 +24,7 @@ from stratagem.options import ReduceOp
 from stratagem.variables import VariableKind, home_of
 
 if TYPE_CHECKING:
+    import jax
     import keras
 
 
@@ -41,7 +42,10 @@ def taking_synchronized(init: Callable[..., Any]) -> Any:
     """Returns `BatchNormalization.__init__` that accepts `synchronized=True`."""
 
     def replica_init(
-        self: Any, *args: object, synchronized: bool = False, **kwargs: object
+        self: keras.layers.BatchNormalization,
+        *args: object,
+        synchronized: bool = False,
+        **kwargs: object,
     ) -> None:
         init(self, *args, **kwargs)
         self.synchronized = bool(synchronized)
@@ -54,8 +58,8 @@ def taking_synchronized(init: Callable[..., Any]) -> Any:
 def annotating_statistics(build: Callable[..., Any]) -> Any:
     """Returns `BatchNormalization.build` whose moving statistics are ON_READ with MEAN."""
 
-    def replica_build(self: Any, input_shape: object) -> None:
-        add_weight = self.add_weight
+    def replica_build(self: keras.layers.BatchNormalization, input_shape: object) -> None:
+        add_weight: Callable[..., Any] = self.add_weight
 
         def annotated(*args: object, **kwargs: object) -> Any:
             if kwargs.get("name") not in _MOVING:
@@ -78,7 +82,12 @@ def annotating_statistics(build: Callable[..., Any]) -> Any:
 def normalizing_true_rows(call: Callable[..., Any]) -> Any:
     """Returns `BatchNormalization.call` that skips padding and infers with all statistics."""
 
-    def replica_call(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+    def replica_call(
+        self: keras.layers.BatchNormalization,
+        inputs: object,
+        training: object = None,
+        mask: object = None,
+    ) -> Any:
         context = replica_context()
         if context is None:
             return call(self, inputs, training=training, mask=mask)
@@ -98,10 +107,12 @@ def normalizing_true_rows(call: Callable[..., Any]) -> Any:
     return replica_call
 
 
-def moments_of_replicas(moments: Any) -> Any:
+def moments_of_replicas(moments: Callable[..., Any]) -> Any:
     """Returns the method of `BatchNormalization` that computes mean and variance of a batch."""
 
-    def replica_moments(self: Any, inputs: Any, mask: Any) -> Any:
+    def replica_moments(
+        self: keras.layers.BatchNormalization, inputs: jax.Array, mask: object
+    ) -> Any:
         context = replica_context()
         if context is None or not (self.synchronized or context.batch.is_padded):
             return _plain_moments(moments, self, inputs, mask)
@@ -134,7 +145,12 @@ def _aggregated_statistics(layer: keras.layers.Layer, context: ReplicaContext) -
         yield
 
 
-def _plain_moments(moments: Callable[..., Any], layer: Any, inputs: object, mask: object) -> Any:
+def _plain_moments(
+    moments: Callable[..., Any],
+    layer: keras.layers.BatchNormalization,
+    inputs: object,
+    mask: object,
+) -> Any:
     synchronized, layer.synchronized = (
         layer.synchronized,
         False,
@@ -145,7 +161,9 @@ def _plain_moments(moments: Callable[..., Any], layer: Any, inputs: object, mask
         layer.synchronized = synchronized
 
 
-def _moments_of_true_rows(layer: Any, inputs: Any, mask: Any, context: ReplicaContext) -> Any:
+def _moments_of_true_rows(
+    layer: keras.layers.BatchNormalization, inputs: jax.Array, mask: object, context: ReplicaContext
+) -> Any:
     """Returns mean and variance over true positions, of all replicas if synchronized."""
     weights = jnp.ones((inputs.shape[0],) + (1,) * (inputs.ndim - 1), inputs.dtype)
     rows = row_mask(inputs, context)
@@ -156,7 +174,7 @@ def _moments_of_true_rows(layer: Any, inputs: Any, mask: Any, context: ReplicaCo
     axes = reduction_axes(layer)
     inputs = jnp.where(weights > 0, inputs, 0)
 
-    def total(values: Any) -> Any:
+    def total(values: jax.Array) -> Any:
         local = jnp.sum(values, axis=axes)
         return context.communicator.all_reduce(ReduceOp.SUM, local) if layer.synchronized else local
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,16 +15,20 @@ from stratagem.keras.numerics.step_mode import StepMode, example_fraction, step_
 from stratagem.keras.private import get_keras_mask, set_keras_mask
 from stratagem.options import ReduceOp
 
+if TYPE_CHECKING:
+    from jax.typing import ArrayLike
+
+
 __all__ = ["first_rows", "gathered_rows", "num_rows", "row_mask", "true_rows", "whole_batch"]
 
 
-def true_rows(values: Any, context: ReplicaContext) -> Any:
+def true_rows(values: jax.Array, context: ReplicaContext) -> Any:
     """Returns the array with zeros in its padding rows."""
     mask = row_mask(values, context)
     return values if mask is None else jnp.where(mask, values, jnp.zeros((), values.dtype))
 
 
-def row_mask(values: Any, context: ReplicaContext) -> Any:
+def row_mask(values: jax.Array, context: ReplicaContext) -> Any:
     """Returns a mask of true rows that broadcasts against an array.
 
     Axis 0 of the array is this replica's batch or a multiple of it (as after flattening time). None
@@ -37,7 +41,7 @@ def row_mask(values: Any, context: ReplicaContext) -> Any:
     return mask.reshape((-1,) + (1,) * (values.ndim - 1))
 
 
-def num_rows(values: Any, context: ReplicaContext) -> int | None:
+def num_rows(values: ArrayLike, context: ReplicaContext) -> int | None:
     """Returns the size of axis 0 if it is this replica's batch size or a multiple, else None."""
     size, shape = context.batch.size, jnp.shape(values)
     if size is None or not shape:
@@ -55,9 +59,10 @@ def first_rows(values: object, count: int, context: ReplicaContext, rows: int | 
     rows = size if rows is None else rows
     num_first = count * (rows // size) if rows and size else count
 
-    def cut(leaf: Any) -> Any:
-        is_array = isinstance(leaf, jax.Array) and leaf.ndim > 0
-        return leaf[:num_first] if is_array and leaf.shape[0] == rows else leaf
+    def cut(leaf: object) -> Any:
+        if not isinstance(leaf, jax.Array) or leaf.ndim == 0:
+            return leaf
+        return leaf[:num_first] if leaf.shape[0] == rows else leaf
 
     return _with_masks(cut, values)
 

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import keras
 
 from stratagem.execution import embedding_lookup, is_recorded, note_table
 from stratagem.keras.variables.annotations import making_table
+
+if TYPE_CHECKING:
+    import jax
+
 
 __all__ = ["building_table", "looking_up_rows"]
 
@@ -22,7 +26,7 @@ def building_table(original: Callable[..., Any]) -> Any:
     """Returns `Embedding.build` that registers the table."""
 
     @functools.wraps(original)
-    def build(self: Any, *args: object, **kwargs: object) -> None:
+    def build(self: keras.layers.Embedding, *args: object, **kwargs: object) -> None:
         with making_table():
             original(self, *args, **kwargs)
         if (table := _table(self)) is not None:
@@ -35,18 +39,18 @@ def looking_up_rows(original: Callable[..., Any]) -> Any:
     """Returns `Embedding.call` that looks up rows of a recorded table."""
 
     @functools.wraps(original)
-    def call(self: Any, inputs: Any) -> Any:
+    def call(self: keras.layers.Embedding, inputs: jax.Array) -> Any:
         table = _table(self)
         if table is None or not is_recorded(table):
             return original(self, inputs)
         if inputs.dtype not in ("int32", "int64"):
-            inputs = keras.ops.cast(inputs, "int32")
+            inputs = cast("jax.Array", keras.ops.cast(inputs, "int32"))
         return keras.ops.cast(embedding_lookup(table, inputs), self.compute_dtype)
 
     return call
 
 
-def _table(layer: Any) -> Any:
+def _table(layer: keras.layers.Embedding) -> Any:
     """Returns the variable with the embeddings in its rows; None if the layer computes them."""
     if layer.lora_enabled or layer.quantization_mode:
         return None

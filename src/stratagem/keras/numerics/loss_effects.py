@@ -20,19 +20,21 @@ __all__ = ["effect_of_loss", "is_by_rows", "is_of_keras"]
 _MIXING_FUNCTIONS = {"circle", "dice", "tversky"}
 
 
-def is_of_keras(function: Any) -> bool:
+def is_of_keras(function: object) -> bool:
     """Returns True if a function, or the class of an object, is part of Keras."""
     module = getattr(function, "__module__", None) or type(function).__module__
     return module.startswith("keras.")
 
 
-def is_by_rows(function: Any) -> bool:
+def is_by_rows(function: object) -> bool:
     """Returns True for a Keras function that computes each row separately."""
     name = getattr(function, "__name__", type(function).__name__)
     return is_of_keras(function) and name not in _MIXING_FUNCTIONS
 
 
-def effect_of_loss(loss: Any, y_true: Any, y_pred: Any, context: ReplicaContext) -> RowEffect:
+def effect_of_loss(
+    loss: keras.losses.Loss, y_true: object, y_pred: object, context: ReplicaContext
+) -> RowEffect:
     """Returns how a loss depends on this replica's rows; UNKNOWN if analysis fails."""
     function = getattr(loss, "fn", None) or type(loss).call
     leaves, structure = jax.tree.flatten((y_true, y_pred))
@@ -47,7 +49,7 @@ def effect_of_loss(loss: Any, y_true: Any, y_pred: Any, context: ReplicaContext)
 
     shapes: list[tuple[int, ...]] = []
 
-    def values(_: Any, given: Any) -> list[Any]:
+    def values(_: object, given: list[Any]) -> list[Any]:
         remaining = iter(given)
         own = [next(remaining) if one else leaf for one, leaf in zip(has_rows, arrays, strict=True)]
         with step_mode(StepMode.WHOLE):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +50,9 @@ _AVERAGING = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 def replica_loss(original: Callable[..., Any]) -> Any:
     """Returns `Loss.__call__` that counts examples over replicas."""
 
-    def call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+    def call(
+        self: keras.losses.Loss, y_true: object, y_pred: object, sample_weight: object = None
+    ) -> Any:
         context = replica_context()
         if context is None:
             return original(self, y_true, y_pred, sample_weight)
@@ -69,7 +71,7 @@ def replica_loss(original: Callable[..., Any]) -> Any:
     return call
 
 
-def _warn_about_averaging(loss: Any, context: ReplicaContext) -> None:
+def _warn_about_averaging(loss: keras.losses.Loss, context: ReplicaContext) -> None:
     if context.num_replicas_in_sync > 1:
         warnings.warn(
             explain(
@@ -84,7 +86,7 @@ def _warn_about_averaging(loss: Any, context: ReplicaContext) -> None:
         )
 
 
-def _warn_about_pairs(loss: Any, context: ReplicaContext) -> None:
+def _warn_about_pairs(loss: keras.losses.Loss, context: ReplicaContext) -> None:
     warnings.warn(
         explain(
             f"The loss {loss.name!r} compares examples with one another in a custom step.",
@@ -98,7 +100,11 @@ def _warn_about_pairs(loss: Any, context: ReplicaContext) -> None:
 
 
 def _loss_of_whole_batch(
-    loss: Any, y_true: object, y_pred: object, sample_weight: object, context: ReplicaContext
+    loss: keras.losses.Loss,
+    y_true: object,
+    y_pred: object,
+    sample_weight: object,
+    context: ReplicaContext,
 ) -> Any:
     """Returns this replica's share, 1/n, of a loss in which examples depend on one another.
 
@@ -107,14 +113,14 @@ def _loss_of_whole_batch(
     rows = num_rows(jax.tree.leaves(y_pred)[0], context)
     gathered = [gathered_rows(value, context, rows) for value in (y_true, y_pred, sample_weight)]
     with whole_batch(context):
-        return loss(*gathered) / context.num_replicas_in_sync
+        return cast("jax.Array", loss(*gathered)) / context.num_replicas_in_sync
 
 
 def _replica_loss(
-    loss: Any,
-    y_true: Any,
-    y_pred: Any,
-    sample_weight: Any,
+    loss: keras.losses.Loss,
+    y_true: object,
+    y_pred: object,
+    sample_weight: object,
     context: ReplicaContext,
     effect: RowEffect,
 ) -> Any:
@@ -140,7 +146,7 @@ def _replica_loss(
 
 
 def _weight_of_batch(
-    reduction: str | None, sample_weight: Any, dtype: Any, context: ReplicaContext
+    reduction: str | None, sample_weight: object, dtype: DTypeLike, context: ReplicaContext
 ) -> Any:
     """Returns Keras's factor for a scalar loss: the mean or the sum of the weights."""
     weights = jnp.asarray(sample_weight, dtype)
@@ -158,7 +164,11 @@ def _weight_of_batch(
 
 
 def _of_true_rows(
-    loss: Any, y_true: object, y_pred: object, of_all_rows: jax.Array, context: ReplicaContext
+    loss: keras.losses.Loss,
+    y_true: object,
+    y_pred: object,
+    of_all_rows: jax.Array,
+    context: ReplicaContext,
 ) -> jax.Array:
     """Recomputes a scalar loss of a batch, such as a mean, without padding rows.
 
@@ -177,33 +187,43 @@ def _of_true_rows(
 
 
 def _reduce(
-    reduction: str | None, values: Any, weights: Any, mask: Any, context: ReplicaContext
+    reduction: str | None,
+    values: jax.Array,
+    weights: object,
+    mask: jax.Array | None,
+    context: ReplicaContext,
 ) -> Any:
+    factors = None
     if weights is not None:
-        weights = ops.cast(weights, values.dtype)
-        values, weights = squeeze_or_expand_to_same_rank(values, weights)
-        values = values * weights
+        pair = squeeze_or_expand_to_same_rank(values, ops.cast(weights, values.dtype))
+        values, factors = cast("tuple[jax.Array, jax.Array]", pair)
+        values = values * factors
     values = true_rows(values, context)
     if reduction in (None, "none"):
         return values
     total = jnp.sum(values)
     if reduction == "sum":
         return total
-    divisor = _divisor(reduction, values, weights, mask, context)
+    divisor = _divisor(reduction, values, factors, mask, context)
     return jnp.where(divisor == 0, 0.0, total / jnp.where(divisor == 0, 1, divisor)).astype(
         total.dtype
     )
 
 
-def _divisor(reduction: str, values: Any, weights: Any, mask: Any, context: ReplicaContext) -> Any:
+def _divisor(
+    reduction: str,
+    values: jax.Array,
+    weights: jax.Array | None,
+    mask: jax.Array | None,
+    context: ReplicaContext,
+) -> Any:
     """Returns the divisor of a mean: over all replicas in SHARE mode, else over this one."""
     share = current_mode() is StepMode.SHARE
     if reduction == "mean_with_sample_weight" and weights is not None:
         local = jnp.sum(true_rows(weights, context))
     elif mask is not None:
-        local = jnp.sum(true_rows(ops.cast(mask, values.dtype), context)) * (
-            values.size / mask.size
-        )
+        true = true_rows(cast("jax.Array", ops.cast(mask, values.dtype)), context)
+        local = jnp.sum(true) * (values.size / mask.size)
     else:
         return jnp.asarray(_num_elements(values, context, share=share), values.dtype)
     if not share:
@@ -211,7 +231,7 @@ def _divisor(reduction: str, values: Any, weights: Any, mask: Any, context: Repl
     return context.communicator.all_reduce(ReduceOp.SUM, jax.lax.stop_gradient(local))
 
 
-def _num_elements(values: Any, context: ReplicaContext, *, share: bool) -> Any:
+def _num_elements(values: jax.Array, context: ReplicaContext, *, share: bool) -> Any:
     """Counts the true elements of losses, of all replicas or of this one."""
     rows: Any = context.global_num_examples if share else context.num_examples
     if rows is None or values.shape[0] != context.batch.size:
@@ -220,7 +240,9 @@ def _num_elements(values: Any, context: ReplicaContext, *, share: bool) -> Any:
 
 
 def compute_average_loss(
-    per_example_loss: object, sample_weight: object = None, global_batch_size: Any = None
+    per_example_loss: object,
+    sample_weight: object = None,
+    global_batch_size: SupportsIndex | None = None,
 ) -> jax.Array:
     """Scales per-example losses so that the sum over replicas is their average.
 
@@ -229,8 +251,7 @@ def compute_average_loss(
     Args:
         per_example_loss: this replica's losses, shape (per_replica_batch, ...).
         sample_weight: weights, broadcast against the losses.
-        global_batch_size: divisor; None for the number of true examples of all replicas in this
-            step.
+        global_batch_size: divisor; None for the number of true examples that all replicas have.
 
     Returns:
         Scalar of the dtype of the losses: their sum without padding, divided by the batch size; 0
@@ -285,7 +306,7 @@ def _num_examples(losses: jax.Array, context: ReplicaContext | None) -> Any:
     return context.global_num_examples
 
 
-def _check_batch_size(global_batch_size: Any, dtype: DTypeLike) -> jax.Array:
+def _check_batch_size(global_batch_size: SupportsIndex, dtype: DTypeLike) -> jax.Array:
     """Returns the batch size as a scalar of the losses' dtype."""
     size = global_batch_size
     if not isinstance(size, Tracer):

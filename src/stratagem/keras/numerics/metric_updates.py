@@ -12,7 +12,7 @@ import inspect
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ from stratagem.options import VariableAggregation
 from stratagem.variables import VariableKind, aggregate_components, home_of
 
 if TYPE_CHECKING:
-    from jax.typing import DTypeLike
+    from jax.typing import ArrayLike, DTypeLike
 
 
 __all__ = ["of_all_replicas", "update_in_replica", "variables_of_update"]
@@ -50,9 +50,9 @@ _ADDITIVE = {RowEffect.INPUT, RowEffect.INPUT_PLUS_SUM}
 def update_in_replica(
     update_state: Callable[..., Any],
     signature: inspect.Signature,
-    metric: Any,
-    args: Any,
-    kwargs: Any,
+    metric: keras.metrics.Metric,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
     context: ReplicaContext,
 ) -> Any:
     """Updates a metric with one replica's arguments of `update_state`, true examples only."""
@@ -76,11 +76,15 @@ def update_in_replica(
 
 
 def _update_with_scalar(
-    update_state: Any, metric: Any, value: Any, bound: Any, context: ReplicaContext
+    update_state: Callable[..., Any],
+    metric: keras.metrics.Metric,
+    value: ArrayLike,
+    bound: inspect.BoundArguments,
+    context: ReplicaContext,
 ) -> Any:
     """Updates a metric with one number that each replica computed from its examples."""
     if is_loss_tracker(metric):
-        return record_loss(metric, value, context)
+        return record_loss(cast("keras.metrics.Mean", metric), value, context)
     if current_mode() is StepMode.OWN:
         return update_state(*bound.args, **bound.kwargs)
     if not is_of_keras(update_state) or "sample_weight" not in bound.signature.parameters:
@@ -93,7 +97,9 @@ def _update_with_scalar(
     return update_state(*bound.args, **bound.kwargs)
 
 
-def _weigh_by_examples(bound: Any, dtype: DTypeLike, context: ReplicaContext) -> None:
+def _weigh_by_examples(
+    bound: inspect.BoundArguments, dtype: DTypeLike, context: ReplicaContext
+) -> None:
     """Weights one number per batch by this replica's fraction of the examples."""
     weight = bound.arguments.get("sample_weight")
     fraction = example_fraction(context, dtype)
@@ -111,17 +117,24 @@ def _averages_batches(metric: object, arguments: dict[str, Any]) -> bool:
     return _averaged_shape(metric, arguments) == ()
 
 
-def _averaged_shape(metric: Any, arguments: dict[str, Any]) -> tuple[int, ...]:
+def _averaged_shape(
+    metric: keras.metrics.MeanMetricWrapper, arguments: dict[str, Any]
+) -> tuple[int, ...]:
     y_true, y_pred = (jnp.asarray(arguments[name]) for name in ("y_true", "y_pred"))
 
-    def values(y_true: Any, y_pred: Any) -> Any:
+    def values(y_true: jax.Array, y_pred: jax.Array) -> Any:
         return keras.ops.convert_to_tensor(averaged(metric, y_true, y_pred))
 
     with step_mode(StepMode.WHOLE):
         return jax.eval_shape(values, y_true, y_pred).shape
 
 
-def _adds_up(update_state: Any, metric: Any, bound: Any, rows: int) -> bool:
+def _adds_up(
+    update_state: Callable[..., Any],
+    metric: keras.metrics.Metric,
+    bound: inspect.BoundArguments,
+    rows: int,
+) -> bool:
     """Returns True if an update adds a sum over rows, so that replicas can sum their parts."""
     if any(home.kind is not VariableKind.ON_READ for home in _homes(metric)):
         return True  # No components to count on one replica.
@@ -135,7 +148,7 @@ def _adds_up(update_state: Any, metric: Any, bound: Any, rows: int) -> bool:
     return _is_seen_to_add_up(update_state, metric, bound, rows)
 
 
-def _check_homes(metric: Any, context: ReplicaContext) -> None:
+def _check_homes(metric: keras.metrics.Metric, context: ReplicaContext) -> None:
     if any(home is None for home in _homes(metric)):
         raise ValueError(
             explain(
@@ -147,12 +160,15 @@ def _check_homes(metric: Any, context: ReplicaContext) -> None:
         )
 
 
-def _homes(metric: Any) -> list[Any]:
+def _homes(metric: keras.metrics.Metric) -> list[Any]:
     return [home_of(variable) for variable in metric.variables]
 
 
 def _is_seen_to_add_up(
-    update_state: Callable[..., Any], metric: Any, bound: Any, rows: int
+    update_state: Callable[..., Any],
+    metric: keras.metrics.Metric,
+    bound: inspect.BoundArguments,
+    rows: int,
 ) -> bool:
     variables = metric.variables
     names = list(bound.arguments)[1:]
@@ -175,11 +191,11 @@ def _is_seen_to_add_up(
 
 def updated_values(
     update_state: Callable[..., Any],
-    metric: Any,
+    metric: keras.metrics.Metric,
     variables: list[Any],
     values: list[Any],
     arguments: dict[str, Any],
-    bound: Any,
+    bound: inspect.BoundArguments,
 ) -> list[Any]:
     """Returns the values of a metric's variables after an update from other values."""
     # Not a tree map, which would return the keys of the dict in another order.
@@ -191,7 +207,12 @@ def updated_values(
     return [scope.get_current_value(variable) for variable in variables]
 
 
-def variables_of_update(update_state: Any, metric: Any, args: Any, kwargs: Any) -> list[Any]:
+def variables_of_update(
+    update_state: Callable[..., Any],
+    metric: keras.metrics.Metric,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+) -> list[Any]:
     """Returns a metric's variables, including those that its first update creates."""
     if metric not in _tried:
         _tried.add(metric)
@@ -201,7 +222,11 @@ def variables_of_update(update_state: Any, metric: Any, args: Any, kwargs: Any) 
 
 
 def _update_with_whole_batch(
-    update_state: Any, metric: Any, bound: Any, context: ReplicaContext, rows: int | None
+    update_state: Callable[..., Any],
+    metric: keras.metrics.Metric,
+    bound: inspect.BoundArguments,
+    context: ReplicaContext,
+    rows: int | None,
 ) -> None:
     """Updates with the rows and the state of all replicas, and counts on replica 0."""
     arguments = {
@@ -230,7 +255,11 @@ def of_all_replicas(variable: keras.Variable, context: ReplicaContext) -> Any:
 
 
 def _update_with_true_rows(
-    update_state: Any, metric: Any, bound: Any, context: ReplicaContext, rows: int
+    update_state: Callable[..., Any],
+    metric: keras.metrics.Metric,
+    bound: inspect.BoundArguments,
+    context: ReplicaContext,
+    rows: int,
 ) -> Any:
     """Updates with this replica's true rows, with one branch per number of rows."""
     if not context.batch.is_padded:

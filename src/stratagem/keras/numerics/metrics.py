@@ -57,7 +57,7 @@ def created_once(original: Callable[..., Any]) -> Any:
     """Returns `Metric.add_variable` whose initial value counts once, not once per replica."""
 
     @functools.wraps(original)
-    def add_variable(self: Any, *args: object, **kwargs: object) -> Any:
+    def add_variable(self: keras.metrics.Metric, *args: object, **kwargs: object) -> Any:
         with making_state_of_metric():
             return original(self, *args, **kwargs)
 
@@ -89,7 +89,7 @@ def results_of_all_replicas() -> Generator[dict[int, Any]]:
 
 def _wrap_result(result: Callable[..., Any]) -> Any:
     @functools.wraps(result)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapped(self: keras.metrics.Metric, *args: object, **kwargs: object) -> Any:
         reported, context = _active.reported, get_replica_context()
         if reported is None or context is None:
             return result(self, *args, **kwargs)
@@ -108,11 +108,11 @@ def _wrap_result(result: Callable[..., Any]) -> Any:
     return wrapped
 
 
-def _wrap_update_state(update_state: Any) -> Any:
+def _wrap_update_state(update_state: Callable[..., Any]) -> Any:
     signature = inspect.signature(update_state)
 
     @functools.wraps(update_state)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapped(self: keras.metrics.Metric, *args: object, **kwargs: object) -> Any:
         # A container updates its inner metrics, which then see the rows themselves.
         if _active.is_updating or _is_container(self):
             return update_state(self, *args, **kwargs)
@@ -132,13 +132,13 @@ def _wrap_update_state(update_state: Any) -> Any:
     return wrapped
 
 
-def _is_container(metric: object) -> bool:
+def _is_container(metric: keras.metrics.Metric) -> bool:
     """Returns True if a metric has inner metrics and no state, so that it only forwards values."""
     inner = getattr(metric, "metrics", None)
     return isinstance(inner, list) and not own_variables(metric)
 
 
-def _counts_once(metric: Any) -> bool:
+def _counts_once(metric: keras.metrics.Metric) -> bool:
     """Returns True for an update outside replicas of a metric with a component on each."""
     if get_stateless_scope() is not None:
         return False
@@ -146,7 +146,12 @@ def _counts_once(metric: Any) -> bool:
     return any(home is not None and home.kind is VariableKind.ON_READ for home in homes)
 
 
-def _update_once(update_state: Any, metric: object, args: Any, kwargs: Any) -> None:
+def _update_once(
+    update_state: Callable[..., Any],
+    metric: keras.metrics.Metric,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+) -> None:
     variables = variables_of_update(update_state, metric, args, kwargs)
     mapping = [(variable, variable.value) for variable in variables]
     with keras.StatelessScope(mapping) as scope:

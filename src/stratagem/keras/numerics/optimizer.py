@@ -54,10 +54,14 @@ class _GradientsReduced(threading.local):
 _gradients_reduced = _GradientsReduced()
 
 
-def applying_sums(original: Any) -> Any:
+def applying_sums(original: Callable[..., Any]) -> Any:
     """Returns `apply` of an optimizer that sums gradients over replicas first."""
 
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    def apply(
+        self: keras.optimizers.Optimizer,
+        grads: Iterable[Any],
+        trainable_variables: Iterable[keras.Variable] | None = None,
+    ) -> Any:
         grads = list(grads)
         context, scope = get_replica_context(), current_scope()
         variables = None if trainable_variables is None else list(trainable_variables)
@@ -93,7 +97,7 @@ def applying_sums(original: Any) -> Any:
     return apply
 
 
-def _remote_in_merge_call(optimizer: Any) -> NotImplementedError:
+def _remote_in_merge_call(optimizer: keras.optimizers.Optimizer) -> NotImplementedError:
     return NotImplementedError(
         explain(
             f"{optimizer.name} was applied in merge_call to variables on parameter servers.",
@@ -103,7 +107,7 @@ def _remote_in_merge_call(optimizer: Any) -> NotImplementedError:
     )
 
 
-def _build_in_scope(optimizer: Any, variables: list[Any]) -> None:
+def _build_in_scope(optimizer: keras.optimizers.Optimizer, variables: list[Any]) -> None:
     """Creates the slots in the scope of the variables' strategy if no scope is active."""
     home = home_of(variables[0]) if variables else None
     if optimizer.built or home is None or has_strategy():
@@ -112,7 +116,9 @@ def _build_in_scope(optimizer: Any, variables: list[Any]) -> None:
         optimizer.build(variables)
 
 
-def build_in_replica(optimizer: Any, variables: list[Any], strategy: Any) -> None:
+def build_in_replica(
+    optimizer: keras.optimizers.Optimizer, variables: list[Any], strategy: Strategy
+) -> None:
     """Builds an optimizer for variables in replica context."""
     with keras.name_scope(optimizer.name, caller=optimizer):
         optimizer.build(variables)
@@ -122,7 +128,7 @@ def build_in_replica(optimizer: Any, variables: list[Any], strategy: Any) -> Non
 
 def apply_gradients(
     optimizer: keras.optimizers.Optimizer,
-    grads_and_vars: Any,
+    grads_and_vars: Iterable[tuple[Any, keras.Variable]],
     name: str | None = None,
     skip_gradients_aggregation: bool = False,
     experimental_aggregate_gradients: bool = True,
@@ -175,9 +181,9 @@ def stateless_with_sums(original: Callable[..., Any]) -> Any:
     """Returns `stateless_apply` of an optimizer that sums gradients over replicas first."""
 
     def stateless_apply(
-        self: Any,
+        self: keras.optimizers.Optimizer,
         optimizer_variables: object,
-        grads: Any,
+        grads: Iterable[Any],
         trainable_variables: Sequence[keras.Variable],
     ) -> Any:
         context = get_replica_context()

@@ -11,12 +11,16 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from stratagem.context import get_replica_context
+
+if TYPE_CHECKING:
+    import keras
+
 
 __all__ = ["fast_on_cpu", "max_of_windows"]
 
@@ -25,8 +29,8 @@ def fast_on_cpu(original: Callable[..., Any]) -> Any:
     """Returns `call` of a max-pooling layer with a fast gradient on CPU."""
 
     @functools.wraps(original)
-    def call(self: Any, inputs: Any) -> Any:
-        if _runs_on_cpu() and _fits(self, inputs):
+    def call(self: keras.layers.Layer, inputs: object) -> Any:
+        if isinstance(inputs, jax.Array) and _runs_on_cpu() and _fits(self, inputs):
             return max_of_windows(inputs, tuple(self.pool_size))
         return original(self, inputs)
 
@@ -40,13 +44,12 @@ def _runs_on_cpu() -> bool:
     return topology is not None and topology.devices is not None and topology.platform == "cpu"
 
 
-def _fits(layer: Any, inputs: Any) -> bool:
+def _fits(layer: keras.layers.Layer, inputs: jax.Array) -> bool:
     """Returns True if windows do not overlap and partial windows are dropped."""
     window, shape = tuple(layer.pool_size), inputs.shape[1:-1]
     is_whole = all(size % extent == 0 for size, extent in zip(shape, window, strict=True))
     return (
-        isinstance(inputs, jax.Array)
-        and jnp.issubdtype(inputs.dtype, jnp.floating)
+        jnp.issubdtype(inputs.dtype, jnp.floating)
         and tuple(layer.strides) == window
         and layer.data_format == "channels_last"
         and (is_whole or layer.padding == "valid")
@@ -55,7 +58,7 @@ def _fits(layer: Any, inputs: Any) -> bool:
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def max_of_windows(inputs: Any, window: Sequence[int]) -> Any:
+def max_of_windows(inputs: jax.Array, window: Sequence[int]) -> Any:
     """Returns the maximum of each non-overlapping window. Call anywhere.
 
     `inputs` is a floating array of shape (batch, *spatial, channels); the result has shape
@@ -72,7 +75,9 @@ def max_of_windows(inputs: Any, window: Sequence[int]) -> Any:
 
 
 @max_of_windows.defjvp
-def _max_of_windows_jvp(window: Sequence[int], primals: Any, tangents: Any) -> tuple[Any, Any]:
+def _max_of_windows_jvp(
+    window: Sequence[int], primals: tuple[jax.Array], tangents: tuple[jax.Array]
+) -> tuple[Any, Any]:
     (inputs,), (tangent,) = primals, tangents
     outputs = max_of_windows(inputs, window)
     place = _place_of_first(inputs, outputs, window)
@@ -93,7 +98,7 @@ def _max_of_windows_jvp(window: Sequence[int], primals: Any, tangents: Any) -> t
     return outputs, jnp.sum(chosen, axis=within)
 
 
-def _place_of_first(inputs: Any, outputs: Any, window: Sequence[int]) -> Any:
+def _place_of_first(inputs: jax.Array, outputs: jax.Array, window: Sequence[int]) -> Any:
     """Returns the row-major index of the first maximum in each window."""
     count = math.prod(window)
     dtype = jnp.int8 if count <= 127 else jnp.int32

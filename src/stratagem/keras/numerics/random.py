@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
 from stratagem.context import get_replica_context
 from stratagem.keras.variables.annotations import making_worker_local
+
+if TYPE_CHECKING:
+    import keras
+
 
 __all__ = ["replica_seed", "worker_local"]
 
@@ -25,7 +29,7 @@ _SEED_STRIDE = 0x9E3779B9
 def replica_seed(original: Callable[..., Any]) -> Any:
     """Returns `SeedGenerator.next` whose seeds differ by replica."""
 
-    def next_seed(self: Any, ordered: bool = True) -> Any:
+    def next_seed(self: keras.random.SeedGenerator, ordered: bool = True) -> Any:
         seed = original(self, ordered)
         context = get_replica_context()
         if context is None:
@@ -44,7 +48,7 @@ def worker_local(original: Callable[..., Any]) -> Any:
     """Returns `SeedGenerator.__init__` whose state stays in each worker."""
 
     @functools.wraps(original)
-    def init(self: Any, *args: object, **kwargs: object) -> None:
+    def init(self: keras.random.SeedGenerator, *args: object, **kwargs: object) -> None:
         with making_worker_local():
             original(self, *args, **kwargs)
 

@@ -7,6 +7,7 @@ rows of its examples; the rows of all replicas are gathered for the next batch.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
 __all__ = ["check_batch_size", "replica_rnn"]
 
 
-def replica_rnn(call: Any) -> Any:
+def replica_rnn(call: Callable[..., Any]) -> Any:
     """Returns `RNN.call` whose state has the rows of the global batch."""
 
     @functools.wraps(call)
     def replica_call(
-        self: Any,
-        sequences: Any,
-        initial_state: Any = None,
+        self: keras.layers.RNN,
+        sequences: jax.Array,
+        initial_state: object = None,
         mask: object = None,
         training: object = False,
     ) -> Any:
@@ -75,13 +76,15 @@ def _first_row(num_rows: int, context: ReplicaContext) -> Any:
     return jnp.asarray(starts, jnp.int32)[replica]
 
 
-def _own_rows(state: Any, first: Any, num_rows: int) -> Any:
+def _own_rows(state: jax.Array, first: int | jax.Array, num_rows: int) -> Any:
     # Padding rows get the state of some true row; their results are dropped.
     rows = jnp.minimum(first + jnp.arange(num_rows), state.shape[0] - 1)
     return jnp.take(state, rows, axis=0)
 
 
-def check_batch_size(layer: Any, sequences: Any, context: Any) -> None:
+def check_batch_size(
+    layer: keras.layers.RNN, sequences: jax.Array, context: ReplicaContext
+) -> None:
     """Raises ValueError if the replicas' rows do not match the state of a stateful layer."""
     expected = expected_batch_size(layer)
     received = context.global_num_examples

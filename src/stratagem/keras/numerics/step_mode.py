@@ -24,7 +24,8 @@ import jax.numpy as jnp
 from stratagem.context import ReplicaContext, get_replica_context
 
 if TYPE_CHECKING:
-    from jax.typing import DTypeLike
+    import keras
+    from jax.typing import ArrayLike, DTypeLike
 
 
 __all__ = [
@@ -75,7 +76,7 @@ def is_loss_tracker(metric: object) -> bool:
     return _current.mode is StepMode.SHARE and id(metric) in _current.loss_trackers
 
 
-def record_loss(tracker: Any, loss: Any, context: ReplicaContext) -> None:
+def record_loss(tracker: keras.metrics.Mean, loss: ArrayLike, context: ReplicaContext) -> None:
     """Adds a step's loss to its `Mean` metric, so that the result matches a single device.
 
     `loss` is this replica's share of the loss, or the mean over its own examples.

@@ -33,7 +33,10 @@ _Apply = Callable[[Any, list[Any], Any], Any]
 
 
 def apply_with_rows(
-    apply: _Apply, optimizer: Any, grads: Sequence[Any], variables: Sequence[Any] | None
+    apply: _Apply,
+    optimizer: keras.optimizers.Optimizer,
+    grads: Sequence[Any],
+    variables: Sequence[Any] | None,
 ) -> Any:
     """Applies gradients summed over replicas, only to rows of a table if the result is the same.
 
@@ -61,7 +64,9 @@ def apply_with_rows(
         return apply(optimizer, given, list(variables))
 
 
-def _may_take_rows(apply: _Apply, optimizer: object, variable: keras.Variable) -> bool:
+def _may_take_rows(
+    apply: _Apply, optimizer: keras.optimizers.Optimizer, variable: keras.Variable
+) -> bool:
     is_ours = isinstance(variable, DistributedVariable) and variable.division is None
     if not is_ours or variable.constraint is not None or not is_worth_rows(variable.shape):
         return False
@@ -71,7 +76,9 @@ def _may_take_rows(apply: _Apply, optimizer: object, variable: keras.Variable) -
     return known[id(variable)]
 
 
-def _leaves_rows_alone(apply: _Apply, optimizer: Any, table: Any) -> bool:
+def _leaves_rows_alone(
+    apply: _Apply, optimizer: keras.optimizers.Optimizer, table: keras.Variable
+) -> bool:
     """Tests whether an update leaves rows without a gradient and their slots unchanged."""
     if optimizer.use_ema or optimizer.gradient_accumulation_steps:
         return False
@@ -106,7 +113,7 @@ def _leaves_rows_alone(apply: _Apply, optimizer: Any, table: Any) -> bool:
         )
 
 
-def _slots(optimizer: Any, table: Any) -> list[Any]:
+def _slots(optimizer: keras.optimizers.Optimizer, table: keras.Variable) -> list[Any]:
     return [one for one in optimizer.variables if getattr(one, "slot_of", None) is table]
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from stratagem.topology.shards import creating_on_host
 from stratagem.variables import Division, Home, Store, VariableKind
+
+if TYPE_CHECKING:
+    from jax.typing import DTypeLike
+
 
 __all__ = ["DividedCopies"]
 
@@ -41,7 +46,7 @@ class DividedCopies:
         if division is not None or inherited is not None:
             self._layout = division
 
-    def initial_value(self, initializer: Any, dtype: Any) -> Any:
+    def initial_value(self, initializer: Callable[..., Any], dtype: DTypeLike) -> Any:
         """Returns the initial value; on the host where no device needs have room for the whole.
 
         Args:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,15 @@ from stratagem.messages import explain
 __all__ = ["InitialRows"]
 
 _BITS = 2**32
+
+
+class _Random(Protocol):
+    """An initializer of Keras that draws random numbers."""
+
+    @property
+    def seed(self) -> Any:
+        """Its seed: a number or a generator."""
+        ...
 
 
 class InitialRows:
@@ -42,7 +52,7 @@ class InitialRows:
         (2, 4)
     """
 
-    def __init__(self, initializer: Any, shape: tuple[int, ...], dtype: str) -> None:
+    def __init__(self, initializer: Callable[..., Any], shape: tuple[int, ...], dtype: str) -> None:
         self._shape = tuple(shape)
         self._dtype = dtype
         self._draw, self._seed = _drawn(initializer, self._shape)
@@ -67,22 +77,24 @@ class InitialRows:
         return np.asarray(self._draw(shape, dtype=self._dtype, seed=key))
 
 
-def _drawn(initializer: Any, shape: tuple[int, ...]) -> tuple[Any, tuple[int, int] | None]:
+def _drawn(
+    initializer: Callable[..., Any], shape: tuple[int, ...]
+) -> tuple[Any, tuple[int, int] | None]:
     """Returns the function that draws any rows of an initializer, and its key."""
     initializers = keras.initializers
-    kind = type(initializer)
+    kind, own = type(initializer), cast("Any", initializer)  # what it has depends on its class
     if kind in (initializers.Zeros, initializers.Ones) or (
-        kind is initializers.Constant and np.ndim(initializer.value) == 0
+        kind is initializers.Constant and np.ndim(own.value) == 0
     ):
         return initializer, None
     if kind is initializers.RandomUniform:
-        limits = {"minval": initializer.minval, "maxval": initializer.maxval}
-        return functools.partial(keras.random.uniform, **limits), _key(initializer)
+        limits = {"minval": own.minval, "maxval": own.maxval}
+        return functools.partial(keras.random.uniform, **limits), _key(own)
     if kind in (initializers.RandomNormal, initializers.TruncatedNormal):
-        moments = {"mean": initializer.mean, "stddev": initializer.stddev}
+        moments = {"mean": own.mean, "stddev": own.stddev}
         is_cut = kind is initializers.TruncatedNormal
         draw = keras.random.truncated_normal if is_cut else keras.random.normal
-        return functools.partial(draw, **moments), _key(initializer)
+        return functools.partial(draw, **moments), _key(own)
     if isinstance(initializer, initializers.VarianceScaling):
         return _scaled(initializer, shape), _key(initializer)
     raise NotImplementedError(
@@ -96,7 +108,7 @@ def _drawn(initializer: Any, shape: tuple[int, ...]) -> tuple[Any, tuple[int, in
     )
 
 
-def _scaled(initializer: Any, shape: tuple[int, ...]) -> Any:
+def _scaled(initializer: keras.initializers.VarianceScaling, shape: tuple[int, ...]) -> Any:
     """As `VarianceScaling.__call__` of Keras, with the fans of the whole variable."""
     fan_in, fan_out = compute_fans(shape, initializer)
     fan = {"fan_in": fan_in, "fan_out": fan_out}.get(initializer.mode, (fan_in + fan_out) / 2.0)
@@ -111,7 +123,7 @@ def _scaled(initializer: Any, shape: tuple[int, ...]) -> Any:
     return functools.partial(keras.random.truncated_normal, mean=0.0, stddev=stddev)
 
 
-def _key(initializer: Any) -> tuple[int, int]:
+def _key(initializer: _Random) -> tuple[int, int]:
     """The key that Keras would draw from: of a number, or the next one of a generator."""
     seed = initializer.seed
     if isinstance(seed, keras.random.SeedGenerator):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,14 @@ from jax.core import Tracer
 from stratagem.messages import explain
 from stratagem.topology.shards import creating_on_host
 
+if TYPE_CHECKING:
+    from jax.typing import DTypeLike
+
+
 __all__ = ["as_initializer"]
 
 
-def as_initializer(value: object, dtype: Any) -> tuple[Any, Any, Any]:
+def as_initializer(value: object, dtype: DTypeLike | None) -> tuple[Any, Any, Any]:
     """Turns an initial value into what Keras can also call later, outside a trace.
 
     Args:
@@ -43,7 +47,7 @@ def as_initializer(value: object, dtype: Any) -> tuple[Any, Any, Any]:
     with jax.ensure_compile_time_eval(), creating_on_host(not isinstance(value, jax.Array)):
         array = jnp.asarray(keras.ops.convert_to_tensor(value, dtype=dtype))
 
-    def initializer(shape: Sequence[int], dtype: Any = None) -> Any:
+    def initializer(shape: Sequence[int], dtype: DTypeLike | None = None) -> Any:
         # The dtype of a variable is its own: a number's would give way to other operands'.
         return jax.lax.convert_element_type(array, dtype or array.dtype)
 

@@ -85,7 +85,7 @@ def _owner(variables: Iterable[Any]) -> Any:
     return next((home.strategy for home in homes if home is not None), None)
 
 
-def in_scope_of_layer(original: Any) -> Any:
+def in_scope_of_layer(original: Callable[..., Any]) -> Any:
     """Returns a method of a layer that runs in the scope of the layer's strategy."""
 
     def owner_of(layer: keras.layers.Layer, *args: object, **kwargs: object) -> Any:
@@ -94,7 +94,7 @@ def in_scope_of_layer(original: Any) -> Any:
     return _in_scope_of(original, owner_of)
 
 
-def in_scope_of_slot(original: Any) -> Any:
+def in_scope_of_slot(original: Callable[..., Any]) -> Any:
     """Returns a method of an optimizer that runs in the scope of the referenced variable."""
 
     def owner_of(optimizer: keras.optimizers.Optimizer, *args: object, **kwargs: object) -> Any:
@@ -105,9 +105,9 @@ def in_scope_of_slot(original: Any) -> Any:
     return _in_scope_of(original, owner_of)
 
 
-def _in_scope_of(original: Callable[..., Any], owner_of: Any) -> Any:
+def _in_scope_of(original: Callable[..., Any], owner_of: Callable[..., Strategy | None]) -> Any:
     @functools.wraps(original)
-    def entered(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def entered(self: object, *args: object, **kwargs: object) -> Any:
         if current_frame() is not None or (strategy := owner_of(self, *args, **kwargs)) is None:
             return original(self, *args, **kwargs)
         with strategy.scope():
@@ -120,7 +120,7 @@ def adopting(original: Callable[..., Any]) -> Any:
     """Returns `Optimizer.build` that moves the optimizer to the strategy of its variables."""
 
     @functools.wraps(original)
-    def build(self: Any, variables: Any) -> Any:
+    def build(self: keras.optimizers.Optimizer, variables: Iterable[keras.Variable]) -> Any:
         variables = list(variables)
         if current_frame() is None and (strategy := _owner(variables)) is not None:
             adopt_new(self.variables, strategy)
@@ -133,7 +133,7 @@ def in_scope_until_built(original: Callable[..., Any]) -> Any:
     """Returns a method of a layer that runs in the layer's scope until the layer is built."""
 
     @functools.wraps(original)
-    def entered(self: Any, *args: object, **kwargs: object) -> Any:
+    def entered(self: keras.layers.Layer, *args: object, **kwargs: object) -> Any:
         if self.built or has_strategy() or (strategy := scope_of(self)) is None:
             return original(self, *args, **kwargs)
         with strategy.scope():

@@ -22,7 +22,7 @@ def slot_of_variable(original: Callable[..., Any]) -> Any:
     """Returns `Optimizer.add_variable_from_reference` whose slots reference their variables."""
 
     def add(
-        self: Any,
+        self: keras.optimizers.Optimizer,
         reference_variable: keras.Variable,
         name: object = None,
         *args: object,

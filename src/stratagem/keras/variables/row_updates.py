@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
@@ -24,6 +24,13 @@ class RowUpdates:
 
     Source: TF 2.21 values.py, DistributedVariable.scatter_add and the like.
     """
+
+    if TYPE_CHECKING:
+        path: str
+
+        def aggregating_context(self) -> ReplicaContext | None:
+            """Returns the context in which rows are aggregated over replicas, or None."""
+            ...
 
     def scatter_add(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
@@ -116,7 +123,7 @@ def _home(variable: object) -> Home:
     return home
 
 
-def _scatter(variable: Any, method: str, sparse_delta: Any) -> Any:
+def _scatter(variable: RowUpdates, method: str, sparse_delta: object) -> Any:
     context = variable.aggregating_context()
     _check(variable, method, is_aggregated=context is not None)
     slices = _plain(variable, method, sparse_delta)
@@ -143,7 +150,7 @@ def _aggregate(
     return IndexedSlices(gathered.values, indices, slices.dense_shape)
 
 
-def _plain(variable: Any, method: str, value: Any) -> IndexedSlices:
+def _plain(variable: RowUpdates, method: str, value: object) -> IndexedSlices:
     """Returns the rows of a distributed value as one `IndexedSlices`, where that is allowed."""
     slices = value.value if isinstance(value, Mirrored) else value
     if not isinstance(slices, IndexedSlices):
@@ -171,7 +178,7 @@ def _plain(variable: Any, method: str, value: Any) -> IndexedSlices:
     return home.strategy.reduce(op, slices, axis=None)
 
 
-def _check(variable: Any, method: str, *, is_aggregated: bool) -> None:
+def _check(variable: RowUpdates, method: str, *, is_aggregated: bool) -> None:
     home = _home(variable)
     if home.kind is VariableKind.ON_READ:
         raise NotImplementedError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,10 @@ from stratagem.topology.lockstep import is_multi_process
 from stratagem.topology.shards import assemble_on_host, local_copy
 from stratagem.variables import Home, Store, VariableKind, WholeValue, sole_device
 from stratagem.variables.single_device_store import take_rows
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
 
 __all__ = ["StoredValue"]
 
@@ -50,7 +54,7 @@ class StoredValue:
         return self.store.replicate(self._stored, self._home.strategy.topology)
 
     @storage.setter
-    def storage(self, value: Any) -> None:
+    def storage(self, value: object) -> None:
         trace = current_function_trace()
         if trace is not None:
             trace.store(self, value)
@@ -79,7 +83,7 @@ class StoredValue:
         return self._stored
 
     @stored.setter
-    def stored(self, value: Any) -> None:
+    def stored(self, value: object) -> None:
         self._stored = value
 
     def is_in_place(self) -> bool:
@@ -109,7 +113,7 @@ class StoredValue:
             return self.store.load(self._stored)
         return self.store.gather(self._stored)
 
-    def hold_initial(self, value: Any) -> None:
+    def hold_initial(self, value: jax.Array | np.ndarray) -> None:
         """Stores an initial value on this process until all processes agree on process 0's."""
         if self.store is None or not is_multi_process(self._stored):
             return
@@ -162,7 +166,9 @@ class StoredValue:
         serves_rows = self.store is not None and self.store.serves_rows
         self.has_rows = serves_rows and self.is_large_table
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+    def __array__(
+        self, dtype: DTypeLike | None = None, copy: bool | None = None
+    ) -> np.ndarray[Any, Any]:
         """Returns the value on the host, where shards are joined: no device needs memory for it."""
         variable: Any = self
         is_in_parts = self.store is not None or variable.division is not None
@@ -176,7 +182,7 @@ class StoredValue:
         stored = self._stored
         return isinstance(stored, jax.Array) and (self.store is None or stored.is_fully_addressable)
 
-    def where_read(self, value: Any) -> Any:
+    def where_read(self, value: jax.Array) -> Any:
         """Returns a value on the device of all reads outside of steps.
 
         Code that computes with several values there would otherwise mix devices.
@@ -194,13 +200,13 @@ class StoredValue:
         rows = local_copy(take_rows(value, np.asarray(ids)), self._home.strategy.topology)
         return variable._maybe_autocast(self._moved(rows))
 
-    def _moved(self, value: Any) -> Any:
+    def _moved(self, value: jax.Array) -> Any:
         strategy = self._home.strategy
         device = sole_device(strategy.placement) or strategy.topology.local_devices[0]
         is_there = value.devices() == {device} or is_multi_process(value)
         return value if is_there else jax.device_put(value, device)
 
-    def assigned_as_rows(self, value: Any) -> Any:
+    def assigned_as_rows(self, value: object) -> Any:
         """Sets the rows that this variable stands for during an update of a table's rows.
 
         Returns the value, or None if the variable stands for the whole table and nothing is set.
@@ -209,7 +215,7 @@ class StoredValue:
         scope = current_scope()
         if scope is None or id(self) not in scope.row_counts:
             return None
-        value = variable._convert_to_tensor(value, dtype=self._dtype)
-        assert value.shape == (scope.row_counts[id(self)], *variable.shape[1:])
-        scope.add_update((self, value))
-        return value
+        rows = variable._convert_to_tensor(value, dtype=self._dtype)
+        assert rows.shape == (scope.row_counts[id(self)], *variable.shape[1:])
+        scope.add_update((self, rows))
+        return rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -11,6 +11,10 @@ from stratagem.execution import is_table
 from stratagem.keras.variables.initial_value import as_initializer
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.variables import Home, VariableKind
+
+if TYPE_CHECKING:
+    import numpy as np
+
 
 __all__ = ["ValuelessVariable"]
 
@@ -42,7 +46,7 @@ class ValuelessVariable(DistributedVariable):
         """The shape of the input of a compiled step of the strategy."""
         return self.storage
 
-    def settle(self, home: Home, value: Any) -> None:
+    def settle(self, home: Home, value: jax.Array | np.ndarray) -> None:
         """Drops the value of a variable that joins the strategy, and retains its shape."""
         self._beginning, _, _ = as_initializer(value, self._dtype)
         self.store, self.has_rows = None, False  # of the previous strategy
@@ -55,7 +59,7 @@ class ValuelessVariable(DistributedVariable):
         self.choose_store()
         self._direct_assign(None)
 
-    def _direct_assign(self, value: Any) -> None:
+    def _direct_assign(self, value: object) -> None:
         self._require_own_replica()
         is_stacked = self._home.kind is VariableKind.ON_READ
         replicas = (self._home.strategy.num_replicas_in_sync,) if is_stacked else ()

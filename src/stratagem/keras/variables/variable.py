@@ -5,7 +5,8 @@ Tested on Keras 3.12 to 3.15.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import keras
@@ -59,6 +60,11 @@ from stratagem.variables import (
     stored_components,
 )
 
+if TYPE_CHECKING:
+    import jax
+    from jax.typing import DTypeLike
+
+
 __all__ = ["DistributedVariable"]
 
 
@@ -76,15 +82,15 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
 
     def __init__(
         self,
-        initializer: Any,
-        shape: Any = None,
-        dtype: Any = None,
+        initializer: object,
+        shape: Sequence[int] | None = None,
+        dtype: DTypeLike | None = None,
         trainable: bool = True,
         autocast: bool = True,
         aggregation: object = "none",
         synchronization: object = "auto",
         name: str | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         if is_initialized(self):
             return
@@ -128,7 +134,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
         return self.storage
 
     @_value.setter
-    def _value(self, value: Any) -> None:
+    def _value(self, value: object) -> None:
         self.storage = value
 
     @property
@@ -197,11 +203,11 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
         is_traced = isinstance(jnp.zeros(()), Tracer)  # while Keras infers shapes
         return is_multi_process(self.storage) and not is_traced
 
-    def store_whole(self, value: Any) -> None:
+    def store_whole(self, value: object) -> None:
         """Sets the value of all copies; for an ON_READ variable, of all components."""
         self._direct_assign(value)
 
-    def _direct_assign(self, value: Any) -> None:
+    def _direct_assign(self, value: object) -> None:
         self._require_own_replica()
         topology = self._home.strategy.topology
         if self._home.kind is VariableKind.ON_READ:
@@ -216,7 +222,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
         """Returns how a whole value becomes components; in update context each takes it whole."""
         return VariableAggregation.NONE if in_update_context() else self._home.aggregation
 
-    def _initialize_with_initializer(self, initializer: Any) -> None:
+    def _initialize_with_initializer(self, initializer: Callable[..., Any]) -> None:
         self.choose_store()
         value = self.initial_value(initializer, self._dtype)
         self.initial_digest = initial_digest(value, self._home.strategy.topology)
@@ -230,7 +236,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
             self._direct_assign(value)
             self.hold_initial(value)
 
-    def assign(self, value: Any) -> Any:
+    def assign(self, value: object) -> Any:
         """Sets the value; in a replica function by the variable's aggregation."""
         value = self._contribution(value)
         merging = self._merge_context()
@@ -245,7 +251,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
             return self.assign_own(value)
         return super().assign(self._aggregate(value, context))
 
-    def assign_own(self, value: Any) -> Any:
+    def assign_own(self, value: object) -> Any:
         """Sets a value that must be provably equal on all replicas, without aggregation."""
         if (rows := self.assigned_as_rows(value)) is not None:
             return rows
@@ -256,15 +262,15 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
             scope.mark_unproven(self)
         return result
 
-    def assign_add(self, value: Any) -> Any:
+    def assign_add(self, value: object) -> Any:
         """Adds a value; in a replica function the replicas' values are aggregated first."""
         return self._assign_delta(value, sign=1)
 
-    def assign_sub(self, value: Any) -> Any:
+    def assign_sub(self, value: object) -> Any:
         """Subtracts a value; in a replica function the replicas' values are aggregated first."""
         return self._assign_delta(value, sign=-1)
 
-    def _assign_delta(self, value: Any, *, sign: int) -> Any:
+    def _assign_delta(self, value: object, *, sign: int) -> Any:
         value = self._contribution(value)
         context = self.aggregating_context()
         if context is not None and self._home.aggregation is not VariableAggregation.NONE:
@@ -301,7 +307,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
             method = "assign_add" if sign > 0 else "assign_sub"
             raise delta_outside(method, self.path)
 
-    def _contribution(self, value: Any) -> Any:
+    def _contribution(self, value: object) -> Any:
         """Returns this replica's part of a distributed value, where that is allowed."""
         if isinstance(value, Mirrored):
             return value.value
@@ -324,20 +330,20 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
         context = get_replica_context()
         return None if context is None or context.strategy is not self._home.strategy else context
 
-    def _aggregate(self, value: Any, context: ReplicaContext) -> Any:
+    def _aggregate(self, value: object, context: ReplicaContext) -> Any:
         aggregation = self._home.aggregation
         is_number = isinstance(value, int | float | complex) and not isinstance(value, np.generic)
         if aggregation is VariableAggregation.SUM and is_number:
             raise number_to_sum(value, self.path)
-        value = self._convert_to_tensor(value, dtype=self._dtype)
+        own = self._convert_to_tensor(value, dtype=self._dtype)
         if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             is_first = context.replica_id_in_sync_group == 0
-            value = jnp.where(is_first, value, jnp.zeros_like(value))
-            return context.communicator.all_reduce(ReduceOp.SUM, value)
+            own = jnp.where(is_first, own, jnp.zeros_like(own))
+            return context.communicator.all_reduce(ReduceOp.SUM, own)
         op = ReduceOp.from_variable_aggregation(aggregation)
-        return context.communicator.all_reduce(op, value)
+        return context.communicator.all_reduce(op, own)
 
-    def settle(self, home: Home, value: Any) -> None:
+    def settle(self, home: Home, value: jax.Array | np.ndarray) -> None:
         """Moves the value of a variable that joins a strategy to the strategy's store."""
         self._home = home
         self.whole = WholeValue()
@@ -352,7 +358,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
         """Sets the initial value of a variable created in a step."""
         self._deferred_initialize()
 
-    def assign_to_first_component(self, value: Any) -> None:
+    def assign_to_first_component(self, value: object) -> None:
         """Stores a whole value of an ON_READ variable with aggregation SUM, without dividing it."""
         if self._home.kind is VariableKind.ON_READ:
             topology = self._home.strategy.topology

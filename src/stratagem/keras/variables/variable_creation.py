@@ -39,6 +39,8 @@ from stratagem.variables import (
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
 
+    from stratagem.strategies.base.strategy import Strategy
+
 
 __all__ = ["Adoption", "Variable", "adopt", "create_variable"]
 
@@ -130,7 +132,7 @@ def create_variable(_original: object) -> Any:
 
 
 def _class_of(
-    request: VariableRequest, strategy: Any, *, is_here: bool
+    request: VariableRequest, strategy: Strategy, *, is_here: bool
 ) -> type[DistributedVariable]:
     remote = strategy.placement.remote
     if is_here or remote is None:
@@ -138,13 +140,13 @@ def _class_of(
     return remote.keras.variable_class(request, strategy)
 
 
-def _local_class(strategy: Any) -> type[DistributedVariable]:
+def _local_class(strategy: Strategy) -> type[DistributedVariable]:
     """Returns the class of variables in this process."""
     has_values = strategy.executor.has_values and not strategy.topology.is_abstract
     return DistributedVariable if has_values else ValuelessVariable
 
 
-def _request(args: tuple[Any, ...], kwargs: dict[str, Any], strategy: Any) -> VariableRequest:
+def _request(args: tuple[Any, ...], kwargs: dict[str, Any], strategy: Strategy) -> VariableRequest:
     given = _SIGNATURE.bind_partial(None, *args, **kwargs).arguments
     initializer, shape, dtype = given["initializer"], given.get("shape"), given.get("dtype")
     if not callable(initializer) and not isinstance(initializer, str):
@@ -168,7 +170,7 @@ def _request(args: tuple[Any, ...], kwargs: dict[str, Any], strategy: Any) -> Va
     )
 
 
-def adopt(variable: keras.Variable, strategy: Any) -> None:
+def adopt(variable: keras.Variable, strategy: Strategy) -> None:
     """Moves a plain Keras variable with a value to a strategy, in place."""
     moved: Any = variable
     value = moved.value
@@ -202,8 +204,9 @@ def adopt(variable: keras.Variable, strategy: Any) -> None:
 class Adoption:
     """A variable on loan to another strategy; `undo` returns it to its own, or to none."""
 
-    def __init__(self, variable: Any, strategy: Any) -> None:
-        self._variable, self._strategy = variable, strategy
+    def __init__(self, variable: keras.Variable, strategy: Strategy) -> None:
+        self._variable: Any = variable
+        self._strategy = strategy
         self._class, self._contents = type(variable), dict(vars(variable))
         self._home = home_of(variable)
         adopt(variable, strategy)
