@@ -6,8 +6,8 @@ import contextlib
 import dataclasses
 import threading
 import uuid
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from stratagem.closing import Closing
 from stratagem.errors import UnavailableError
@@ -28,6 +28,10 @@ from stratagem.parameter_server.coordinator.worker_link import WorkerLink
 from stratagem.parameter_server.transport.connection import Connections, ServerError
 from stratagem.parameter_server.transport.wire import Message
 from stratagem.tracebacks import filters_traceback
+
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
+
 
 __all__ = ["ClusterCoordinator"]
 
@@ -51,7 +55,7 @@ class ClusterCoordinator(Closing):
 
     _strategy: RemoteStateStrategy
 
-    def __new__(cls, strategy: Any) -> ClusterCoordinator:
+    def __new__(cls, strategy: Strategy) -> ClusterCoordinator:
         """Returns the strategy's coordinator. The first call creates it and starts the workers."""
         if not isinstance(strategy, RemoteStateStrategy):
             raise ValueError(
@@ -72,7 +76,7 @@ class ClusterCoordinator(Closing):
                 executor.coordinator = made
             return executor.coordinator
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: Strategy) -> None:
         assert strategy is self._strategy
 
     def _begin(self, strategy: RemoteStateStrategy) -> None:
@@ -203,7 +207,7 @@ class ClusterCoordinator(Closing):
     def schedule(
         self,
         fn: Callable[..., Any],
-        args: Any = None,
+        args: tuple[Any, ...] | list[Any] | None = None,
         kwargs: dict[str, Any] | None = None,
         *,
         worker: int | None = None,
@@ -245,7 +249,7 @@ class ClusterCoordinator(Closing):
         self._queue.put(closure)
         return closure.result
 
-    def _check(self, fn: Any, args: Any, worker: Any) -> None:
+    def _check(self, fn: object, args: object, worker: object) -> None:
         if not callable(fn):
             raise TypeError(
                 explain(
@@ -326,7 +330,7 @@ class ClusterCoordinator(Closing):
         return self._queue.is_done()
 
     @filters_traceback
-    def fetch(self, val: Any) -> Any:
+    def fetch(self, val: object) -> Any:
         """Waits for results and returns them as NumPy arrays. Call in cross-replica context.
 
         Args:
@@ -342,7 +346,7 @@ class ClusterCoordinator(Closing):
         Source: TF 2.21 cluster_coordinator.py, ClusterCoordinator.fetch.
         """
 
-        def fetched(leaf: Any) -> Any:
+        def fetched(leaf: object) -> Any:
             if isinstance(leaf, PerWorkerValues):
                 return [fetched(one) for one in leaf.values]
             return leaf.fetch() if isinstance(leaf, RemoteValue) else leaf
@@ -351,7 +355,9 @@ class ClusterCoordinator(Closing):
             fetched, val, lambda leaf: isinstance(leaf, PerWorkerValues | RemoteValue)
         )
 
-    def create_per_worker_dataset(self, dataset_fn: Any) -> PerWorkerDataset:
+    def create_per_worker_dataset(
+        self, dataset_fn: Callable[[], Iterable[Any]] | Iterable[Any]
+    ) -> PerWorkerDataset:
         """Creates a dataset on each worker. Call in cross-replica context.
 
         Args:
@@ -402,10 +408,10 @@ class ClusterCoordinator(Closing):
 class _Iterator:
     """Creates a worker's iterator from a dataset, or from a function that returns one."""
 
-    def __init__(self, dataset_or_fn: Any) -> None:
+    def __init__(self, dataset_or_fn: Callable[[], Iterable[Any]] | Iterable[Any]) -> None:
         self._dataset_or_fn = dataset_or_fn
 
     def __call__(self) -> Any:
         """Returns a new iterator."""
-        source = self._dataset_or_fn
+        source: Any = self._dataset_or_fn
         return iter(source if hasattr(source, "__iter__") else source())

@@ -20,7 +20,7 @@ import struct
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsBytes
 
 import numpy as np
 
@@ -250,7 +250,7 @@ def _told(plan: _Plan, begin: int, sizes: Sequence[int], freed: Sequence[int]) -
     return head + struct.pack(f"<{len(numbers)}Q", *numbers)
 
 
-def _places(plan: _Plan, told: Any) -> tuple[int, list[int], list[int]]:
+def _places(plan: _Plan, told: SupportsBytes) -> tuple[int, list[int], list[int]]:
     told = bytes(told)
     try:
         _, name, begin, num_sizes, num_freed = _PLACES.unpack_from(told)
