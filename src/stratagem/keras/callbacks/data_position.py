@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stratagem.keras.callbacks.tracked_data import TrackedAdapter
 from stratagem.keras.numerics.random_state import Draws
@@ -16,6 +16,10 @@ from stratagem.keras.private import (
 )
 from stratagem.messages import explain
 
+if TYPE_CHECKING:
+    from stratagem.keras.private import JAXEpochIterator
+
+
 __all__ = ["DataPosition"]
 
 
@@ -25,17 +29,17 @@ class DataPosition:
     It replaces the iterator's adapter and steps until `release`.
     """
 
-    def __init__(self, iterator: Any) -> None:
-        self._iterator = iterator
+    def __init__(self, iterator: JAXEpochIterator) -> None:
+        self._iterator: Any = iterator
         self._data = TrackedAdapter(iterator.data_adapter, 2 * iterator.steps_per_execution)
         self._data.position = self
-        iterator.data_adapter = self._data
+        self._iterator.data_adapter = self._data
         replace_steps(iterator, self._steps)
         self._first_batch = 0
         self._before_epoch = 0  # batches that earlier epochs read from this epoch's iterator
 
     @classmethod
-    def of(cls, iterator: Any) -> DataPosition:
+    def of(cls, iterator: JAXEpochIterator) -> DataPosition:
         """Returns the position that tracks an iterator; creates it if there is none."""
         adapter = iterator.data_adapter
         return adapter.position if isinstance(adapter, TrackedAdapter) else cls(iterator)

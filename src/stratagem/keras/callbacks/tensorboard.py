@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -65,13 +65,13 @@ class TensorBoard(keras.callbacks.Callback):
 
     def __init__(
         self,
-        log_dir: Any = "logs",
+        log_dir: str | os.PathLike[str] = "logs",
         histogram_freq: int = 0,
         write_graph: bool = False,
         write_images: bool = False,
         write_steps_per_second: bool = False,
         update_freq: str | int = "epoch",
-        profile_batch: Any = 0,
+        profile_batch: int | str | Sequence[int] = 0,
         embeddings_freq: int = 0,
         embeddings_metadata: str | Mapping[str, str] | None = None,
     ) -> None:
@@ -120,7 +120,7 @@ class TensorBoard(keras.callbacks.Callback):
             writer.close()
         self._writers = {}
 
-    def _push_default(self, name: str, step: Any) -> None:
+    def _push_default(self, name: str, step: _NextStep | int) -> None:
         """Makes a writer the default for summaries in layers, at the steps to write."""
         stack = contextlib.ExitStack()
         self._defaults.append(stack)
@@ -200,11 +200,12 @@ class TensorBoard(keras.callbacks.Callback):
         for folder, chosen in (("train", of_training), ("validation", of_validation)):
             if chosen:
                 self._write(folder, {f"epoch_{k}": v for k, v in chosen.items()}, epoch)
+        model: Any = self.model
         if self.histogram_freq and epoch % self.histogram_freq == 0:
             with self._writer("train").as_default(), summary.record_if(condition=True):
-                write_weights(self.model, epoch, with_images=self.write_images)
+                write_weights(model, epoch, with_images=self.write_images)
         if self.embeddings_freq and epoch % self.embeddings_freq == 0:
-            write_embeddings(self.model, self._writer("train"), self.log_dir)
+            write_embeddings(model, self._writer("train"), self.log_dir)
 
     def on_test_begin(self, logs: object = None) -> None:
         """Makes the validation folder the default for summaries in layers."""
@@ -269,7 +270,7 @@ def _named(logs: object) -> dict[str, Any]:
     return dict(logs) if isinstance(logs, Mapping) else {}
 
 
-def _learning_rates(optimizer: Any) -> dict[str, Any]:
+def _learning_rates(optimizer: keras.optimizers.Optimizer | None) -> dict[str, Any]:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if inner is None:
         return {}
@@ -304,7 +305,7 @@ def _steps_between(update_freq: str | int) -> int | None:
     return steps
 
 
-def _range_of_batches(profile_batch: Any) -> tuple[int, int] | None:
+def _range_of_batches(profile_batch: int | str | Sequence[int]) -> tuple[int, int] | None:
     """Returns the first and last batch to profile, or None."""
     try:
         parts = profile_batch.split(",") if isinstance(profile_batch, str) else profile_batch

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import keras
 
@@ -22,6 +22,10 @@ from stratagem.keras.private import (
 from stratagem.keras.training.dataset_adapter import DatasetAdapter
 from stratagem.messages import explain
 
+if TYPE_CHECKING:
+    from stratagem.keras.private import DataAdapter
+
+
 __all__ = ["TrackedAdapter", "TrackedBatches"]
 
 
@@ -34,8 +38,8 @@ class TrackedAdapter:
     adapter.
     """
 
-    def __init__(self, adapter: Any, max_ahead: int) -> None:
-        self.adapter = adapter
+    def __init__(self, adapter: DataAdapter, max_ahead: int) -> None:
+        self.adapter: Any = adapter
         self.max_ahead = max_ahead
         self.running: TrackedBatches | None = None
         self.earlier: list[tuple[int, bool]] = []
@@ -69,7 +73,7 @@ class TrackedAdapter:
         """Forwards the end of an epoch."""
         self._call(self.adapter.on_epoch_end)
 
-    def _call(self, hook: Any) -> None:
+    def _call(self, hook: Callable[[], object]) -> None:
         """Calls a hook, and stores the random state before it if the hook drew numbers."""
         if not self._keeps_hooks:
             hook()
@@ -229,7 +233,7 @@ class TrackedBatches:
         return batch
 
 
-def _has_hooks(adapter: Any) -> bool:
+def _has_hooks(adapter: object) -> bool:
     """Returns True if epoch hooks of the user's dataset may determine its order."""
     if not isinstance(adapter, PyDatasetAdapter) or isinstance(adapter.py_dataset, Stateful):
         return False
@@ -238,7 +242,7 @@ def _has_hooks(adapter: Any) -> bool:
     return any(hook is not default for hook, default in hooks)
 
 
-def _reads_once(adapter: Any) -> bool:
+def _reads_once(adapter: object) -> bool:
     """Returns True if earlier reads determine the next batches."""
     if isinstance(adapter, DatasetAdapter):
         return not adapter.can_go_to

@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 
-def write_weights(model: Any, epoch: int, *, with_images: bool) -> None:
+def write_weights(model: keras.Model, epoch: int, *, with_images: bool) -> None:
     """Writes a histogram of each weight, and optionally an image, to the default writer.
 
     Call it on every process: they gather sharded weights together.
@@ -50,7 +50,7 @@ def _as_images(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
     return value if value.ndim == 4 and value.shape[-1] in (1, 3, 4) else None
 
 
-def write_conceptual_graph(model: Any) -> None:
+def write_conceptual_graph(model: keras.Model) -> None:
     """Writes the layers of a functional or sequential model to the default writer."""
     if not isinstance(model, keras.Sequential) and type(model).__name__ != "Functional":
         return
@@ -98,7 +98,7 @@ def write_projector_configuration(
             file.write("\n".join([*lines, ""]))
 
 
-def write_embeddings(model: Any, writer: summary.SummaryWriter, log_dir: str) -> None:
+def write_embeddings(model: keras.Model, writer: summary.SummaryWriter, log_dir: str) -> None:
     """Writes the embedding tables of a model for TensorBoard's projector.
 
     Call it on every process; `writer` writes on the chief only.
@@ -109,5 +109,5 @@ def write_embeddings(model: Any, writer: summary.SummaryWriter, log_dir: str) ->
             np.savetxt(os.path.join(log_dir, f"{layer.name}.tsv"), table, "%.6g", delimiter="\t")
 
 
-def _embeddings(model: Any) -> Iterator[Any]:
+def _embeddings(model: keras.Model) -> Iterator[Any]:
     return (layer for layer in model.layers if isinstance(layer, keras.layers.Embedding))

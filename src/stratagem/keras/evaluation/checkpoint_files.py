@@ -17,9 +17,13 @@ import warnings
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from stratagem.messages import explain
+
+if TYPE_CHECKING:
+    import keras
+
 
 __all__ = ["CheckpointFile", "CheckpointFormat", "KerasFiles", "UnreadableCheckpointError"]
 
@@ -84,7 +88,7 @@ class CheckpointFormat(Protocol):
         """Returns checkpoints, complete or not, oldest first; none if `folder` is missing."""
         ...
 
-    def load(self, checkpoint: CheckpointFile, model: object) -> None:
+    def load(self, checkpoint: CheckpointFile, model: keras.Model) -> None:
         """Loads weights into a built model, and matching state into its optimizer.
 
         Raises:
@@ -116,7 +120,7 @@ class KerasFiles:
             return []
         return sorted(found, key=lambda one: one.age)
 
-    def load(self, checkpoint: CheckpointFile, model: Any) -> None:
+    def load(self, checkpoint: CheckpointFile, model: keras.Model) -> None:
         """Loads a file; see `CheckpointFormat.load`."""
         with tempfile.TemporaryDirectory(prefix="stratagem-") as folder:
             copy = Path(folder, checkpoint.name)

@@ -21,9 +21,9 @@ __all__ = ["check_arguments"]
 
 def check_arguments(
     *,
-    model: Any,
+    model: object,
     data: object,
-    checkpoint_dir: Any,
+    checkpoint_dir: str | os.PathLike[str],
     steps: int | None,
     limits: LoopLimits,
     callbacks: Sequence[Any],

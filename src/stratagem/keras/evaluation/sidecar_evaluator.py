@@ -82,25 +82,29 @@ class SidecarEvaluator:
 
     def __init__(
         self,
-        model: Any,
-        data: Any,
+        model: keras.Model,
+        data: object,
         checkpoint_dir: str | os.PathLike[str],
         steps: int | None = None,
         max_evaluations: int | None = None,
-        callbacks: Any = None,
+        callbacks: list[keras.callbacks.Callback]
+        | tuple[keras.callbacks.Callback, ...]
+        | keras.callbacks.Callback
+        | None = None,
         *,
         every_checkpoint: bool = False,
         timeout_s: float | None = None,
         poll_s: float = 1.0,
     ) -> None:
-        self.model = model
+        self.model: Any = model
         self.data = data
         self.checkpoint_dir = checkpoint_dir
         self.steps = steps
         self.max_evaluations = max_evaluations
         if callbacks is None:
             callbacks = []
-        self.callbacks = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
+        several = isinstance(callbacks, list | tuple)
+        self.callbacks: list[Any] = list(callbacks) if several else [callbacks]
         self._limits = LoopLimits(
             every=every_checkpoint,
             max_checkpoints=max_evaluations,
@@ -180,7 +184,9 @@ class SidecarEvaluator:
             optimizer.iterations.assign(0)  # stays 0 if the file has none for this optimizer
         self._format.load(checkpoint, self.model)
 
-    def _evaluate(self, checkpoint: CheckpointFile, callbacks: Any) -> None:
+    def _evaluate(
+        self, checkpoint: CheckpointFile, callbacks: keras.callbacks.CallbackList
+    ) -> None:
         for callback in self.callbacks:
             if hasattr(callback, "set_checkpoint"):
                 callback.set_checkpoint(checkpoint)
@@ -203,5 +209,5 @@ def _line(evaluation: SidecarEvaluation, took_s: float) -> str:
     return f"{evaluation.checkpoint.name}: {metrics} ({took_s:.1f} s)"
 
 
-def _number(value: Any) -> str:
+def _number(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)

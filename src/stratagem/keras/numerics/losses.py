@@ -290,7 +290,7 @@ def compute_average_loss(
     return jnp.where(divisor == 0, jnp.zeros_like(total), total / jnp.maximum(divisor, 1))
 
 
-def _num_examples(losses: jax.Array, context: ReplicaContext | None) -> Any:
+def _num_examples(losses: jax.Array, context: ReplicaContext | None) -> SupportsIndex:
     """Returns the number of true examples of all replicas."""
     if context is None:
         raise RuntimeError(

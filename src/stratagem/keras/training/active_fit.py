@@ -10,12 +10,16 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
 from stratagem.keras.private import calls_in_thread
 from stratagem.tracebacks import filters_traceback
+
+if TYPE_CHECKING:
+    from stratagem.keras.private import JAXEpochIterator
+
 
 __all__ = [
     "awaits_each_step",
@@ -59,11 +63,11 @@ def awaits_each_step() -> bool:
     return _running.fits[-1].awaits_steps if _running.fits else True
 
 
-def recorded_fit(original: Any) -> Any:
+def recorded_fit(original: Callable[..., Any]) -> Any:
     """Returns `fit` that is recorded as active while it runs."""
 
     @functools.wraps(original)
-    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def fit(self: keras.Model, *args: object, **kwargs: object) -> Any:
         with _begun():
             return original(self, *args, **kwargs)
 
@@ -83,11 +87,11 @@ def _begun() -> Generator[None]:
             position.release()
 
 
-def recorded_iterator(original: Any) -> Any:
+def recorded_iterator(original: Callable[..., Any]) -> Any:
     """Returns `JAXEpochIterator.__init__` that records the iterator of the active `fit`."""
 
     @functools.wraps(original)
-    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+    def made(self: JAXEpochIterator, *args: object, **kwargs: object) -> None:
         original(self, *args, **kwargs)
         _running.latest = weakref.ref(self)
         if _running.fits and _running.fits[-1].iterator is None:
@@ -96,14 +100,19 @@ def recorded_iterator(original: Any) -> Any:
     return made
 
 
-def ordering_callbacks(original: Any) -> Any:
+def ordering_callbacks(original: Callable[..., Any]) -> Any:
     """Returns `CallbackList.__init__` that orders callbacks by `runs_last`.
 
     A callback that runs last also gets the list, as `callback_list`.
     """
 
     @functools.wraps(original)
-    def made(self: Any, callbacks: Any = None, *args: Any, **kwargs: Any) -> None:
+    def made(
+        self: keras.callbacks.CallbackList,
+        callbacks: object = None,
+        *args: object,
+        **kwargs: object,
+    ) -> None:
         # Keras would call a single callback in another thread while the next step reuses memory.
         alone = isinstance(callbacks, keras.callbacks.Callback)
         original(self, [callbacks] if alone else callbacks, *args, **kwargs)
@@ -118,15 +127,15 @@ def ordering_callbacks(original: Any) -> Any:
     return made
 
 
-def _runs_last(callback: Any) -> bool:
+def _runs_last(callback: keras.callbacks.Callback) -> bool:
     return getattr(callback, "runs_last", False)
 
 
-def _awaits_steps(callback: Any) -> bool:
+def _awaits_steps(callback: keras.callbacks.Callback) -> bool:
     return getattr(callback, "awaits_steps", False) or uses_batch_logs(callback)
 
 
-def uses_batch_logs(callback: Any) -> bool:
+def uses_batch_logs(callback: keras.callbacks.Callback) -> bool:
     """Returns True if a callback reads batch logs; `needs_batch_logs=False` overrides."""
     if not getattr(callback, "needs_batch_logs", True):
         return False

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stratagem.context import has_strategy
 from stratagem.input import Dataset, DistributedDataset
 from stratagem.keras.training.dataset_creator import DatasetCreator, part_of, require_end
 from stratagem.keras.training.unread_data import UnreadData
 from stratagem.messages import explain
+
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
+
 
 __all__ = ["DatasetAdapter", "adapted", "is_dataset"]
 
@@ -88,7 +92,7 @@ def is_dataset(value: object) -> bool:
     return isinstance(value, Dataset | DistributedDataset | DatasetCreator)
 
 
-def adapted(strategy: Any, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def adapted(strategy: Strategy, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Returns adapters for the datasets among the arguments of `fit`, `evaluate` or `predict`.
 
     `arguments` are by name. Raises ValueError for the dataset of another strategy, for targets or
@@ -96,7 +100,8 @@ def adapted(strategy: Any, name: str, arguments: dict[str, Any]) -> dict[str, An
     """
     adapters: dict[str, Any] = {}
     for key in ("x", "validation_data"):
-        if not is_dataset(value := arguments.get(key)):
+        value: Any = arguments.get(key)
+        if not is_dataset(value):
             continue
         beside = [other for other in _BESIDE if key == "x" and arguments.get(other) is not None]
         if beside:
@@ -122,7 +127,9 @@ def adapted(strategy: Any, name: str, arguments: dict[str, Any]) -> dict[str, An
     return adapters
 
 
-def _distributed(strategy: Any, name: str, dataset: Any) -> DistributedDataset:
+def _distributed(
+    strategy: Strategy, name: str, dataset: Dataset | DistributedDataset | DatasetCreator
+) -> DistributedDataset:
     if isinstance(dataset, DatasetCreator):
         worker, num_workers = strategy.executor.worker
         are_in_sync = num_workers > 1 and strategy.placement.remote.is_synchronous

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["lower_training_step"]
 
 
-def lower_training_step(model: keras.Model, batch: Any, *, num_steps: int = 1) -> Any:
+def lower_training_step(model: keras.Model, batch: Sequence[object], *, num_steps: int = 1) -> Any:
     """Lowers a model's training step for its strategy's devices, from shapes alone.
 
     Under a `CompileOnlyStrategy` no device is needed. Nothing is computed or transferred.

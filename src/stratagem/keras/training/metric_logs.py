@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,10 @@ from stratagem.topology.abstract_devices import placeholder
 from stratagem.topology.lockstep import run_together, wait_until_ready
 from stratagem.variables import VariableKind, aggregate_components, gather_together, home_of
 
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
+
+
 __all__ = ["MetricLogs", "results_at_once"]
 
 
@@ -24,7 +28,7 @@ def results_at_once(original: Callable[..., Any]) -> Any:
     """Returns `get_metrics_result` of a model that computes all results in one program."""
 
     @functools.wraps(original)
-    def results(self: Any) -> Any:
+    def results(self: keras.Model) -> Any:
         is_traced = isinstance(jnp.zeros(()), Tracer)
         if is_traced or get_stateless_scope() is not None:  # Inside a step or inside `_results`.
             return original(self)
@@ -40,7 +44,7 @@ def results_at_once(original: Callable[..., Any]) -> Any:
     return results
 
 
-def _logs_of(model: Any) -> MetricLogs | None:
+def _logs_of(model: keras.Model) -> MetricLogs | None:
     """Returns the `MetricLogs` of a model's step function; None without one."""
     for function in (model.train_function, model.test_function):
         logs = getattr(function, "metric_logs", None)
@@ -49,13 +53,28 @@ def _logs_of(model: Any) -> MetricLogs | None:
     return None
 
 
+class _HasMetrics(Protocol):
+    """A Keras model, or anything else with metrics."""
+
+    @property
+    def metrics_variables(self) -> list[Any]:
+        """Variables of all metrics."""
+        ...
+
+    def get_metrics_result(self) -> dict[str, Any]:
+        """Returns the results of all metrics by name."""
+        ...
+
+
 class MetricLogs:
     """Results of a model's metrics over all replicas.
 
     `before` is called before results are read; it waits for steps in flight.
     """
 
-    def __init__(self, model: Any, strategy: Any, before: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, model: _HasMetrics, strategy: Strategy, before: Callable[[], None] | None = None
+    ) -> None:
         self._model = model
         self._strategy = strategy
         self._before = before

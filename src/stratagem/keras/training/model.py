@@ -41,7 +41,9 @@ from stratagem.tracebacks import filters_traceback
 from stratagem.variables import home_of
 
 if TYPE_CHECKING:
+    from stratagem.keras.private import JAXEpochIterator
     from stratagem.strategies.base.strategy import Strategy
+    from stratagem.variables import Home
 
 
 __all__ = [
@@ -63,7 +65,7 @@ _STEP_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def strategy_of(model: Any) -> Any:
+def strategy_of(model: keras.Model) -> Any:
     """Returns the strategy of a model's variables; None without one.
 
     A model without variables belongs to the current strategy, or to the one in whose scope layers
@@ -87,7 +89,12 @@ def strategy_of(model: Any) -> Any:
     return owner
 
 
-def _foreign(variable: Any, home: Any, owner: Any, optimizer: Any = None) -> ValueError:
+def _foreign(
+    variable: keras.Variable,
+    home: Home | None,
+    owner: Strategy,
+    optimizer: keras.optimizers.Optimizer | None = None,
+) -> ValueError:
     place = f"under {home.strategy}" if home is not None else "outside the scope of a strategy"
     slots = [] if optimizer is None else optimizer.variables
     if optimizer is not None and any(variable is slot for slot in slots):
@@ -125,7 +132,7 @@ def entering_scope(original: Callable[..., Any]) -> Any:
     signature = inspect.signature(original)
 
     @functools.wraps(original)
-    def entered(self: Any, *args: object, **kwargs: object) -> Any:
+    def entered(self: keras.Model, *args: object, **kwargs: object) -> Any:
         strategy = strategy_of(self) or strategy_for_plan(self)
         if any(is_dataset(value) for value in (*args, *kwargs.values())):
             bound = signature.bind_partial(self, *args, **kwargs)
@@ -159,7 +166,7 @@ def entering_scope(original: Callable[..., Any]) -> Any:
     return filters_traceback(entered)
 
 
-def _adopt_metrics(model: Any, strategy: Strategy) -> None:
+def _adopt_metrics(model: keras.Model, strategy: Strategy) -> None:
     """Moves metrics that were created outside the scope to the strategy of their model."""
     given = compile_arguments(model) if model.compiled else {}
     of_metrics = {key: given.get(key) for key in ("metrics", "weighted_metrics")}
@@ -168,17 +175,11 @@ def _adopt_metrics(model: Any, strategy: Strategy) -> None:
             adopt(variable, strategy)
 
 
-def _needs_batch_logs(verbose: object, callbacks: Any) -> bool:
+def _needs_batch_logs(verbose: object, callbacks: object) -> bool:
     """Returns True if a progress bar or a callback uses the logs of single batches."""
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks = callbacks.callbacks
-    elif verbose not in (0, 2):
+    if not isinstance(callbacks, keras.callbacks.CallbackList) and verbose not in (0, 2):
         return True
-    if callbacks is None:
-        callbacks = []
-    return any(
-        map(uses_batch_logs, callbacks if isinstance(callbacks, list | tuple) else [callbacks])
-    )
+    return any(map(uses_batch_logs, listed(callbacks)))
 
 
 def making_step_function(original: Callable[..., Any]) -> Any:
@@ -187,7 +188,7 @@ def making_step_function(original: Callable[..., Any]) -> Any:
     make = _STEP_FUNCTIONS[attribute]
 
     @functools.wraps(original)
-    def made(self: Any, force: bool = False) -> Any:
+    def made(self: keras.Model, force: bool = False) -> Any:
         strategy = strategy_of(self)
         if strategy is None:
             result = original(self, force=force)
@@ -218,14 +219,15 @@ def _predict(model: keras.Model, strategy: Strategy) -> Any:
     return PredictFunction(model, strategy)
 
 
-def _report_steps(model: Any) -> None:
+def _report_steps(model: keras.Model) -> None:
     """Adds step events to a model without a strategy if the run has an event folder."""
     events = current_events()
     if events is None or model.train_function is None:
         return
-    if not isinstance(model.train_function, ReportedTrainFunction):
-        model.train_function = ReportedTrainFunction(model, events, model.train_function)
-    model.train_function.events.begin()
+    open_model: Any = model  # Keras annotates its step function as None.
+    if not isinstance(open_model.train_function, ReportedTrainFunction):
+        open_model.train_function = ReportedTrainFunction(model, events, open_model.train_function)
+    open_model.train_function.events.begin()
 
 
 def compiling_in_scope(original: Callable[..., Any]) -> Any:
@@ -237,7 +239,7 @@ def compiling_in_scope(original: Callable[..., Any]) -> Any:
     signature = inspect.signature(original)
 
     @functools.wraps(original)
-    def compiled(self: Any, *args: object, **kwargs: object) -> Any:
+    def compiled(self: keras.Model, *args: object, **kwargs: object) -> Any:
         homes = [home_of(variable) for variable in self.variables]
         strategy = next((home.strategy for home in homes if home is not None), None)
         if strategy is None and not homes:
@@ -259,7 +261,7 @@ def compiling_in_scope(original: Callable[..., Any]) -> Any:
 def state_in_variables(original: Callable[..., Any]) -> Any:
     """Returns the method through which `fit` passes state; ours stays in the variables."""
 
-    def state(self: Any, *args: object, **kwargs: object) -> Any:
+    def state(self: keras.Model, *args: object, **kwargs: object) -> Any:
         if strategy_of(self) is None:
             return original(self, *args, **kwargs)
         return ()
@@ -270,7 +272,7 @@ def state_in_variables(original: Callable[..., Any]) -> Any:
 def yielding_host_batches(original: Callable[..., Any]) -> Any:
     """Returns the method of an epoch iterator that yields batches, before they are on a device."""
 
-    def batches(self: Any) -> Any:
+    def batches(self: JAXEpochIterator) -> Any:
         if not has_strategy():
             return original(self)
         return HostBatches(self.data_adapter.get_jax_iterator(), self.steps_per_epoch)
@@ -281,7 +283,7 @@ def yielding_host_batches(original: Callable[..., Any]) -> Any:
 def sharing_additional_losses(original: Callable[..., Any]) -> Any:
     """Returns the method that adds the losses of layers, a share of them in each replica."""
 
-    def aggregate(self: Any, loss: object) -> Any:
+    def aggregate(self: keras.Model, loss: object) -> Any:
         total: Any = original(self, loss)
         context = get_replica_context()
         if context is None or current_mode() is not StepMode.SHARE:
@@ -291,7 +293,7 @@ def sharing_additional_losses(original: Callable[..., Any]) -> Any:
     return aggregate
 
 
-def compile(model: Any, *, distribute: Any = None, **arguments: Any) -> None:
+def compile(model: keras.Model, *, distribute: Strategy | None = None, **arguments: Any) -> None:
     """Moves a model to a strategy and compiles it.
 
     Replaces `model.compile(distribute=...)` of TensorFlow 1.11.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast
 
 import keras
 
@@ -25,12 +25,21 @@ if TYPE_CHECKING:
 __all__ = ["as_planned", "is_model", "strategy_for_plan", "training_step"]
 
 
-def is_model(value: object) -> bool:
+class _OfStrategy(Protocol):
+    """A Keras model, with the property that this package adds."""
+
+    @property
+    def distribute_strategy(self) -> Strategy:
+        """The strategy that the model belongs to; the default one if none."""
+        ...
+
+
+def is_model(value: object) -> TypeGuard[keras.Model]:
     """Returns True if a value is a Keras model."""
     return isinstance(value, keras.Model)
 
 
-def strategy_for_plan(model: Any) -> Any:
+def strategy_for_plan(model: keras.Model) -> Any:
     """Moves a model without a strategy to the planned devices; returns None without a plan."""
     strategy = planned_default_strategy()
     if strategy is not None:
@@ -41,7 +50,7 @@ def strategy_for_plan(model: Any) -> Any:
 
 @contextlib.contextmanager
 def training_step(
-    model: Any, batch: tuple[Any, ...], strategy: Strategy
+    model: keras.Model, batch: tuple[Any, ...], strategy: Strategy
 ) -> Generator[CapturedStep]:
     """Yields the training step of `fit` of a compiled model under another strategy.
 
@@ -57,7 +66,7 @@ def training_step(
                 fix="call model.compile with an optimizer first.",
             )
         )
-    own = model.distribute_strategy
+    own = cast("_OfStrategy", model).distribute_strategy
     if own.executor.schedules:
         raise ValueError(
             explain(
@@ -74,7 +83,7 @@ def training_step(
         yield _take_step(model, batch)
 
 
-def _take_step(model: Any, batch: tuple[Any, ...]) -> CapturedStep:
+def _take_step(model: keras.Model, batch: tuple[Any, ...]) -> CapturedStep:
     if not model.trainable_variables:
         raise ValueError(
             explain(
@@ -108,7 +117,7 @@ def as_planned(variables: Sequence[Any], strategy: Strategy) -> Generator[None]:
             adoption.undo()
 
 
-def _variables(model: Any) -> list[Any]:
+def _variables(model: keras.Model) -> list[Any]:
     optimizer = getattr(model, "optimizer", None)
     found = [*model.variables, *model.metrics_variables]
     if optimizer is not None:

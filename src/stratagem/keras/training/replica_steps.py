@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Generator
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,10 @@ from stratagem.keras.private import (
     unpack_x_y_sample_weight,
 )
 
+if TYPE_CHECKING:
+    from jax.typing import ArrayLike
+
+
 __all__ = ["ReplicaSteps"]
 
 # From this version on, Keras divides an activity regularizer's loss by the batch size.
@@ -40,7 +44,7 @@ _REGULARIZER_PER_ROW_SINCE = (3, 14)
 class ReplicaSteps:
     """Replica functions of one compiled Keras model."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         self._model = model
         self.names_of_results: frozenset[str] = frozenset()
 
@@ -56,7 +60,7 @@ class ReplicaSteps:
         with step_mode(mode, trackers), _regularizers_of_true_rows(self._model):
             yield
 
-    def train(self, data: Any) -> Any:
+    def train(self, data: object) -> Any:
         """Runs a training step on this replica's part of a batch, local arrays as `fit` takes them.
 
         Returns logs of a custom `train_step` or `compute_metrics`, averaged over replicas; None for
@@ -78,7 +82,7 @@ class ReplicaSteps:
             loss = total_loss(self._model, x, y, y_pred, sample_weight, training=False)
             return self._update_metrics(loss, x, y, y_pred, sample_weight)
 
-    def predict(self, data: Any) -> Any:
+    def predict(self, data: object) -> Any:
         """Runs a prediction step on this replica's part of a batch and returns the outputs."""
         model = self._model
         if not self._overrides("predict_step"):
@@ -91,11 +95,11 @@ class ReplicaSteps:
         _assign(model.non_trainable_variables, non_trainable)
         return outputs
 
-    def _call(self, x: Any, *, training: bool) -> Any:
+    def _call(self, x: object, *, training: bool) -> Any:
         kwargs = {"training": training} if takes_training(self._model) else {}
         return self._model(x, **kwargs)
 
-    def _train(self, x: Any, y: Any, sample_weight: Any) -> Any:
+    def _train(self, x: object, y: object, sample_weight: object) -> Any:
         model = self._model
 
         def scaled_loss() -> Any:
@@ -119,7 +123,9 @@ class ReplicaSteps:
             model.optimizer.apply(filled, model.trainable_variables)
         return self._update_metrics(loss, x, y, y_pred, sample_weight)
 
-    def _update_metrics(self, loss: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
+    def _update_metrics(
+        self, loss: ArrayLike, x: object, y: object, y_pred: object, sample_weight: object
+    ) -> Any:
         """Updates metrics; returns logs of a custom `compute_metrics`, else None."""
         context = get_replica_context()
         assert context is not None
@@ -150,7 +156,7 @@ class ReplicaSteps:
                 _assign(group, values)
             return self._reported(logs, results)
 
-    def _reported(self, logs: Any, results: dict[int, Any]) -> Any:
+    def _reported(self, logs: Mapping[str, object], results: dict[int, Any]) -> Any:
         """Averages logs over replicas, except metric results, which are already global."""
         context = get_replica_context()
         assert context is not None
@@ -171,7 +177,7 @@ def _takes_state(step: Callable[..., Any]) -> bool:
 
 
 @contextlib.contextmanager
-def _trainable_as_before(model: Any) -> Generator[None]:
+def _trainable_as_before(model: keras.Model) -> Generator[None]:
     """Drops assignments of layers to trainable variables, as Keras's own steps do.
 
     `keras.layers.SpectralNormalization` assigns the kernel of the layer that it wraps.
@@ -190,13 +196,13 @@ def _values(variables: list[Any]) -> list[Any]:
     return [variable.value for variable in variables]
 
 
-def _assign(variables: list[Any], values: Any) -> None:
+def _assign(variables: list[Any], values: Iterable[object]) -> None:
     for variable, value in zip(variables, values, strict=True):
         if value is not variable.value:
             variable.assign(value)
 
 
-def _average(leaf: Any, context: ReplicaContext) -> Any:
+def _average(leaf: object, context: ReplicaContext) -> Any:
     if not isinstance(leaf, jax.Array):
         return leaf
     value = leaf if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf.astype("float32")
@@ -204,7 +210,7 @@ def _average(leaf: Any, context: ReplicaContext) -> Any:
 
 
 @contextlib.contextmanager
-def _regularizers_of_true_rows(model: Any) -> Generator[None]:
+def _regularizers_of_true_rows(model: keras.Model) -> Generator[None]:
     """Makes activity regularizers use the examples of all replicas during a step.
 
     Eager replicas take turns within a step; the last one to leave restores the regularizer.
@@ -232,11 +238,11 @@ def _keras_version() -> tuple[int, ...]:
 class _TrueRowsRegularizer:
     """Activity regularizer whose mean over true examples matches a single device."""
 
-    def __init__(self, original: Any) -> None:
+    def __init__(self, original: Callable[..., Any]) -> None:
         self.original = original
         self.num_users = 0
 
-    def __call__(self, output: Any) -> Any:
+    def __call__(self, output: jax.Array) -> Any:
         context = replica_context()
         assert context is not None
         loss = self.original(true_rows(output, context))

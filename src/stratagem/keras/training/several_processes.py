@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import keras
 
@@ -19,6 +19,11 @@ from stratagem.keras.training.callback_support import CHIEF_ONLY, listed
 from stratagem.messages import explain
 from stratagem.options import VariableAggregation
 from stratagem.variables import VariableKind, WholeValue, home_of, store_of
+
+if TYPE_CHECKING:
+    from stratagem.keras.variables.variable import DistributedVariable
+    from stratagem.strategies.base.strategy import Strategy
+
 
 __all__ = ["saved_once", "settle_call"]
 
@@ -58,7 +63,7 @@ def saved_once(original: Callable[..., Any]) -> Callable[..., Any]:
     name = original.__name__
 
     @functools.wraps(original)
-    def save(self: Any, *args: object, **kwargs: object) -> Any:
+    def save(self: keras.Model, *args: object, **kwargs: object) -> Any:
         homes = [home_of(variable) for variable in self.variables]
         strategy = next((home.strategy for home in homes if home is not None), None)
         group = current_group()
@@ -89,9 +94,9 @@ def saved_once(original: Callable[..., Any]) -> Callable[..., Any]:
     return save
 
 
-def _bring_together(strategy: Any, *, is_reader: bool) -> None:
+def _bring_together(strategy: Strategy, *, is_reader: bool) -> None:
     """Gathers components and shards, so that the chief can read them without the others."""
-    for variable in strategy.variables.live():
+    for variable in _live(strategy):
         home = home_of(variable)
         assert home is not None
         if home.kind is VariableKind.ON_READ and home.aggregation is not VariableAggregation.NONE:
@@ -100,8 +105,12 @@ def _bring_together(strategy: Any, *, is_reader: bool) -> None:
             variable.hold_whole(is_reader=is_reader)
 
 
-def _let_go(strategy: Any) -> None:
+def _let_go(strategy: Strategy) -> None:
     """Frees the gathered copies of sharded values."""
-    for variable in strategy.variables.live():
+    for variable in _live(strategy):
         if store_of(variable) is not None:
             variable.whole = WholeValue()
+
+
+def _live(strategy: Strategy) -> list[DistributedVariable]:
+    return cast("list[DistributedVariable]", strategy.variables.live())

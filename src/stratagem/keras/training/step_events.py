@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from stratagem.keras.training.active_fit import awaits_each_step
 from stratagem.run_events import EventWriter
@@ -15,7 +15,12 @@ from stratagem.topology.lockstep import (
     wait_for_program,
 )
 
-__all__ = ["ReportedTrainFunction", "StepEvents"]
+if TYPE_CHECKING:
+    import jax
+    import keras
+
+
+__all__ = ["StepEvents", "ReportedTrainFunction"]
 
 
 class StepEvents:
@@ -24,7 +29,7 @@ class StepEvents:
     The count is in device memory, so it is read only once per `fit`.
     """
 
-    def __init__(self, model: Any, events: EventWriter) -> None:
+    def __init__(self, model: keras.Model, events: EventWriter) -> None:
         self._model = model
         self._events = events
         self._num_done = 0
@@ -35,7 +40,9 @@ class StepEvents:
         """Marks the state as possibly changed, so that the step count is read again."""
         self._is_new = True
 
-    def run(self, call: Callable[[], tuple[int, Any]], values: Any = None) -> Any:
+    def run(
+        self, call: Callable[[], tuple[int, Any]], values: Sequence[jax.Array] | None = None
+    ) -> Any:
         """Runs a group of steps and writes its event when it is done.
 
         `call` returns the number of steps and the result, which `run` returns. `values` are the
@@ -56,7 +63,7 @@ class StepEvents:
         )
         return result
 
-    def _count(self, values: Any) -> int:
+    def _count(self, values: Sequence[jax.Array] | None) -> int:
         optimizer = getattr(self._model, "optimizer", None)
         variables = [] if optimizer is None else optimizer.variables
         for place, variable in enumerate(variables):
@@ -69,12 +76,14 @@ class StepEvents:
 class ReportedTrainFunction:
     """The `train_function` of a model without a strategy, with step events."""
 
-    def __init__(self, model: Any, events: EventWriter, original: Callable[..., Any]) -> None:
+    def __init__(
+        self, model: keras.Model, events: EventWriter, original: Callable[..., Any]
+    ) -> None:
         self.events = StepEvents(model, events)
         self._model = model
         self._original = original
 
-    def __call__(self, state: Any, iterator: Iterator[Any]) -> Any:
+    def __call__(self, state: Sequence[Sequence[jax.Array]], iterator: Iterator[Any]) -> Any:
         """Runs a group of steps, as Keras's own function does."""
 
         def call() -> tuple[int, Any]:

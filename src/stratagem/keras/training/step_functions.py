@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -21,7 +21,14 @@ from stratagem.strategies.base.reduction import of_all
 from stratagem.topology import Topology
 from stratagem.values import PerReplica, regroup
 
-__all__ = ["HostBatches", "PredictFunction", "StepFunction", "TrainOrTestFunction", "logs_wanted"]
+if TYPE_CHECKING:
+    import keras
+
+    from stratagem.execution.tracing.arguments import Arguments
+    from stratagem.strategies.base.strategy import Strategy
+
+
+__all__ = ["HostBatches", "StepFunction", "PredictFunction", "TrainOrTestFunction", "logs_wanted"]
 
 
 class _LogsWanted(threading.local):
@@ -73,7 +80,7 @@ class _GroupedStepFunction(StepFunction):
     `step` is the replica function of one batch.
     """
 
-    def __init__(self, model: Any, strategy: Any, step: Callable[[Any], Any]) -> None:
+    def __init__(self, model: keras.Model, strategy: Strategy, step: Callable[[Any], Any]) -> None:
         self._model = model
         self._strategy = strategy
         self._step = step
@@ -148,7 +155,7 @@ class _GroupedStepFunction(StepFunction):
             return [([batch], None) for group in groups for batch in group]
         return [(group, batch_arguments(place(group, topology))) for group in groups]
 
-    def _run(self, batches: list[HostBatch], arguments: Any) -> Any:
+    def _run(self, batches: list[HostBatch], arguments: Arguments | None) -> Any:
         if arguments is None:
             return self._run_eagerly(batches[0])
         program = self._execution.program(self._step, arguments)
@@ -170,7 +177,7 @@ class _GroupedStepFunction(StepFunction):
 class TrainOrTestFunction(_GroupedStepFunction):
     """A model's `train_function` or `test_function`."""
 
-    def __init__(self, model: Any, strategy: Any, *, training: bool) -> None:
+    def __init__(self, model: keras.Model, strategy: Strategy, *, training: bool) -> None:
         steps = self._steps = ReplicaSteps(model)
         super().__init__(model, strategy, steps.train if training else steps.test)
         self._num_states = 4 if training else 3
@@ -204,7 +211,7 @@ class TrainOrTestFunction(_GroupedStepFunction):
 class PredictFunction(_GroupedStepFunction):
     """A model's `predict_function`."""
 
-    def __init__(self, model: Any, strategy: Any) -> None:
+    def __init__(self, model: keras.Model, strategy: Strategy) -> None:
         super().__init__(model, strategy, ReplicaSteps(model).predict)
 
     def __call__(self, state: object, iterator: Iterator[Any]) -> tuple[Any, Any]:
@@ -220,7 +227,7 @@ class PredictFunction(_GroupedStepFunction):
             outputs = [jax.tree.map(lambda *parts: np.concatenate(parts), *outputs)]
         return outputs[0], ([], [])
 
-    def _join(self, leaf: Any, batches: list[HostBatch]) -> Any:
+    def _join(self, leaf: PerReplica | jax.Array | np.ndarray, batches: list[HostBatch]) -> Any:
         """Returns rows of all steps and replicas in data order, on every process."""
         if not isinstance(leaf, PerReplica):
             rows = leaf if len(batches) > 1 else leaf[None]

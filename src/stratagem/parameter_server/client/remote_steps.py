@@ -16,6 +16,7 @@ from stratagem.parameter_server.client.remote_values import (
     Gradient,
     OptimizerScalar,
     RemoteVariable,
+    RowGradient,
     Scalar,
     Stored,
     name_of,
@@ -220,7 +221,7 @@ class RemoteSteps:
                 self._brought_writes = self.variables.num_writes
         return are_used
 
-    def _weighted(self, what: Any, array: np.ndarray) -> np.ndarray:
+    def _weighted(self, what: Gradient | RowGradient, array: np.ndarray) -> np.ndarray:
         is_gradient = isinstance(what, Gradient) or not what.is_ids
         if not is_gradient or self.gradient_weight == 1:
             return array

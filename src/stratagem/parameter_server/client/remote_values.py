@@ -109,6 +109,15 @@ class RemoteVariable(Protocol):
         ...
 
 
-def name_of(variable: Any) -> str:
+class _Named(Protocol):
+    """A remote variable that is on the servers."""
+
+    @property
+    def place(self) -> Any:
+        """Its place, a `Stored` or `Scalar`."""
+        ...
+
+
+def name_of(variable: _Named) -> str:
     """Returns the server-side name of a variable or optimizer scalar."""
     return variable.place.name

@@ -134,7 +134,7 @@ class VariableClient:
 
     def push(
         self,
-        *gradients: Any,
+        *gradients: Mapping[str, Any],
         optimizers: Mapping[str, str],
         pull: Sequence[str],
         scalars: Mapping[str, float] | None = None,
@@ -195,7 +195,7 @@ class VariableClient:
         self._names.update(one.name for one in shards)
         return shards
 
-    def assign(self, variable: RemoteVariable, value: Any, *, sign: int = 0) -> None:
+    def assign(self, variable: RemoteVariable, value: object, *, sign: int = 0) -> None:
         """Writes a variable: `sign` 0 sets it, 1 adds the value, -1 subtracts it.
 
         `value` is broadcast to the variable's shape; a ValueError is raised if that fails.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+import types
 
 from stratagem.messages import explain
 
@@ -52,7 +52,13 @@ class CoordinatorOptions:
         _check("journal_interval_s", self.journal_interval_s)
 
 
-def _check(name: str, value: Any, *, may_be_zero: bool = False, kind: Any = int | float) -> None:
+def _check(
+    name: str,
+    value: float,
+    *,
+    may_be_zero: bool = False,
+    kind: type[int] | types.UnionType = int | float,
+) -> None:
     is_number = isinstance(value, kind) and not isinstance(value, bool)
     if is_number and math.isfinite(value) and (value > 0 or (may_be_zero and value == 0)):
         return

@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from stratagem import environment
 from stratagem.closing import Closing
@@ -45,11 +45,35 @@ _CLOSING_S = 5.0
 _LOOK_AGAIN_S = 0.5
 
 
+class _Actor(Protocol):
+    """Ray's handle of the actor that keeps a process; methods are called by their `remote`."""
+
+    @property
+    def start(self) -> Any:
+        """Starts the process."""
+        ...
+
+    @property
+    def hold(self) -> Any:
+        """Waits for the end of the process."""
+        ...
+
+    @property
+    def close(self) -> Any:
+        """Closes the served object and ends the process."""
+        ...
+
+    @property
+    def kill(self) -> Any:
+        """Kills the process."""
+        ...
+
+
 @dataclasses.dataclass(eq=False)
 class _Life:
     """One process from its start to its death."""
 
-    actor: Any
+    actor: _Actor
     started: Any
     address: str = ""
     pid: int = 0
@@ -183,14 +207,14 @@ class RayProcesses(Closing):
         if calls:
             self._ray.wait(calls, num_returns=len(calls), timeout=_CLOSING_S)
 
-    def _start(self, index: int, actor: Any = None) -> _Life:
+    def _start(self, index: int, actor: _Actor | None = None) -> _Life:
         """Starts a process, in an existing actor or a new one."""
         actor = actor or self._new_actor(index)
         return _Life(
             actor, actor.start.remote(self._environment, self._modules, self._pickled[index])
         )
 
-    def _new_actor(self, index: int) -> Any:
+    def _new_actor(self, index: int) -> _Actor:
         self._num_starts += 1
         return self._class.options(
             name=f"{self._kind}:{index} {self._cluster}.{self._num_starts}",
@@ -275,7 +299,7 @@ class RayProcesses(Closing):
         gone = lost_too_often(f"{self._kind} {index}", how)
         self._report(lambda watchers: watchers.on_given_up(index, gone))
 
-    def _start_again(self, index: int, actor: Any = None) -> None:
+    def _start_again(self, index: int, actor: _Actor | None = None) -> None:
         try:
             life = self._start(index, actor)
         except Exception as error:  # noqa: BLE001 - it is tried again

@@ -8,12 +8,16 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from stratagem.errors import CancelledError, ClosureInputError
 from stratagem.messages import explain
 from stratagem.parameter_server.coordinator.remote_value import RemoteValue
 from stratagem.parameter_server.coordinator.worker_errors import merge_reports
+
+if TYPE_CHECKING:
+    from stratagem.parameter_server.coordinator.shipping import ShippedCall
+
 
 __all__ = ["Closure", "ClosureQueue", "MAX_CLOSURES"]
 
@@ -29,7 +33,7 @@ class Closure:
 
     def __init__(
         self,
-        call: Any,
+        call: ShippedCall,
         *,
         name: str,
         inputs: Sequence[RemoteValue] = (),

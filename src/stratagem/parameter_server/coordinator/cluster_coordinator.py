@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from stratagem.closing import Closing
 from stratagem.messages import explain
@@ -20,6 +20,10 @@ from stratagem.parameter_server.coordinator.scheduling import Scheduling
 from stratagem.parameter_server.coordinator.shipping import Shipments, inputs_of
 from stratagem.parameter_server.coordinator.structures import map_structure
 from stratagem.tracebacks import filters_traceback
+
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
+
 
 __all__ = ["ClusterCoordinator"]
 
@@ -43,7 +47,7 @@ class ClusterCoordinator(Closing):
 
     _strategy: RemoteStateStrategy
 
-    def __new__(cls, strategy: Any) -> ClusterCoordinator:
+    def __new__(cls, strategy: Strategy) -> ClusterCoordinator:
         """Returns the strategy's coordinator. The first call creates it and starts the workers."""
         if not isinstance(strategy, RemoteStateStrategy):
             raise ValueError(
@@ -64,7 +68,7 @@ class ClusterCoordinator(Closing):
                 executor.coordinator = made
             return executor.coordinator
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: Strategy) -> None:
         assert strategy is self._strategy
 
     def _begin(self, strategy: RemoteStateStrategy) -> None:
@@ -110,7 +114,7 @@ class ClusterCoordinator(Closing):
     def schedule(
         self,
         fn: Callable[..., Any],
-        args: Any = None,
+        args: tuple[Any, ...] | list[Any] | None = None,
         kwargs: dict[str, Any] | None = None,
         *,
         worker: int | None = None,
@@ -152,7 +156,7 @@ class ClusterCoordinator(Closing):
         self._queue.put(closure)
         return closure.result
 
-    def _check(self, fn: Any, args: Any, worker: Any) -> None:
+    def _check(self, fn: object, args: object, worker: object) -> None:
         if not callable(fn):
             raise TypeError(
                 explain(
@@ -234,7 +238,7 @@ class ClusterCoordinator(Closing):
         return self._queue.is_done()
 
     @filters_traceback
-    def fetch(self, val: Any) -> Any:
+    def fetch(self, val: object) -> Any:
         """Waits for results and returns them as NumPy arrays. Call in cross-replica context.
 
         Args:
@@ -250,7 +254,7 @@ class ClusterCoordinator(Closing):
         Source: TF 2.21 cluster_coordinator.py, ClusterCoordinator.fetch.
         """
 
-        def fetched(leaf: Any) -> Any:
+        def fetched(leaf: object) -> Any:
             if isinstance(leaf, PerWorkerValues):
                 return [fetched(one) for one in leaf.values]
             return leaf.fetch() if isinstance(leaf, RemoteValue) else leaf
@@ -259,7 +263,9 @@ class ClusterCoordinator(Closing):
             fetched, val, lambda leaf: isinstance(leaf, PerWorkerValues | RemoteValue)
         )
 
-    def create_per_worker_dataset(self, dataset_fn: Any) -> PerWorkerDataset:
+    def create_per_worker_dataset(
+        self, dataset_fn: Callable[[], Iterable[Any]] | Iterable[Any]
+    ) -> PerWorkerDataset:
         """Creates a dataset on each worker. Call in cross-replica context.
 
         Args:
@@ -305,10 +311,10 @@ class ClusterCoordinator(Closing):
 class _Iterator:
     """Creates a worker's iterator from a dataset, or from a function that returns one."""
 
-    def __init__(self, dataset_or_fn: Any) -> None:
+    def __init__(self, dataset_or_fn: Callable[[], Iterable[Any]] | Iterable[Any]) -> None:
         self._dataset_or_fn = dataset_or_fn
 
     def __call__(self) -> Any:
         """Returns a new iterator."""
-        source = self._dataset_or_fn
+        source: Any = self._dataset_or_fn
         return iter(source if hasattr(source, "__iter__") else source())

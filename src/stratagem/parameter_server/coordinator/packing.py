@@ -22,11 +22,11 @@ class Resource:
 class Packing(Protocol):
     """Pickles objects for another process. The coordinator's executor and each worker have one."""
 
-    def pack(self, value: object, strategy: object) -> bytes:
+    def pack(self, value: object, strategy: Strategy) -> bytes:
         """Pickles an object, with references to the strategy and its variables by name."""
         ...
 
-    def unpack(self, data: bytes, strategy: object) -> Any:
+    def unpack(self, data: bytes, strategy: Strategy) -> Any:
         """Unpickles an object, with this process's strategy and variables."""
         ...
 
@@ -41,6 +41,6 @@ class Packing(Protocol):
         """Returns the coordinator's variable for a worker's metric count; None if it is unused."""
         ...
 
-    def build(self, number: int, names: list[str], strategy: object) -> None:
+    def build(self, number: int, names: list[str], strategy: Strategy) -> None:
         """Builds the coordinator's copy of an optimizer that a worker has built."""
         ...

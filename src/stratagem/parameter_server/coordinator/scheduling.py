@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from stratagem.execution import Lockstep
 from stratagem.messages import explain
 from stratagem.parameter_server.coordinator.packing import Packing
 
-__all__ = ["Scheduling"]
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
+
+
+__all__ = ["Scheduling", "scheduling_of"]
 
 _POLL_S = 0.05
 
@@ -58,3 +62,8 @@ class Scheduling(Lockstep):
         """Stops the workers."""
         if self.coordinator is not None:
             self.coordinator.close()
+
+
+def scheduling_of(strategy: Strategy) -> Scheduling:
+    """Returns the executor of a coordinator's strategy."""
+    return cast("Scheduling", strategy.executor)

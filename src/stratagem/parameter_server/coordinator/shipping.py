@@ -7,16 +7,20 @@ import itertools
 import threading
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stratagem.messages import explain
-from stratagem.parameter_server.coordinator.packing import Packing, Resource
+from stratagem.parameter_server.coordinator.packing import Resource
 from stratagem.parameter_server.coordinator.per_worker import PerWorkerValues
 from stratagem.parameter_server.coordinator.remote_value import RemoteValue
+from stratagem.parameter_server.coordinator.scheduling import scheduling_of
 from stratagem.parameter_server.coordinator.structures import leaves_of, map_structure
 from stratagem.parameter_server.transport.wire import Message
+
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
 
 __all__ = ["Shipment", "Shipments", "ShippedCall", "inputs_of"]
 
@@ -57,14 +61,14 @@ class ShippedCall:
     kwargs: dict[str, Any]
     packed: bytes | None
 
-    def message(self, worker: int, strategy: Any) -> Message:
+    def message(self, worker: int, strategy: Strategy) -> Message:
         """Returns the message that runs the call on a worker."""
         packed = self.packed
         if packed is None:
             own = map_structure(
                 lambda leaf: _own_value(leaf, worker), (self.args, self.kwargs), _is_remote
             )
-            packed = strategy.executor.packing.pack(own, strategy)
+            packed = scheduling_of(strategy).packing.pack(own, strategy)
         # A new `num_writes` makes the worker discard values from before the coordinator's writes.
         fields = {
             "number": self.function.number,
@@ -76,9 +80,9 @@ class ShippedCall:
 class Shipments:
     """Pickles each function once and numbers it."""
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
-        self._packing: Packing = strategy.executor.packing
+        self._packing = scheduling_of(strategy).packing
         self._lock = threading.Lock()
         self._functions: dict[Any, Shipment] = {}
         self._resources: dict[int, Shipment] = {}
@@ -105,7 +109,9 @@ class Shipments:
             self._resources[shipment.number] = shipment
         return Resource(shipment.number)
 
-    def call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> ShippedCall:
+    def call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> ShippedCall:
         """Returns a call of a function.
 
         Raises:
@@ -136,7 +142,7 @@ class Shipments:
                         fix="fetch the value first: args=(value.fetch(),).",
                     )
                 )
-        num_workers = self._strategy.executor.coordinator.num_workers
+        num_workers = scheduling_of(self._strategy).coordinator.num_workers
         for leaf in leaves:
             if isinstance(leaf, PerWorkerValues) and len(leaf.values) != num_workers:
                 raise ValueError(
@@ -158,7 +164,7 @@ def _identity(function: Callable[..., Any]) -> Any:
     return id(function)
 
 
-def inputs_of(args: Any, kwargs: Any) -> list[RemoteValue]:
+def inputs_of(args: object, kwargs: object) -> list[RemoteValue]:
     """Returns the results of other functions among the arguments."""
     remote = _each(leaves_of((args, kwargs), _is_remote))
     return [one for one in remote if isinstance(one, RemoteValue)]

@@ -11,7 +11,7 @@ __all__ = ["leaves_of", "map_structure"]
 
 
 def map_structure(
-    function: Callable[[Any], Any], value: Any, is_leaf: Callable[[Any], bool] = lambda _: False
+    function: Callable[[Any], Any], value: object, is_leaf: Callable[[Any], bool] = lambda _: False
 ) -> Any:
     """Returns a structure with `function` applied to each leaf; dicts keep their order.
 
@@ -25,7 +25,7 @@ def map_structure(
     if is_leaf(value):
         return function(value)
     kind: Any = type(value)
-    if kind is dict:
+    if isinstance(value, dict) and kind is dict:
         return {key: map_structure(function, part, is_leaf) for key, part in value.items()}
     if isinstance(value, tuple | list) and (kind in (tuple, list) or hasattr(kind, "_fields")):
         parts = [map_structure(function, part, is_leaf) for part in value]
@@ -33,7 +33,7 @@ def map_structure(
     return jax.tree.map(function, value, is_leaf=is_leaf)
 
 
-def leaves_of(value: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
+def leaves_of(value: object, is_leaf: Callable[[Any], bool]) -> list[Any]:
     """Returns the leaves of a structure; see `map_structure`."""
     leaves: list[Any] = []
     map_structure(leaves.append, value, is_leaf)

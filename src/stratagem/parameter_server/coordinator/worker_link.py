@@ -6,18 +6,22 @@ import contextlib
 import pickle
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stratagem.errors import PSUnavailableError, UnavailableError
 from stratagem.messages import explain
 from stratagem.parameter_server.client.lost_updates import LostUpdates
 from stratagem.parameter_server.coordinator.closures import Closure, ClosureQueue
-from stratagem.parameter_server.coordinator.packing import Packing
+from stratagem.parameter_server.coordinator.scheduling import scheduling_of
 from stratagem.parameter_server.coordinator.shipping import Shipment
 from stratagem.parameter_server.coordinator.transient_failures import TransientFailures
 from stratagem.parameter_server.coordinator.worker_errors import WorkerReport
 from stratagem.parameter_server.transport.connection import Connections, ServerError
 from stratagem.parameter_server.transport.wire import Message
+
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
+
 
 __all__ = ["WorkerLink"]
 
@@ -36,7 +40,7 @@ class WorkerLink:
     def __init__(
         self,
         index: int,
-        strategy: Any,
+        strategy: Strategy,
         connections: Connections,
         queue: ClosureQueue,
         introduction: Callable[[], Message],
@@ -44,7 +48,7 @@ class WorkerLink:
     ) -> None:
         self._index = index
         self._strategy = strategy
-        self._packing: Packing = strategy.executor.packing
+        self._packing = scheduling_of(strategy).packing
         self._connections = connections
         self._queue = queue
         self._introduction = introduction

@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import contextlib
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -26,8 +26,14 @@ from stratagem.keras.training.step_functions import (
 from stratagem.messages import explain
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
 from stratagem.parameter_server.coordinator.remote_value import RemoteValue, RemoteValueStatus
-from stratagem.parameter_server.keras.worker_batches import BatchAssignment
+from stratagem.parameter_server.keras.worker_batches import BatchAssignment, WorkerBatches
 from stratagem.parameter_server.keras.worker_data import BatchAssigner
+
+if TYPE_CHECKING:
+    import keras
+
+    from stratagem.strategies.base.strategy import Strategy
+
 
 __all__ = ["RemotePredictFunction", "RemoteTrainOrTestFunction", "shares_of"]
 
@@ -37,7 +43,7 @@ _IN_FLIGHT_PER_WORKER = 3
 class _WorkerSteps:
     """Function sent to workers: runs groups of batches of kind "train", "test" or "predict"."""
 
-    def __init__(self, model: Any, kind: str) -> None:
+    def __init__(self, model: keras.Model, kind: str) -> None:
         self._model = model
         self._kind = kind
         self._function: Any = None
@@ -47,7 +53,7 @@ class _WorkerSteps:
 
     def __call__(
         self,
-        batches: Any,
+        batches: list[Any] | WorkerBatches,
         weights: Sequence[float] | None = None,
         assignment: BatchAssignment | None = None,
     ) -> Any:
@@ -57,13 +63,14 @@ class _WorkerSteps:
         `assignment`, `batches` is the `WorkerBatches` to take them from.
         """
         strategy: Any = get_strategy()
-        if assignment is not None:
+        if isinstance(batches, WorkerBatches):
+            assert assignment is not None
             batches, weights = batches.take(assignment), assignment.weights
         if weights is not None:
             return self._run_parts(strategy, batches, weights)
         return self._run(strategy, batches)
 
-    def _run_parts(self, strategy: Any, batches: list[Any], weights: Sequence[float]) -> Any:
+    def _run_parts(self, strategy: Strategy, batches: list[Any], weights: Sequence[float]) -> Any:
         logs = None
         for batch, weight in zip(batches, weights, strict=True):
             strategy.placement.remote.gradient_weight = weight
@@ -79,7 +86,7 @@ class _WorkerSteps:
                     variable.storage = count
         return logs
 
-    def _run(self, strategy: object, batches: list[Any]) -> Any:
+    def _run(self, strategy: Strategy, batches: list[Any]) -> Any:
         if self._function is None:
             if self._kind == "predict":
                 self._function = PredictFunction(self._model, strategy)
@@ -108,7 +115,7 @@ class _JoinedOutputs:
 class _BatchScheduler(StepFunction):
     """Schedules groups of batches from Keras's iterator on workers."""
 
-    def __init__(self, model: Any, strategy: Any, kind: str) -> None:
+    def __init__(self, model: keras.Model, strategy: Strategy, kind: str) -> None:
         if model.run_eagerly:
             raise ValueError(
                 explain(
@@ -225,7 +232,7 @@ class RemoteTrainOrTestFunction(_BatchScheduler):
 
     events: Any = None
 
-    def __init__(self, model: Any, strategy: Any, *, training: bool) -> None:
+    def __init__(self, model: keras.Model, strategy: Strategy, *, training: bool) -> None:
         super().__init__(model, strategy, "train" if training else "test")
         self._num_states = 4 if training else 3
         self.metric_logs = MetricLogs(model, strategy, before=self._settle)
@@ -269,7 +276,7 @@ class RemoteTrainOrTestFunction(_BatchScheduler):
 class RemotePredictFunction(_BatchScheduler):
     """A model's `predict_function` on workers; refuses eager models."""
 
-    def __init__(self, model: Any, strategy: Any) -> None:
+    def __init__(self, model: keras.Model, strategy: Strategy) -> None:
         super().__init__(model, strategy, "predict")
         self._num_left: int | None = None
 
@@ -291,7 +298,7 @@ class RemotePredictFunction(_BatchScheduler):
             return self._groups.popleft().fetch(), ([], [])
 
 
-def _num_groups(iterator: Any, model: Any) -> int | None:
+def _num_groups(iterator: Iterator[Any], model: keras.Model) -> int | None:
     steps = iterator.steps_per_epoch if isinstance(iterator, HostBatches) else 1
     return None if steps is None else -(-steps // model.steps_per_execution)
 

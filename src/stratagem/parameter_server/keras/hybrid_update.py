@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
@@ -26,6 +26,10 @@ from stratagem.parameter_server.keras.optimizer import (
 from stratagem.parameter_server.server.updates import stored_name
 from stratagem.values import IndexedSlices, is_indexed_slices
 from stratagem.variables import is_remote
+
+if TYPE_CHECKING:
+    import jax
+
 
 __all__ = ["apply_in_parts"]
 
@@ -96,8 +100,8 @@ def _scaled(optimizer: keras.optimizers.Optimizer, grads: list[Any]) -> list[Any
     return [_with_values(grad, lambda value: value * scale) for grad in grads] if scale else grads
 
 
-def _with_values(grad: Any, change: Callable[[Any], Any]) -> Any:
-    if not is_indexed_slices(grad):
+def _with_values(grad: jax.Array | IndexedSlices, change: Callable[[Any], Any]) -> Any:
+    if not isinstance(grad, IndexedSlices):
         return change(grad)
     return IndexedSlices(change(grad.values), grad.indices, grad.dense_shape)
 

@@ -30,6 +30,10 @@ from stratagem.values import IndexedSlices, is_indexed_slices
 from stratagem.variables import is_remote
 
 if TYPE_CHECKING:
+    import jax
+
+    from stratagem.parameter_server.client.variable_client import VariableClient
+    from stratagem.parameter_server.keras.variable import ParameterServerVariable
     from stratagem.strategies.base.strategy import Strategy
 
 
@@ -87,7 +91,7 @@ def _give_late(optimizer: weakref.ref[Any]) -> None:
         give_to_servers(alive)
 
 
-def name_on_servers(optimizer: Any, variable_client: Any) -> str:
+def name_on_servers(optimizer: keras.optimizers.Optimizer, variable_client: VariableClient) -> str:
     """Returns an optimizer's name on the servers, which is pickled with the optimizer.
 
     An optimizer created by a worker gets its name here.
@@ -99,7 +103,11 @@ def name_on_servers(optimizer: Any, variable_client: Any) -> str:
     return name
 
 
-def share_name(optimizer: Any, first: Any, variable_client: Any) -> None:
+def share_name(
+    optimizer: keras.optimizers.Optimizer,
+    first: keras.optimizers.Optimizer,
+    variable_client: VariableClient,
+) -> None:
     """Makes an unbuilt optimizer share the server-side state of an equal one, `first`.
 
     The servers store the state as long as `first` exists.
@@ -193,7 +201,7 @@ def _is_slot(variable: keras.Variable) -> bool:
     return variable.is_slot if is_on_servers else getattr(variable, "slot_of", None) is not None
 
 
-def note_undecayed(optimizer: Any, strategy: Any) -> None:
+def note_undecayed(optimizer: keras.optimizers.Optimizer, strategy: Strategy) -> None:
     """Records the variables excluded from weight decay before an unbuilt optimizer is pickled.
 
     Keras identifies them by `id`, which differs in another process.
@@ -251,16 +259,21 @@ def send_gradients(
         send(grad, variable, name, scope.outermost)
 
 
-def send(grad: Any, variable: Any, optimizer: str, scope: ReplicaScope) -> None:
+def send(
+    grad: jax.Array | IndexedSlices,
+    variable: ParameterServerVariable,
+    optimizer: str,
+    scope: ReplicaScope,
+) -> None:
     """Sends a gradient, dense or rows with ids in range, to the servers.
 
     `optimizer` is its name on the servers; `scope` is that of the whole replica function.
     """
-    if is_indexed_slices(grad) and variable.has_rows:
+    if isinstance(grad, IndexedSlices) and variable.has_rows:
         scope.send(RowGradient(variable, is_ids=True, optimizer=optimizer), grad.indices)
         scope.send(RowGradient(variable, is_ids=False, optimizer=optimizer), grad.values)
     else:
-        whole = grad.to_dense() if is_indexed_slices(grad) else grad
+        whole = grad.to_dense() if isinstance(grad, IndexedSlices) else grad
         scope.send(Gradient(variable, optimizer), whole)
 
 
@@ -289,7 +302,7 @@ def _summed(grads: list[Any], context: ReplicaContext) -> list[Any]:
     ]
 
 
-def rows_that_are_there(slices: IndexedSlices, table: Any) -> IndexedSlices:
+def rows_that_are_there(slices: IndexedSlices, table: keras.Variable) -> IndexedSlices:
     """Normalizes ids: those below 0 count from the end, those past the end are dropped."""
     num_rows = table.shape[0]
     ids = jnp.asarray(slices.indices).astype(jnp.int32)

@@ -36,7 +36,7 @@ _STAYS_HERE = (
 )
 
 
-def pack_object(value: Any, name_of: Callable[[Any], str | None]) -> bytes:
+def pack_object(value: object, name_of: Callable[[Any], tuple[Any, ...] | None]) -> bytes:
     """Returns any object as bytes for `unpack_object`, with functions and classes of the script.
 
     `name_of` returns an object's name in the other process, or None to pickle it. Raises a
@@ -61,7 +61,7 @@ def pack_object(value: Any, name_of: Callable[[Any], str | None]) -> bytes:
     return file.getvalue()
 
 
-def unpack_object(data: bytes, object_of: Callable[[str], Any]) -> Any:
+def unpack_object(data: bytes, object_of: Callable[[tuple[Any, ...]], Any]) -> Any:
     """Returns the object of `pack_object`'s bytes, which must come from this cluster.
 
     `object_of` returns this process's object of a name.
@@ -80,9 +80,9 @@ def _pickler_class() -> Any:
     class Pickler(cloudpickle.Pickler):
         """Pickler that sees every object first."""
 
-        name_of: Callable[[Any], str | None]
+        name_of: Callable[[Any], tuple[Any, ...] | None]
 
-        def persistent_id(self, obj: object) -> str | None:
+        def persistent_id(self, obj: object) -> tuple[Any, ...] | None:
             return self.name_of(obj)
 
         def reducer_override(self, obj: object) -> Any:
@@ -95,22 +95,24 @@ def _pickler_class() -> Any:
 class _Unpickler(pickle.Unpickler):
     """Unpickler that resolves names."""
 
-    object_of: Callable[[str], Any]
+    object_of: Callable[[tuple[Any, ...]], Any]
 
-    def persistent_load(self, pid: Any) -> Any:
+    def persistent_load(self, pid: tuple[Any, ...]) -> Any:
         return self.object_of(pid)
 
 
-def _is_plain(value: Any, depth: int = 0) -> bool:
+def _is_plain(value: object, depth: int = 0) -> bool:
     """Returns True if nothing in a value is sent by name, as for most arguments and results."""
     kind = type(value)
     if kind in _PLAIN:
         return True
-    if kind in _CONTAINERS and depth < _MAX_DEPTH:  # A list may contain itself.
-        parts = [*value, *value.values()] if kind is dict else value
+    is_shallow = depth < _MAX_DEPTH  # A list may contain itself.
+    if kind in _CONTAINERS and is_shallow and isinstance(value, tuple | list | dict):
+        parts = [*value, *value.values()] if isinstance(value, dict) else value
         return all(_is_plain(part, depth + 1) for part in parts)
-    is_array = kind is np.ndarray or isinstance(value, np.generic)
-    return is_array and not value.dtype.hasobject
+    if type(value) is np.ndarray or isinstance(value, np.generic):
+        return not value.dtype.hasobject
+    return False
 
 
 def _reduced(obj: object) -> Any:
@@ -129,13 +131,14 @@ def _reduced(obj: object) -> Any:
     return None
 
 
-def _untracked(kind: Any) -> Any:
-    made = kind.__new__(kind)
+def _untracked(kind: type[TrackedList] | type[TrackedDict] | type[TrackedSet]) -> Any:
+    new: Callable[..., Any] = kind.__new__
+    made = new(kind)
     vars(made)["tracker"] = None
     return made
 
 
-def _untracked_set(kind: Any, items: list[Any]) -> Any:
+def _untracked_set(kind: type[TrackedSet], items: list[Any]) -> Any:
     made = _untracked(kind)
     set.update(made, items)
     return made

@@ -36,6 +36,7 @@ from stratagem.parameter_server.keras.variable import (
 from stratagem.variables import home_of
 
 if TYPE_CHECKING:
+    from stratagem.parameter_server.client.remote_values import Scalar
     from stratagem.strategies.base.strategy import Strategy
 
 
@@ -51,13 +52,13 @@ class KerasPacking:
         self._numbers = itertools.count(1)
         self._own: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
-    def pack(self, value: Any, strategy: Any) -> bytes:
+    def pack(self, value: object, strategy: Strategy) -> bytes:
         """Returns an object as bytes."""
         # Variables of unbuilt optimizers; their scalars on the servers are unknown.
         of_unbuilt: set[int] = set()
         return pack_object(value, lambda one: self._name_of(one, strategy, of_unbuilt))
 
-    def unpack(self, data: bytes, strategy: Any) -> Any:
+    def unpack(self, data: bytes, strategy: Strategy) -> Any:
         """Returns the object that was packed."""
         return unpack_object(data, lambda name: self._object_of(name, strategy))
 
@@ -73,7 +74,7 @@ class KerasPacking:
         """Returns the coordinator's variable that a worker has a partial count of."""
         return self._own.get(number)
 
-    def build(self, number: int, names: list[str], strategy: Any) -> None:
+    def build(self, number: int, names: list[str], strategy: Strategy) -> None:
         """Builds the coordinator's own optimizer like a worker's copy."""
         optimizer = self._own.get(number)
         if optimizer is None or optimizer.built:
@@ -90,7 +91,7 @@ class KerasPacking:
             self._own[number] = value
         return number
 
-    def _name_of(self, value: Any, strategy: Any, of_unbuilt: set[int]) -> Any:
+    def _name_of(self, value: object, strategy: Strategy, of_unbuilt: set[int]) -> Any:
         if value is strategy:
             return ("strategy",)
         if isinstance(value, Resource):
@@ -108,7 +109,9 @@ class KerasPacking:
                 of_unbuilt.update(id(variable) for variable in value.variables)
         return None  # sent by its attributes
 
-    def _name_of_variable(self, value: Any, strategy: Any, of_unbuilt: set[int]) -> Any:
+    def _name_of_variable(
+        self, value: DistributedVariable, strategy: Strategy, of_unbuilt: set[int]
+    ) -> Any:
         home = home_of(value)
         if home is None:
             return None
@@ -126,7 +129,7 @@ class KerasPacking:
         initial = np.asarray(value.value)
         return ("seed", _described(value), self._number_of(value), initial)
 
-    def _object_of(self, name: Any, strategy: Any) -> Any:
+    def _object_of(self, name: tuple[Any, ...], strategy: Strategy) -> Any:
         kind, *fields = name
         if kind == "strategy":
             return strategy
@@ -152,7 +155,7 @@ class KerasPacking:
 KERAS_PACKING = KerasPacking()
 
 
-def _described(variable: Any) -> dict[str, Any]:
+def _described(variable: keras.Variable) -> dict[str, Any]:
     return {
         "shape": tuple(variable.shape),
         "dtype": variable.dtype,
@@ -166,7 +169,7 @@ def _described(variable: Any) -> dict[str, Any]:
     }
 
 
-def _made(strategy: Any, described: dict[str, Any], value: object) -> Any:
+def _made(strategy: Strategy, described: dict[str, Any], value: object) -> Any:
     """Creates a variable in this process like one of another process."""
     arguments = dict(described)
     path, regularizer = arguments.pop("path"), arguments.pop("regularizer")
@@ -183,7 +186,11 @@ def _made(strategy: Any, described: dict[str, Any], value: object) -> Any:
 
 
 def _served(
-    strategy: Any, described: dict[str, Any], place: Any, has_rows: bool, placement: Any
+    strategy: Strategy,
+    described: dict[str, Any],
+    place: Stored | Scalar | Unplaced | None,
+    has_rows: bool,
+    placement: ShardLayout | None,
 ) -> Any:
     variable_client = strategy.placement.remote.variables
     name = described["path"] if isinstance(place, Unplaced) else repr(place)

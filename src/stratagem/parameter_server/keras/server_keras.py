@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from stratagem.keras.training.dataset_creator import DatasetCreator
 from stratagem.keras.variables.variable import DistributedVariable
@@ -19,6 +19,7 @@ from stratagem.parameter_server.keras.worker_data import WorkerData
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
+    from stratagem.strategies.placement_rules import PlacementRules
 
 
 __all__ = ["ServerKeras"]
@@ -34,7 +35,9 @@ class ServerKeras:
     train_or_test_function = RemoteTrainOrTestFunction
     predict_function = RemotePredictFunction
 
-    def variable_class(self, request: VariableRequest, strategy: Any) -> type[DistributedVariable]:
+    def variable_class(
+        self, request: VariableRequest, strategy: Strategy
+    ) -> type[DistributedVariable]:
         """Returns the class of a new variable."""
         if (split := split_of_slot()) is not None:
             return ShardedParameterServerVariable if split else ParameterServerVariable
@@ -44,7 +47,7 @@ class ServerKeras:
             is_local = request.has_components or request.is_slot
             if is_local or not (request.trainable or request.shape):
                 return DistributedVariable
-            if not placement.is_on_servers(request):
+            if not cast("PlacementRules", placement).is_on_servers(request):
                 return DistributedVariable
         is_split = placement.remote.variables.splits(request.path, request.shape, request.dtype)
         return ShardedParameterServerVariable if is_split else ParameterServerVariable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -38,7 +38,7 @@ class KerasUpdate:
 
     def __init__(
         self,
-        optimizer: Any,
+        optimizer: keras.optimizers.Optimizer,
         undecayed: Sequence[str] = (),
         start: Mapping[str, np.ndarray] | None = None,
         *,
@@ -104,7 +104,9 @@ class KerasUpdate:
 class _Program:
     """Compiled update of variables of certain shapes."""
 
-    def __init__(self, optimizer: Any, shapes: _Shapes, undecayed: Sequence[str]) -> None:
+    def __init__(
+        self, optimizer: keras.optimizers.Optimizer, shapes: _Shapes, undecayed: Sequence[str]
+    ) -> None:
         self._names = [name for name, _, _ in shapes]
         self._optimizer = optimizer
         references = [_variable(*shape) for shape in shapes]
@@ -119,9 +121,14 @@ class _Program:
         places = {id(variable): place for place, variable in enumerate(references)}
         self.slots: dict[tuple[str, str], Any] = {}
         counted: Counter[tuple[str, str]] = Counter()
-        original = optimizer.add_variable_from_reference
+        original: Callable[..., Any] = optimizer.add_variable_from_reference
 
-        def note(reference_variable: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
+        def note(
+            reference_variable: keras.Variable,
+            name: str | None = None,
+            *args: object,
+            **kwargs: object,
+        ) -> Any:
             variable = original(reference_variable, name, *args, **kwargs)
             owner = self._names[places[id(reference_variable)]]
             counted[owner, str(name)] += 1

@@ -9,7 +9,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax.numpy as jnp
 import keras
@@ -42,6 +42,12 @@ from stratagem.variables import (
     as_slice,
     changed_rows,
 )
+
+if TYPE_CHECKING:
+    import jax
+    from jax.typing import DTypeLike
+    from numpy.typing import ArrayLike
+
 
 __all__ = [
     "ParameterServerVariable",
@@ -85,11 +91,11 @@ def split_of_slot() -> bool | None:
     return None if _next.slot is None else _next.is_split
 
 
-def _has_axes(initializer: Any, shape: Any) -> bool:
+def _has_axes(initializer: object, shape: Sequence[int] | None) -> bool:
     """Returns True unless a variable will be a scalar."""
     if shape is not None or callable(initializer) or isinstance(initializer, str):
         return shape is None or bool(np.size(shape))
-    return bool(np.ndim(initializer))
+    return bool(np.ndim(cast("ArrayLike", initializer)))
 
 
 class ParameterServerVariable(DistributedVariable):
@@ -110,9 +116,9 @@ class ParameterServerVariable(DistributedVariable):
 
     def __init__(
         self,
-        initializer: Any,
-        shape: Any = None,
-        dtype: Any = None,
+        initializer: object,
+        shape: Sequence[int] | None = None,
+        dtype: DTypeLike | None = None,
         trainable: bool = True,
         *args: Any,
         **kwargs: Any,
@@ -166,7 +172,7 @@ class ParameterServerVariable(DistributedVariable):
         return self._asked().read(self)
 
     @storage.setter
-    def storage(self, value: Any) -> None:
+    def storage(self, value: object) -> None:
         if value is None:
             return
         if (trace := current_function_trace()) is not None:
@@ -182,7 +188,7 @@ class ParameterServerVariable(DistributedVariable):
         return None if self.place is None else self.storage
 
     @_value.setter
-    def _value(self, value: Any) -> None:
+    def _value(self, value: object) -> None:
         self.storage = value
 
     def _global_value(self) -> Any:
@@ -202,14 +208,14 @@ class ParameterServerVariable(DistributedVariable):
         """Returns False: no read needs a program that all processes run."""
         return False
 
-    def _direct_assign(self, value: Any) -> None:
+    def _direct_assign(self, value: object) -> None:
         if current_function_trace() is not None:
             super()._direct_assign(value)
             return
         self._require_own_replica()
         self._asked().assign(self, value)
 
-    def _initialize_with_initializer(self, initializer: Any) -> None:
+    def _initialize_with_initializer(self, initializer: Callable[..., Any]) -> None:
         shape: Any = self._shape
         if self._slot is not None:
             self.place = Stored(self._slot() if callable(self._slot) else self._slot)
@@ -229,7 +235,7 @@ class ParameterServerVariable(DistributedVariable):
             self.variable_client.create(self, value)
             self.find_shards()
 
-    def settle(self, home: Home, value: Any) -> None:
+    def settle(self, home: Home, value: jax.Array | np.ndarray) -> None:
         """Moves a variable that joins the strategy to the servers, with its value."""
         self._home = home
         self.whole = WholeValue()
@@ -292,7 +298,7 @@ class ParameterServerVariable(DistributedVariable):
         """Returns the result of a change outside of steps."""
         return self.value
 
-    def hold(self, value: Any) -> None:
+    def hold(self, value: np.ndarray) -> None:
         """Stores a value for a step of this process."""
         if self._home.kind is VariableKind.ON_READ:
             value = np.broadcast_to(value, (self._home.strategy.num_replicas_in_sync, *value.shape))
@@ -303,7 +309,7 @@ class ParameterServerVariable(DistributedVariable):
         value = np.asarray(self.held)
         return value.mean(0) if self._home.kind is VariableKind.ON_READ else value
 
-    def _assign_delta(self, value: Any, *, sign: int) -> Any:
+    def _assign_delta(self, value: object, *, sign: int) -> Any:
         scope = current_scope()
         if scope is None and get_stateless_scope() is None:
             self._asked().assign(self, self._contribution(value), sign=sign)
@@ -317,7 +323,7 @@ class ParameterServerVariable(DistributedVariable):
             added_to.add(id(self))
         return result
 
-    def assign(self, value: Any) -> Any:
+    def assign(self, value: object) -> Any:
         """Sets the value; in a replica function by the variable's aggregation."""
         if (scope := current_scope()) is not None:
             scope.outermost.added_to.discard(id(self))
@@ -329,7 +335,7 @@ class ParameterServerVariable(DistributedVariable):
         return None
 
     @constraint.setter
-    def constraint(self, value: Any) -> None:
+    def constraint(self, value: object) -> None:
         if value is not None:
             raise NotImplementedError(
                 explain(
@@ -349,7 +355,7 @@ class ShardedParameterServerVariable(ParameterServerVariable, ShardedVariable):
     __getitem__ = ShardedVariable.__getitem__
     __repr__ = ShardedVariable.__repr__
 
-    def assign(self, value: Any) -> Any:
+    def assign(self, value: object) -> Any:
         """Sets all rows; see `ShardedVariable.assign`."""
         result = super().assign(value)
         return self if self.is_apart else result

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stratagem.errors import CancelledError
 from stratagem.input.sources import INFINITE_CARDINALITY
@@ -21,6 +21,10 @@ from stratagem.parameter_server.keras.worker_batches import (
     BatchesMaker,
     WorkerBatches,
 )
+
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
+
 
 __all__ = ["BatchAssigner", "WorkerData", "answer_of"]
 
@@ -39,7 +43,13 @@ class WorkerData(UnreadData):
     """
 
     def __init__(
-        self, strategy: Any, creator: DatasetCreator, name: str, steps: object, *, adds_up: bool
+        self,
+        strategy: Strategy,
+        creator: DatasetCreator,
+        name: str,
+        steps: object,
+        *,
+        adds_up: bool,
     ) -> None:
         self.coordinator = ClusterCoordinator(strategy)
         self.num_needed = strategy.placement.remote.variables.mode.num_needed if adds_up else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from stratagem.execution import Lockstep
 from stratagem.parameter_server.client.client import ServerClient
@@ -24,6 +24,10 @@ from stratagem.strategies.base.non_training import NonTraining
 from stratagem.topology import Topology, find_devices, local_devices
 from stratagem.topology.devices import DeviceLike
 from stratagem.variables import Replicated
+
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
+
 
 __all__ = [
     "connect",
@@ -47,7 +51,7 @@ class RemotePlacement(Replicated):
 class IndependentWorker(Lockstep):
     """Executor of a worker that runs its own program."""
 
-    def __init__(self, strategy: Any, worker: tuple[int, int]) -> None:
+    def __init__(self, strategy: Strategy, worker: tuple[int, int]) -> None:
         super().__init__(strategy)
         self.worker = worker
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stratagem.parameter_server.transport.keys import load_zmq
+
+if TYPE_CHECKING:
+    import zmq
+
 
 __all__ = ["Admission"]
 
@@ -24,7 +28,9 @@ class Admission:
     Source: ZeroMQ RFC 27, ZAP.
     """
 
-    def __init__(self, context: Any, client_public: bytes, password: bytes | None) -> None:
+    def __init__(
+        self, context: zmq.Context[Any], client_public: bytes, password: bytes | None
+    ) -> None:
         zmq = load_zmq()
         self._key: bytes = load_zmq("zmq.utils.z85").decode(client_public)
         self._password = password

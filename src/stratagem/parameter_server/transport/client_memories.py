@@ -20,7 +20,7 @@ class ClientMemories:
     def __len__(self) -> int:
         return len(self._memories)
 
-    def share(self, connection: bytes, offer: Any) -> list[Any]:
+    def share(self, connection: bytes, offer: bytes) -> list[Any]:
         """Opens memory offered as `ClientMemory.offer`, and returns the answer: usable or not.
 
         Also drops the memory of clients that have exited.

@@ -9,10 +9,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
+
+if TYPE_CHECKING:
+    import zmq
+
 
 __all__ = ["ClusterKeys", "load_zmq"]
 
@@ -79,7 +83,7 @@ class ClusterKeys:
         fields = dataclasses.asdict(self)
         return json.dumps({name: key.decode("ascii") for name, key in fields.items()})
 
-    def lock(self, socket: Any) -> None:
+    def lock(self, socket: zmq.Socket[Any]) -> None:
         """Makes a listening socket encrypt, and prove that it belongs to a server of this cluster.
 
         The socket must not be bound yet, and its context needs an `Admission` for `client_public`.
@@ -87,7 +91,7 @@ class ClusterKeys:
         socket.curve_server = True
         socket.curve_secretkey = self.server_secret
 
-    def unlock(self, socket: Any) -> None:
+    def unlock(self, socket: zmq.Socket[Any]) -> None:
         """Makes a client socket encrypt, and prove that it belongs to this cluster.
 
         The socket must not be connected yet.

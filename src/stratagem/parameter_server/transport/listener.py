@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 import traceback
+import types
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -304,7 +305,7 @@ class Listener(Closing):
 
 
 @contextlib.contextmanager
-def _raised_as_os_error(zmq: Any, address: str) -> Any:
+def _raised_as_os_error(zmq: types.ModuleType, address: str) -> Any:
     try:
         yield
     except zmq.ZMQError as error:

@@ -20,9 +20,13 @@ import stat
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stratagem import environment
+
+if TYPE_CHECKING:
+    import zmq
+
 
 __all__ = ["LocalSocket"]
 
@@ -56,12 +60,12 @@ class LocalSocket:
         """Address in ZeroMQ's format."""
         return f"ipc://{self.path}"
 
-    def lock(self, listening: Any) -> None:
+    def lock(self, listening: zmq.Socket[Any]) -> None:
         """Makes the next address that a ZeroMQ socket binds require the password."""
         listening.curve_server = False
         listening.plain_server = True
 
-    def unlock(self, connecting: Any) -> None:
+    def unlock(self, connecting: zmq.Socket[Any]) -> None:
         """Sets the password on a ZeroMQ socket that is not connected yet."""
         connecting.plain_username = _USER
         connecting.plain_password = self.password

@@ -7,7 +7,7 @@ import dataclasses
 import socket
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stratagem.errors import UnavailableError
 from stratagem.messages import explain
@@ -23,6 +23,10 @@ from stratagem.parameter_server.transport.wire import (
     in_parts,
     is_message,
 )
+
+if TYPE_CHECKING:
+    import zmq
+
 
 __all__ = ["ConnectionSet", "Peer", "Place", "ServerConnection", "closed"]
 
@@ -105,7 +109,7 @@ class Peer:
 class ServerConnection:
     """A socket to one server, used by one thread at a time."""
 
-    def __init__(self, context: Any, keys: ClusterKeys, peer: Peer) -> None:
+    def __init__(self, context: zmq.Context[Any], keys: ClusterKeys, peer: Peer) -> None:
         self.peer = peer
         self._context = context
         self._keys = keys
@@ -241,7 +245,7 @@ class ServerConnection:
 class ConnectionSet:
     """Connections to all servers, for one thread at a time."""
 
-    def __init__(self, context: Any, keys: ClusterKeys, peers: Sequence[Peer]) -> None:
+    def __init__(self, context: zmq.Context[Any], keys: ClusterKeys, peers: Sequence[Peer]) -> None:
         self._context = context
         self._keys = keys
         self._peers = peers

@@ -20,7 +20,7 @@ import struct
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsBytes
 
 import numpy as np
 
@@ -252,7 +252,7 @@ def _encoded_places(
     return head + struct.pack(f"<{len(numbers)}Q", *numbers)
 
 
-def _places(plan: _MemoryLayout, frame: Any) -> tuple[int, list[int], list[int]]:
+def _places(plan: _MemoryLayout, frame: SupportsBytes) -> tuple[int, list[int], list[int]]:
     frame = bytes(frame)
     try:
         _, name, begin, num_sizes, num_freed = _PLACES.unpack_from(frame)
