@@ -35,7 +35,7 @@ __all__ = ["plan", "plan_step", "with_global_batch"]
 
 
 def plan(
-    model_or_step: Any,
+    model_or_step: object,
     batch: object,
     target: str,
     *,
@@ -103,7 +103,11 @@ def _default_strategy(model_or_step: Any) -> Strategy | None:
 
 
 def _captured_step(
-    model_or_step: Any, batch: Any, machine: Target, planned: Strategy, like: Strategy | None
+    model_or_step: Any,
+    batch: tuple[Any, ...],
+    machine: Target,
+    planned: Strategy,
+    like: Strategy | None,
 ) -> contextlib.AbstractContextManager[CapturedStep]:
     if is_model(model_or_step):
         return training_step(model_or_step, batch, planned)

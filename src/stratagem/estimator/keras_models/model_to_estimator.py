@@ -79,7 +79,7 @@ def model_to_estimator(
     return Estimator(function, config=config)
 
 
-def _check_choice(model: Any, path: Any, checkpoint_format: object) -> None:
+def _check_choice(model: keras.Model | None, path: object, checkpoint_format: object) -> None:
     if (model is None) == (path is None):
         raise ValueError(
             explain(
@@ -128,10 +128,15 @@ def _check_model(model: object) -> None:
         )
 
 
-def _function_of(model: keras.Model, *arguments: Any) -> KerasModelFunction:
+def _function_of(
+    model: keras.Model,
+    custom_objects: Mapping[str, Any] | None,
+    metric_names: Mapping[str, str] | None,
+    export_outputs: Mapping[str, Callable[[Any], Any]] | None,
+) -> KerasModelFunction:
     """Creates the model function, and a test copy unless all layers are Keras's own."""
     try:
-        function = KerasModelFunction(model, *arguments)
+        function = KerasModelFunction(model, custom_objects, metric_names, export_outputs)
         if not all(map(_is_of_keras, flatten_layers(model))):
             function.copy()
     except (NotImplementedError, TypeError, ValueError) as error:
