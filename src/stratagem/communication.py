@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Any
+import types
 
 from stratagem.messages import explain
 
@@ -113,7 +113,7 @@ class CollectiveHints(CommunicationOptions):
     reduction_dtype: str | None = dataclasses.field(default=None, init=False)
 
 
-def _is_number(value: Any, kinds: Any) -> bool:
+def _is_number(value: object, kinds: type | types.UnionType) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 

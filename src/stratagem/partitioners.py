@@ -8,11 +8,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from stratagem.messages import explain
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 __all__ = [
     "FixedShardsPartitioner",
@@ -26,7 +29,7 @@ __all__ = [
 class Partitioner(Protocol):
     """Returns the number of shards of a variable; any function with this signature works."""
 
-    def __call__(self, shape: Sequence[int], dtype: object, axis: int = 0) -> list[int]:
+    def __call__(self, shape: Sequence[int], dtype: DTypeLike, axis: int = 0) -> list[int]:
         """Returns the number of shards along each axis.
 
         Args:
@@ -62,7 +65,7 @@ class FixedShardsPartitioner:
     def __post_init__(self) -> None:
         _require_positive(self, "num_shards")
 
-    def __call__(self, shape: Sequence[int], dtype: object, axis: int = 0) -> list[int]:
+    def __call__(self, shape: Sequence[int], dtype: DTypeLike, axis: int = 0) -> list[int]:
         """Returns the number of shards along each axis."""
         return _shard_counts(shape, axis, self.num_shards)
 
@@ -94,7 +97,7 @@ class MinSizePartitioner:
     def __post_init__(self) -> None:
         _require_positive(self, "min_shard_bytes", "max_shards", "bytes_per_string")
 
-    def __call__(self, shape: Sequence[int], dtype: object, axis: int = 0) -> list[int]:
+    def __call__(self, shape: Sequence[int], dtype: DTypeLike, axis: int = 0) -> list[int]:
         """Returns the number of shards along each axis."""
         fitting = math.ceil(_size_bytes(shape, dtype) / self.min_shard_bytes)
         return _shard_counts(shape, axis, min(self.max_shards, fitting))
@@ -128,7 +131,7 @@ class MaxSizePartitioner:
         if self.max_shards is not None:
             _require_positive(self, "max_shards")
 
-    def __call__(self, shape: Sequence[int], dtype: object, axis: int = 0) -> list[int]:
+    def __call__(self, shape: Sequence[int], dtype: DTypeLike, axis: int = 0) -> list[int]:
         """Returns the number of shards along each axis."""
         num_rows = shape[axis] if shape else 1
         row_bytes = _size_bytes(shape, dtype) / max(1, num_rows)
@@ -138,7 +141,7 @@ class MaxSizePartitioner:
 
 
 def rows_of_shards(
-    partitioner: Partitioner | None, shape: Sequence[int], dtype: object, *, name: str
+    partitioner: Partitioner | None, shape: Sequence[int], dtype: DTypeLike, *, name: str
 ) -> list[int]:
     """Returns the number of rows of each shard of a variable.
 
@@ -192,7 +195,7 @@ def _shard_counts(shape: Sequence[int], axis: int, num_shards: int) -> list[int]
     return counts
 
 
-def _size_bytes(shape: Sequence[int], dtype: Any) -> int:
+def _size_bytes(shape: Sequence[int], dtype: DTypeLike) -> int:
     return math.prod(shape) * np.dtype(dtype).itemsize
 
 

@@ -5,11 +5,31 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 __all__ = ["AtLeastBytes", "at_least_bytes", "in_layer"]
+
+
+class _Variable(Protocol):
+    """What rules ask of a Keras variable."""
+
+    @property
+    def shape(self) -> Any: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+    @property
+    def path(self) -> str: ...
+
+
+class _Named(Protocol):
+    """What rules ask of a Keras layer."""
+
+    @property
+    def name(self) -> str: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +38,7 @@ class AtLeastBytes:
 
     num_bytes: int
 
-    def __call__(self, variable: Any) -> bool:
+    def __call__(self, variable: _Variable) -> bool:
         """Returns True if the variable has at least `num_bytes`."""
         size = math.prod(variable.shape) * np.dtype(variable.dtype).itemsize
         return size >= self.num_bytes
@@ -42,7 +62,7 @@ def at_least_bytes(num_bytes: int) -> Callable[[Any], bool]:
     return AtLeastBytes(num_bytes)
 
 
-def in_layer(layer: Any) -> Callable[[Any], bool]:
+def in_layer(layer: str | _Named) -> Callable[[Any], bool]:
     """Returns a rule that matches the variables of a layer.
 
     Args:
@@ -59,7 +79,7 @@ def in_layer(layer: Any) -> Callable[[Any], bool]:
     """
     name = layer if isinstance(layer, str) else layer.name
 
-    def is_in_layer(variable: Any) -> bool:
+    def is_in_layer(variable: _Variable) -> bool:
         return name in variable.path.split("/")[:-1]
 
     return is_in_layer

@@ -60,7 +60,7 @@ class Checkpoint:
     Source: TF 2.21 checkpoint.py, Checkpoint.
     """
 
-    def __init__(self, root: object = None, **kwargs: Any) -> None:
+    def __init__(self, root: object = None, **kwargs: object) -> None:
         self._restoration: Restoration | None = None
         self._objects: dict[str, Any] = ({} if root is None else {"root": root}) | kwargs
         if _COUNTER in kwargs:

@@ -28,7 +28,7 @@ Assign = Callable[[Part, Mapping[str, str]], None]
 _Plan = list[tuple[Part, dict[str, str]]]
 
 
-def may_create_variables(value: Any, entries: Sequence[Mapping[str, Any]]) -> bool:
+def may_create_variables(value: object, entries: Sequence[Mapping[str, Any]]) -> bool:
     """True if an object may still create variables that `entries`, its saved arrays, hold."""
     if isinstance(value, keras.Layer):
         saved = {str(entry["path"]).split("/")[0] for entry in entries}

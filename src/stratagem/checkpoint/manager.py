@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stratagem.background_errors import raise_reported
 from stratagem.checkpoint.checkpoint import Checkpoint
@@ -31,6 +31,9 @@ from stratagem.errors import DataLossError
 from stratagem.folders import checked_folder
 from stratagem.messages import explain
 from stratagem.storage import COMMIT_MARK, is_whole, wait_for_writing
+
+if TYPE_CHECKING:
+    import keras
 
 __all__ = ["CheckpointManager"]
 
@@ -82,7 +85,7 @@ class CheckpointManager:
         max_to_keep: int | KeepPolicy | None,
         keep_checkpoint_every_n_hours: float | None = None,
         checkpoint_name: str = "ckpt",
-        step_counter: Any = None,
+        step_counter: keras.Variable | None = None,
         checkpoint_interval: int | SavePolicy | None = None,
         init_fn: Callable[[], Any] | None = None,
         last_checkpoint_step: int = 0,

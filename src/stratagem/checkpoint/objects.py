@@ -60,7 +60,7 @@ class Part:
     tree: Tree | None = None
 
 
-def part_of(name: str, value: Any) -> Part:
+def part_of(name: str, value: object) -> Part:
     """Returns the variables and the state of an object.
 
     Raises TypeError for an unsupported object, ValueError if it has no variables yet.
@@ -162,13 +162,16 @@ def _by_path(variables: Iterable[keras.Variable]) -> Iterable[tuple[str, keras.V
         yield variable.path if number == 1 else f"{variable.path}#{number}", variable
 
 
-def _variables(value: Any) -> list[keras.Variable]:
+def _variables(value: _Holder) -> list[keras.Variable]:
     if isinstance(value, keras.random.SeedGenerator):
         return [value.state]
     return list(value.variables)
 
 
-_KINDS: dict[str, type] = {
+_Holder = (
+    keras.Layer | keras.optimizers.Optimizer | keras.metrics.Metric | keras.random.SeedGenerator
+)
+_KINDS: dict[str, type[_Holder]] = {
     "layer": keras.Layer,
     "optimizer": keras.optimizers.Optimizer,
     "metric": keras.metrics.Metric,

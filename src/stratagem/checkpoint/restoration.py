@@ -108,7 +108,7 @@ class Restoration:
         for deferred, planned in later:
             deferred.apply(planned)
 
-    def _deferred_restore_of(self, name: str, value: Any) -> DeferredRestore:
+    def _deferred_restore_of(self, name: str, value: object) -> DeferredRestore:
         where = str(self._folder)
         return DeferredRestore(
             name, value, self._entries(name), where, self._assign_deferred, lambda: self._is_over

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from stratagem.checkpoint.checkpoint import Checkpoint
 from stratagem.checkpoint.manager import CheckpointManager
 
@@ -22,7 +20,7 @@ class RunCalls:
         """Returns the count."""
         return self.count
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: int) -> None:
         """Restores a count."""
         self.count = int(state)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,9 @@ import numpy as np
 
 from stratagem.messages import explain
 from stratagem.topology.lockstep import compute_on_every_process, is_multi_process
+
+if TYPE_CHECKING:
+    from jax.typing import ArrayLike
 
 __all__ = ["ArrayLeaf", "Tree", "is_tree"]
 
@@ -22,7 +25,7 @@ _NUMBERS = (bool, int, float, complex)
 class ArrayLeaf:
     """An array, `jax.ShapeDtypeStruct`, random key or number of a pytree, and its replacement."""
 
-    def __init__(self, path: str, value: Any) -> None:
+    def __init__(self, path: str, value: ArrayLike | jax.ShapeDtypeStruct) -> None:
         self.path = path
         self._value = value
         self.restored: Any = value
@@ -58,11 +61,13 @@ class ArrayLeaf:
             )
         if isinstance(self._value, _NUMBERS):
             return np.asarray(self._value)
-        value = jax.random.key_data(self._value) if _is_key(self._value) else self._value
+        value: Any = self._value
+        if _is_key(self._value) and isinstance(self._value, jax.Array):
+            value = jax.random.key_data(self._value)
         is_in_parts = is_multi_process(value) and not value.is_fully_replicated
         return compute_on_every_process(value) if is_in_parts else value
 
-    def assign(self, value: Any) -> None:
+    def assign(self, value: ArrayLike) -> None:
         """Sets the replacement from a saved host array: same sharding, or same type of number."""
         old, host = self._value, np.asarray(value)
         if isinstance(old, _NUMBERS):
@@ -79,7 +84,7 @@ class ArrayLeaf:
 class Tree:
     """A pytree with its leaves by path; TypeError unless all are arrays, keys or numbers."""
 
-    def __init__(self, name: str, tree: Any) -> None:
+    def __init__(self, name: str, tree: object) -> None:
         paths, self._treedef = jax.tree_util.tree_flatten_with_path(tree)
         self.leaves: dict[str, ArrayLeaf] = {}
         seen: Counter[str] = Counter()
@@ -111,21 +116,20 @@ def is_tree(value: object) -> bool:
     return is_container or (_is_leaf(value) and not isinstance(value, _NUMBERS))
 
 
-def _is_leaf(value: Any) -> bool:
-    arrays = jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct
+def _is_leaf(value: object) -> bool:
     if isinstance(value, _NUMBERS):
         return np.asarray(value).dtype != object  # more than 64 bits
-    if not isinstance(value, arrays):
+    if not isinstance(value, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
         return False
     return _is_key(value) or np.dtype(value.dtype).kind not in "OUSMm"
 
 
-def _is_key(value: object) -> bool:
+def _is_key(value: object) -> TypeGuard[jax.Array | jax.ShapeDtypeStruct]:
     dtype = getattr(value, "dtype", None)
     return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
-def _text(key: Any) -> str:
+def _text(key: object) -> str:
     return jax.tree_util.keystr((key,), simple=True).replace("/", "%2F")
 
 
@@ -136,11 +140,13 @@ def _key_kind(value: jax.Array | jax.ShapeDtypeStruct) -> Any:
     return next(kind for kind in _GENERATORS if jax.random.key(0, impl=kind).dtype == value.dtype)
 
 
-def _is_uncommitted(value: Any) -> bool:
+def _is_uncommitted(value: jax.Array | jax.ShapeDtypeStruct) -> bool:
     return value.sharding is None or (isinstance(value, jax.Array) and not value.committed)
 
 
-def _device_array_like(host: np.ndarray[Any, Any], like: Any) -> jax.Array:
+def _device_array_like(
+    host: np.ndarray[Any, Any], like: jax.Array | jax.ShapeDtypeStruct
+) -> jax.Array:
     """Returns a device array with the sharding of `like`, or uncommitted if `like` is."""
     if _is_uncommitted(like):
         return jnp.asarray(host)

@@ -32,7 +32,9 @@ class _ModelFunction:
         self._takes = arguments_of(metric_fn)
         self.gives_values = other.gives_values
 
-    def __call__(self, features: Any, labels: object, mode: str, config: object) -> EstimatorSpec:
+    def __call__(
+        self, features: object, labels: object, mode: str, config: object
+    ) -> EstimatorSpec:
         spec = self._model_fn(features, labels, mode, config)
         if mode != ModeKeys.EVAL:
             return spec

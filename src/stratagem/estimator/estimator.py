@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -45,6 +45,9 @@ from stratagem.estimator.spec import EstimatorSpec
 from stratagem.estimator.steps.prediction import prediction_batches, select_keys, split_examples
 from stratagem.estimator.tasks.standalone_client import remote_cluster_of, run_remotely
 from stratagem.messages import explain
+
+if TYPE_CHECKING:
+    from stratagem.estimator.hooks.checkpoint_saver import CheckpointSaverListener
 
 __all__ = ["Estimator"]
 
@@ -345,11 +348,11 @@ def _check_exported_mode(mode: str) -> None:
 
 def _train_there(
     estimator: Estimator,
-    input_fn: Any,
-    hooks: Any,
+    input_fn: InputFunction,
+    hooks: Sequence[SessionRunHook] | None,
     steps: int | None,
     max_steps: int | None,
-    saving_listeners: Any,
+    saving_listeners: Sequence[CheckpointSaverListener] | None,
 ) -> None:
     """Trains on one task of a remote cluster."""
     if estimator.config.task_type != "evaluator":

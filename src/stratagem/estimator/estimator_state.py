@@ -74,7 +74,7 @@ class EstimatorState:
     def model_fn(self) -> Callable[..., EstimatorSpec]:
         """Model function, as a function of features, labels, mode and config."""
 
-        def call(features: Any, labels: Any, mode: str, config: Any) -> EstimatorSpec:
+        def call(features: object, labels: object, mode: str, config: object) -> EstimatorSpec:
             return ModelFunction(self._function.function, self._params, config)(
                 features, labels, mode
             )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sized
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -69,8 +69,22 @@ def numpy_input_fn(
     return _input_fn(data, batch_size, num_epochs, shuffle=bool(shuffle))
 
 
+class _Frame(Protocol):
+    """A pandas `DataFrame`."""
+
+    @property
+    def columns(self) -> Any: ...
+
+    @property
+    def index(self) -> Any: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, column: Any, /) -> Any: ...
+
+
 def pandas_input_fn(
-    x: Any,
+    x: _Frame,
     y: Any = None,
     batch_size: int = 128,
     num_epochs: int | None = 1,
@@ -117,7 +131,7 @@ def pandas_input_fn(
     return _input_fn(_frame_arrays(x, y), batch_size, num_epochs, shuffle=bool(shuffle))
 
 
-def _input_fn(data: Any, batch_size: int, num_epochs: int | None, *, shuffle: bool) -> _InputFn:
+def _input_fn(data: object, batch_size: int, num_epochs: int | None, *, shuffle: bool) -> _InputFn:
     num_examples = len(jax.tree.leaves(data)[0])
 
     def input_fn(input_context: InputContext | None = None) -> Dataset:
@@ -141,7 +155,7 @@ class _EpochBatches:
     """Batches of all epochs in sequence."""
 
     def __init__(
-        self, examples: Any, batch_size: int, num_epochs: int | None, *, shuffle: bool
+        self, examples: object, batch_size: int, num_epochs: int | None, *, shuffle: bool
     ) -> None:
         self._examples = examples
         self._num_examples = len(jax.tree.leaves(examples)[0])
@@ -196,8 +210,8 @@ def _check_options(batch_size: int, num_epochs: int | None, shuffle: object) -> 
     check_minimum("num_epochs", num_epochs, 1)
 
 
-def _check_arrays(name: str, value: Any) -> None:
-    arrays = list(value.values()) if isinstance(value, Mapping) else [value]
+def _check_arrays(name: str, value: object) -> None:
+    arrays: list[Any] = list(value.values()) if isinstance(value, Mapping) else [value]
     for array in arrays:
         if not isinstance(array, np.ndarray):
             raise TypeError(
@@ -238,7 +252,7 @@ def _check_names_and_lengths(x: object, y: object) -> None:
         )
 
 
-def _check_frame(name: str, value: Any, *, has_columns: bool) -> None:
+def _check_frame(name: str, value: Sized, *, has_columns: bool) -> None:
     """Duck-types a data frame, so that pandas need not be installed."""
     if not has_columns or not all(hasattr(value, part) for part in ("index", "to_numpy")):
         raise TypeError(
@@ -258,11 +272,11 @@ def _check_frame(name: str, value: Any, *, has_columns: bool) -> None:
         )
 
 
-def _columns(frame: Any) -> dict[str, np.ndarray[Any, Any]]:
+def _columns(frame: _Frame) -> dict[str, np.ndarray[Any, Any]]:
     return {str(name): frame[name].to_numpy() for name in frame.columns}
 
 
-def _frame_arrays(x: Any, y: Any) -> Any:
+def _frame_arrays(x: _Frame, y: Any) -> Any:
     """Returns the features, or a pair of features and labels."""
     features = _columns(x)
     if y is None:
@@ -270,7 +284,7 @@ def _frame_arrays(x: Any, y: Any) -> Any:
     return features, _columns(y) if hasattr(y, "columns") else y.to_numpy()
 
 
-def _check_labels(x: Any, y: Any, target_column: str) -> None:
+def _check_labels(x: _Frame, y: Any, target_column: str) -> None:
     if not isinstance(target_column, str):
         raise TypeError(
             explain(

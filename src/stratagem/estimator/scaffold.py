@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from stratagem.estimator.hooks.session_run_hook import Session
 from stratagem.messages import explain
 
-__all__ = ["Scaffold"]
+__all__ = ["Saver", "Scaffold"]
+
+
+class Saver(Protocol):
+    """Saves checkpoints instead of the session; any object with this method works."""
+
+    def save(self, session: Session, /) -> str:
+        """Returns the path of the checkpoint."""
+        ...
 
 
 class Scaffold:
@@ -37,7 +45,7 @@ class Scaffold:
     def __init__(
         self,
         init_fn: Callable[[Scaffold, Session], Any] | None = None,
-        saver: object = None,
+        saver: Saver | None = None,
     ) -> None:
         if init_fn is not None and not callable(init_fn):
             raise TypeError(

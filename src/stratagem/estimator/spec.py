@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,9 @@ from stratagem.estimator.mode_keys import ModeKeys
 from stratagem.estimator.scaffold import Scaffold
 from stratagem.estimator.train_op import Minimize
 from stratagem.messages import explain
+
+if TYPE_CHECKING:
+    from jax.typing import ArrayLike
 
 __all__ = ["DEFAULT_SIGNATURE", "EstimatorSpec"]
 
@@ -123,7 +126,7 @@ def _checked_predictions(predictions: object, mode: str) -> Any:
     return dict(predictions) if isinstance(predictions, Mapping) else predictions
 
 
-def _checked_loss(loss: Any) -> Any:
+def _checked_loss(loss: object) -> Any:
     if loss is None:
         return None
     if not _is_array(loss):
@@ -180,7 +183,7 @@ def _checked_outputs(outputs: object) -> dict[str, Any] | None:
     return {DEFAULT_SIGNATURE: single} | dict(outputs) if outputs else {}
 
 
-def _is_array(value: object) -> bool:
+def _is_array(value: object) -> TypeGuard[ArrayLike]:
     if isinstance(value, str | bytes) or value is None:
         return False
     return isinstance(value, jax.Array | np.ndarray | np.generic | int | float)

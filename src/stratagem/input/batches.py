@@ -128,7 +128,7 @@ def _signature(structure: object, is_array: tuple[bool, ...], arrays: Sequence[A
     return structure, is_array, tuple((array.shape, array.dtype) for array in arrays)
 
 
-def _array(leaf: Any) -> Any:
+def _array(leaf: object) -> Any:
     """Returns a host array; an array on an accelerator stays there."""
     if isinstance(leaf, jax.Array) and next(iter(leaf.devices())).platform != "cpu":
         return leaf
@@ -136,16 +136,17 @@ def _array(leaf: Any) -> Any:
     return np.asarray(leaf)
 
 
-def _check_ragged(leaf: Any) -> None:
+def _check_ragged(leaf: object) -> None:
     """Raises ValueError for a tf.RaggedTensor and its form in tf.data."""
-    if hasattr(leaf, "row_splits"):
-        lengths = np.diff(np.asarray(leaf.row_splits))
+    splits = getattr(leaf, "row_splits", None)
+    if splits is not None:
+        lengths = np.diff(np.asarray(splits))
         raise _ragged_error(f"a {type(leaf).__name__}", [f"{length} values" for length in lengths])
 
 
-def _check_rows(array: Any) -> None:
+def _check_rows(array: jax.Array | np.ndarray) -> None:
     """Raises ValueError for an object array with arrays as rows; strings are allowed."""
-    if array.dtype != object:
+    if not isinstance(array, np.ndarray) or array.dtype != object:
         return
     if not array.ndim:
         _check_ragged(array.item())
@@ -238,7 +239,7 @@ def _concatenate(arrays: list[Any]) -> Any:
     return np.concatenate(arrays)
 
 
-def _padded(array: Any, num_rows: int) -> Any:
+def _padded(array: jax.Array | np.ndarray, num_rows: int) -> Any:
     """Repeats the last example up to a number of rows; unlike zeros, it cannot overflow."""
     if array.shape[0] >= num_rows:
         return array[:num_rows]
@@ -271,7 +272,7 @@ class PlacedBatches:
         assert self.num_steps == 1
         return _unflatten(self.structure, self.is_array, [self._leaf(a) for a in self.arrays])
 
-    def _leaf(self, array: Any) -> Any:
+    def _leaf(self, array: jax.Array | np.ndarray) -> Any:
         if self.num_replicas == 1:
             return array if self.lengths is None else array[: self.local_lengths[0]]
         if is_array(array):
@@ -279,7 +280,7 @@ class PlacedBatches:
         pairs = zip(array, self.local_lengths, strict=True)
         return PerReplica(objects=tuple(part[:length] for part, length in pairs))
 
-    def step_shape(self, array: Any) -> tuple[int, ...]:
+    def step_shape(self, array: jax.Array | np.ndarray) -> tuple[int, ...]:
         """Returns the shape of an array for one step."""
         return array.shape[1:] if self.num_steps > 1 else array.shape
 

@@ -56,7 +56,7 @@ class Dataset:
 
     def __init__(
         self,
-        source: Any,
+        source: object,
         *,
         batch_size: int | None = None,
         shuffle: bool = False,
@@ -115,7 +115,9 @@ class Dataset:
         return cls(FileSource(files, lambda some: as_source(make(some))))
 
     @classmethod
-    def from_generator(cls, generator: Callable[..., Iterable[Any]], args: Any = ()) -> Dataset:
+    def from_generator(
+        cls, generator: Callable[..., Iterable[Any]], args: Iterable[Any] = ()
+    ) -> Dataset:
         """Creates a dataset from a generator function, called once per epoch.
 
         To resume within an epoch, the function is called and earlier batches are skipped, so it

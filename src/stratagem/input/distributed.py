@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -25,6 +25,9 @@ from stratagem.input.sources import (
 )
 from stratagem.messages import explain
 from stratagem.options import InputContext, InputOptions
+
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
 
 __all__ = ["DistributedDataset"]
 
@@ -59,7 +62,7 @@ class DistributedDataset:
 
     def __init__(
         self,
-        strategy: Any,
+        strategy: Strategy,
         source: Source | list[Source],
         *,
         is_global: bool,
@@ -217,7 +220,7 @@ class DistributedDataset:
             repeated._size_exchange = SizeExchange(self._strategy.topology.num_local_replicas)
         return repeated
 
-    def make_loader(self, epoch: int, state: Any) -> Loader:
+    def make_loader(self, epoch: int, state: dict[str, Any] | None) -> Loader:
         """Opens an epoch, from 0, and returns its loader.
 
         `state` is the position of an iterator to resume from; None starts at the beginning.
@@ -297,7 +300,7 @@ class _StepReader(Reader):
     def state(self) -> Any:
         return self._reader.state()
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: object) -> None:
         self._reader.restore(state)
 
     def close(self) -> None:
@@ -320,7 +323,7 @@ class _ParallelReader(Reader):
     def state(self) -> Any:
         return [reader.state() for reader in self._readers]
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: list[Any]) -> None:
         for reader, part in zip(self._readers, state, strict=True):
             reader.restore(part)
 

@@ -73,7 +73,7 @@ class DistributedIterator:
         self._pending: list[BatchGroup] = []
         self._begin(epoch, None)
 
-    def _begin(self, epoch: int, state: Any) -> None:
+    def _begin(self, epoch: int, state: dict[str, Any] | None) -> None:
         self._epoch = epoch
         self._loader = self._dataset.make_loader(epoch, state)
         self._position = self._loader.position

@@ -115,7 +115,7 @@ class _OwnParts(Reader):
     def state(self) -> Any:
         return self._reader.state()
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: object) -> None:
         self._reader.restore(state)
 
     def close(self) -> None:
@@ -174,7 +174,7 @@ class _CutBatches(Reader):
             return self._reader.state()  # Raises an error with the reason.
         return {"source": self._snapshot, "then_read": self._num_since}
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         self._reader.restore(state["source"])
         self._steps.clear()
         self._take_snapshot()

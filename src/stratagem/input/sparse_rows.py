@@ -116,7 +116,9 @@ def _entries(leaf: Any) -> tuple[Any, Any, tuple[int, ...]]:
     return values[is_entry], where[is_entry], shape
 
 
-def _to_rows(values: Any, where: Any, shape: tuple[int, ...], width: int) -> SparseRows:
+def _to_rows(
+    values: np.ndarray, where: np.ndarray, shape: tuple[int, ...], width: int
+) -> SparseRows:
     order = np.argsort(where[:, 0], kind="stable")
     values, where = values[order], where[order]
     row = where[:, 0]

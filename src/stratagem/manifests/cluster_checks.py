@@ -65,7 +65,7 @@ def _parse_tf_config(text: str) -> tuple[_Cluster, tuple[str, int]]:
     return cluster, task
 
 
-def _addresses(tasks: Any) -> dict[int, str]:
+def _addresses(tasks: dict[Any, Any] | list[Any]) -> dict[int, str]:
     pairs = tasks.items() if isinstance(tasks, dict) else enumerate(tasks)
     return {int(index): str(address) for index, address in pairs}
 

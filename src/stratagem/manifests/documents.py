@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Hashable
 from typing import Any
 
@@ -60,7 +61,7 @@ def document_name(document: dict[str, Any]) -> str:
     return f"{document.get('kind', '(no kind)')}/{metadata_name(document) or '(no name)'}"
 
 
-def _strict_loader(yaml: Any) -> Any:
+def _strict_loader(yaml: types.ModuleType) -> Any:
     class StrictLoader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
             seen: set[str] = set()

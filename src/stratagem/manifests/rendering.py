@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import re
 import shlex
+import types
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -150,7 +151,7 @@ class Template:
             raise ValueError(f"{where}: {error}") from error
 
 
-def _environment(jinja2_module: Any) -> Any:
+def _environment(jinja2_module: types.ModuleType) -> Any:
     """Returns a sandboxed environment, since a template may come from anywhere."""
     environment = load("jinja2.sandbox", **_REQUIREMENT).SandboxedEnvironment(
         undefined=jinja2_module.StrictUndefined,

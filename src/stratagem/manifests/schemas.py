@@ -7,7 +7,7 @@ import importlib.resources
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from stratagem.manifests.documents import Problem, document_name
 from stratagem.manifests.ray_schema import RAY_CLUSTER
@@ -38,7 +38,13 @@ def schema_problems(document: dict[str, Any], version: str) -> list[Problem]:
     return list(_schema_errors(validator, document, name))
 
 
-def _schema_errors(validator: Any, document: dict[str, Any], name: str) -> Iterator[Problem]:
+class _Validator(Protocol):
+    """A validator of `jsonschema`."""
+
+    def iter_errors(self, instance: object, /) -> Iterator[Any]: ...
+
+
+def _schema_errors(validator: _Validator, document: dict[str, Any], name: str) -> Iterator[Problem]:
     for error in validator.iter_errors(document):
         path = "".join(
             f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path

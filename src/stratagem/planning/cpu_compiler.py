@@ -11,10 +11,13 @@ import math
 import pickle
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+
+if TYPE_CHECKING:
+    from jax.export import Exported
 
 
 def main(source: str, result: str) -> None:
@@ -31,7 +34,7 @@ def main(source: str, result: str) -> None:
     Path(result).write_text(json.dumps(reports))
 
 
-def _compile_program(exported: Any, donated: int, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+def _compile_program(exported: Exported, donated: int, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     args, kwargs = jax.tree.unflatten(
         exported.in_tree,
         [

@@ -7,9 +7,13 @@ the body of a loop once. Elementwise operations are not counted: they are memory
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+
+if TYPE_CHECKING:
+    from jax.core import ShapedArray
+    from jax.extend.core import JaxprEqn
 
 __all__ = ["product_flops"]
 
@@ -22,7 +26,7 @@ def product_flops(jaxpr: ClosedJaxpr | Jaxpr) -> dict[str, float]:
     return _count_flops(getattr(jaxpr, "jaxpr", jaxpr))
 
 
-def _count_flops(jaxpr: Any) -> dict[str, float]:
+def _count_flops(jaxpr: Jaxpr | ClosedJaxpr) -> dict[str, float]:
     total: dict[str, float] = {}
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
@@ -45,26 +49,30 @@ def _accumulate(total: dict[str, float], counted: dict[str, float], times: int =
         total[dtype] = total.get(dtype, 0.0) + times * flops
 
 
-def _dtype(eqn: Any) -> str:
-    return str(eqn.invars[0].aval.dtype)
+def _array(operand: Var | Literal) -> ShapedArray:
+    return cast("ShapedArray", operand.aval)
 
 
-def _dot_flops(eqn: Any) -> float:
+def _dtype(eqn: JaxprEqn) -> str:
+    return str(_array(eqn.invars[0]).dtype)
+
+
+def _dot_flops(eqn: JaxprEqn) -> float:
     (contracted, _), _ = eqn.params["dimension_numbers"]
-    left = eqn.invars[0].aval.shape
+    left = _array(eqn.invars[0]).shape
     depth = math.prod(left[axis] for axis in contracted)
-    return 2.0 * depth * math.prod(eqn.outvars[0].aval.shape)
+    return 2.0 * depth * math.prod(_array(eqn.outvars[0]).shape)
 
 
-def _conv_flops(eqn: Any) -> float:
+def _conv_flops(eqn: JaxprEqn) -> float:
     """Counts two FLOPs per tap that meets an element of the input, not a hole or the padding.
 
     The gradient of a strided convolution is a convolution over an input with holes, which
     libraries do not multiply.
     """
     numbers = eqn.params["dimension_numbers"]
-    left, right = (var.aval.shape for var in eqn.invars[:2])
-    out = eqn.outvars[0].aval.shape
+    left, right = (_array(var).shape for var in eqn.invars[:2])
+    out = _array(eqn.outvars[0]).shape
     kernel_axes = numbers.rhs_spec[2:]
     taps = 1.0
     for index, kernel_axis in enumerate(kernel_axes):

@@ -5,17 +5,28 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
 import jax
 import numpy as np
 
 from stratagem.execution.programs.step_capture import CapturedStep
 from stratagem.planning.accelerators import Accelerator
-from stratagem.planning.programs import held_bytes, is_held_by_host, variables_of
+from stratagem.planning.programs import Shaped, held_bytes, is_held_by_host, variables_of
 from stratagem.variables import ShardedState, ShardedStore, VariableKind, home_of, store_of
 
 __all__ = ["CompilerMemory", "MemoryPlan", "plan_memory", "shared_state_bytes"]
+
+
+class _MemoryAnalysis(Protocol):
+    """Result of `compiled.memory_analysis()`."""
+
+    argument_size_in_bytes: int
+    output_size_in_bytes: int
+    alias_size_in_bytes: int
+    temp_size_in_bytes: int
+    generated_code_size_in_bytes: int
+    host_argument_size_in_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +55,11 @@ class CompilerMemory:
 
     @classmethod
     def of(
-        cls, analysis: Any, lasting_bytes: int, brought_bytes: int = 0, put_back_bytes: int = 0
+        cls,
+        analysis: _MemoryAnalysis,
+        lasting_bytes: int,
+        brought_bytes: int = 0,
+        put_back_bytes: int = 0,
     ) -> CompilerMemory:
         """Creates it from the result of `compiled.memory_analysis()`.
 
@@ -193,7 +208,7 @@ def _host_state_bytes(step: CapturedStep) -> int:
     )
 
 
-def _host_copies(variable: Any, step: CapturedStep) -> int:
+def _host_copies(variable: Shaped, step: CapturedStep) -> int:
     """Returns the number of copies in host memory: one, or one per device that has no shard."""
     store, topology = store_of(variable), step.strategy.topology
     if not isinstance(store, ShardedStore):
@@ -218,7 +233,7 @@ def shared_state_bytes(step: CapturedStep) -> dict[str, int]:
     return found
 
 
-def _is_shardable(variable: Any) -> bool:
+def _is_shardable(variable: object) -> bool:
     home = home_of(variable)
     return home is not None and home.kind is not VariableKind.ON_READ
 

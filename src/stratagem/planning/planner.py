@@ -35,7 +35,7 @@ __all__ = ["plan", "plan_step", "with_global_batch"]
 
 
 def plan(
-    model_or_step: Any,
+    model_or_step: object,
     batch: object,
     target: str,
     *,
@@ -107,7 +107,7 @@ def _default_strategy(model_or_step: Any) -> Strategy | None:
 
 def _captured_step(
     model_or_step: Any,
-    batch: Any,
+    batch: tuple[Any, ...],
     machine: Target,
     like: Strategy | None,
     shard_state: str | None,

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Generator, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
@@ -82,7 +82,17 @@ def is_held_by_host(store: Store | None) -> bool:
     return store is not None and (store.is_pinned or not store.is_on_replicas)
 
 
-def held_bytes(variable: Any, topology: Topology, store: Store | None = None) -> int:
+class Shaped(Protocol):
+    """A variable, of Keras or of a plan."""
+
+    @property
+    def shape(self) -> Any: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+
+def held_bytes(variable: Shaped, topology: Topology, store: Store | None = None) -> int:
     """Returns the bytes that one device stores for a variable between steps."""
     shape = tuple(variable.shape)
     home = home_of(variable)

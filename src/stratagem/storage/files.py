@@ -199,7 +199,7 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def _leaf(tree: Any, path: str) -> np.ndarray[Any, Any]:
+def _leaf(tree: Mapping[str, Any], path: str) -> np.ndarray[Any, Any]:
     for part in path.split("/"):
         tree = tree[part]
     return np.asarray(tree)

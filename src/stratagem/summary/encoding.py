@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+import types
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stratagem.optional_libraries import load
 from stratagem.summary.event_file import tensorboard
+
+if TYPE_CHECKING:
+    import jax
+
+    from stratagem.summary.event_file import Message
 
 __all__ = ["histogram_buckets", "image_value", "pixels", "tensor_value"]
 
@@ -21,7 +27,7 @@ def tensor_value(
     plugin: str | None = None,
     description: str | None = None,
     *,
-    metadata: Any = None,
+    metadata: bytes | Message | None = None,
 ) -> Any:
     """Returns a `Summary.Value` that holds a host array.
 
@@ -40,7 +46,7 @@ def tensor_value(
     return messages.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
 
 
-def image_value(tag: str, images: Any, description: str | None) -> Any:
+def image_value(tag: str, images: np.ndarray, description: str | None) -> Any:
     """Returns a `Summary.Value` that holds uint8 images of shape (k, height, width, channels)."""
     pillow = load("PIL.Image", needed_by="sg.summary.image", install="stratagem[tensorboard]")
     _, height, width, num_channels = images.shape
@@ -56,7 +62,7 @@ def image_value(tag: str, images: Any, description: str | None) -> Any:
     return tensor_value(tag, np.asarray(strings, dtype=object), "image", description)
 
 
-def pixels(images: Any, xp: Any) -> Any:
+def pixels(images: jax.Array | np.ndarray, xp: types.ModuleType) -> Any:
     """Converts images to uint8, like tf.image.convert_image_dtype with saturation."""
     dtype = images.dtype
     if dtype == np.uint8:
@@ -72,7 +78,7 @@ def pixels(images: Any, xp: Any) -> Any:
     return xp.clip(scaled, 0.0, 255.0).astype(np.uint8)
 
 
-def histogram_buckets(data: Any, num_buckets: int, xp: Any) -> Any:
+def histogram_buckets(data: jax.Array | np.ndarray, num_buckets: int, xp: types.ModuleType) -> Any:
     """Counts the finite elements of a float array in buckets of equal width.
 
     Returns (num_buckets, 3): left edge, right edge, count. Identical elements are counted in the

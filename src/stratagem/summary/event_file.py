@@ -7,13 +7,19 @@ import os
 import socket
 import threading
 import time
-from typing import Any
+from typing import Any, Protocol
 
 from stratagem.optional_libraries import load
 
-__all__ = ["EventFile", "tensorboard"]
+__all__ = ["EventFile", "Message", "tensorboard"]
 
 _numbers = itertools.count()
+
+
+class Message(Protocol):
+    """A protocol buffer, of TensorBoard's or another library's classes."""
+
+    def SerializeToString(self) -> bytes: ...  # noqa: D102, N802 - theirs
 
 
 def tensorboard(module: str) -> Any:
@@ -56,7 +62,7 @@ class EventFile:
         if is_late or self._num_waiting > self._max_queue:
             self.flush()
 
-    def _write(self, event: Any) -> None:
+    def _write(self, event: Message) -> None:
         self._records.write(event.SerializeToString())
         self._num_waiting += 1
 

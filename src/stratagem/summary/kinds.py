@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,9 @@ from stratagem.summary.host_callbacks import stage
 from stratagem.summary.recording import begin_recording, write_values
 from stratagem.summary.settings import checked_step, current_settings
 from stratagem.summary.summary import Summary, SummaryCall
+
+if TYPE_CHECKING:
+    from stratagem.summary.event_file import Message
 
 __all__ = ["histogram", "image", "scalar", "text", "write"]
 
@@ -104,13 +107,13 @@ def histogram(
     num_buckets = _DEFAULT_BUCKETS if buckets is None else buckets
     _check_buckets(name, num_buckets)
 
-    def reduce(array: Any) -> Any:
+    def reduce(array: jax.Array) -> Any:
         return histogram_buckets(array.astype(jnp.float32), num_buckets, jnp)
 
-    def encode(counted: Any) -> Any:
+    def encode(counted: np.ndarray) -> Any:
         return tensor_value(name, counted.astype(np.float64), "histogram", description)
 
-    def encode_on_host(array: Any) -> Any:
+    def encode_on_host(array: jax.Array | np.ndarray) -> Any:
         counted = histogram_buckets(np.asarray(array).astype(np.float64), num_buckets, np)
         return tensor_value(name, counted, "histogram", description)
 
@@ -235,7 +238,9 @@ def text(name: str, data: object, step: object = None, description: str | None =
     return _record(SummaryCall(name, encode, None, step))
 
 
-def write(tag: str, tensor: Any, step: Any = None, metadata: Any = None) -> Any:
+def write(
+    tag: str, tensor: object, step: object = None, metadata: bytes | Message | None = None
+) -> Any:
     """Writes an array for any TensorBoard plugin. Call anywhere, as `scalar`.
 
     Args:
@@ -262,7 +267,7 @@ def write(tag: str, tensor: Any, step: Any = None, metadata: Any = None) -> Any:
         call = SummaryCall(tag, lambda _: tensor_value(tag, strings, metadata=metadata), None, step)
         return _record(call)
 
-    def encode(array: Any) -> Any:
+    def encode(array: jax.Array | np.ndarray) -> Any:
         return tensor_value(tag, np.asarray(array), metadata=metadata)
 
     return _record(SummaryCall(tag, encode, array, step))

@@ -10,7 +10,7 @@ import contextlib
 import contextvars
 import dataclasses
 from collections.abc import Generator
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -134,7 +134,7 @@ def host_step(settings: Settings) -> int | None:
 class _Identity:
     """Compares an object by identity."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self._value = value
 
     def __eq__(self, other: object) -> bool:
@@ -157,7 +157,7 @@ def trace_key() -> Any:
     return _Identity(step if is_variable else None), _Identity(code)
 
 
-def set_step(step: Any) -> None:
+def set_step(step: object) -> None:
     """Sets the default step of summaries in this thread. Call anywhere.
 
     Args:
@@ -189,11 +189,11 @@ def get_step() -> Any:
     return current_settings().step.value
 
 
-def checked_step(step: Any) -> Any:
+def checked_step(step: object) -> Any:
     """Returns the step if it is a scalar integer, an integer variable or None; raises TypeError."""
     if step is None:
         return None
-    value = getattr(step, "value", step)
+    value = cast("Any", getattr(step, "value", step))
     dtype = getattr(value, "dtype", None)
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     if dtype is not None:

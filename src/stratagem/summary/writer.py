@@ -62,7 +62,7 @@ class SummaryWriter:
         return self.has_folder and (group is None or group.process_id == 0)
 
     @contextlib.contextmanager
-    def as_default(self, step: Any = None) -> Generator[SummaryWriter]:
+    def as_default(self, step: object = None) -> Generator[SummaryWriter]:
         """Makes this the default writer within a `with` block. Call anywhere.
 
         Args:
@@ -84,7 +84,7 @@ class SummaryWriter:
             write_pending(waits=False)  # without waiting for steps in flight
             self._flush_file()
 
-    def set_as_default(self, step: Any = None) -> None:
+    def set_as_default(self, step: object = None) -> None:
         """Makes this the default writer of this thread until another one is set. Call anywhere.
 
         Args:
@@ -97,7 +97,7 @@ class SummaryWriter:
         """
         settings.update(**self._setting_changes(step))
 
-    def _setting_changes(self, step: Any) -> dict[str, Any]:
+    def _setting_changes(self, step: object) -> dict[str, Any]:
         self._require_open()
         checked = settings.checked_step(step)
         return {"writer": self} if step is None else {"writer": self, "step": checked}
@@ -180,7 +180,10 @@ class SummaryWriter:
 
 
 def create_file_writer(
-    logdir: Any, max_queue: int = 10, flush_millis: int | None = None, filename_suffix: str = ""
+    logdir: str | os.PathLike[str],
+    max_queue: int = 10,
+    flush_millis: int | None = None,
+    filename_suffix: str = "",
 ) -> SummaryWriter:
     """Creates a writer of TensorBoard summaries. Call anywhere; needs `stratagem[tensorboard]`.
 

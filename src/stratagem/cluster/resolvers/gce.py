@@ -45,7 +45,7 @@ class GCEClusterResolver(ClusterResolver):
         task_type: str = "worker",
         task_id: int | str = 0,
         rpc_layer: str | None = "grpc",
-        credentials: Any = "default",
+        credentials: object = "default",
         service: Any = None,
     ) -> None:
         self._project = project

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import keras
 import numpy as np
 
 from stratagem.estimator.feature_column.columns import CategoricalColumn, DenseColumn
 from stratagem.messages import explain
+
+if TYPE_CHECKING:
+    import jax
 
 __all__ = [
     "EmbeddingColumn",
@@ -122,7 +125,11 @@ class EmbeddingColumn(_CategoricalWrapper):
 
 
 def combine_rows(
-    table: Any, ids: Any, weights: Any, combiner: str, max_norm: float | None = None
+    table: Callable[[Any], Any],
+    ids: jax.Array | np.ndarray,
+    weights: jax.Array | np.ndarray | None,
+    combiner: str,
+    max_norm: float | None = None,
 ) -> Any:
     """Looks up and combines the rows of each example's ids.
 
@@ -140,13 +147,13 @@ def combine_rows(
         norms = ops.sqrt(ops.where(squares > 0.0, squares, 1.0))
         rows = rows * (max_norm / ops.maximum(norms, max_norm))
     present = ops.cast(ids >= 0, "float32")
-    weights = present if weights is None else present * ops.cast(weights, "float32")
+    numbers = present if weights is None else present * ops.cast(weights, "float32")
     if combiner != "sum":
-        weights = ops.relu(weights)
-    total = ops.sum(rows * ops.expand_dims(weights, -1), axis=-2)
+        numbers = ops.relu(numbers)
+    total = ops.sum(rows * ops.expand_dims(numbers, -1), axis=-2)
     if combiner == "sum":
         return total
-    divisor = ops.sum(weights if combiner == "mean" else weights * weights, axis=-1, keepdims=True)
+    divisor = ops.sum(numbers if combiner == "mean" else numbers * numbers, axis=-1, keepdims=True)
     divisor = ops.where(divisor > 0.0, divisor, 1.0)
     return total / (divisor if combiner == "mean" else ops.sqrt(divisor))
 

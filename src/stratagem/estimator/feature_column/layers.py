@@ -31,7 +31,7 @@ class _ColumnsLayer(keras.layers.Layer):
         self._columns = tuple(check_columns(feature_columns))
         self._tables: dict[str, keras.layers.Embedding] = {}
 
-    def __call__(self, features: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, features: Mapping[str, Any], *args: object, **kwargs: object) -> Any:
         """Calls the layer, encoding the features first if necessary."""
         return super().__call__(_encoded(features, self._columns), *args, **kwargs)
 
@@ -202,7 +202,7 @@ class LinearModel(_ColumnsLayer):
         return {**super().get_config(), **own}
 
 
-def _encoded(features: Any, columns: tuple[FeatureColumn, ...]) -> dict[str, Any]:
+def _encoded(features: Mapping[str, Any], columns: tuple[FeatureColumn, ...]) -> dict[str, Any]:
     """Returns the arrays that the columns read, encoding raw features."""
     names = sorted({name for column in columns for name in column.encoded_names})
     if not isinstance(features, Mapping):

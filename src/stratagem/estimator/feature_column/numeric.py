@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -14,6 +14,9 @@ import numpy as np
 from stratagem.estimator.feature_column.columns import CategoricalColumn, DenseColumn
 from stratagem.estimator.feature_column.raw_values import feature_of, numeric_rows
 from stratagem.messages import explain
+
+if TYPE_CHECKING:
+    from jax.typing import ArrayLike
 
 __all__ = ["BucketizedColumn", "NumericColumn", "bucketized_column", "numeric_column"]
 
@@ -184,7 +187,9 @@ def _check_numbers(key: str, sizes: tuple[int, ...], dtype: str) -> None:
         )
 
 
-def _default(key: str, sizes: tuple[int, ...], value: Any) -> tuple[float, ...] | None:
+def _default(
+    key: str, sizes: tuple[int, ...], value: ArrayLike | Sequence[float] | None
+) -> tuple[float, ...] | None:
     if value is None:
         return None
     default = tuple(float(number) for number in np.ravel(value))

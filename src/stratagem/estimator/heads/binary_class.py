@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import keras
 
@@ -17,6 +17,9 @@ from stratagem.estimator.heads.class_head import ClassHead
 from stratagem.estimator.heads.labels import check_range, matching_labels
 from stratagem.estimator.heads.prediction_keys import select
 from stratagem.messages import explain
+
+if TYPE_CHECKING:
+    import jax
 
 __all__ = ["BinaryClassHead"]
 
@@ -72,7 +75,7 @@ class BinaryClassHead(ClassHead):
         """Always 1."""
         return 1
 
-    def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[str, Any]:
+    def predictions(self, logits: object, keys: Sequence[str] | None = None) -> dict[str, Any]:
         """Returns logits, logistic, probabilities, class_ids, classes and those of all classes."""
         logits = self._checked_logits(logits)
         both = keras.ops.concatenate([keras.ops.zeros_like(logits), logits], axis=-1)
@@ -108,7 +111,7 @@ class BinaryClassHead(ClassHead):
             }
         return {self._key(key): metric for key, metric in created.items()}
 
-    def _metric_values(self, logits: Any, labels: Any) -> dict[str, tuple[Any, ...]]:
+    def _metric_values(self, logits: jax.Array, labels: jax.Array) -> dict[str, tuple[Any, ...]]:
         predicted = self.predictions(logits, ["class_ids", "logistic"])
         class_ids = keras.ops.cast(predicted["class_ids"], "float32")
         logistic = predicted["logistic"]
@@ -125,12 +128,12 @@ class BinaryClassHead(ClassHead):
             **dict.fromkeys(("auc", "auc_precision_recall", *by_threshold), (labels, logistic)),
         }
 
-    def _processed_labels(self, logits: Any, labels: Any) -> Any:
+    def _processed_labels(self, logits: jax.Array, labels: object) -> Any:
         labels = matching_labels(labels, logits, 1)
         check_range(labels, 2)
         return keras.ops.cast(labels, "float32")
 
-    def _own_loss(self, labels: object, logits: object) -> Any:
+    def _own_loss(self, labels: jax.Array, logits: jax.Array) -> Any:
         return keras.ops.binary_crossentropy(labels, logits, from_logits=True)
 
     def _export_outputs(self, predictions: dict[str, Any]) -> dict[str, ExportOutput]:

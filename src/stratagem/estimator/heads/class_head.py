@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -12,6 +12,9 @@ from stratagem.estimator.exporting.export_output import ClassificationOutput
 from stratagem.estimator.feature_column.numeric import NumericColumn
 from stratagem.estimator.heads.head import Head
 from stratagem.estimator.heads.labels import check_vocabulary, class_names, label_ids
+
+if TYPE_CHECKING:
+    import jax
 
 __all__ = ["ClassHead"]
 
@@ -45,7 +48,9 @@ class ClassHead(Head):
     def _classification(self, predictions: dict[str, Any]) -> ClassificationOutput:
         return ClassificationOutput(predictions["probabilities"], predictions["all_class_ids"])
 
-    def _class_predictions(self, logits: Any, class_logits: object) -> dict[str, Callable[[], Any]]:
+    def _class_predictions(
+        self, logits: jax.Array, class_logits: object
+    ) -> dict[str, Callable[[], Any]]:
         def class_ids() -> Any:
             ids = keras.ops.cast(keras.ops.argmax(class_logits, axis=-1), "int32")
             return keras.ops.expand_dims(ids, -1)

@@ -25,6 +25,8 @@ from stratagem.keras.numerics.step_mode import (
 from stratagem.messages import explain
 
 if TYPE_CHECKING:
+    import jax
+
     pass
 
 
@@ -94,7 +96,7 @@ class Head(abc.ABC):
         """
 
     @abc.abstractmethod
-    def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[str, Any]:
+    def predictions(self, logits: object, keys: Sequence[str] | None = None) -> dict[str, Any]:
         """Returns predictions under TensorFlow's names.
 
         Args:
@@ -128,16 +130,16 @@ class Head(abc.ABC):
             eval_metrics[self._key("regularization_loss")].update_state(total)
         return eval_metrics
 
-    def _metric_values(self, logits: object, labels: object) -> dict[str, tuple[Any, ...]]:
+    def _metric_values(self, logits: jax.Array, labels: jax.Array) -> dict[str, tuple[Any, ...]]:
         """Returns the arguments of each metric's update; `labels` are processed."""
         raise NotImplementedError
 
     @abc.abstractmethod
-    def _processed_labels(self, logits: object, labels: object) -> Any:
+    def _processed_labels(self, logits: jax.Array, labels: object) -> Any:
         """Returns labels as the loss needs them, rank 2."""
 
     @abc.abstractmethod
-    def _own_loss(self, labels: object, logits: object) -> Any:
+    def _own_loss(self, labels: jax.Array, logits: jax.Array) -> Any:
         """Returns the losses of the examples, rank 2."""
 
     @abc.abstractmethod
@@ -190,9 +192,9 @@ class Head(abc.ABC):
         self,
         features: Mapping[str, Any],
         mode: str,
-        logits: Any,
+        logits: object,
         labels: object = None,
-        optimizer: Any = None,
+        optimizer: keras.optimizers.Optimizer | None = None,
         trainable_variables: Sequence[Any] | None = None,
         train_op_fn: Callable[[Any], Any] | None = None,
         regularization_losses: Sequence[Any] | None = None,
@@ -235,7 +237,7 @@ class Head(abc.ABC):
     def _key(self, key: str) -> str:
         return f"{key}/{self._name}" if self._name else key
 
-    def _checked_logits(self, logits: object) -> Any:
+    def _checked_logits(self, logits: object) -> jax.Array:
         logits = jnp.asarray(logits, "float32")
         if logits.ndim < 2 or logits.shape[-1] != self.logits_dimension:
             raise ValueError(
@@ -248,15 +250,15 @@ class Head(abc.ABC):
         return logits
 
     def _losses_and_weights(
-        self, logits: object, labels: object, features: Mapping[str, Any]
+        self, logits: jax.Array, labels: object, features: Mapping[str, Any]
     ) -> tuple[Any, Any]:
         """Returns example losses, rank 2, and weights that broadcast against them, or None."""
-        labels = self._processed_labels(logits, labels)
-        default = self._own_loss(labels, logits)
+        processed = self._processed_labels(logits, labels)
+        default = self._own_loss(processed, logits)
         losses = default
         if self._loss_fn is not None:
             extra = {"features": features} if "features" in self._loss_fn_arguments else {}
-            losses = jnp.asarray(self._loss_fn(labels=labels, logits=logits, **extra), "float32")
+            losses = jnp.asarray(self._loss_fn(labels=processed, logits=logits, **extra), "float32")
             if losses.shape != default.shape:
                 raise ValueError(
                     explain(
@@ -293,7 +295,7 @@ class _ReducedLosses(keras.losses.Loss):
         return y_pred
 
 
-def _as_average_over_replicas(total: Any) -> Any:
+def _as_average_over_replicas(total: jax.Array) -> Any:
     """Scales a replica's sum so that the example-weighted average is the sum over replicas."""
     context = replica_context()
     if context is None or current_mode() is not StepMode.MEAN:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jax.core import Tracer
 
 from stratagem.messages import explain
+
+if TYPE_CHECKING:
+    import jax
 
 __all__ = ["check_range", "check_vocabulary", "class_names", "label_ids", "matching_labels"]
 
@@ -57,7 +60,7 @@ def label_ids(labels: object, vocabulary: Sequence[str] | None, n_classes: int) 
     return np.asarray([ids[word] for word in words], np.int32).reshape(array.shape)
 
 
-def check_range(labels: Any, n_classes: int) -> None:
+def check_range(labels: jax.Array | np.ndarray, n_classes: int) -> None:
     """Checks label values, unless they are traced."""
     if isinstance(labels, Tracer) or not np.size(labels):
         return
@@ -78,7 +81,9 @@ def class_names(vocabulary: Sequence[str] | None, n_classes: int) -> np.ndarray:
     return np.asarray([str(word).encode() for word in words], dtype=object)
 
 
-def matching_labels(labels: Any, logits: Any, dimension: int) -> Any:
+def matching_labels(
+    labels: Any, logits: jax.Array | np.ndarray, dimension: int
+) -> jax.Array | np.ndarray:
     """Returns labels in the shape of the logits except for the last axis, `dimension`."""
     if labels is None:
         raise ValueError(

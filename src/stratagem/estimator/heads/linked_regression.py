@@ -66,7 +66,7 @@ class PoissonRegressionHead(RegressionHead):
             )
         return counts
 
-    def _own_loss(self, labels: Any, logits: Any) -> Any:
+    def _own_loss(self, labels: jax.Array, logits: jax.Array) -> Any:
         losses = jnp.exp(logits) - labels * logits
         if not self._compute_full_loss:
             return losses
@@ -125,5 +125,5 @@ class LogisticRegressionHead(RegressionHead):
             )
         return proportions
 
-    def _own_loss(self, labels: Any, logits: Any) -> Any:
+    def _own_loss(self, labels: jax.Array, logits: jax.Array) -> Any:
         return jnp.logaddexp(0.0, logits) - labels * logits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import keras
 
@@ -14,6 +14,9 @@ from stratagem.estimator.heads.class_head import ClassHead
 from stratagem.estimator.heads.labels import check_range, matching_labels
 from stratagem.estimator.heads.prediction_keys import select
 from stratagem.messages import explain
+
+if TYPE_CHECKING:
+    import jax
 
 __all__ = ["MultiClassHead", "binary_or_multi_class_head"]
 
@@ -66,7 +69,7 @@ class MultiClassHead(ClassHead):
         """One logit per class."""
         return self._n_classes
 
-    def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[str, Any]:
+    def predictions(self, logits: object, keys: Sequence[str] | None = None) -> dict[str, Any]:
         """Returns logits, probabilities, class_ids, classes, all_class_ids and all_classes."""
         logits = self._checked_logits(logits)
         available: dict[str, Callable[[], Any]] = {
@@ -85,10 +88,10 @@ class MultiClassHead(ClassHead):
             metrics["regularization_loss"] = keras.metrics.Mean(name="regularization_loss")
         return {self._key(key): metric for key, metric in metrics.items()}
 
-    def _metric_values(self, logits: Any, labels: Any) -> dict[str, tuple[Any, ...]]:
+    def _metric_values(self, logits: jax.Array, labels: jax.Array) -> dict[str, tuple[Any, ...]]:
         return {"accuracy": (labels, self.predictions(logits, ["class_ids"])["class_ids"])}
 
-    def _processed_labels(self, logits: Any, labels: Any) -> Any:
+    def _processed_labels(self, logits: jax.Array, labels: object) -> Any:
         labels = matching_labels(labels, logits, 1)
         if keras.backend.standardize_dtype(labels.dtype)[:3] not in ("int", "uin"):
             raise ValueError(
@@ -101,7 +104,7 @@ class MultiClassHead(ClassHead):
         check_range(labels, self._n_classes)
         return keras.ops.cast(labels, "int32")
 
-    def _own_loss(self, labels: Any, logits: Any) -> Any:
+    def _own_loss(self, labels: jax.Array, logits: jax.Array) -> Any:
         losses: Any = keras.ops.sparse_categorical_crossentropy(
             labels[..., 0], logits, from_logits=True
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import keras
 import numpy as np
@@ -18,6 +18,9 @@ from stratagem.estimator.heads.head import Head
 from stratagem.estimator.heads.labels import matching_labels
 from stratagem.estimator.heads.prediction_keys import select
 from stratagem.messages import explain
+
+if TYPE_CHECKING:
+    import jax
 
 __all__ = ["RegressionHead"]
 
@@ -86,7 +89,7 @@ class RegressionHead(Head):
             )
         return array.astype(np.float32)
 
-    def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[str, Any]:
+    def predictions(self, logits: object, keys: Sequence[str] | None = None) -> dict[str, Any]:
         """Returns predictions, and logits if they differ."""
         logits = self._checked_logits(logits)
         if self._inverse_link_fn is None:
@@ -103,14 +106,14 @@ class RegressionHead(Head):
             keys.append("regularization_loss")
         return {self._key(key): keras.metrics.Mean(name=key.replace("/", "_")) for key in keys}
 
-    def _metric_values(self, logits: Any, labels: Any) -> dict[str, tuple[Any, ...]]:
+    def _metric_values(self, logits: jax.Array, labels: jax.Array) -> dict[str, tuple[Any, ...]]:
         predictions = self.predictions(logits)["predictions"]
         return {"prediction/mean": (predictions,), "label/mean": (labels,)}
 
-    def _processed_labels(self, logits: Any, labels: Any) -> Any:
+    def _processed_labels(self, logits: jax.Array, labels: object) -> Any:
         return keras.ops.cast(matching_labels(labels, logits, self._dimension), "float32")
 
-    def _own_loss(self, labels: Any, logits: Any) -> Any:
+    def _own_loss(self, labels: jax.Array, logits: jax.Array) -> Any:
         return keras.ops.square(labels - logits)
 
     def _export_outputs(self, predictions: dict[str, Any]) -> dict[str, ExportOutput]:

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from stratagem.collectives import host
 from stratagem.estimator.argument_checks import check_instances
@@ -19,6 +19,9 @@ from stratagem.estimator.hooks.session_run_hook import (
 )
 from stratagem.estimator.hooks.timers import Clock, SynchronizedTimer
 from stratagem.messages import explain
+
+if TYPE_CHECKING:
+    from stratagem.estimator.scaffold import Saver, Scaffold
 
 __all__ = ["CheckpointSaverHook", "CheckpointSaverListener"]
 
@@ -101,9 +104,9 @@ class CheckpointSaverHook(SessionRunHook):
         checkpoint_dir: str | os.PathLike[str],
         save_secs: float | None = None,
         save_steps: int | None = None,
-        saver: Any = None,
+        saver: Saver | None = None,
         checkpoint_basename: str = _BASENAME,
-        scaffold: Any = None,
+        scaffold: Scaffold | None = None,
         listeners: Sequence[CheckpointSaverListener] | None = None,
         *,
         clock: Clock = time.monotonic,

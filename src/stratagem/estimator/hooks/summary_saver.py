@@ -56,7 +56,7 @@ class SummarySaverHook(SessionRunHook):
         save_secs: float | None = None,
         output_dir: str | os.PathLike[str] | None = None,
         summary_writer: object = None,
-        scaffold: Any = None,
+        scaffold: object = None,
         summary_op: Mapping[str, Any] | Iterable[str] | str | None = None,
         *,
         clock: Clock = time.monotonic,

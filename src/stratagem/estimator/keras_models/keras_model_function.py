@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import numpy as np
@@ -34,6 +34,12 @@ __all__ = ["KerasModelFunction"]
 _METRICS = ("metrics", "weighted_metrics")
 
 
+class _Configured(Protocol):
+    """A Keras object."""
+
+    def get_config(self) -> dict[str, Any]: ...
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Recipe:
     """Class and config that recreate a Keras object; unlike the object, always picklable."""
@@ -42,7 +48,7 @@ class _Recipe:
     config: dict[str, Any]
 
     @classmethod
-    def of(cls, instance: Any) -> _Recipe:
+    def of(cls, instance: _Configured) -> _Recipe:
         return cls(type(instance), instance.get_config())
 
     def make(self) -> Any:
@@ -84,7 +90,7 @@ class KerasModelFunction:
         with keras.saving.custom_object_scope(self._objects):
             return self._model.make()
 
-    def __call__(self, features: Any, labels: object, mode: str) -> EstimatorSpec:
+    def __call__(self, features: object, labels: object, mode: str) -> EstimatorSpec:
         """Builds the copy's step for a mode."""
         features, weights = split_weights(features)
         model = self.copy()
@@ -112,7 +118,7 @@ class KerasModelFunction:
         metrics = self._renamed(named_metrics(model))
         return EstimatorSpec(mode, loss=loss, eval_metric_ops=metrics, **spec)
 
-    def _compile(self, model: Any, *, with_metrics: bool) -> None:
+    def _compile(self, model: keras.Model, *, with_metrics: bool) -> None:
         metrics: dict[str, Any] = {
             name: keras.tree.map_structure(_make_metric, self._compiled[name])
             for name in _METRICS
@@ -128,7 +134,7 @@ class KerasModelFunction:
             **metrics,
         )
 
-    def _start(self, copy: Any) -> None:
+    def _start(self, copy: keras.Model) -> None:
         """Sets the variables of a copy to the original model's values."""
         targets = list(copy.variables)
         if self._weights:
@@ -164,7 +170,7 @@ class KerasModelFunction:
         return {DEFAULT_SIGNATURE: PredictOutput(predictions), **outputs}
 
 
-def _metric_recipe(metric: Any) -> Any:
+def _metric_recipe(metric: object) -> Any:
     """Replaces metric objects with recipes; names and functions stay as they are."""
     return _Recipe.of(metric) if isinstance(metric, keras.metrics.Metric) else metric
 

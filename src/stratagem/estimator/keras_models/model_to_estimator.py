@@ -80,7 +80,10 @@ def _config_in(
 
 
 def _compiled_model(
-    model: Any, path: Any, custom_objects: Any, checkpoint_format: object
+    model: keras.Model | None,
+    path: str | os.PathLike[str] | None,
+    custom_objects: Mapping[str, Any] | None,
+    checkpoint_format: object,
 ) -> keras.Model:
     """Returns the given model, or loads the saved one."""
     if (model is None) == (path is None):
@@ -92,10 +95,9 @@ def _compiled_model(
             )
         )
     _check_format(checkpoint_format)
-    if path is not None:
-        model = keras.saving.load_model(path, custom_objects)
-    _check_model(model)
-    return model
+    found: Any = model if path is None else keras.saving.load_model(path, custom_objects)
+    _check_model(found)
+    return found
 
 
 def _check_format(checkpoint_format: object) -> None:
@@ -139,10 +141,15 @@ def _check_model(model: object) -> None:
         )
 
 
-def _function_of(model: keras.Model, *arguments: Any) -> KerasModelFunction:
+def _function_of(
+    model: keras.Model,
+    custom_objects: Mapping[str, Any] | None,
+    metric_names: Mapping[str, str] | None,
+    export_outputs: Mapping[str, Callable[[Any], Any]] | None,
+) -> KerasModelFunction:
     """Creates the model function, and a test copy unless all layers are Keras's own."""
     try:
-        function = KerasModelFunction(model, *arguments)
+        function = KerasModelFunction(model, custom_objects, metric_names, export_outputs)
         if not all(map(_is_of_keras, flatten_layers(model))):
             function.copy()
     except (NotImplementedError, TypeError, ValueError) as error:

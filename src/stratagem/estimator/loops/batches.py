@@ -15,6 +15,7 @@ from stratagem.messages import explain
 
 if TYPE_CHECKING:
     from stratagem.options import InputContext
+    from stratagem.strategies.base.strategy import Strategy
 
 
 __all__ = [
@@ -34,7 +35,7 @@ class InputFunction:
         input_fn: Callable[..., Any],
         mode: str,
         params: object,
-        config: Any,
+        config: object,
         host_transforms: HostTransforms,
         *,
         repeats: bool,
@@ -59,7 +60,7 @@ class InputFunction:
 class ModelBatches:
     """One pass over an input function's data, distributed over replicas."""
 
-    def __init__(self, input_fn: Callable[[Any], Any], strategy: Any) -> None:
+    def __init__(self, input_fn: Callable[[Any], Any], strategy: Strategy) -> None:
         with strategy.scope():
             distributed = strategy.distribute_datasets_from_function(input_fn)
             self._iterator: Iterator[Any] = distributed.begin()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -21,6 +21,9 @@ from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCo
 from stratagem.parameter_server.coordinator.remote_value import RemoteValue
 from stratagem.parameter_server.keras.worker_batches import BatchAssignment
 from stratagem.parameter_server.keras.worker_data import WorkerData
+
+if TYPE_CHECKING:
+    from stratagem.parameter_server.keras.worker_batches import WorkerBatches
 
 __all__ = ["CoordinatorRole", "ScheduledBatches"]
 
@@ -47,7 +50,7 @@ class ScheduledBatches:
         """Returns the first batch, which determines all shapes."""
         return features_and_labels(require_batch(next(self._data.get_jax_iterator(), None)))
 
-    def after(self, first: Any) -> Iterator[list[BatchAssignment]]:
+    def after(self, first: object) -> Iterator[list[BatchAssignment]]:
         """Yields the assignments of each step; reading the first batch consumed nothing."""
         del first
         while True:
@@ -67,7 +70,7 @@ class _WorkerStep:
 
     step: ModelStep
 
-    def __call__(self, batches: Any, assignment: BatchAssignment) -> Any:
+    def __call__(self, batches: WorkerBatches, assignment: BatchAssignment) -> Any:
         """Returns values for hooks as NumPy arrays."""
         strategy: Any = get_strategy()
         values: Any = None

@@ -25,7 +25,7 @@ class HostTransforms:
     encode: Callable[[Any, str], Any] | None = None
     decode: Callable[[Any], Any] | None = None
 
-    def encode_source(self, data: Any, mode: str) -> Any:
+    def encode_source(self, data: object, mode: str) -> Any:
         """Encodes the batches of an `input_fn` result, a dataset or a single batch."""
         encode = self.encode
         if encode is None:
@@ -66,7 +66,7 @@ class _EncodingReader(Reader):
     def state(self) -> Any:
         return self._reader.state()
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: object) -> None:
         self._reader.restore(state)
 
     def close(self) -> None:

@@ -127,7 +127,7 @@ class ModelSession:
         of_step = [] if self._values is None else [*self._values["named"]]
         return sorted({"loss", GLOBAL_STEP, *of_step, *self._step.store.named})
 
-    def _on_host(self, value: Any) -> Any:
+    def _on_host(self, value: object) -> Any:
         return np.asarray(self._step.strategy.local_results(value)[0])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from stratagem.estimator.hooks.session_run_hook import SessionRunHook
 from stratagem.estimator.loops.distributed_model import DistributedModel
@@ -14,12 +14,16 @@ from stratagem.estimator.loops.training_summaries import TrainingSummaries
 from stratagem.estimator.settings.run_config import RunConfig
 from stratagem.estimator.spec import EstimatorSpec
 
+if TYPE_CHECKING:
+    from stratagem.estimator.loops.batches import ModelBatches
+    from stratagem.estimator.loops.coordinated_training import ScheduledBatches
+
 __all__ = ["train"]
 
 
 def train(
     model: DistributedModel,
-    batches: Any,
+    batches: ModelBatches | ScheduledBatches,
     config: RunConfig,
     *,
     initialize: Callable[[], bool],

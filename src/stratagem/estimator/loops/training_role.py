@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stratagem.checkpoint.group_calls import is_first
 from stratagem.estimator.loops.batches import InputFunction, ModelBatches
 from stratagem.estimator.steps.model_step import ModelStep
 from stratagem.keras.training.dataset_creator import DatasetCreator, part_of
+
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
 
 __all__ = ["IndependentWorkerRole", "TrainingRole"]
 
@@ -23,7 +26,7 @@ class TrainingRole:
     saves = True
     counts_all = False
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
         self.is_chief = is_first()
 
@@ -64,7 +67,7 @@ class IndependentWorkerRole(TrainingRole):
 
     counts_all = True
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: Strategy) -> None:
         super().__init__(strategy)
         worker, self._num_workers = strategy.executor.worker
         self.is_chief = self.saves = worker == 0

@@ -39,7 +39,7 @@ class PremadeEstimator(Estimator):
         config: RunConfig | None,
         warm_start_from: object,
     ) -> None:
-        def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        def model_fn(features: Mapping[str, Any], labels: object, mode: str) -> EstimatorSpec:
             training = mode == ModeKeys.TRAIN
             units = head.logits_dimension
             outputs = [

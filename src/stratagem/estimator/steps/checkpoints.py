@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stratagem.checkpoint import Checkpoint, CheckpointManager, CheckpointOptions
 from stratagem.checkpoint.group_calls import run_on_first
 from stratagem.checkpoint.saving import load_arrays, load_manifest
 from stratagem.estimator.steps.variable_store import VariableStore
 from stratagem.messages import explain
+
+if TYPE_CHECKING:
+    from stratagem.estimator.settings.run_config import RunConfig
 
 __all__ = [
     "CHECKPOINT_NAME",
@@ -36,7 +39,7 @@ def latest_checkpoint(folder: str | os.PathLike[str]) -> str | None:
 class ModelCheckpoints:
     """Saves and restores a store's variables; `is_initial` until they are restored or trained."""
 
-    def __init__(self, store: VariableStore, folder: str, config: Any) -> None:
+    def __init__(self, store: VariableStore, folder: str, config: RunConfig) -> None:
         self._store = store
         self._folder = folder
         self._config = config

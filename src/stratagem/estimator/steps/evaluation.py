@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
@@ -14,6 +14,11 @@ from stratagem.keras.numerics.step_mode import StepMode, record_loss, step_mode
 from stratagem.keras.training.metric_logs import MetricLogs
 from stratagem.messages import explain
 
+if TYPE_CHECKING:
+    from stratagem.estimator.steps.model_function import ModelFunction
+    from stratagem.estimator.steps.variable_store import VariableStore
+    from stratagem.strategies.base.strategy import Strategy
+
 __all__ = ["EvaluationStep"]
 
 
@@ -22,12 +27,12 @@ class EvaluationStep(ModelStep):
 
     mode = ModeKeys.EVAL
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, function: ModelFunction, store: VariableStore, strategy: Strategy) -> None:
+        super().__init__(function, store, strategy)
         self._metrics: dict[str, keras.metrics.Metric] = {}
         self._logs = MetricLogs(self, self.strategy)
 
-    def step(self, features: Any, labels: Any) -> Any:
+    def step(self, features: object, labels: object) -> Any:
         """Updates the metrics and returns values for hooks."""
         with step_mode(StepMode.MEAN):
             call = self.call(features, labels, _record_loss)

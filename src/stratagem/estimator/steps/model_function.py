@@ -18,7 +18,7 @@ class ModelFunction:
     """Calls a model function with the arguments it takes, by name."""
 
     def __init__(
-        self, function: Callable[..., Any], params: Mapping[str, Any] | None, config: Any
+        self, function: Callable[..., Any], params: Mapping[str, Any] | None, config: object
     ) -> None:
         if not callable(function):
             raise ValueError(
@@ -71,7 +71,7 @@ class ModelFunction:
         """True if the function has a `labels` argument."""
         return "labels" in self._takes
 
-    def __call__(self, features: Any, labels: object, mode: str) -> EstimatorSpec:
+    def __call__(self, features: object, labels: object, mode: str) -> EstimatorSpec:
         """Calls the function and checks its result; `labels` is None if there are none."""
         if labels is not None and not self.takes_labels:
             raise ValueError(

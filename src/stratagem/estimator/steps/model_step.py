@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,9 @@ from stratagem.estimator.steps.model_function import ModelFunction
 from stratagem.estimator.steps.variable_store import VariableStore
 from stratagem.execution.tracing.arguments import flatten_arguments
 from stratagem.keras.numerics.step_mode import example_fraction
+
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
 
 __all__ = [
     "ModelStep",
@@ -47,7 +50,7 @@ class ModelStep:
 
     mode: str
 
-    def __init__(self, function: ModelFunction, store: VariableStore, strategy: Any) -> None:
+    def __init__(self, function: ModelFunction, store: VariableStore, strategy: Strategy) -> None:
         self._function = function
         self.store = store
         self.strategy = strategy
@@ -65,7 +68,8 @@ class ModelStep:
         """Traces the step, which creates its variables, without running it."""
         arguments = flatten_arguments(batch, {}, num_replicas=self.strategy.num_replicas_in_sync)
         with self.strategy.scope():
-            self.strategy.executor.program(self.step, arguments)
+            executor: Any = self.strategy.executor
+            executor.program(self.step, arguments)
         assert self.spec is not None
         return self.spec
 
@@ -78,8 +82,8 @@ class ModelStep:
 
     def call(
         self,
-        features: Any,
-        labels: Any,
+        features: object,
+        labels: object,
         extra: Callable[[EstimatorSpec], Any] = lambda spec: None,
     ) -> _ModelCall:
         """Calls the model function once, then `extra` with its spec."""

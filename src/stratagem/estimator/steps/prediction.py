@@ -25,7 +25,7 @@ class PredictionStep(ModelStep):
 
     mode = ModeKeys.PREDICT
 
-    def step(self, features: Any, labels: Any) -> Any:
+    def step(self, features: object, labels: object) -> Any:
         """Returns this replica's predictions and values for hooks."""
         with step_mode(StepMode.MEAN):
             call = self.call(features, None)

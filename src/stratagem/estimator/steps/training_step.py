@@ -25,6 +25,9 @@ from stratagem.variables import VariableKind, home_of
 if TYPE_CHECKING:
     import keras
 
+    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.variables import Home
+
 
 __all__ = ["TrainingStep"]
 
@@ -66,7 +69,7 @@ class TrainingStep(ModelStep):
                 give_to_servers(optimizer)
         return spec
 
-    def step(self, features: Any, labels: Any) -> Any:
+    def step(self, features: object, labels: object) -> Any:
         """Makes one update and returns values for hooks."""
         with step_mode(StepMode.MEAN):
             if self._plan is None or not self.store.is_complete(self.mode):
@@ -75,7 +78,7 @@ class TrainingStep(ModelStep):
                 return {}  # the step is traced again, with initialized variables
             return self._train(self._plan, features, labels)
 
-    def _find_plan(self, features: Any, labels: Any) -> _UpdatePlan:
+    def _find_plan(self, features: object, labels: object) -> _UpdatePlan:
         """Calls the model function once to find its updates, and drops its assignments."""
         outer = current_scope()
         assert outer is not None
@@ -108,7 +111,7 @@ class TrainingStep(ModelStep):
                 self.store.register(variable)
         return _distinct(variable for variable in [*created, *used] if variable.trainable)
 
-    def _train(self, plan: _UpdatePlan, features: Any, labels: Any) -> Any:
+    def _train(self, plan: _UpdatePlan, features: object, labels: object) -> Any:
         outer = current_scope()
         assert outer is not None
         grads: dict[int, list[Any]] = {}
@@ -132,7 +135,7 @@ class TrainingStep(ModelStep):
         return values
 
     def _gradients(
-        self, plan: _UpdatePlan, group: list[int], features: Any, labels: Any
+        self, plan: _UpdatePlan, group: list[int], features: object, labels: object
     ) -> tuple[dict[int, list[Any]], list[Minimize], Any]:
         """Returns the gradients of one loss by update, the updates, and the call's values."""
         found: list[list[Minimize]] = []
@@ -155,7 +158,7 @@ class TrainingStep(ModelStep):
         return of_ops, found[-1], values
 
 
-def _is_of_metric(home: Any) -> bool:
+def _is_of_metric(home: Home) -> bool:
     return home.kind is VariableKind.ON_READ and home.aggregation.name == "SUM"
 
 
@@ -172,7 +175,7 @@ def _by_loss(ops: list[Minimize]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _build(ops: list[Minimize], plan: _UpdatePlan, strategy: Any) -> None:
+def _build(ops: list[Minimize], plan: _UpdatePlan, strategy: Strategy) -> None:
     """Builds the optimizers inside the model function call that created them."""
     for op, first in zip(ops, plan.optimizers, strict=True):
         same = [index for index, other in enumerate(ops) if other.optimizer is op.optimizer]

@@ -6,7 +6,7 @@ import contextlib
 import contextvars
 from collections import Counter
 from collections.abc import Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
@@ -14,6 +14,9 @@ from stratagem.keras.private import fresh_names
 from stratagem.keras.variables.variable_creation import Variable
 from stratagem.keras.variables.variable_source import VariableRequest, variables_from
 from stratagem.messages import explain
+
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
 
 __all__ = ["GLOBAL_STEP", "VariableStore", "current_store"]
 
@@ -37,7 +40,7 @@ class VariableStore:
     path, except those of metrics.
     """
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: Strategy) -> None:
         self._modes: dict[str, _ModeVariables] = {}
         self._named: dict[str, Any] = {}
         self._strategy = strategy
@@ -207,7 +210,9 @@ def _missing_variable(mode: str, count: int, requests: list[VariableRequest]) ->
     )
 
 
-def _conflicting_shape(mode: str, name: str, found: Any, request: VariableRequest) -> ValueError:
+def _conflicting_shape(
+    mode: str, name: str, found: keras.Variable, request: VariableRequest
+) -> ValueError:
     return ValueError(
         explain(
             f"Variable {name!r} has shape {request.shape} and dtype {request.dtype} in mode "

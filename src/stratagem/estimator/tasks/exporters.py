@@ -8,7 +8,7 @@ import logging
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from stratagem.estimator.loops.evaluation_record import read_eval_metrics
 from stratagem.estimator.number_checks import check_minimum
@@ -17,6 +17,16 @@ from stratagem.messages import explain
 __all__ = ["BestExporter", "Exporter", "FinalExporter", "LatestExporter"]
 
 _logger = logging.getLogger(__name__)
+
+
+class Exportable(Protocol):
+    """The parts of an `Estimator` that exporters use."""
+
+    @property
+    def model_dir(self) -> str: ...
+
+    @property
+    def export_saved_model(self) -> Callable[..., str]: ...
 
 
 class Exporter(abc.ABC):
@@ -33,7 +43,7 @@ class Exporter(abc.ABC):
     @abc.abstractmethod
     def export(
         self,
-        estimator: Any,
+        estimator: Exportable,
         export_path: str,
         checkpoint_path: str,
         eval_result: Mapping[str, Any],
@@ -84,7 +94,7 @@ class _ServingExporter(Exporter):
         """Name of the folder."""
         return self._name
 
-    def _export(self, estimator: Any, export_path: str, checkpoint_path: str) -> str:
+    def _export(self, estimator: Exportable, export_path: str, checkpoint_path: str) -> str:
         path = estimator.export_saved_model(
             export_path,
             self._receiver_fn,
@@ -103,7 +113,9 @@ class _ServingExporter(Exporter):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _loss_smaller(best_eval_result: Any, current_eval_result: Any) -> bool:
+def _loss_smaller(
+    best_eval_result: Mapping[str, Any], current_eval_result: Mapping[str, Any]
+) -> bool:
     for result in (best_eval_result, current_eval_result):
         if not result or "loss" not in result:
             raise ValueError(
@@ -163,7 +175,7 @@ class BestExporter(_ServingExporter):
 
     def export(
         self,
-        estimator: Any,
+        estimator: Exportable,
         export_path: str,
         checkpoint_path: str,
         eval_result: Mapping[str, Any],
@@ -228,7 +240,7 @@ class LatestExporter(_ServingExporter):
 
     def export(
         self,
-        estimator: Any,
+        estimator: Exportable,
         export_path: str,
         checkpoint_path: str,
         eval_result: Mapping[str, Any],
@@ -268,7 +280,7 @@ class FinalExporter(_ServingExporter):
 
     def export(
         self,
-        estimator: Any,
+        estimator: Exportable,
         export_path: str,
         checkpoint_path: str,
         eval_result: Mapping[str, Any],

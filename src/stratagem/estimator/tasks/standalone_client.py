@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stratagem.cluster import ClusterSpec
 from stratagem.cluster.roles import task_count
 from stratagem.estimator.settings.run_config import RunConfig
 from stratagem.remote import RemoteCluster
+
+if TYPE_CHECKING:
+    from stratagem.estimator.estimator import Estimator
+    from stratagem.estimator.estimator_protocol import EstimatorProtocol
 
 __all__ = ["remote_cluster_of", "run_remotely"]
 
@@ -22,7 +26,11 @@ def remote_cluster_of(config: RunConfig) -> ClusterSpec | None:
     return cluster
 
 
-def run_remotely(estimator: Any, work: Callable[..., Any], arguments: Sequence[Any] = ()) -> Any:
+def run_remotely(
+    estimator: Estimator | EstimatorProtocol,
+    work: Callable[..., Any],
+    arguments: Sequence[Any] = (),
+) -> Any:
     """Calls a function with a copy of the Estimator: on the coordinator, or else on every task."""
     cluster = remote_cluster_of(estimator.config)
     assert cluster is not None

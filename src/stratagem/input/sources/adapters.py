@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol, cast
 
 import jax
 import numpy as np
@@ -25,7 +25,7 @@ from stratagem.messages import explain
 __all__ = ["as_source", "batched_source", "every_nth"]
 
 
-def as_source(dataset: Any) -> Source:
+def as_source(dataset: object) -> Source:
     """Returns the source that reads a dataset of batches.
 
     Supports Sources, tf.data, Grain and Hugging Face datasets, torch DataLoaders, Keras PyDatasets,
@@ -34,8 +34,8 @@ def as_source(dataset: Any) -> Source:
     """
     if isinstance(dataset, Source):
         return dataset
-    if callable(getattr(dataset, "as_source", None)):  # An sg.input.Dataset.
-        return dataset.as_source()
+    if callable(own := getattr(dataset, "as_source", None)):  # An sg.input.Dataset.
+        return cast("Source", own())
     if _is_arrays(dataset):
         raise ValueError(
             explain(
@@ -143,10 +143,18 @@ def every_nth(examples: Any, num_shards: int, index: int) -> Any:
     return _EveryNth(examples, num_shards, index)
 
 
+class _Indexable(Protocol):
+    """Examples by number."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> Any: ...
+
+
 class _EveryNth:
     """A strided selection of the examples of an indexable object."""
 
-    def __init__(self, examples: Any, num_shards: int, index: int) -> None:
+    def __init__(self, examples: _Indexable, num_shards: int, index: int) -> None:
         self._examples = examples
         self._numbers = range(index, len(examples), num_shards)
 
@@ -173,10 +181,10 @@ def _is_arrays(value: object) -> bool:
     )
 
 
-def _stacked(examples: Any, rows: Any) -> Any:
+def _stacked(examples: _Indexable, rows: slice | np.ndarray) -> Any:
     numbers = range(*rows.indices(len(examples))) if isinstance(rows, slice) else rows.tolist()
     return jax.tree.map(lambda *parts: np.stack(parts), *[examples[number] for number in numbers])
 
 
-def _is_leaf(value: Any) -> bool:
+def _is_leaf(value: object) -> bool:
     return not isinstance(value, dict | tuple | list)

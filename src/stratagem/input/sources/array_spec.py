@@ -35,7 +35,7 @@ class ArraySpec:
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
 
 
-def spec_of(batch: Any) -> Any:
+def spec_of(batch: object) -> Any:
     """Returns the `ArraySpec`s of a batch, with None as batch size."""
 
     def spec(leaf: Any) -> ArraySpec:

@@ -82,14 +82,14 @@ class _RowReader(Reader):
         rows = slice(start, stop) if self._order is None else self._order[start:stop]
         return self._source.take(rows)
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         self.num_read = state["num_read"]
 
 
 class ArraySource(RowSource):
     """A pytree of arrays of equal length, with examples on axis 0."""
 
-    def __init__(self, arrays: Any, **options: Any) -> None:
+    def __init__(self, arrays: object, **options: Any) -> None:
         arrays = jax.tree.map(
             lambda leaf: leaf if hasattr(leaf, "shape") else np.asarray(leaf), arrays
         )

@@ -105,7 +105,7 @@ class _IteratorReader(Reader):
     has_cheap_state = False
 
     def __init__(
-        self, iterator: Iterator[Any], origin: Any, before: _IteratorReader | None = None
+        self, iterator: Iterator[Any], origin: Iterable[Any], before: _IteratorReader | None = None
     ) -> None:
         self._iterator = iterator
         self._origin = origin
@@ -132,7 +132,7 @@ class _IteratorReader(Reader):
         owner, names = self._stateful()
         return getattr(owner, names[0])()
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: object) -> None:
         owner, names = self._stateful()
         getattr(owner, names[1])(state)
         if owner is not self._iterator and owner is self._origin:

@@ -6,7 +6,8 @@ import base64
 import importlib
 import pathlib
 import tempfile
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -31,6 +32,61 @@ __all__ = [
 ]
 
 
+class _GrainMapDataset(Protocol):
+    """A `grain.MapDataset`."""
+
+    def __len__(self) -> int: ...
+
+    def repeat(self, num_epochs: int, /) -> Any: ...
+
+    def to_iter_dataset(self) -> Iterable[Any]: ...
+
+
+class _GrainIterator(Protocol):
+    """A `grain.DatasetIterator`."""
+
+    def __next__(self) -> Any: ...
+
+    def get_state(self) -> Any: ...
+
+    def set_state(self, state: Any, /) -> None: ...
+
+
+class _TensorFlowDataset(Protocol):
+    """A `tf.data.Dataset`."""
+
+    @property
+    def element_spec(self) -> Any: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def cardinality(self) -> Any: ...
+
+    def options(self) -> Any: ...
+
+
+class _HuggingFaceStream(Protocol):
+    """A `datasets.IterableDataset`."""
+
+    @property
+    def num_shards(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def shard(self, num_shards: int, index: int, *, contiguous: bool) -> _HuggingFaceStream: ...
+
+
+class _TorchLoader(Protocol):
+    """A `torch.utils.data.DataLoader`."""
+
+    generator: Any
+    sampler: Any
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
 def is_of(dataset: object, package: str, *names: str) -> bool:
     """Returns True if an object's class or a base class has one of these names in a package."""
     return any(
@@ -47,7 +103,7 @@ class GrainMapSource(Source):
         """True."""
         return True
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: _GrainMapDataset) -> None:
         self._dataset = dataset
 
     @property
@@ -71,7 +127,7 @@ class GrainIterSource(Source):
         """True."""
         return True
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Iterable[Any]) -> None:
         self._dataset = dataset
 
     def open(self, epoch: int) -> Reader:
@@ -79,7 +135,7 @@ class GrainIterSource(Source):
         return _GrainReader(_open_iterator(self._dataset))
 
 
-def _open_iterator(dataset: Any) -> Any:
+def _open_iterator(dataset: Iterable[Any]) -> Any:
     """Returns an iterator; marks absl's flags as parsed, which Grain's workers require."""
     flags = importlib.import_module("absl.flags").FLAGS
     if not flags.is_parsed():
@@ -90,7 +146,7 @@ def _open_iterator(dataset: Any) -> Any:
 class _GrainReader(Reader):
     has_cheap_state = False
 
-    def __init__(self, iterator: Any) -> None:
+    def __init__(self, iterator: _GrainIterator) -> None:
         self._iterator = iterator
 
     def read(self) -> Any:
@@ -99,7 +155,7 @@ class _GrainReader(Reader):
     def state(self) -> Any:
         return self._iterator.get_state()
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: object) -> None:
         self._iterator.set_state(state)
 
     def close(self) -> None:
@@ -111,7 +167,7 @@ class _GrainReader(Reader):
 class TensorFlowSource(Source):
     """A `tf.data.Dataset` of batches."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: _TensorFlowDataset) -> None:
         self._dataset = dataset
 
     @property
@@ -145,7 +201,7 @@ class _TensorFlowReader(Reader):
     include whole buffers of examples.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: _TensorFlowDataset) -> None:
         self._tf = importlib.import_module("tensorflow")
         self._iterator = iter(dataset)
         self._beginning: dict[str, str] | None = None
@@ -168,7 +224,7 @@ class _TensorFlowReader(Reader):
             self._beginning = self._save()
         return {"num_read": self.num_read, "beginning": self._beginning}
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             for name, text in state["beginning"].items():
                 pathlib.Path(folder, name).write_bytes(base64.b64decode(text))
@@ -180,7 +236,7 @@ class _TensorFlowReader(Reader):
 class HuggingFaceStreamSource(IterableSource):
     """A `datasets.IterableDataset` of batches, with a known number of files."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: _HuggingFaceStream) -> None:
         super().__init__(dataset)
         self._dataset = dataset
 
@@ -197,7 +253,7 @@ class HuggingFaceStreamSource(IterableSource):
 class TorchLoaderSource(Source):
     """A `torch.utils.data.DataLoader`."""
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: _TorchLoader) -> None:
         self._loader = loader
 
     @property
@@ -216,7 +272,7 @@ class TorchLoaderSource(Source):
 class _TorchReader(Reader):
     """Reads a loader; resumes by reading earlier batches again, in the order of its generator."""
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: _TorchLoader) -> None:
         self._loader = loader
         self._beginning = self._generator_state()
         self._iterator = iter(loader)
@@ -241,7 +297,7 @@ class _TorchReader(Reader):
             )
         return {"num_read": self.num_read, "generator": self._beginning}
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         if state["generator"] is not None:
             torch = importlib.import_module("torch")
             raw = np.frombuffer(base64.b64decode(state["generator"]), np.uint8).copy()

@@ -132,7 +132,7 @@ class RepeatedReader(Reader):
         """Returns the epoch and the position in it."""
         return {"num_ended": self._num_ended, "source": self._reader.state()}
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         """Restores the epoch and the position in it."""
         self._go_to(state["num_ended"])
         if self._count is None or self._num_ended < self._count:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
 from stratagem.input.sources.source import INFINITE_CARDINALITY, Reader, Source
 
@@ -43,16 +43,33 @@ class _IndexReader(Reader):
     def read(self) -> Any:
         return self._get(next(self._numbers))
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         for _ in range(state["num_read"]):
             next(self._numbers)
         self.num_read = state["num_read"]
 
 
+class _PyDataset(Protocol):
+    """A `keras.utils.PyDataset`."""
+
+    workers: int
+    use_multiprocessing: bool
+    max_queue_size: int
+
+    @property
+    def num_batches(self) -> int | None: ...
+
+    def __getitem__(self, number: int, /) -> Any: ...
+
+    def on_epoch_begin(self) -> None: ...
+
+    def on_epoch_end(self) -> None: ...
+
+
 class PyDatasetSource(Source):
     """A `keras.utils.PyDataset`, with its workers."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: _PyDataset) -> None:
         self._dataset = dataset
 
     @property
@@ -69,7 +86,7 @@ class PyDatasetSource(Source):
 _worker_dataset: Any = None  # The dataset of this worker process.
 
 
-def _set_worker_dataset(dataset: Any) -> None:
+def _set_worker_dataset(dataset: _PyDataset) -> None:
     global _worker_dataset
     _worker_dataset = dataset
 
@@ -81,14 +98,14 @@ def _get_from_worker_dataset(number: int) -> Any:
 class _PyDatasetReader(Reader):
     """Reads batches in order, computed ahead by the workers."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: _PyDataset) -> None:
         self._dataset = dataset
         self._executor: Executor | None = None
         self._futures: list[Future[Any]] = []
         self._next_number = 0
         dataset.on_epoch_begin()
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         self._next_number = self.num_read = state["num_read"]
 
     def read(self) -> Any:
@@ -132,7 +149,7 @@ class _PyDatasetReader(Reader):
             return self._executor.submit(_get_from_worker_dataset, number)
         return self._executor.submit(self._dataset.__getitem__, number)
 
-    def _end(self) -> None:
+    def _end(self) -> NoReturn:
         self._dataset.on_epoch_end()
         self.close()
         raise StopIteration

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from typing import Any, Literal, TypedDict
+import types
+from typing import Literal, TypedDict
 
 from stratagem.folders import checked_folder
 from stratagem.messages import explain
@@ -157,7 +158,7 @@ class LaunchOptions:
         )
 
 
-def _check_type(name: str, value: object, wanted: Any, expected: str) -> None:
+def _check_type(name: str, value: object, wanted: type | types.UnionType, expected: str) -> None:
     # Python counts True as an int; here it is a mistake.
     if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
         raise TypeError(

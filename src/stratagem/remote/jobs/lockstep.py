@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import threading
+import types
 from typing import Any
 
 from stratagem.cluster import ClusterSpec
@@ -56,7 +57,7 @@ def run_in_lockstep(
 class _JobTasks:
     """All tasks of a job."""
 
-    def __init__(self, ray: Any, plan: JobPlan) -> None:
+    def __init__(self, ray: types.ModuleType, plan: JobPlan) -> None:
         self._ray = ray
         actor_class = ray.remote(TaskActor)
         spec = ClusterSpec(plan.cluster)
