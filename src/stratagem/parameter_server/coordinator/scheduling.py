@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stratagem.execution import Lockstep
 from stratagem.messages import explain
 from stratagem.parameter_server.coordinator.packing import Packing
+
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
 
 __all__ = ["Scheduling"]
 
@@ -24,7 +27,7 @@ class Scheduling(Lockstep):
 
     schedules = True
 
-    def __init__(self, strategy: object, packing: Packing) -> None:
+    def __init__(self, strategy: Strategy, packing: Packing) -> None:
         super().__init__(strategy)
         self.packing = packing
         self.coordinator: Any = None

@@ -44,7 +44,9 @@ class LogicalDevices:
     topology: Topology
     refuses_assignment = False  # True if the user asked for SPMD partitioning.
 
-    def split_to_logical_devices(self, tensor: Any, partition_dimensions: Sequence[int]) -> Any:
+    def split_to_logical_devices(
+        self, tensor: jax.typing.ArrayLike, partition_dimensions: Sequence[int]
+    ) -> Any:
         """Splits a value over the devices of this replica. Call in replica context.
 
         Args:

@@ -154,7 +154,7 @@ class Strategy(LogicalDevices, OldMethods):
     def run(
         self,
         fn: Callable[..., Any],
-        args: Any = (),
+        args: tuple[Any, ...] | list[Any] = (),
         kwargs: dict[str, Any] | None = None,
         options: RunOptions | None = None,
     ) -> Any:
@@ -214,7 +214,7 @@ class Strategy(LogicalDevices, OldMethods):
         num_steps: int | None = None,
         *,
         reduce: ReduceOp | str | None = None,
-        carry: Any = None,
+        carry: object = None,
     ) -> Any:
         """Runs a function on the next batches, once per replica and batch, in one call of the host.
 
@@ -266,7 +266,7 @@ class Strategy(LogicalDevices, OldMethods):
 
     @filters_traceback
     def distribute_dataset(
-        self, dataset: Any, options: InputOptions | None = None
+        self, dataset: object, options: InputOptions | None = None
     ) -> DistributedDataset:
         """Splits the batches of a dataset over the replicas. Call in cross-replica context.
 
@@ -348,7 +348,12 @@ class Strategy(LogicalDevices, OldMethods):
     experimental_distribute_datasets_from_function = distribute_datasets_from_function
 
     @filters_traceback
-    def reduce(self, reduce_op: ReduceOp | str, value: object, axis: Any) -> Any:
+    def reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value: object,
+        axis: int | tuple[int, ...] | list[int] | None,
+    ) -> Any:
         """Combines the parts of a value over replicas. Call in cross-replica context.
 
         Args:
