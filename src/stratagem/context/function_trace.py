@@ -49,7 +49,7 @@ class FunctionTrace:
         if strategy not in self.strategies:
             self.strategies.append(strategy)
 
-    def load(self, variable: object, stored: Any) -> Any:
+    def load(self, variable: object, stored: object) -> Any:
         """Returns a variable's value at this point of the function, or None if it has none yet.
 
         For a variable that is not an input, returns `stored`; the trace must then be repeated.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,9 @@ from stratagem.errors import InvalidArgumentError
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
 from stratagem.values import IndexedSlices, is_indexed_slices
+
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
 
 __all__ = ["ReplicaContext", "get_replica_context"]
 
@@ -33,7 +36,7 @@ class ReplicaContext:
 
     def __init__(
         self,
-        strategy: Any,
+        strategy: Strategy,
         replica_id: object = 0,
         communicator: Communicator | None = None,
         batch: ReplicaBatch | None = None,
@@ -92,7 +95,10 @@ class ReplicaContext:
         return f"ReplicaContext({self._strategy}, replica_id_in_sync_group={self._replica_id})"
 
     def merge_call(
-        self, merge_fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: Any = None
+        self,
+        merge_fn: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Calls a function once for all replicas, in cross-replica context.
 
@@ -129,7 +135,7 @@ class ReplicaContext:
             )
         self._require_current("merge_call")
 
-        def merged(strategy: Any, *call_args: object, **call_kwargs: object) -> Any:
+        def merged(strategy: Strategy, *call_args: object, **call_kwargs: object) -> Any:
             with stack.push(stack.FrameKind.MERGE, strategy, self):
                 return merge_fn(strategy, *call_args, **call_kwargs)
 

@@ -221,7 +221,7 @@ def require_no_other(strategy: object, method: str) -> None:
     )
 
 
-def require_cross_replica(strategy: Any, method: str, *, instead: str) -> None:
+def require_cross_replica(strategy: object, method: str, *, instead: str) -> None:
     """Raises RuntimeError unless a cross-replica method may be called here.
 
     `instead` is the fix for replica context.

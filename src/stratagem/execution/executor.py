@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stratagem.input.iterator import DistributedIterator
@@ -30,7 +30,7 @@ class Executor(Protocol):
         """Raises RuntimeError if this process may not enter the strategy's scope."""
         ...
 
-    def run(self, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Calls a replica function once per replica, in the strategy's scope.
 
         Each replica gets its component of every `PerReplica` argument. Leaves of the result are
@@ -45,7 +45,7 @@ class Executor(Protocol):
         num_steps: int,
         *,
         reduce_op: ReduceOp | None,
-        carry: Any,
+        carry: object,
     ) -> Any:
         """Calls a replica function on up to `num_steps` batches of an iterator.
 

@@ -262,7 +262,7 @@ class _Differentiated:
         received = self._received([one for one in tables if is_elsewhere(one[0])])
         summaries = Collector()
 
-        def functional(inputs: Any) -> tuple[Any, Any]:
+        def functional(inputs: tuple[Any, Any, Any]) -> tuple[Any, Any]:
             values, stand_ins, arrays = inputs
             rows = {key: [row for _, row in pairs] for key, pairs in received.items()}
             lookups = Lookups(list(by_key.values()), stand_ins, rows)

@@ -12,7 +12,7 @@ import numpy as np
 
 from stratagem.execution.programs.step_capture import CapturedStep
 from stratagem.planning.accelerators import Accelerator
-from stratagem.planning.programs import Shaped, held_bytes, is_held_by_host, variables_of
+from stratagem.planning.programs import VariableLike, held_bytes, is_held_by_host, variables_of
 from stratagem.variables import ShardedState, ShardedStore, VariableKind, home_of, store_of
 
 __all__ = ["CompilerMemory", "MemoryPlan", "plan_memory", "shared_state_bytes"]
@@ -208,7 +208,7 @@ def _host_state_bytes(step: CapturedStep) -> int:
     )
 
 
-def _host_copies(variable: Shaped, step: CapturedStep) -> int:
+def _host_copies(variable: VariableLike, step: CapturedStep) -> int:
     """Returns the number of copies in host memory: one, or one per device that has no shard."""
     store, topology = store_of(variable), step.strategy.topology
     if not isinstance(store, ShardedStore):

@@ -82,7 +82,7 @@ def is_held_by_host(store: Store | None) -> bool:
     return store is not None and (store.is_pinned or not store.is_on_replicas)
 
 
-class Shaped(Protocol):
+class VariableLike(Protocol):
     """A variable, of Keras or of a plan."""
 
     @property
@@ -92,7 +92,7 @@ class Shaped(Protocol):
     def dtype(self) -> Any: ...
 
 
-def held_bytes(variable: Shaped, topology: Topology, store: Store | None = None) -> int:
+def held_bytes(variable: VariableLike, topology: Topology, store: Store | None = None) -> int:
     """Returns the bytes that one device stores for a variable between steps."""
     shape = tuple(variable.shape)
     home = home_of(variable)

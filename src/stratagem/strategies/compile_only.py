@@ -46,7 +46,7 @@ class CompileOnly(Lockstep):
 
     has_values = False
 
-    def run(self, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> NoReturn:
+    def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> NoReturn:
         """Raises a RuntimeError: programs cannot run."""
         raise RuntimeError(
             explain(

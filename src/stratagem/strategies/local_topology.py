@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 
@@ -15,7 +14,7 @@ from stratagem.topology.abstract_devices import (
     planned_topology,
     refuse_to_plan,
 )
-from stratagem.topology.devices import find_groups
+from stratagem.topology.devices import DeviceLike, find_groups
 
 __all__ = ["local_topology", "parameter_device_of"]
 
@@ -49,7 +48,7 @@ def local_topology(devices: object, *, name: str) -> Topology:
     return planned_topology(Topology(find_devices(list(devices))))
 
 
-def parameter_device_of(device: Any) -> jax.Device:
+def parameter_device_of(device: DeviceLike | None) -> jax.Device:
     """Returns the device for single-copy variables; None selects the host.
 
     Raises:

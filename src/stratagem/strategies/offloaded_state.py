@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stratagem.messages import explain
 from stratagem.topology import Topology
@@ -14,6 +14,9 @@ from stratagem.variables import (
     is_worth_sharding,
     store_of,
 )
+
+if TYPE_CHECKING:
+    from stratagem.variables.placement import NewVariable
 
 __all__ = ["OffloadedState", "PINNED_HOST", "if_worth_offloading", "pinned_host_store"]
 
@@ -38,7 +41,7 @@ class OffloadedState(Replicated):
         self._store = store
         self._tables = tables
 
-    def choose(self, variable: Any, slot_of: Any) -> Store | None:
+    def choose(self, variable: NewVariable, slot_of: object) -> Store | None:
         """Returns the store of a variable; a slot is stored with the variable it belongs to."""
         if slot_of is not None and store_of(slot_of) is not self._store:
             return store_of(slot_of)
@@ -69,7 +72,7 @@ def pinned_host_store(topology: Topology) -> ShardedStore:
     return ShardedStore(topology, memory_kind=PINNED_HOST)
 
 
-def if_worth_offloading(store: Store | None, variable: Any) -> Store | None:
+def if_worth_offloading(store: Store | None, variable: NewVariable) -> Store | None:
     """Returns a store, but None for a small variable in pinned memory: it stays on the devices."""
     if store is None or not store.is_pinned or is_worth_sharding(tuple(variable.shape)):
         return store

@@ -21,6 +21,7 @@ from stratagem.variables import Replicated, ShardedStore, SingleDeviceStore, Sto
 
 if TYPE_CHECKING:
     from stratagem.execution import RemoteState
+    from stratagem.variables.placement import DescribedVariable, NewVariable
 
 __all__ = ["CENTRAL", "PlacementRules", "SERVER", "check_rules", "places_on_replicas"]
 
@@ -92,11 +93,11 @@ class PlacementRules(Replicated):
         self._unused = [rule for rule in placement if not isinstance(rule, AtLeastBytes)]
         self._paths: dict[str, None] = {}
 
-    def is_on_servers(self, variable: Any) -> bool:
+    def is_on_servers(self, variable: DescribedVariable) -> bool:
         """Returns True if the rules send a variable, which is not a slot, to parameter servers."""
         return explicit_device() is None and self._place_of(variable) == SERVER
 
-    def choose(self, variable: Any, slot_of: Any) -> Store | None:
+    def choose(self, variable: NewVariable, slot_of: object) -> Store | None:
         """Returns the store of a variable; a slot is stored with the variable it belongs to."""
         if slot_of is not None:
             return if_worth_offloading(store_of(slot_of), variable)
@@ -119,7 +120,7 @@ class PlacementRules(Replicated):
                 )
             )
 
-    def _place_of(self, variable: Any) -> str:
+    def _place_of(self, variable: DescribedVariable) -> str:
         self._paths[variable.path] = None
         for rule, matches, place in self._rules:
             if matches(variable):
@@ -141,7 +142,7 @@ def _check_place(rule: Rule, place: str, places: Mapping[str, Store | None]) -> 
         )
 
 
-def _warn_if_not_sharded(variable: Any, store: Store | None) -> None:
+def _warn_if_not_sharded(variable: NewVariable, store: Store | None) -> None:
     """Warns about a large variable with no axis to shard."""
     shape = tuple(variable.shape)
     if not isinstance(store, ShardedStore) or not is_worth_rows(shape):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 from stratagem.messages import explain
-from stratagem.strategies.placement_rules import PlacementRules, places_on_replicas
+from stratagem.strategies.placement_rules import PlacementRules, Rule, places_on_replicas
 from stratagem.topology import Topology
 from stratagem.topology.abstract_devices import planned_shard_state
 from stratagem.variables import (
@@ -20,7 +20,11 @@ __all__ = ["state_placement"]
 
 
 def state_placement(
-    topology: Topology, *, shard_state: Any = None, layout_map: Any = None, placement: Any = None
+    topology: Topology,
+    *,
+    shard_state: str | None = None,
+    layout_map: object = None,
+    placement: Mapping[Rule, str] | None = None,
 ) -> Placement:
     """Returns the placement that the arguments of a lockstep strategy ask for.
 

@@ -14,7 +14,7 @@ from stratagem.summary.event_file import tensorboard
 if TYPE_CHECKING:
     import jax
 
-    from stratagem.summary.event_file import Message
+    from stratagem.summary.event_file import ProtocolBuffer
 
 __all__ = ["histogram_buckets", "image_value", "pixels", "tensor_value"]
 
@@ -27,7 +27,7 @@ def tensor_value(
     plugin: str | None = None,
     description: str | None = None,
     *,
-    metadata: bytes | Message | None = None,
+    metadata: bytes | ProtocolBuffer | None = None,
 ) -> Any:
     """Returns a `Summary.Value` that holds a host array.
 

@@ -11,12 +11,12 @@ from typing import Any, Protocol
 
 from stratagem.optional_libraries import load
 
-__all__ = ["EventFile", "Message", "tensorboard"]
+__all__ = ["EventFile", "ProtocolBuffer", "tensorboard"]
 
 _numbers = itertools.count()
 
 
-class Message(Protocol):
+class ProtocolBuffer(Protocol):
     """A protocol buffer, of TensorBoard's or another library's classes."""
 
     def SerializeToString(self) -> bytes: ...  # noqa: D102, N802 - theirs
@@ -62,7 +62,7 @@ class EventFile:
         if is_late or self._num_waiting > self._max_queue:
             self.flush()
 
-    def _write(self, event: Message) -> None:
+    def _write(self, event: ProtocolBuffer) -> None:
         self._records.write(event.SerializeToString())
         self._num_waiting += 1
 

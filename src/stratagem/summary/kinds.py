@@ -24,7 +24,7 @@ from stratagem.summary.settings import checked_step, current_settings
 from stratagem.summary.summary import Summary, SummaryCall
 
 if TYPE_CHECKING:
-    from stratagem.summary.event_file import Message
+    from stratagem.summary.event_file import ProtocolBuffer
 
 __all__ = ["histogram", "image", "scalar", "text", "write"]
 
@@ -239,7 +239,7 @@ def text(name: str, data: object, step: object = None, description: str | None =
 
 
 def write(
-    tag: str, tensor: object, step: object = None, metadata: bytes | Message | None = None
+    tag: str, tensor: object, step: object = None, metadata: bytes | ProtocolBuffer | None = None
 ) -> Any:
     """Writes an array for any TensorBoard plugin. Call anywhere, as `scalar`.
 

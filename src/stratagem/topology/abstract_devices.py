@@ -86,7 +86,7 @@ class AbstractTopology(Topology):
         """Returns the abstract form of a replicated value."""
         return _abstract_value(value)
 
-    def put_stacked(self, array: Any, *, axis: int = 0) -> Any:
+    def put_stacked(self, array: jax.Array | np.ndarray, *, axis: int = 0) -> Any:
         """Returns the abstract form of an array with a replica axis."""
         return _abstract_value(array)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import itertools
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -234,7 +233,7 @@ def _no_ring() -> ValueError:
     )
 
 
-def _check_topology(topology: Any) -> None:
+def _check_topology(topology: object) -> None:
     if not isinstance(topology, TPUTopology):
         raise ValueError(
             explain(

@@ -170,7 +170,7 @@ class Topology:
         parts = [jax.device_put(value, device) for device in own]
         return jax.make_array_from_single_device_arrays(parts[0].shape, self.replicated, parts)
 
-    def put_stacked(self, array: Any, *, axis: int = 0) -> jax.Array:
+    def put_stacked(self, array: jax.Array | np.ndarray, *, axis: int = 0) -> jax.Array:
         """Puts an array with a replica axis on the devices, in one transfer where possible.
 
         The array has one row per replica of this process along `axis`: 0, or 1 after an axis of

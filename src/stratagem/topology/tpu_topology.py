@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -116,7 +116,7 @@ class TPUTopology:
         """Number of devices per host."""
         return self._device_coordinates.shape[1]
 
-    def task_ordinal_at_coordinates(self, device_coordinates: Any) -> int:
+    def task_ordinal_at_coordinates(self, device_coordinates: Iterable[int]) -> int:
         """Returns the index of the task whose device is at the coordinates, or -1.
 
         Args:
@@ -124,7 +124,7 @@ class TPUTopology:
         """
         return int(self._tasks[tuple(device_coordinates)])
 
-    def tpu_device_ordinal_at_coordinates(self, device_coordinates: Any) -> int:
+    def tpu_device_ordinal_at_coordinates(self, device_coordinates: Iterable[int]) -> int:
         """Returns the index, within its task, of the device at the coordinates, or -1.
 
         Args:
@@ -133,7 +133,7 @@ class TPUTopology:
         return int(self._ordinals[tuple(device_coordinates)])
 
     def cpu_device_name_at_coordinates(
-        self, device_coordinates: Any, job: str | None = None
+        self, device_coordinates: Iterable[int], job: str | None = None
     ) -> str:
         """Returns the device name of the host of the device at the coordinates.
 
@@ -144,7 +144,7 @@ class TPUTopology:
         return f"{self._task_name(device_coordinates, job)}/device:CPU:0"
 
     def tpu_device_name_at_coordinates(
-        self, device_coordinates: Any, job: str | None = None
+        self, device_coordinates: Iterable[int], job: str | None = None
     ) -> str:
         """Returns the name of the device at the coordinates.
 
@@ -155,7 +155,7 @@ class TPUTopology:
         ordinal = self.tpu_device_ordinal_at_coordinates(device_coordinates)
         return f"{self._task_name(device_coordinates, job)}/device:TPU:{ordinal}"
 
-    def _task_name(self, device_coordinates: Any, job: str | None) -> str:
+    def _task_name(self, device_coordinates: Iterable[int], job: str | None) -> str:
         task = f"/task:{self.task_ordinal_at_coordinates(device_coordinates)}"
         return task if job is None else f"/job:{job}{task}"
 

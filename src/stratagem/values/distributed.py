@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -53,7 +54,7 @@ class PerReplica(DistributedValues):
         return (self.stacked, self.objects, self.local), self.lengths
 
     @classmethod
-    def tree_unflatten(cls, lengths: Any, children: Any) -> PerReplica:
+    def tree_unflatten(cls, lengths: tuple[int, ...] | None, children: Sequence[Any]) -> PerReplica:
         """Rebuilds a value from the result of `tree_flatten`."""
         stacked, objects, local = children
         return cls(stacked=stacked, lengths=lengths, objects=objects, local=local)
@@ -132,7 +133,7 @@ class PerReplica(DistributedValues):
     __matmul__ = __rmatmul__ = __getitem__ = __iter__ = __len__ = _refuse_as_array
 
 
-def _split_replica_axis(stacked: Any) -> tuple[int, tuple[Any, ...]]:
+def _split_replica_axis(stacked: jax.Array | np.ndarray) -> tuple[int, tuple[Any, ...]]:
     """Returns the first replica of this process and the parts of all its replicas.
 
     Does not move data if the array is sharded over the replica axis.
@@ -191,7 +192,9 @@ class Mirrored(DistributedValues):
     def __jax_array__(self) -> jax.Array:
         return jax.numpy.asarray(self.value)
 
-    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
+    def __array__(
+        self, dtype: np.typing.DTypeLike | None = None, copy: bool | None = None
+    ) -> np.ndarray[Any, Any]:
         return np.array(self.value, dtype=dtype, copy=copy)
 
     def __getattr__(self, name: str) -> Any:

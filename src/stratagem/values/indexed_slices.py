@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -44,7 +45,9 @@ class IndexedSlices:
         return (self.values, self.indices), self.dense_shape
 
     @classmethod
-    def tree_unflatten(cls, dense_shape: Any, children: Any) -> IndexedSlices:
+    def tree_unflatten(
+        cls, dense_shape: tuple[int, ...] | None, children: Sequence[Any]
+    ) -> IndexedSlices:
         """Rebuilds a value from the result of `tree_flatten`."""
         values, indices = children
         return cls(values, indices, dense_shape)

@@ -304,7 +304,7 @@ def _to_canonical_dtype(leaf: object) -> Any:
     return np.asarray(array, jax.dtypes.canonicalize_dtype(array.dtype))
 
 
-def _pad_rows(leaf: Any, num_rows: int, column: list[Any]) -> Any:
+def _pad_rows(leaf: jax.Array | np.ndarray, num_rows: int, column: list[Any]) -> Any:
     """Pads by repeating a true row, so that arithmetic on the padding cannot overflow."""
     missing = num_rows - leaf.shape[0]
     if not missing:

@@ -12,13 +12,17 @@ from stratagem.messages import explain
 from stratagem.options import VariableAggregation
 
 if TYPE_CHECKING:
+    import jax
+
     pass
 
 
 __all__ = ["aggregate_components", "spread_over_components"]
 
 
-def aggregate_components(stacked: Any, aggregation: VariableAggregation, name: str) -> Any:
+def aggregate_components(
+    stacked: jax.Array | np.ndarray, aggregation: VariableAggregation, name: str
+) -> Any:
     """Aggregates components of shape (num_replicas, ...) to a value of shape (...).
 
     Raises ValueError for aggregation NONE. Source: TF 2.21 values.py, SyncOnReadVariable.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jax.core import Tracer
 
@@ -11,10 +11,14 @@ from stratagem.topology import Topology
 from stratagem.topology.lockstep import compute_on_every_process
 from stratagem.variables.aggregation import aggregate_components
 
+if TYPE_CHECKING:
+    import jax
+    import numpy as np
+
 __all__ = ["WholeValue", "gather_together", "stored_components"]
 
 
-def stored_components(stacked: Any, topology: Topology) -> Any:
+def stored_components(stacked: jax.Array | np.ndarray, topology: Topology) -> Any:
     """Shards an array of shape (num_replicas, ...) over the replicas' devices."""
     if topology.spans_processes and not isinstance(stacked, Tracer):
         first = topology.local_replica_ids[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from stratagem.variables.registry import VariableRegistry
 from stratagem.variables.store import store_of
 
 if TYPE_CHECKING:
+    import jax
     import keras
 
 
@@ -55,7 +57,9 @@ def initial_digest(value: object, topology: Topology) -> int:
     return zlib.crc32(np.ascontiguousarray(np.asarray(value)).tobytes())
 
 
-def _take_first(variable: keras.Variable, held: Any, topology: Topology) -> None:
+def _take_first(
+    variable: keras.Variable, held: jax.Array | np.ndarray | None, topology: Topology
+) -> None:
     """Sets a variable to process 0's value. `held` is its whole initial value if it has a store."""
     is_component = False
     if held is None:
@@ -74,7 +78,9 @@ def _first(stacked: object) -> Any:
     return jnp.asarray(stacked)[0]
 
 
-def _different(label: str, theirs: Any, own_label: str, mine: Any) -> RuntimeError:
+def _different(
+    label: str, theirs: Sequence[Any], own_label: str, mine: Sequence[Any]
+) -> RuntimeError:
     return RuntimeError(
         explain(
             f"{label} created variable {theirs[0]!r} of shape {theirs[1]} and dtype {theirs[2]}, "

@@ -12,7 +12,43 @@ from stratagem.variables.sharded_store import ShardedStore, is_worth_sharding
 from stratagem.variables.single_device_store import SingleDeviceStore
 from stratagem.variables.store import Store
 
-__all__ = ["Placement", "Replicated", "ShardedState", "UniformPlacement", "sole_device"]
+__all__ = [
+    "DescribedVariable",
+    "NewVariable",
+    "Placement",
+    "Replicated",
+    "ShardedState",
+    "UniformPlacement",
+    "sole_device",
+]
+
+
+class DescribedVariable(Protocol):
+    """What rules for variables read, of a variable or of a request to create one."""
+
+    @property
+    def path(self) -> str:
+        """The variable's path in its model."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole variable."""
+        ...
+
+    @property
+    def dtype(self) -> Any:
+        """The variable's dtype."""
+        ...
+
+
+class NewVariable(DescribedVariable, Protocol):
+    """A variable of a strategy whose store is chosen, perhaps before it has a value."""
+
+    @property
+    def is_large_table(self) -> bool:
+        """True for a table of which a step looks up rows."""
+        ...
 
 
 class Placement(Protocol):
@@ -46,7 +82,7 @@ class Placement(Protocol):
         """True if a `keras.device` block may choose the device of a variable."""
         ...
 
-    def choose(self, variable: Any, slot_of: Any) -> Store | None:
+    def choose(self, variable: NewVariable, slot_of: object) -> Store | None:
         """Returns the store of a new variable; None for a copy on each replica's device.
 
         `variable` has a path, shape and dtype, but no value yet. `slot_of` is the trained variable
@@ -70,7 +106,7 @@ class Replicated:
     allows_devices = False
     remote: Any = None
 
-    def choose(self, variable: Any, slot_of: Any) -> Store | None:
+    def choose(self, variable: NewVariable, slot_of: object) -> Store | None:
         """Returns None."""
         return None
 
@@ -87,7 +123,7 @@ class UniformPlacement(Replicated):
         super().__init__()
         self.store = store
 
-    def choose(self, variable: Any, slot_of: Any) -> Store | None:
+    def choose(self, variable: NewVariable, slot_of: object) -> Store | None:
         """Returns the store."""
         return self.store
 
@@ -102,7 +138,7 @@ class ShardedState(Replicated):
         self.store = store
         self.is_all = is_all
 
-    def choose(self, variable: Any, slot_of: Any) -> Store | None:
+    def choose(self, variable: NewVariable, slot_of: object) -> Store | None:
         """Returns the store for a variable that is large enough and has an axis to shard."""
         shape = tuple(variable.shape)
         is_wanted = self.is_all or slot_of is not None

@@ -147,7 +147,7 @@ def _num_axes(item: object) -> int:
     return item.ndim if isinstance(item, np.ndarray) and item.dtype == np.bool_ else 1
 
 
-def _first_axis(item: Any, num_rows: int) -> tuple[Rows, Any]:
+def _first_axis(item: slice | int | np.ndarray, num_rows: int) -> tuple[Rows, Any]:
     """Returns the rows that an index of axis 0 needs, and the index into these rows."""
     if isinstance(item, slice):
         return range(num_rows)[item], slice(None)

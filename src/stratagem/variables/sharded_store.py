@@ -129,7 +129,7 @@ class ShardedStore:
         sharding = self.sharding(shape)
         return jax.make_array_from_single_device_arrays(shape, sharding, placed)
 
-    def rows(self, loaded: jax.Array, ids: Any, topology: Topology) -> jax.Array:
+    def rows(self, loaded: jax.Array, ids: jax.Array | np.ndarray, topology: Topology) -> jax.Array:
         """Looks up rows for each replica on the devices that store them."""
         if topology.num_replicas > 1 and self.sharded_axis(loaded.shape) == 0:
             return _exchanged_rows(topology, loaded, ids)

@@ -98,7 +98,9 @@ class ShardedVariable:
         """Returns all rows, as one NumPy array."""
         return np.asarray(self)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(
+        self, dtype: np.typing.DTypeLike | None = None, copy: bool | None = None
+    ) -> np.ndarray:
         return np.concatenate([np.asarray(one.value) for one in self._variables]).astype(
             dtype or jnp.dtype(self.dtype), copy=False
         )
@@ -118,7 +120,7 @@ class ShardedVariable:
     def __iter__(self) -> Iterator[Any]:
         return iter(self.variables)
 
-    def __getitem__(self, index: Any) -> jax.Array:
+    def __getitem__(self, index: object) -> jax.Array:
         selected = select_rows(index, self.shape, name=self.name)
         rows = self.value if selected.rows is None else self.take_rows(selected.rows)
         return jnp.asarray(rows[selected.index])
@@ -139,7 +141,7 @@ class ShardedVariable:
         joined = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
         return joined[::-1] if isinstance(rows, range) and rows.step < 0 else joined
 
-    def assign(self, value: Any) -> Any:
+    def assign(self, value: object) -> Any:
         """Sets all rows.
 
         Args:
@@ -251,7 +253,7 @@ class ShardedVariable:
             first += shard.shape[0]
         return self
 
-    def _scatter(self, method: str, sparse_delta: Any) -> Any:
+    def _scatter(self, method: str, sparse_delta: object) -> Any:
         if not isinstance(sparse_delta, IndexedSlices):
             raise TypeError(
                 explain(
@@ -293,14 +295,16 @@ def shards_of(variable: ShardedVariable, ids: object) -> Iterator[tuple[Any, tup
         first += shard.shape[0]
 
 
-def _slices_in(values: Any, ids: Any, are_own: Any) -> IndexedSlices:
+def _slices_in(
+    values: object, ids: jax.Array | np.ndarray, are_own: jax.Array | np.ndarray
+) -> IndexedSlices:
     """Returns a shard's slices; if traced, all slices, with other rows' indices past the end."""
     if isinstance(ids, Tracer):
         return IndexedSlices(values, jnp.where(are_own, ids, jnp.iinfo(ids.dtype).max))
     return IndexedSlices(jnp.asarray(values)[are_own], ids[are_own])
 
 
-def _taken(shard: Any, rows: Rows) -> Any:
+def _taken(shard: keras.Variable, rows: Rows) -> Any:
     take = getattr(shard, "take_rows", None)
     if take is not None:
         return take(rows)
@@ -343,7 +347,7 @@ def _check(variables: Iterable[keras.Variable]) -> None:
 
 
 def _of_value(function: Callable[..., Any], *, is_reflected: bool = False) -> Callable[..., Any]:
-    def call(self: Any, *others: Any) -> Any:
+    def call(self: ShardedVariable, *others: object) -> Any:
         return function(*others, self.value) if is_reflected else function(self.value, *others)
 
     return call

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
 from stratagem.topology import Topology
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["SingleDeviceStore", "take_rows"]
 
@@ -67,7 +70,7 @@ class SingleDeviceStore:
         """Returns the device, as a sharding."""
         return jax.sharding.SingleDeviceSharding(self.device)
 
-    def rows(self, loaded: jax.Array, ids: Any, topology: Topology) -> jax.Array:
+    def rows(self, loaded: jax.Array, ids: jax.Array | np.ndarray, topology: Topology) -> jax.Array:
         """Looks up rows on the device, so that only these are transferred."""
         rows = take_rows(loaded, jax.device_put(ids, self.device))
         return topology.put_stacked(rows) if topology.num_replicas > 1 else topology.replicate(rows)

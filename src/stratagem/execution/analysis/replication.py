@@ -94,7 +94,7 @@ def differing_values(jaxpr: Jaxpr, differing_inputs: Sequence[bool]) -> dict[Var
     differs: dict[Var, bool] = dict(zip(jaxpr.invars, differing_inputs, strict=True))
     anything_differs = any(differing_inputs) or contains_primitive(jaxpr, *_DISTINGUISHING)
 
-    def read(atom: Any) -> bool:
+    def read(atom: Var | Literal) -> bool:
         return False if isinstance(atom, Literal) else differs.get(atom, False)
 
     for eqn in jaxpr.eqns:

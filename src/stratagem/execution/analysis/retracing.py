@@ -14,7 +14,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 if TYPE_CHECKING:
-    from jax.extend.core import JaxprEqn
+    from jax.extend.core import JaxprEqn, Var
 
 
 __all__ = ["retrace", "scan_counts"]
@@ -48,7 +48,7 @@ def retrace(
     values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
     values.update(zip(jaxpr.invars, inputs, strict=True))
 
-    def read(atom: Any) -> Any:
+    def read(atom: Var | Literal) -> Any:
         # Literals in the trace are typed by the mesh, too.
         return np.asarray(atom.val) if isinstance(atom, Literal) else values[atom]
 
@@ -119,7 +119,7 @@ def _scan(eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
     return [*carry, *stacked]
 
 
-def scan_counts(eqn: Any) -> tuple[int, int]:
+def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
     """Returns the numbers of constants and carried values of a `scan`, derived from the ranks.
 
     JAX 0.12 renamed the parameters. A value with one row per step has one axis less inside.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -21,7 +21,13 @@ from stratagem.execution.analysis.row_rules import (
     SUB_JAXPRS,
     contracts_rows,
     keeps_rows,
+    shape_of,
 )
+
+if TYPE_CHECKING:
+    from jax.extend.core import JaxprEqn, Var
+
+    from stratagem.execution.tracing.arguments import Shaped
 
 __all__ = ["RowEffect", "row_effects"]
 
@@ -72,11 +78,11 @@ def row_effects(
     return effects
 
 
-def _struct(leaf: Any) -> jax.ShapeDtypeStruct:
+def _struct(leaf: Shaped) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 
-def _with_rows(leaf: Any, size: int, num_rows: int) -> jax.ShapeDtypeStruct:
+def _with_rows(leaf: Shaped, size: int, num_rows: int) -> jax.ShapeDtypeStruct:
     per_row = leaf.shape[0] // num_rows if num_rows else 1
     return jax.ShapeDtypeStruct((size * per_row, *leaf.shape[1:]), leaf.dtype)
 
@@ -91,7 +97,7 @@ def _labels(traces: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
     if len(one.eqns) != len(other.eqns) or len(one.constvars) != len(other.constvars):
         return [RowEffect.UNKNOWN] * len(one.outvars)
 
-    def read(atom: Any, twin: Any) -> Any:
+    def read(atom: Var | Literal, twin: Var | Literal) -> Any:
         return _of_literals(atom, twin) if isinstance(atom, Literal) else known[atom]
 
     for eqn, twin in zip(one.eqns, other.eqns, strict=True):
@@ -103,7 +109,7 @@ def _labels(traces: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
     return [read(*atoms) for atoms in zip(one.outvars, other.outvars, strict=True)]
 
 
-def _of_literals(one: Any, other: Any) -> RowEffect:
+def _of_literals(one: Literal, other: Var | Literal) -> RowEffect:
     if not isinstance(other, Literal):
         return RowEffect.UNKNOWN
     values = [float(np.real(literal.val)) for literal in (one, other)]
@@ -113,13 +119,13 @@ def _of_literals(one: Any, other: Any) -> RowEffect:
     return RowEffect.COUNT if is_count else RowEffect.UNKNOWN
 
 
-def row_axes(atom: Any, twin: Any) -> list[int]:
+def row_axes(atom: Var | Literal, twin: Var | Literal) -> list[int]:
     """Returns the axes of a value that hold rows."""
-    sizes = zip(atom.aval.shape, twin.aval.shape, strict=True)
+    sizes = zip(shape_of(atom), shape_of(twin), strict=True)
     return [axis for axis, (one, other) in enumerate(sizes) if one != other]
 
 
-def _of_equation(eqn: Any, twin: Any, labels: list[Any]) -> list[Any]:
+def _of_equation(eqn: JaxprEqn, twin: JaxprEqn, labels: list[Any]) -> list[Any]:
     name = eqn.primitive.name
     if name in SUB_JAXPRS:
         inner = [one.params[SUB_JAXPRS[name]] for one in (eqn, twin)]
@@ -134,7 +140,7 @@ def _of_equation(eqn: Any, twin: Any, labels: list[Any]) -> list[Any]:
     return [effect] * len(pairs)
 
 
-def _effect(eqn: Any, twin: Any, labels: list[Any], out_axes: list[int | None]) -> Any:
+def _effect(eqn: JaxprEqn, twin: JaxprEqn, labels: list[Any], out_axes: list[int | None]) -> Any:
     """Returns the effect of an operation whose inputs all have known labels."""
     pairs = zip(eqn.invars, twin.invars, strict=True)
     in_axes = [(row_axes(*pair) or [None])[0] for pair in pairs]
@@ -157,7 +163,7 @@ def _of_constants(name: str) -> RowEffect:
 
 
 def _of_rows(
-    eqn: Any, twin: Any, in_axes: list[int | None], out_axes: list[int | None]
+    eqn: JaxprEqn, twin: JaxprEqn, in_axes: list[int | None], out_axes: list[int | None]
 ) -> RowEffect:
     name = eqn.primitive.name
     keeps: bool | None

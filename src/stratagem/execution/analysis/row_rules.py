@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jax.extend.core import JaxprEqn
+    from jax.extend.core import JaxprEqn, Literal, Var
 
 
-__all__ = ["ELEMENTWISE", "LINEAR", "SUB_JAXPRS", "contracts_rows", "keeps_rows"]
+__all__ = ["ELEMENTWISE", "LINEAR", "SUB_JAXPRS", "contracts_rows", "keeps_rows", "shape_of"]
 
 _ELEMENTWISE = (
     "abs acos acosh add and asin asinh atan atan2 atanh bitcast_convert_type cbrt ceil clamp "
@@ -67,7 +67,13 @@ _WITHIN_AXES = {
 }
 
 
-def keeps_rows(eqn: Any, in_axes: list[int | None], out_axes: list[int | None]) -> bool | None:
+def shape_of(atom: Var | Literal) -> tuple[int, ...]:
+    """Returns the shape of a value in a jaxpr of arrays."""
+    aval: Any = atom.aval
+    return aval.shape
+
+
+def keeps_rows(eqn: JaxprEqn, in_axes: list[int | None], out_axes: list[int | None]) -> bool | None:
     """Returns True if each row of the results depends on the same row only; None if unknown.
 
     Axes are the row axis of each input and result, or None; at least one input has rows.
@@ -81,13 +87,13 @@ def keeps_rows(eqn: Any, in_axes: list[int | None], out_axes: list[int | None]) 
     return rule(eqn, in_axes, out_axes)
 
 
-def contracts_rows(eqn: Any, in_axes: list[int | None]) -> bool:
+def contracts_rows(eqn: JaxprEqn, in_axes: list[int | None]) -> bool:
     """True if a product without rows in its result sums over the rows of both factors."""
     (left, right), _ = eqn.params["dimension_numbers"]
     return (in_axes[0], in_axes[1]) in set(zip(left, right, strict=True))
 
 
-def _axes_of(eqn: Any) -> set[int]:
+def _axes_of(eqn: JaxprEqn) -> set[int]:
     found: set[int] = set()
     for key in _AXES & set(eqn.params):
         value = eqn.params[key]
@@ -97,40 +103,41 @@ def _axes_of(eqn: Any) -> set[int]:
     return found
 
 
-def _reshape(eqn: Any, in_axes: Any, out_axes: Any) -> bool | None:
+def _reshape(eqn: JaxprEqn, in_axes: list[int | None], out_axes: list[int | None]) -> bool | None:
     """True if each row's entries stay contiguous and in order."""
-    before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    before, after = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
     is_ordered = math.prod(before[: in_axes[0]]) == math.prod(after[: out_axes[0]])
     return (is_ordered and eqn.params.get("dimensions") is None) or None
 
 
-def _broadcast(eqn: Any, in_axes: Any, out_axes: Any) -> bool | None:
+def _broadcast(eqn: JaxprEqn, in_axes: list[int | None], out_axes: list[int | None]) -> bool | None:
     return eqn.params["broadcast_dimensions"][in_axes[0]] == out_axes[0] or None
 
 
-def _slice(eqn: Any, in_axes: Any, _: object) -> bool:
+def _slice(eqn: JaxprEqn, in_axes: list[int | None], _: object) -> bool:
     axis, params = in_axes[0], eqn.params
+    assert axis is not None
     stride = params["strides"][axis] if params["strides"] else 1
     taken = params["start_indices"][axis], params["limit_indices"][axis], stride
-    return taken == (0, eqn.invars[0].aval.shape[axis], 1)
+    return taken == (0, shape_of(eqn.invars[0])[axis], 1)
 
 
-def _dynamic_slice(eqn: Any, in_axes: Any, _: object) -> bool | None:
+def _dynamic_slice(eqn: JaxprEqn, in_axes: list[int | None], _: object) -> bool | None:
     axis = in_axes[0]
     if axis is None or any(one is not None for one in in_axes[1:]):
         return None
-    return eqn.params["slice_sizes"][axis] == eqn.invars[0].aval.shape[axis] or None
+    return eqn.params["slice_sizes"][axis] == shape_of(eqn.invars[0])[axis] or None
 
 
-def _pad(eqn: Any, in_axes: Any, _: object) -> bool:
+def _pad(eqn: JaxprEqn, in_axes: list[int | None], _: object) -> bool:
     return eqn.params["padding_config"][in_axes[0]] == (0, 0, 0)
 
 
-def _top_k(eqn: Any, in_axes: Any, _: object) -> bool:
-    return in_axes[0] != len(eqn.invars[0].aval.shape) - 1
+def _top_k(eqn: JaxprEqn, in_axes: list[int | None], _: object) -> bool:
+    return in_axes[0] != len(shape_of(eqn.invars[0])) - 1
 
 
-def _product(eqn: JaxprEqn, in_axes: Any, _: object) -> bool:
+def _product(eqn: JaxprEqn, in_axes: list[int | None], _: object) -> bool:
     """Two factors with rows on unmatched axes produce pairs of rows."""
     (left, right), (left_batch, right_batch) = eqn.params["dimension_numbers"]
     if in_axes[0] is not None and in_axes[1] is not None:
@@ -138,13 +145,13 @@ def _product(eqn: JaxprEqn, in_axes: Any, _: object) -> bool:
     return not (in_axes[0] in left or in_axes[1] in right)
 
 
-def _convolution(eqn: JaxprEqn, in_axes: Any, _: object) -> bool | None:
+def _convolution(eqn: JaxprEqn, in_axes: list[int | None], _: object) -> bool | None:
     numbers = eqn.params["dimension_numbers"]
     is_of_batch = in_axes[0] == numbers.lhs_spec[0] and in_axes[1] is None
     return (is_of_batch and eqn.params["batch_group_count"] == 1) or None
 
 
-def _lookup(eqn: JaxprEqn, in_axes: Any, _: object) -> bool | None:
+def _lookup(eqn: JaxprEqn, in_axes: list[int | None], _: object) -> bool | None:
     numbers = eqn.params["dimension_numbers"]
     table, indices = in_axes
     if table is None:

@@ -13,7 +13,7 @@ import contextvars
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ from stratagem.execution.eager.state import EagerState
 from stratagem.execution.tracing.arguments import batch_of, true_batch
 from stratagem.execution.tracing.build_writes import lost_writes, store_initial
 from stratagem.execution.tracing.created_variables import initialize_created_variables
-from stratagem.execution.tracing.errors import apart, created_again
+from stratagem.execution.tracing.errors import apart, created_again, eager_abstract, eager_remote
 from stratagem.execution.tracing.functionalize import ReplicaScope
 from stratagem.execution.tracing.lost_changes import call_with_copies
 from stratagem.execution.tracing.returned_values import as_values, rebuilt
@@ -41,28 +41,20 @@ from stratagem.values import Mirrored, PerReplica, regroup, select_replica
 from stratagem.values.regrouping import is_array
 from stratagem.variables import agree_on_initial_values
 
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
+
 __all__ = ["run_eagerly"]
 
+_Step = Callable[..., Any]
 
-def run_eagerly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+
+def run_eagerly(strategy: Strategy, fn: _Step, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Calls a function once per replica, op by op, and returns the regrouped result."""
     if strategy.topology.is_abstract:
-        raise ValueError(
-            explain(
-                f"Cannot run a step op by op on {strategy}: its devices are abstract.",
-                expected="compiled steps, which can be planned without devices.",
-                fix="remove run_eagerly, or call sg.config.run_eagerly(False).",
-            )
-        )
+        raise eager_abstract(strategy)
     if strategy.placement.is_remote:
-        raise RuntimeError(
-            explain(
-                "Cannot run a step of a ParameterServerStrategy op by op.",
-                expected="compiled steps, which list in advance what they need from the servers.",
-                fix="debug the function under sg.OneDeviceStrategy, or call "
-                "sg.config.run_eagerly(False).",
-            )
-        )
+        raise eager_remote()
     if strategy.topology.devices is None:
         return _run_plainly(strategy, fn, args, kwargs)
     agree_on_initial_values(strategy.variables, strategy.topology)
@@ -78,7 +70,7 @@ def run_eagerly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -
     return rebuilt(regroup(values, strategy.topology))
 
 
-def _run_again(strategy: Any, first: _Session) -> tuple[_Session, list[Any]]:
+def _run_again(strategy: Strategy, first: _Session) -> tuple[_Session, list[Any]]:
     """Reruns a call that created variables; once more if a layer's build assigned to them."""
     first.state.restore()
     initialize_created_variables(strategy)
@@ -99,7 +91,7 @@ def _run_again(strategy: Any, first: _Session) -> tuple[_Session, list[Any]]:
     return session, session.run()
 
 
-def _run_plainly(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _run_plainly(strategy: Strategy, fn: _Step, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Runs the function as plain Keras would, under the default strategy."""
     batch = batch_of(args, kwargs, 1)
     context = ReplicaContext(strategy, 0, SoleCommunicator(), batch)
@@ -140,7 +132,9 @@ class _Replica:
 class _Session:
     """One eager call for all replicas."""
 
-    def __init__(self, strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    def __init__(
+        self, strategy: Strategy, fn: _Step, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> None:
         self._strategy = strategy
         self._fn = fn
         self.num_replicas: int = strategy.num_replicas_in_sync

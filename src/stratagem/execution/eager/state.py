@@ -25,6 +25,8 @@ from stratagem.variables import (
 if TYPE_CHECKING:
     import keras
 
+    from stratagem.strategies.base.strategy import Strategy
+
 
 __all__ = ["EagerState"]
 
@@ -32,7 +34,7 @@ __all__ = ["EagerState"]
 class EagerState:
     """Reads and writes of a strategy's variables by its eager replicas."""
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
         self._topology: Topology = strategy.topology
         self._copies: dict[int, tuple[Any, Any]] = {}

@@ -63,7 +63,7 @@ def tables_among(variables: Sequence[Any]) -> list[Any]:
     return [variable for variable in variables if is_table(variable)]
 
 
-def embedding_lookup(params: Any, ids: Any) -> jax.Array:
+def embedding_lookup(params: Any, ids: object) -> jax.Array:
     """Returns rows of a table; its gradient can stay as rows. Call anywhere.
 
     If `sg.value_and_grad` differentiates by the table and the table is only looked up, the gradient
@@ -123,14 +123,14 @@ def _check_lookup(params: Any, ids: jax.Array) -> None:
         )
 
 
-def is_recorded(table: Any) -> bool:
+def is_recorded(table: keras.Variable) -> bool:
     """Returns True if a lookup in this variable does more than read it."""
     if _current.lookups is None:
         return is_elsewhere(table)
     return _current.lookups.counts(table)
 
 
-def is_elsewhere(table: Any) -> bool:
+def is_elsewhere(table: object) -> bool:
     """Returns True if a step looks up single rows of an offloaded or remote variable."""
     scope = current_scope()
     is_whole = scope is not None and id(table) in scope.outermost.whole_tables
@@ -142,7 +142,7 @@ def is_worth_rows(shape: Sequence[int]) -> bool:
     return len(shape) > 1 and math.prod(shape) >= _MIN_TABLE_SIZE
 
 
-def _rows_from_elsewhere(table: Any, ids: Any, scope: ReplicaScope) -> jax.Array:
+def _rows_from_elsewhere(table: keras.Variable, ids: jax.Array, scope: ReplicaScope) -> jax.Array:
     if scope.receive is None or id(table) in scope.writes:
         return _plain_rows(table, ids)
     lookup = Lookup(table, (*ids.shape, *table.shape[1:]), jnp.dtype(table.dtype))
@@ -156,7 +156,7 @@ def as_row_numbers(ids: jax.Array) -> jax.Array:
     return ids.astype(jnp.int32) if ids.dtype.itemsize < 4 else ids
 
 
-def _plain_rows(table: Any, ids: Any) -> jax.Array:
+def _plain_rows(table: keras.Variable, ids: jax.Array) -> jax.Array:
     is_outside = not isinstance(ids, Tracer) and current_scope() is None
     if is_outside and hasattr(table, "take_rows"):
         return _taken_rows(table, np.asarray(ids))
@@ -165,7 +165,7 @@ def _plain_rows(table: Any, ids: Any) -> jax.Array:
     return jnp.take(jnp.asarray(table.value), ids, axis=0)
 
 
-def _taken_rows(table: Any, ids: np.ndarray) -> jax.Array:
+def _taken_rows(table: keras.Variable, ids: np.ndarray) -> jax.Array:
     """Fetches each distinct row once from a table that returns single rows."""
     num_rows = table.shape[0]
     numbers = np.where(ids < 0, ids.astype(np.int64) + num_rows, ids)
@@ -179,7 +179,7 @@ def _taken_rows(table: Any, ids: np.ndarray) -> jax.Array:
     return jnp.take(rows, jnp.asarray(places.reshape(ids.shape)), axis=0)
 
 
-def _rows_of_shards(table: ShardedVariable, ids: Any) -> jax.Array:
+def _rows_of_shards(table: ShardedVariable, ids: jax.Array) -> jax.Array:
     """Looks rows up in each shard, so that the gradient of each may be rows."""
     num_rows = table.shape[0]
     nowhere = jnp.where((ids >= -num_rows) & (ids < num_rows), 0, 1)
@@ -235,7 +235,7 @@ class Lookups:
         """Returns True if placeholders and lookups match one to one."""
         return not self._has_missed and not any((self._stand_ins or {}).values())
 
-    def counts(self, table: Any) -> bool:
+    def counts(self, table: keras.Variable) -> bool:
         """Returns True if the lookups of a table are recorded here."""
         # Values inside lax.scan or jax.checkpoint cannot leave it: such a lookup is a plain read.
         is_nested = self._trace != get_opaque_trace_state(convention="nnx")
@@ -247,7 +247,7 @@ class Lookups:
             return True
         return id(table) in self._tables
 
-    def look_up(self, table: Any, ids: jax.Array) -> jax.Array:
+    def look_up(self, table: keras.Variable, ids: jax.Array) -> jax.Array:
         """Returns rows of a table, connected to their placeholder for differentiation."""
         scope = current_scope()
         if scope is None or not self.counts(table):
@@ -280,11 +280,15 @@ def _attach(rows: jax.Array, stand_in: jax.Array) -> jax.Array:
 
 
 @_attach.defjvp
-def _attach_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+def _attach_jvp(
+    primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
     return primals[0], tangents[1].astype(primals[0].dtype)
 
 
-def slices_of(table: Any, ids: Sequence[jax.Array], rows: Sequence[jax.Array]) -> IndexedSlices:
+def slices_of(
+    table: keras.Variable, ids: Sequence[jax.Array], rows: Sequence[jax.Array]
+) -> IndexedSlices:
     """Joins the gradients of a table's lookups into `IndexedSlices`, in lookup order."""
     row_shape = tuple(table.shape[1:])
     indices = [one.reshape(-1).astype(jnp.int32) for one in ids]
@@ -292,7 +296,7 @@ def slices_of(table: Any, ids: Sequence[jax.Array], rows: Sequence[jax.Array]) -
     return IndexedSlices(jnp.concatenate(values), jnp.concatenate(indices), tuple(table.shape))
 
 
-def rows_pay(table: Any, shapes: Sequence[tuple[int, ...]]) -> bool:
+def rows_pay(table: keras.Variable, shapes: Sequence[tuple[int, ...]]) -> bool:
     """Returns True if replicas exchange less data as rows than as the whole table.
 
     `shapes` are those of the rows of each lookup on one replica.

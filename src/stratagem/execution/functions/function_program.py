@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,11 @@ from stratagem.variables import (
     home_of,
     stored_sharding,
 )
+
+if TYPE_CHECKING:
+    from jax.extend.core import ClosedJaxpr
+
+    from stratagem.execution.tracing.arguments import Shaped
 
 __all__ = ["Call", "FunctionProgram", "KnownVariables", "flatten_call", "trace_function"]
 
@@ -88,7 +93,7 @@ class _FunctionScope(keras.StatelessScope):
         super().__init__(initialize_variables=False)
         self._function_trace = trace
 
-    def get_current_value(self, variable: Any) -> Any:
+    def get_current_value(self, variable: object) -> Any:
         if home_of(variable) is not None:
             return None
         return self._function_trace.load(variable, getattr(variable, "_value", None))
@@ -228,7 +233,7 @@ def _stored(variable: keras.Variable) -> Any:
     return variable.storage if home_of(variable) is not None else variable.value
 
 
-def _aval(value: Any) -> jax.ShapeDtypeStruct:
+def _aval(value: Shaped) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(value.shape, value.dtype)
 
 
@@ -241,7 +246,7 @@ class FunctionProgram:
 
     is_reused = False  # True after its first call
 
-    def __init__(self, closed: Any, attempt: _Attempt, strategies: list[Any]) -> None:
+    def __init__(self, closed: ClosedJaxpr, attempt: _Attempt, strategies: list[Any]) -> None:
         trace, candidates = attempt.trace, attempt.candidates
         homes = [home_of(v) for v in [*trace.read.values(), *trace.written.values()]]
         used = {id(home.strategy) for home in homes if home is not None}

@@ -7,7 +7,7 @@ per replica. Programs and eager mode therefore need no special case.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,10 @@ from stratagem.values import Mirrored, PerReplica
 from stratagem.values.regrouping import is_array
 from stratagem.variables import Home, VariableKind
 
+if TYPE_CHECKING:
+    from stratagem.execution.programs.lockstep import Lockstep
+    from stratagem.strategies.base.strategy import Strategy
+
 __all__ = ["Carry", "CarryingStep"]
 
 
@@ -37,7 +41,7 @@ class CarrySlot:
     has_value = True
     trainable = False
 
-    def __init__(self, strategy: Any, value: Any, path: str) -> None:
+    def __init__(self, strategy: Strategy, value: jax.Array, path: str) -> None:
         self.path = path
         self.given_shape, self.given_dtype = value.shape, value.dtype
         self.key_impl = jax.random.key_impl(value) if is_key(value) else None
@@ -53,7 +57,7 @@ class CarrySlot:
         """The value that a compiled step receives."""
         return self.storage
 
-    def stored(self, value: Any) -> Any:
+    def stored(self, value: jax.Array) -> Any:
         """Returns a value in its stored form: random keys as their key data."""
         return jnp.asarray(value) if self.key_impl is None else jax.random.key_data(value)
 
@@ -66,7 +70,7 @@ class CarrySlot:
         scope = current_scope()
         return self.given(self.storage if scope is None else scope.get_current_value(self))
 
-    def write(self, value: Any) -> None:
+    def write(self, value: jax.Array) -> None:
         """Sets this replica's value. Call in a step."""
         scope = current_scope()
         if scope is None:  # the default strategy runs functions without a scope
@@ -78,7 +82,7 @@ class CarrySlot:
 class Carry:
     """State passed between steps of one `run_steps` call; its leaves are `PerReplica` or shared."""
 
-    def __init__(self, strategy: Any, initial: Any) -> None:
+    def __init__(self, strategy: Strategy, initial: object) -> None:
         self._strategy = strategy
         self._topology = strategy.topology
         pairs, self.structure = jax.tree_util.tree_flatten_with_path(
@@ -87,7 +91,7 @@ class Carry:
         paths = [_path(path) for path, _ in pairs]
         parts = [_parts(leaf, path) for path, (_, leaf) in zip(paths, pairs, strict=True)]
         key = self.structure, tuple((one[0].shape, one[0].dtype) for one in parts)
-        known: dict[Any, tuple[CarrySlot, ...]] = strategy.executor.carries
+        known: dict[Any, tuple[CarrySlot, ...]] = cast("Lockstep", strategy.executor).carries
         if key not in known:
             firsts = zip(paths, parts, strict=True)
             known[key] = tuple(CarrySlot(strategy, one[0], path) for path, one in firsts)
@@ -122,7 +126,7 @@ def _is_distributed(leaf: object) -> bool:
     return isinstance(leaf, PerReplica | Mirrored)
 
 
-def _path(path: Any) -> str:
+def _path(path: tuple[Any, ...]) -> str:
     return f"carry{jax.tree_util.keystr(path)}"
 
 

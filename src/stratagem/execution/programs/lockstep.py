@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from stratagem import config
 from stratagem.context.function_trace import current_function_trace
@@ -30,6 +30,9 @@ from stratagem.topology import Topology
 from stratagem.topology.lockstep import compiling
 from stratagem.variables import agree_on_initial_values, require_layouts_used
 
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
+
 __all__ = ["Lockstep", "program_of"]
 
 
@@ -43,7 +46,7 @@ class Lockstep:
     has_values = True
     worker: tuple[int, int] = (0, 1)
 
-    def __init__(self, strategy: Any, *, steps_per_call: int | None = None) -> None:
+    def __init__(self, strategy: Strategy, *, steps_per_call: int | None = None) -> None:
         self._strategy = strategy
         self.steps_per_call = steps_per_call
         self._programs: OrderedDict[Any, Program] = OrderedDict()
@@ -65,7 +68,7 @@ class Lockstep:
     def close(self) -> None:
         """Does nothing: nothing was started."""
 
-    def run(self, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Calls a function once per replica; see `Executor.run`."""
         if config.runs_eagerly():
             return run_eagerly(self._strategy, fn, args, kwargs)
@@ -83,7 +86,7 @@ class Lockstep:
         num_steps: int,
         *,
         reduce_op: ReduceOp | None,
-        carry: Any,
+        carry: object,
     ) -> Any:
         """Calls a function on the next batches; see `Executor.run_steps`."""
         return run_steps(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,17 +23,23 @@ from stratagem.messages import explain
 from stratagem.options import ReduceOp
 from stratagem.values import PerReplica
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    from stratagem.execution.programs.lockstep import Lockstep
+    from stratagem.strategies.base.strategy import Strategy
+
 __all__ = ["run_steps"]
 
 
 def run_steps(
-    strategy: Any,
+    strategy: Strategy,
     fn: Callable[[Any], Any],
     iterator: DistributedIterator,
     num_steps: int,
     *,
     reduce_op: ReduceOp | None,
-    carry: Any,
+    carry: object,
     eagerly: bool,
 ) -> Any:
     """Runs a replica function on the next batches of an iterator; see `Executor.run_steps`.
@@ -51,7 +57,7 @@ def run_steps(
 
 
 def _run_all(
-    strategy: object,
+    strategy: Strategy,
     function: Callable[[Any], Any],
     iterator: DistributedIterator,
     num_steps: int,
@@ -80,7 +86,7 @@ class _OfBatch:
 
     fn: Callable[..., Any]
 
-    def __call__(self, batch: Any, *carry: Any) -> Any:
+    def __call__(self, batch: Any, *carry: object) -> Any:
         is_taken_apart = type(batch) is tuple and not _takes(self.fn, *carry, batch)
         if is_taken_apart and _takes(self.fn, *carry, *batch):
             return self.fn(*carry, *batch)
@@ -114,9 +120,9 @@ class _ReducedStep:
         return context.all_reduce(self.op, as_values(self.fn(batch)))
 
 
-def _run_compiled(strategy: Any, fn: Callable[[Any], Any], placed: PlacedBatches) -> Any:
+def _run_compiled(strategy: Strategy, fn: Callable[[Any], Any], placed: PlacedBatches) -> Any:
     arguments = batch_arguments(placed)
-    program = strategy.executor.program(fn, arguments)
+    program = cast("Lockstep", strategy.executor).program(fn, arguments)
     if placed.num_steps == 1:
         result = program.run(arguments)
         return _mapped(_with_step_axis, result)
@@ -124,7 +130,7 @@ def _run_compiled(strategy: Any, fn: Callable[[Any], Any], placed: PlacedBatches
     return _mapped(_true_rows, result)
 
 
-def _mapped(fn: Callable[..., Any], *results: Any) -> Any:
+def _mapped(fn: Callable[..., Any], *results: object) -> Any:
     return jax.tree.map(fn, *map(as_values, results), is_leaf=_is_per_replica)
 
 
@@ -162,7 +168,7 @@ def _join(*leaves: Any) -> Any:
     return PerReplica(objects=tuple(_concatenate(column, axis=0) for column in columns))
 
 
-def _concatenate(parts: Any, *, axis: int) -> Any:
+def _concatenate(parts: Iterable[jax.Array | np.ndarray], *, axis: int) -> Any:
     parts = list(parts)
     shapes = [part.shape[:axis] + part.shape[axis + 1 :] for part in parts]
     if len(set(shapes)) > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,10 @@ from stratagem.execution.tracing.trace import Trace
 from stratagem.topology import Topology
 from stratagem.variables import Store, store_of
 from stratagem.variables.single_device_store import take_rows
+
+if TYPE_CHECKING:
+    import keras
+    import numpy as np
 
 __all__ = ["OffloadedProgram", "is_offloaded", "rows_of_table"]
 
@@ -132,7 +136,7 @@ class OffloadedProgram(Program):
             update.run(*values)
 
 
-def _rows(store: Store, topology: Topology, table: Any, ids: Any) -> Any:
+def _rows(store: Store, topology: Topology, table: jax.Array, ids: jax.Array) -> Any:
     return store.rows(store.load(table), ids, topology)
 
 
@@ -222,7 +226,7 @@ class _Update:
         sharding = store.sharding(shape) if is_in_store else store.update_sharding()
         return shape_on(value_for_step(variable), sharding)
 
-    def _is_in_store(self, variable: Any) -> bool:
+    def _is_in_store(self, variable: object) -> bool:
         return variable is not None and store_of(variable) == self._store
 
     def run(self, own: list[Any], others: list[Any]) -> None:
@@ -263,11 +267,11 @@ class _StoredRows:
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
 
-    def holds(self, trace: Any) -> bool:
+    def holds(self, trace: Trace) -> bool:
         """Always True: it is created for one step."""
         return True
 
-    def updates_after_step(self, variable: Any, sent: Sequence[Any]) -> bool:
+    def updates_after_step(self, variable: keras.Variable, sent: Sequence[Any]) -> bool:
         """Always False: the step itself computes every new value."""
         return False
 
@@ -276,7 +280,7 @@ class _StoredRows:
 
     def run(
         self,
-        trace: Any,
+        trace: Trace,
         ids_of: Callable[[], list[Any]],
         call: Callable[[list[Any]], list[Any]],
     ) -> None:
@@ -285,7 +289,7 @@ class _StoredRows:
         call([rows_of_table(lookup, ids, self._topology) for lookup, ids in pairs])
 
 
-def rows_of_table(lookup: Lookup, ids: Any, topology: Topology) -> Any:
+def rows_of_table(lookup: Lookup, ids: jax.Array | np.ndarray | None, topology: Topology) -> Any:
     """Returns the rows of a lookup in a table of this process; zeros if `ids` is None."""
     if ids is None:
         several = (topology.num_replicas,) if topology.num_replicas > 1 else ()

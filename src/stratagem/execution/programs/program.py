@@ -177,7 +177,7 @@ class Program:
         lasting += [shape for pool in shapes[2:-1] for shape in pool]  # all but looked-up rows
         return [StepProgram("replicas", function, shapes, lasting, num_donated=1)]
 
-    def _shape_for_step(self, variable: Any) -> jax.ShapeDtypeStruct:
+    def _shape_for_step(self, variable: object) -> jax.ShapeDtypeStruct:
         """Returns the shape and sharding of a variable as a program input."""
         return shape_on(self._value(variable), self._sharding(variable))
 

@@ -133,7 +133,7 @@ class ShardedProgram(Program):
         )
         return run(*[inputs[place] for place in places])
 
-    def _updated(self, variable: Any, value: Any) -> Any:
+    def _updated(self, variable: Any, value: jax.Array) -> Any:
         """Returns a new value in its store; each device computes one shard."""
         parted = self._store.compute_sharding(tuple(variable.shape))
         value = jax.lax.with_sharding_constraint(value, parted)
@@ -169,12 +169,12 @@ class _ExchangedRows:
         return rows
 
 
-def _loaded(variable: keras.Variable, value: Any) -> Any:
+def _loaded(variable: keras.Variable, value: jax.Array) -> Any:
     store = store_of(variable)
     return value if store is None else store.load(value)
 
 
-def _unloaded(variable: object, value: Any) -> Any:
+def _unloaded(variable: object, value: jax.Array) -> Any:
     store = store_of(variable)
     return value if store is None else store.unload(value)
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.trace import Trace
 from stratagem.topology import Topology
+
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
 
 __all__ = ["CapturedStep", "StepCaptured", "capture", "note_optimizer", "offer_step"]
 
@@ -75,7 +78,7 @@ def note_optimizer(optimizer: object) -> None:
 
 
 def offer_step(
-    strategy: Any,
+    strategy: Strategy,
     fn: Callable[..., Any],
     arguments: Arguments,
     trace: Callable[[Callable[..., Any], Arguments, Topology], Trace],

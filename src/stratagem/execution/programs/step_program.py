@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
+
+if TYPE_CHECKING:
+    from stratagem.execution.tracing.arguments import Shaped
 
 __all__ = ["StepProgram", "shape_on"]
 
@@ -25,6 +28,8 @@ class StepProgram:
     put_back: Sequence[jax.ShapeDtypeStruct] = ()  # results copied to pinned host memory
 
 
-def shape_on(value: Any, sharding: Any, before: tuple[int, ...] = ()) -> jax.ShapeDtypeStruct:
+def shape_on(
+    value: Shaped, sharding: jax.sharding.Sharding, before: tuple[int, ...] = ()
+) -> jax.ShapeDtypeStruct:
     """Returns shape and dtype of an array with a sharding, after the leading axes in `before`."""
     return jax.ShapeDtypeStruct((*before, *value.shape), value.dtype, sharding=sharding)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -25,13 +26,27 @@ __all__ = [
 ]
 
 
+class Shaped(Protocol):
+    """An array, or what describes one: a tracer, an abstract value, a traced argument."""
+
+    @property
+    def shape(self) -> Any:
+        """Sizes of the axes."""
+        ...
+
+    @property
+    def dtype(self) -> Any:
+        """Type of the elements."""
+        ...
+
+
 class Static:
     """A static argument: strings, bools and None compare by value, other objects by identity."""
 
     __slots__ = ("value",)
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    def __init__(self, value: object) -> None:
+        self.value: Any = value
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Static) or type(self.value) is not type(other.value):
@@ -108,7 +123,9 @@ def _array_leaf(value: object, *, split: bool, lengths: tuple[int, ...] | None =
     return Leaf(split, (), number.dtype, not isinstance(value, np.generic))
 
 
-def flatten_arguments(args: Any, kwargs: Any, *, num_replicas: int) -> Arguments:
+def flatten_arguments(
+    args: Iterable[Any], kwargs: Mapping[str, Any], *, num_replicas: int
+) -> Arguments:
     """Flattens the arguments of a call.
 
     Arrays and Python numbers are traced; strings, bools, None and other objects are static.
@@ -178,7 +195,7 @@ def _find_batch(leaves: list[Leaf]) -> ReplicaBatch:
     return ReplicaBatch()
 
 
-def _is_leaf(value: Any) -> bool:
+def _is_leaf(value: object) -> bool:
     return value is None or isinstance(value, PerReplica | Mirrored)
 
 
@@ -204,7 +221,9 @@ def _split_leaf(value: PerReplica, num_replicas: int) -> Leaf:
     return _array_leaf(value.stacked, split=True, lengths=value.lengths)
 
 
-def batch_of(args: Any, kwargs: Any, num_replicas: int) -> ReplicaBatch | None:
+def batch_of(
+    args: Iterable[Any], kwargs: Mapping[str, Any], num_replicas: int
+) -> ReplicaBatch | None:
     """Returns the rows of a call; None if its parts are too different to share a batch."""
     try:
         arguments: Arguments = flatten_arguments(args, kwargs, num_replicas=num_replicas)

@@ -28,6 +28,8 @@ from stratagem.variables import VariableKind, agree_on_initial_values, home_of
 if TYPE_CHECKING:
     import keras
 
+    from stratagem.strategies.base.strategy import Strategy
+
 
 __all__ = ["BuildWrites", "keep_builds", "lost_writes", "store_initial"]
 
@@ -100,7 +102,7 @@ class BuildWrites:
 
     def keep(
         self,
-        strategy: Any,
+        strategy: Strategy,
         num_writes: Mapping[int, int],
         arguments: Arguments | None,
     ) -> None:
@@ -138,7 +140,7 @@ class BuildWrites:
 def keep_builds(
     builds: Sequence[BuildWrites],
     name: str,
-    strategy: Any,
+    strategy: Strategy,
     num_writes: Mapping[int, int],
     arguments: Arguments,
 ) -> None:

@@ -9,15 +9,27 @@ from stratagem.messages import explain
 if TYPE_CHECKING:
     import keras
 
+    from stratagem.variables import StoredVariable
+
 
 __all__ = [
+    "BRANCHING",
     "apart",
     "assigned_under_jit",
     "created_again",
     "disagreement",
+    "eager_abstract",
+    "eager_remote",
     "foreign_variable",
     "parted",
 ]
+
+
+BRANCHING = (
+    "In a compiled replica function values, the replica id among them, are known only when it "
+    "runs. "
+    "Fix: choose with jax.numpy.where or lax.cond, or debug with sg.config.run_eagerly(True)."
+)
 
 
 def parted(strategy: object) -> RuntimeError:
@@ -44,7 +56,7 @@ def apart(kinds: list[str]) -> RuntimeError:
     )
 
 
-def created_again(variable: Any) -> ValueError:
+def created_again(variable: StoredVariable) -> ValueError:
     """Returns the error for a replica function that creates a variable on every call."""
     return ValueError(
         explain(
@@ -56,7 +68,30 @@ def created_again(variable: Any) -> ValueError:
     )
 
 
-def foreign_variable(variable: Any, owner: object, user: Any) -> ValueError:
+def eager_abstract(strategy: object) -> ValueError:
+    """Returns the error for a step op by op on abstract devices."""
+    return ValueError(
+        explain(
+            f"Cannot run a step op by op on {strategy}: its devices are abstract.",
+            expected="compiled steps, which can be planned without devices.",
+            fix="remove run_eagerly, or call sg.config.run_eagerly(False).",
+        )
+    )
+
+
+def eager_remote() -> RuntimeError:
+    """Returns the error for a step op by op with parameter servers."""
+    return RuntimeError(
+        explain(
+            "Cannot run a step of a ParameterServerStrategy op by op.",
+            expected="compiled steps, which list in advance what they need from the servers.",
+            fix="debug the function under sg.OneDeviceStrategy, or call "
+            "sg.config.run_eagerly(False).",
+        )
+    )
+
+
+def foreign_variable(variable: Any, owner: object, user: object) -> ValueError:
     """Returns the error for a variable owned by another strategy."""
     return ValueError(
         explain(
@@ -67,7 +102,7 @@ def foreign_variable(variable: Any, owner: object, user: Any) -> ValueError:
     )
 
 
-def disagreement(variable: Any, strategy: Any) -> ValueError:
+def disagreement(variable: keras.Variable, strategy: object) -> ValueError:
     """Returns the error for an assignment that would make replicas of a variable diverge."""
     return ValueError(
         explain(

@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -63,7 +63,7 @@ class FunctionKeys:
         return key
 
 
-def function_key(fn: Any) -> Any:
+def function_key(fn: object) -> Any:
     """Returns a key of a function's code and state, kept alive by it; None if not comparable."""
     if not isinstance(fn, types.FunctionType | functools.partial):
         return None
@@ -80,7 +80,7 @@ def state_by_name(fn: types.FunctionType) -> dict[str, Any]:
     return {name: _state_or_none(value) for name, value in sorted(values.items())}
 
 
-def _state_or_none(value: Any) -> Any:
+def _state_or_none(value: object) -> Any:
     try:
         return _State().of(value)
     except (_UnknownError, RecursionError):
@@ -97,7 +97,7 @@ def _settings() -> tuple[Any, ...]:
     )
 
 
-def _itself(fn: Any) -> Any:
+def _itself(fn: object) -> Any:
     try:
         hash(fn)
     except TypeError:
@@ -110,7 +110,7 @@ class _Same:
 
     __slots__ = ("value",)
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
@@ -127,7 +127,7 @@ class _State:
         self._places: dict[int, int] = {}
         self._alive: list[Any] = []  # alive during the walk, so that ids are not reused
 
-    def of(self, value: Any) -> Any:
+    def of(self, value: object) -> Any:
         """Returns the state of a value as a hashable structure."""
         if value is None or isinstance(value, str | bytes | bool | int | enum.Enum):
             return type(value), value
@@ -143,7 +143,7 @@ class _State:
         self._alive.append(value)
         return type(value), self._content(value)
 
-    def _content(self, value: Any) -> Any:
+    def _content(self, value: object) -> Any:
         if isinstance(value, keras.Variable):  # its value is an input of the program
             return _Same(value), tuple(str(getattr(value, name, None)) for name in _FLAGS)
         if isinstance(value, jax.Array) or _is_of_library(value):
@@ -159,7 +159,7 @@ class _State:
             self._function(value) if isinstance(value, types.FunctionType) else self._object(value)
         )
 
-    def _items(self, values: Any) -> tuple[Any, ...]:
+    def _items(self, values: Iterable[Any]) -> tuple[Any, ...]:
         return tuple(self.of(value) for value in values)
 
     def _function(self, fn: types.FunctionType) -> Any:
@@ -178,7 +178,7 @@ class _State:
             self._items(_flat(vars(fn))),
         )
 
-    def _object(self, value: Any) -> Any:
+    def _object(self, value: object) -> Any:
         if hasattr(value, "__next__") or isinstance(value, bytearray | memoryview | array.array):
             raise _UnknownError
         if isinstance(value, type):
@@ -190,11 +190,11 @@ class _State:
         return _Same(value), self.of(type(value)), self._items(attributes)
 
 
-def _flat(mapping: Any) -> list[Any]:
+def _flat(mapping: Mapping[Any, Any]) -> list[Any]:
     return [part for item in mapping.items() for part in item]
 
 
-def _parts(value: Any) -> list[Any] | None:
+def _parts(value: object) -> list[Any] | None:
     """Returns the parts of a container, `functools.partial`, method or cell; None for others."""
     if isinstance(value, list | tuple | set | frozenset | collections.deque):
         return [*value]

@@ -85,7 +85,7 @@ class ReplicaScope(keras.StatelessScope):
         self._key.__exit__(*args)
         super().__exit__(*args)
 
-    def get_current_value(self, variable: Any) -> Any:
+    def get_current_value(self, variable: object) -> Any:
         """Returns this replica's value of a variable; None if it is not held here."""
         self.read_ids.add(id(variable))
         if _current.scope is self and not self.is_at_its_own_level:

@@ -16,7 +16,7 @@ UNTOUCHED = ("untouched", 0)
 
 
 def local_jaxpr(
-    closed: Any, sources: list[tuple[str, int]], topology: Topology
+    closed: ClosedJaxpr, sources: list[tuple[str, int]], topology: Topology
 ) -> tuple[ClosedJaxpr, list[tuple[str, int]], list[Any]]:
     """Extracts the program of one replica from `shard_map`, without unused inputs.
 

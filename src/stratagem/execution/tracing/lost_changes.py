@@ -5,7 +5,7 @@ A step receives objects rebuilt from their arrays, so it changes a copy.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ _RECIPE = (
 _WORDS_OF_FLAX = "different trace level"
 
 
-def call_with_copies(fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def call_with_copies(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Calls a step; raises RuntimeError if it changed an argument without returning the change."""
     objects = [(one, before) for one in _objects((args, kwargs)) if (before := _arrays(one))]
     try:

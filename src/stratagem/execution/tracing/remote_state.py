@@ -16,6 +16,8 @@ from stratagem.context.function_trace import current_function_trace
 if TYPE_CHECKING:
     import keras
 
+    from stratagem.strategies.base.strategy import Strategy
+
 
 if TYPE_CHECKING:
     from stratagem.execution.tracing.trace import Trace
@@ -73,7 +75,7 @@ class RemoteState(Protocol):
         ...
 
 
-def gets_rows(strategy: Any) -> bool:
+def gets_rows(strategy: Strategy) -> bool:
     """True if a step may look up rows that come from outside its program."""
     # An sg.function is one program, whose inputs are whole values.
     is_stored = strategy.placement.uses_stores and current_function_trace() is None
@@ -108,7 +110,7 @@ def without_unused(
     return jaxpr.replace(eqns=eqns[::-1], invars=invars), stays
 
 
-def chained_tables(trace: Any) -> frozenset[int]:
+def chained_tables(trace: Trace) -> frozenset[int]:
     """Returns the ids of tables whose lookup ids depend on other looked-up rows of the step."""
     jaxpr, tables = trace.jaxpr.jaxpr, set[int]()
     first = len(trace.written) + trace.num_outputs

@@ -20,7 +20,7 @@ from stratagem.variables import ShardedVariable
 __all__ = ["Results", "as_values", "rebuilt"]
 
 
-def as_values(result: Any, late: Callable[[Any], bool] = lambda _: False) -> Any:
+def as_values(result: object, late: Callable[[Any], bool] = lambda _: False) -> Any:
     """Returns a result with each variable replaced by its current value.
 
     Call it at the end of the step, while variables still return this replica's values. Variables
@@ -31,16 +31,16 @@ def as_values(result: Any, late: Callable[[Any], bool] = lambda _: False) -> Any
     return jax.tree.map(functools.partial(_as_value, late), result, is_leaf=_is_distributed)
 
 
-def rebuilt(values: Any) -> Any:
+def rebuilt(values: object) -> Any:
     """Returns the result of `as_values` with its dataclasses restored."""
     return jax.tree.map(lambda leaf: leaf, values, is_leaf=_is_distributed)
 
 
-def _is_distributed(leaf: Any) -> bool:
+def _is_distributed(leaf: object) -> bool:
     return isinstance(leaf, DistributedValues)
 
 
-def _as_value(late: Callable[[Any], bool], leaf: Any) -> Any:
+def _as_value(late: Callable[[Any], bool], leaf: object) -> Any:
     if isinstance(leaf, keras.Variable | ShardedVariable):
         return leaf if late(leaf) else leaf.value
     items = None if _is_distributed(leaf) else _items(leaf)
@@ -52,7 +52,7 @@ def _as_value(late: Callable[[Any], bool], leaf: Any) -> Any:
     return _Record(type(leaf), values) if dataclasses.is_dataclass(leaf) else values
 
 
-def _items(leaf: Any) -> Any:
+def _items(leaf: object) -> Any:
     """Returns the contents of a container that JAX treats as a leaf; None for other leaves."""
     if isinstance(leaf, Mapping):
         return dict(leaf)
@@ -64,7 +64,7 @@ def _items(leaf: Any) -> Any:
     return None
 
 
-def _is_value(leaf: Any) -> bool:
+def _is_value(leaf: object) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | keras.Variable)
 
 
@@ -100,7 +100,7 @@ class Results:
         self.shapes: list[tuple[int, ...]] = []  # of the outputs
         self.late: list[tuple[int, Any]] = []  # outputs for variables known after the step
 
-    def flatten(self, values: Any) -> list[jax.Array]:
+    def flatten(self, values: object) -> list[jax.Array]:
         """Returns the program outputs for a result of `as_values`."""
         leaves, self.structure = jax.tree.flatten(values, is_leaf=lambda leaf: leaf is None)
         outputs: list[jax.Array] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +21,7 @@ from stratagem.execution.tracing.created_variables import (
     initialize_created_variables,
     is_uninitialized,
 )
-from stratagem.execution.tracing.errors import (
-    created_again,
-    foreign_variable,
-    parted,
-)
+from stratagem.execution.tracing.errors import BRANCHING, created_again, foreign_variable, parted
 from stratagem.execution.tracing.functionalize import ReplicaScope
 from stratagem.execution.tracing.local_jaxpr import UNTOUCHED, local_jaxpr, without_unused_variables
 from stratagem.execution.tracing.lost_changes import call_with_copies
@@ -37,14 +33,12 @@ from stratagem.summary.collector import CollectedSummaries, Collector
 from stratagem.topology import REPLICA_AXIS, Topology
 from stratagem.variables import Home, VariableKind, VariableRegistry, home_of
 
+if TYPE_CHECKING:
+    from jax.extend.core import ClosedJaxpr
+
+    from stratagem.strategies.base.strategy import Strategy
+
 __all__ = ["trace_replica_function"]
-
-
-_BRANCHING_NOTE = (
-    "In a compiled replica function values, the replica id among them, are known only when it "
-    "runs. "
-    "Fix: choose with jax.numpy.where or lax.cond, or debug with sg.config.run_eagerly(True)."
-)
 
 
 # Source of the input that is true if summaries are recorded.
@@ -56,7 +50,7 @@ class _Recorder:
 
     def __init__(
         self,
-        strategy: Any,
+        strategy: Strategy,
         fn: Callable[..., Any],
         arguments: Arguments,
         foreign: list[Any],
@@ -115,7 +109,7 @@ class _Recorder:
                 result = call_with_copies(self._fn, args, kwargs)
                 outputs = self.results.flatten(as_values(result, scope.is_late))
             except jax.errors.ConcretizationTypeError as error:
-                error.add_note(_BRANCHING_NOTE)
+                error.add_note(BRANCHING)
                 raise
         self.read_ids = scope.read_ids
         self.written = list(scope.writes.values())
@@ -192,7 +186,7 @@ class _Recorder:
 
 
 def trace_replica_function(
-    strategy: Any,
+    strategy: Strategy,
     fn: Callable[..., Any],
     arguments: Arguments,
     topology: Topology | None = None,
@@ -271,7 +265,9 @@ def _make_jaxpr(recorder: _Recorder, topology: Topology, arguments: Arguments) -
     return jax.make_jaxpr(body)(state, split, shared, np.False_)
 
 
-def _finish(recorder: _Recorder, strategy: Any, arguments: Arguments, closed: Any) -> Trace:
+def _finish(
+    recorder: _Recorder, strategy: Strategy, arguments: Arguments, closed: ClosedJaxpr
+) -> Trace:
     trace = _trace_of(recorder, strategy, arguments, closed, recorder.written)
     if strategy.num_replicas_in_sync > 1:
         if may_wait_for_ever(trace.jaxpr.jaxpr, trace.differing_inputs):
@@ -281,26 +277,28 @@ def _finish(recorder: _Recorder, strategy: Any, arguments: Arguments, closed: An
 
 
 def _trace_of(
-    recorder: _Recorder, strategy: Any, arguments: Arguments, closed: Any, variables: list[Any]
+    recorder: _Recorder,
+    strategy: Strategy,
+    arguments: Arguments,
+    closed: ClosedJaxpr,
+    variables: list[Any],
 ) -> Trace:
     """Returns the trace whose first outputs are new values of the given variables."""
-    copied = [variable for variable in recorder.candidates if not recorder.is_stacked(variable)]
-    stacked = [variable for variable in recorder.candidates if recorder.is_stacked(variable)]
+    ordered = sorted(recorder.candidates, key=recorder.is_stacked)
+    num_copied = sum(not recorder.is_stacked(variable) for variable in ordered)
     written = sorted(variables, key=recorder.is_stacked)  # the order of the outputs
     written_ids = {id(variable): index for index, variable in enumerate(written)}
-    touched = [
-        v for v in [*copied, *stacked] if id(v) in recorder.read_ids and id(v) not in written_ids
-    ]
+    touched = [v for v in ordered if id(v) in recorder.read_ids and id(v) not in written_ids]
     read_only_ids = {id(variable): index for index, variable in enumerate(touched)}
     sources: list[tuple[str, int]] = []
-    for variable in [*copied, *stacked]:
+    for variable in ordered:
         if id(variable) in written_ids:
             sources.append(("written", written_ids[id(variable)]))
         else:
             place = read_only_ids.get(id(variable))
             sources.append(UNTOUCHED if place is None else ("read_only", place))
     # JAX flattens dicts by sorted keys: copied, rows, stacked.
-    sources[len(copied) : len(copied)] = [("rows", i) for i in range(len(recorder.lookups))]
+    sources[num_copied:num_copied] = [("rows", i) for i in range(len(recorder.lookups))]
     sources += [("split", index) for index in range(len(arguments.split))]
     sources += [("shared", index) for index in range(len(arguments.shared))]
     summaries = recorder.summaries

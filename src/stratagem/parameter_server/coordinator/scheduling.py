@@ -13,7 +13,6 @@ from stratagem.parameter_server.coordinator.packing import Packing
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
-
 __all__ = ["Scheduling", "scheduling_of"]
 
 _POLL_S = 0.05
@@ -28,7 +27,7 @@ class Scheduling(Lockstep):
 
     schedules = True
 
-    def __init__(self, strategy: object, packing: Packing) -> None:
+    def __init__(self, strategy: Strategy, packing: Packing) -> None:
         super().__init__(strategy)
         self.packing = packing
         self.coordinator: Any = None

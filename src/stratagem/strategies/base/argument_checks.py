@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from stratagem.communication import CommunicationOptions
 from stratagem.messages import explain
 from stratagem.options import RunOptions
@@ -121,7 +119,7 @@ def check_device_assignment(assignment: object) -> None:
         )
 
 
-def check_steps_per_run(steps_per_run: Any) -> None:
+def check_steps_per_run(steps_per_run: int | None) -> None:
     """Raises a ValueError unless the number of steps is positive or None."""
     is_count = isinstance(steps_per_run, int) and not isinstance(steps_per_run, bool)
     if steps_per_run is not None and not (is_count and steps_per_run > 0):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["checked_steps", "from_dataset", "from_function"]
 
 
-def from_dataset(strategy: Strategy, dataset: Any, options: object) -> DistributedDataset:
+def from_dataset(strategy: Strategy, dataset: object, options: object) -> DistributedDataset:
     """Returns a dataset of global batches that a strategy splits.
 
     Raises:
@@ -83,7 +83,7 @@ def from_function(
     return DistributedDataset(strategy, sources, is_global=False, options=options)
 
 
-def _made_source(made: Any) -> Any:
+def _made_source(made: object) -> Any:
     if made is None:
         raise TypeError(
             explain(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -14,6 +14,9 @@ from stratagem.options import ReduceOp
 from stratagem.strategies.base import reduction
 from stratagem.values import Mirrored, PerReplica
 from stratagem.variables import home_of, sole_device
+
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
 
 __all__ = ["StrategyExtended"]
 
@@ -27,7 +30,7 @@ class StrategyExtended:
     Source: TF 2.21 distribute_lib.py, StrategyExtendedV2.
     """
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
 
     @property
@@ -48,7 +51,8 @@ class StrategyExtended:
         return True
 
     def _devices(self, name: str) -> tuple[jax.Device, ...]:
-        if self._strategy.topology.devices is None:
+        devices = self._strategy.topology.local_devices
+        if devices is None:
             raise RuntimeError(
                 explain(
                     f"{name} was asked of the default strategy.",
@@ -56,7 +60,7 @@ class StrategyExtended:
                     fix='make one, for example sg.OneDeviceStrategy("cpu:0").',
                 )
             )
-        return self._strategy.topology.local_devices
+        return devices
 
     def reduce_to(
         self, reduce_op: ReduceOp | str, value: object, destinations: object, options: object = None
@@ -153,8 +157,8 @@ class StrategyExtended:
         self,
         var: object,
         fn: Callable[..., Any],
-        args: Any = (),
-        kwargs: Any = None,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
         group: bool = True,
     ) -> Any:
         """Runs a function on a variable where it is stored, without aggregation.
@@ -195,7 +199,7 @@ class StrategyExtended:
         return result if group else (result,) * num_copies
 
     @contextlib.contextmanager
-    def colocate_vars_with(self, var: Any) -> Generator[None]:
+    def colocate_vars_with(self, var: object) -> Generator[None]:
         """Creates variables on the devices of another one. Call in cross-replica context.
 
         Args:
@@ -219,7 +223,7 @@ class StrategyExtended:
         with self._strategy.scope():
             yield
 
-    def variable_created_in_scope(self, v: Any) -> bool:
+    def variable_created_in_scope(self, v: object) -> bool:
         """Returns True if a variable belongs to this strategy. Call anywhere.
 
         Args:

@@ -44,7 +44,9 @@ class LogicalDevices:
     topology: Topology
     refuses_assignment = False  # True if the user asked for SPMD partitioning.
 
-    def split_to_logical_devices(self, tensor: Any, partition_dimensions: Sequence[int]) -> Any:
+    def split_to_logical_devices(
+        self, tensor: jax.typing.ArrayLike, partition_dimensions: Sequence[int]
+    ) -> Any:
         """Splits a value over the devices of this replica. Call in replica context.
 
         Args:
@@ -72,16 +74,7 @@ class LogicalDevices:
         _require_replica("split_to_logical_devices")
         count = self.topology.num_logical_devices
         shape, parts = jnp.shape(tensor), list(partition_dimensions)
-        if len(parts) != len(shape) or math.prod(parts) != count or min(parts, default=1) < 1:
-            raise ValueError(
-                explain(
-                    f"partition_dimensions={parts} for a value of shape {shape} on {count} logical "
-                    "devices.",
-                    expected="a number for each axis, whose product is the number of logical "
-                    "devices.",
-                    fix="write 1 for axes that are not divided.",
-                )
-            )
+        _check_parts(parts, shape, count)
         infers = _slot.infers_shapes()
         uneven = [axis for axis, part in enumerate(parts) if shape[axis] % part]
         if uneven and not infers:
@@ -193,6 +186,18 @@ class LogicalDevices:
         mesh = jax.sharding.get_abstract_mesh()
         sharding = NamedSharding(self.topology.mesh if mesh.empty else mesh, spec)
         return jax.lax.with_sharding_constraint(jnp.asarray(tensor), sharding)
+
+
+def _check_parts(parts: list[int], shape: tuple[int, ...], count: int) -> None:
+    if len(parts) != len(shape) or math.prod(parts) != count or min(parts, default=1) < 1:
+        raise ValueError(
+            explain(
+                f"partition_dimensions={parts} for a value of shape {shape} on {count} logical "
+                "devices.",
+                expected="a number for each axis, whose product is the number of logical devices.",
+                fix="write 1 for axes that are not divided.",
+            )
+        )
 
 
 def _require_replica(method: str) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from stratagem.execution import Lockstep
 from stratagem.messages import explain
+
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
 
 __all__ = ["NonTraining"]
 
@@ -17,7 +20,7 @@ class NonTraining(Lockstep):
     `task` is the type and index of this process.
     """
 
-    def __init__(self, strategy: object, task: tuple[str | None, int | None]) -> None:
+    def __init__(self, strategy: Strategy, task: tuple[str | None, int | None]) -> None:
         super().__init__(strategy)
         self.task = task
 
@@ -35,7 +38,7 @@ class NonTraining(Lockstep):
             )
         )
 
-    def run(self, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> NoReturn:
+    def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> NoReturn:
         """Raises a RuntimeError."""
         self.check_scope()
 

@@ -32,7 +32,7 @@ def is_leaf(value: object) -> bool:
     return isinstance(value, DistributedValues | IndexedSlices)
 
 
-def parse_axes(axis: Any) -> tuple[int, ...] | None:
+def parse_axes(axis: int | tuple[int, ...] | list[int] | None) -> tuple[int, ...] | None:
     """Returns the array axes to reduce over, or None for the replicas only.
 
     Raises:
@@ -160,15 +160,15 @@ def of_all(value: PerReplica, num_replicas: int) -> PerReplica:
     return PerReplica(objects=tuple(part for parts in received for part in parts))
 
 
-def _mean(stacked: Any) -> Any:
+def _mean(stacked: jax.Array | np.ndarray) -> Any:
     return _combine(ReduceOp.MEAN, stacked)
 
 
-def _sum(stacked: Any) -> Any:
+def _sum(stacked: jax.Array | np.ndarray) -> Any:
     return _combine(ReduceOp.SUM, stacked)
 
 
-def _combine(op: ReduceOp, stacked: Any) -> Any:
+def _combine(op: ReduceOp, stacked: jax.Array | np.ndarray) -> Any:
     return (
         jnp.mean(stacked, axis=0)
         if op is ReduceOp.MEAN
@@ -176,11 +176,11 @@ def _combine(op: ReduceOp, stacked: Any) -> Any:
     )
 
 
-def _sum_dtype(value: Any) -> Any:
+def _sum_dtype(value: jax.Array | np.ndarray) -> Any:
     return jnp.int32 if value.dtype == bool else value.dtype
 
 
-def _one_copy(value: Any) -> Any:
+def _one_copy(value: jax.Array) -> Any:
     """Returns one device's copy of a result that is the same on all, as an ordinary array."""
     if isinstance(value, Tracer) or len(value.sharding.device_set) == 1:
         return value
@@ -205,7 +205,7 @@ def _reduce_parts(op: ReduceOp, parts: list[Any], axes: tuple[int, ...] | None) 
     return total / count if op is ReduceOp.MEAN else total
 
 
-def _reduce_local(op: ReduceOp, local: Any, axes: tuple[int, ...] | None) -> Any:
+def _reduce_local(op: ReduceOp, local: jax.Array | np.ndarray, axes: tuple[int, ...] | None) -> Any:
     """Reduces while a step is traced: this replica's part is an array, the others are remote."""
     context = merge_context()
     local = jnp.asarray(local)

@@ -151,7 +151,7 @@ class Strategy(ValueMethods, LogicalDevices, OldMethods):
     def run(
         self,
         fn: Callable[..., Any],
-        args: Any = (),
+        args: tuple[Any, ...] | list[Any] = (),
         kwargs: dict[str, Any] | None = None,
         options: RunOptions | None = None,
     ) -> Any:
@@ -206,7 +206,7 @@ class Strategy(ValueMethods, LogicalDevices, OldMethods):
         num_steps: int | None = None,
         *,
         reduce: ReduceOp | str | None = None,
-        carry: Any = None,
+        carry: object = None,
     ) -> Any:
         """Runs a function on the next batches, once per replica and batch, in one call of the host.
 
@@ -252,7 +252,7 @@ class Strategy(ValueMethods, LogicalDevices, OldMethods):
 
     @filters_traceback
     def distribute_dataset(
-        self, dataset: Any, options: InputOptions | None = None
+        self, dataset: object, options: InputOptions | None = None
     ) -> DistributedDataset:
         """Splits the batches of a dataset over the replicas. Call in cross-replica context.
 

@@ -26,7 +26,12 @@ class ValueMethods:
     topology: Topology
 
     @filters_traceback
-    def reduce(self, reduce_op: ReduceOp | str, value: object, axis: Any) -> Any:
+    def reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value: object,
+        axis: int | tuple[int, ...] | list[int] | None,
+    ) -> Any:
         """Combines the parts of a value over replicas. Call in cross-replica context.
 
         Args:
