@@ -13,7 +13,7 @@ __all__ = ["AtLeastBytes", "at_least_bytes", "in_layer"]
 
 
 class _Variable(Protocol):
-    """What rules ask of a Keras variable."""
+    """The part of a Keras variable that rules read."""
 
     @property
     def shape(self) -> Any: ...
@@ -25,8 +25,8 @@ class _Variable(Protocol):
     def path(self) -> str: ...
 
 
-class _Named(Protocol):
-    """What rules ask of a Keras layer."""
+class _NamedLayer(Protocol):
+    """The part of a Keras layer that rules read."""
 
     @property
     def name(self) -> str: ...
@@ -62,7 +62,7 @@ def at_least_bytes(num_bytes: int) -> Callable[[Any], bool]:
     return AtLeastBytes(num_bytes)
 
 
-def in_layer(layer: str | _Named) -> Callable[[Any], bool]:
+def in_layer(layer: str | _NamedLayer) -> Callable[[Any], bool]:
     """Returns a rule that matches the variables of a layer.
 
     Args:

@@ -24,7 +24,7 @@ __all__ = [
 
 
 class DescribedVariable(Protocol):
-    """What rules for variables read, of a variable or of a request to create one."""
+    """The part that rules read, of a variable or of a request to create one."""
 
     @property
     def path(self) -> str:

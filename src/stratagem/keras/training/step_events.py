@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import keras
 
 
-__all__ = ["StepEvents", "ReportedTrainFunction"]
+__all__ = ["ReportedTrainFunction", "StepEvents"]
 
 
 class StepEvents:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
 
-__all__ = ["HostBatches", "StepFunction", "PredictFunction", "TrainOrTestFunction", "logs_wanted"]
+__all__ = ["HostBatches", "PredictFunction", "StepFunction", "TrainOrTestFunction", "logs_wanted"]
 
 
 class _LogsWanted(threading.local):
