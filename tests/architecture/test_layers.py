@@ -46,7 +46,7 @@ LAYERS = (
     ("topology",),
     # no JAX below this line
     ("goodput", "remote"),
-    ("group", "parameter_server.server"),
+    ("process_group", "parameter_server.server"),
     ("parameter_server.transport",),
     ("launch", "manifests"),
     ("preemption", "storage"),

@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from stratagem.group import GroupLimits, Identity
-from stratagem.group.announcements import Listener
 from stratagem.preemption import Notice, NoticeSource
+from stratagem.process_group import GroupLimits, Identity
+from stratagem.process_group.announcements import Listener
 
 LIMIT_S = 20.0
 

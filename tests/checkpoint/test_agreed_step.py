@@ -11,10 +11,10 @@ import pytest
 
 from stratagem.checkpoint.agreed_step import AgreedStep, PreemptionAction
 from stratagem.errors import DeadlineExceededError, UnavailableError
-from stratagem.group import GroupLimits
 from stratagem.preemption import TerminationConfig
+from stratagem.process_group import GroupLimits
 from tests.checkpoint.groups import LIMIT_S, Bell, Line
-from tests.group.members import joined, together
+from tests.process_group.members import joined, together
 
 
 class Several:

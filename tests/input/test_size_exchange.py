@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratagem.group import Group, GroupLimits
 from stratagem.input import size_exchange
 from stratagem.input.batches import HostBatch, join_parts
 from stratagem.input.loader import Loader
 from stratagem.input.prefetch import Prefetcher
 from stratagem.input.sources import as_source
-from tests.group.members import joined, together
+from stratagem.process_group import Group, GroupLimits
+from tests.process_group.members import joined, together
 
 _LIMITS = GroupLimits(join_s=20, peer_s=10, stuck_s=600, barrier_s=20)
 # Process 0 reads so far ahead that it waits for what process 1 never reads.
@@ -72,7 +72,7 @@ def test_loop_that_both_leave_early_ends_at_once(prefetchers, members, order) ->
 def test_loop_closed_by_one_process_raises_when_the_other_needs_a_batch(
     prefetchers, monkeypatch
 ) -> None:
-    monkeypatch.setattr("stratagem.group.streams._ERROR_REPORT_S", 0.05)
+    monkeypatch.setattr("stratagem.process_group.streams._ERROR_REPORT_S", 0.05)
     together(2, lambda i: prefetchers[i].take())
     prefetchers[1].close()
 

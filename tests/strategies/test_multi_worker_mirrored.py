@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.group import GroupLimits, Identity
+from stratagem.process_group import GroupLimits, Identity
 from stratagem.topology.processes import start_processes
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from stratagem.group import Group, GroupLimits
+from stratagem.process_group import Group, GroupLimits
 from stratagem.topology import lockstep
-from tests.group.members import joined
+from tests.process_group.members import joined
 
 
 @pytest.fixture

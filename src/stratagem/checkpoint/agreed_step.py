@@ -7,9 +7,9 @@ import threading
 import time
 
 from stratagem.errors import DeadlineExceededError
-from stratagem.group import Activity, Group
 from stratagem.messages import explain
 from stratagem.preemption import Notice, TerminationConfig
+from stratagem.process_group import Activity, Group
 
 __all__ = ["AgreedStep", "PreemptionAction"]
 

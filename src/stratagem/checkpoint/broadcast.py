@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stratagem.group import current_group
+from stratagem.process_group import current_group
 from stratagem.storage import Arrays
 from stratagem.topology import Topology
 from stratagem.topology.lockstep import compute_on_every_process

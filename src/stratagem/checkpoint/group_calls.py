@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from stratagem import environment
 from stratagem.errors import DataLossError, NotFoundError
-from stratagem.group import current_group
 from stratagem.messages import explain
+from stratagem.process_group import current_group
 
 __all__ = ["is_first", "run_on_all", "run_on_first"]
 

@@ -18,7 +18,7 @@ from stratagem.checkpoint.values import (
     local_arrays_of,
     local_values_of,
 )
-from stratagem.group import current_group
+from stratagem.process_group import current_group
 from stratagem.storage import MemorySlots, Snapshot
 
 __all__ = ["MemoryBackup"]

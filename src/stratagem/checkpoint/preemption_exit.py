@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from stratagem.checkpoint.agreed_step import AgreedStep, PreemptionAction
 from stratagem.checkpoint.manager import CheckpointManager
-from stratagem.group import current_group
 from stratagem.preemption import TerminationConfig
+from stratagem.process_group import current_group
 from stratagem.topology.process_exit import expect_exit
 
 __all__ = ["PreemptionExit", "print_status"]

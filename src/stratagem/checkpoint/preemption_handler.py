@@ -14,9 +14,9 @@ from stratagem.checkpoint.run_calls import RunCalls, is_built, restore_latest
 from stratagem.cluster import ClusterResolver, task_count
 from stratagem.context import get_strategy
 from stratagem.errors import InvalidArgumentError
-from stratagem.group import current_group
 from stratagem.messages import explain
 from stratagem.preemption import TerminationConfig
+from stratagem.process_group import current_group
 
 __all__ = ["PreemptionCheckpointHandler"]
 

@@ -14,8 +14,8 @@ from stratagem.checkpoint.matching import METRICS, OPTIMIZER, match
 from stratagem.checkpoint.objects import Part, part_of
 from stratagem.checkpoint.saving import load_arrays
 from stratagem.checkpoint.values import assign_values
-from stratagem.group import current_group
 from stratagem.messages import explain
+from stratagem.process_group import current_group
 from stratagem.storage import Arrays
 
 __all__ = ["COMPONENTS", "Restoration"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stratagem.group import current_group
+from stratagem.process_group import current_group
 
 __all__ = ["all_gather_object", "barrier", "broadcast_object"]
 

@@ -23,8 +23,8 @@ from jax.sharding import PartitionSpec
 from stratagem.collectives.all_reduce import ChosenAllReduce
 from stratagem.collectives.axis import ReplicaAxis
 from stratagem.collectives.choice import Algorithm, Choice, choose
-from stratagem.group import current_group
 from stratagem.options import ReduceOp
+from stratagem.process_group import current_group
 from stratagem.topology import Topology
 from stratagem.topology.lockstep import compiling, run_together, wait_until_ready
 

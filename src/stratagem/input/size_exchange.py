@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 from stratagem.errors import InvalidArgumentError
-from stratagem.group import current_group
 from stratagem.input.batches import HostBatch, join_parts
 from stratagem.input.sources import Reader
 from stratagem.messages import explain
+from stratagem.process_group import current_group
 from stratagem.topology.lockstep import waiting_for_input
 
 __all__ = ["SizeExchange", "SynchronizedReading"]

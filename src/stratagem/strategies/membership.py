@@ -12,8 +12,8 @@ import jax
 from stratagem import config, environment
 from stratagem.cluster import ClusterResolver, Processes
 from stratagem.cluster.addresses import split_address
-from stratagem.group import GroupLimits, Identity
 from stratagem.messages import explain
+from stratagem.process_group import GroupLimits, Identity
 from stratagem.topology.processes import start_processes
 
 if TYPE_CHECKING:

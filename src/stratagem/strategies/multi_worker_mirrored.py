@@ -11,8 +11,8 @@ from stratagem import config, environment
 from stratagem.cluster import ClusterResolver, TFConfigClusterResolver, detect
 from stratagem.collectives import measured_choice
 from stratagem.communication import CommunicationImplementation, CommunicationOptions
-from stratagem.group import agree_on_random_state
 from stratagem.messages import explain
+from stratagem.process_group import agree_on_random_state
 from stratagem.strategies.base.argument_checks import checked_communication
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.base.recreate import recreatable

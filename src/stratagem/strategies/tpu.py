@@ -8,8 +8,8 @@ from typing import Any, final
 
 from stratagem.cluster import ClusterResolver
 from stratagem.execution import Lockstep
-from stratagem.group import agree_on_random_state
 from stratagem.messages import explain
+from stratagem.process_group import agree_on_random_state
 from stratagem.strategies.base.argument_checks import check_device_assignment, check_steps_per_run
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.base.recreate import recreatable

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 import jax
 
-from stratagem.group import current_group
 from stratagem.messages import explain
+from stratagem.process_group import current_group
 from stratagem.summary import settings
 from stratagem.summary.event_file import EventFile, tensorboard
 from stratagem.summary.recording import write_pending

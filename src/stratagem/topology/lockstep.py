@@ -16,7 +16,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
-from stratagem.group import Activity, Group, current_group
+from stratagem.process_group import Activity, Group, current_group
 
 __all__ = [
     "InFlightProgram",

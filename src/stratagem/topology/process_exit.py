@@ -21,8 +21,8 @@ from typing import NoReturn
 
 import jax
 
-from stratagem.group import Group, current_group
 from stratagem.preemption.signals import ignore_until_exit
+from stratagem.process_group import Group, current_group
 from stratagem.run_events import close_events, current_events
 from stratagem.topology.private import exit_now, main_thread_file
 

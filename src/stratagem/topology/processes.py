@@ -11,8 +11,15 @@ from typing import Any
 import jax
 
 from stratagem import environment
-from stratagem.group import Activity, Group, GroupLimits, Identity, current_group, set_current_group
 from stratagem.messages import explain
+from stratagem.process_group import (
+    Activity,
+    Group,
+    GroupLimits,
+    Identity,
+    current_group,
+    set_current_group,
+)
 from stratagem.run_events import current_events
 from stratagem.topology import process_exit
 from stratagem.topology.devices import local_devices

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from stratagem.group import current_group
 from stratagem.messages import explain
+from stratagem.process_group import current_group
 from stratagem.topology import Topology
 from stratagem.values.distributed import DistributedValues, Mirrored, PerReplica
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 import numpy as np
 
-from stratagem.group import current_group
 from stratagem.messages import explain
+from stratagem.process_group import current_group
 from stratagem.topology import Topology
 from stratagem.topology.lockstep import compute_on_every_process
 from stratagem.topology.shards import local_copy

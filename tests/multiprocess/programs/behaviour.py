@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 import stratagem as sg
-from stratagem.group import current_group
+from stratagem.process_group import current_group
 
 folder = Path(sys.argv[1])
 strategy = sg.MultiWorkerMirroredStrategy()

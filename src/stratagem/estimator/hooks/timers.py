@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 from stratagem.collectives import host
-from stratagem.group import current_group
 from stratagem.messages import explain
+from stratagem.process_group import current_group
 
 __all__ = [
     "Clock",

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from stratagem.group import current_group
+from stratagem.process_group import current_group
 from stratagem.values.regrouping import is_array
 
 __all__ = ["asked_by_all", "self_transposed"]

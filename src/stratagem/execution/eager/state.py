@@ -11,7 +11,7 @@ import numpy as np
 
 from stratagem.execution.tracing.errors import disagreement, foreign_variable
 from stratagem.execution.tracing.functionalize import ReplicaScope
-from stratagem.group import current_group
+from stratagem.process_group import current_group
 from stratagem.topology import Topology
 from stratagem.topology.shards import replica_copy
 from stratagem.variables import (

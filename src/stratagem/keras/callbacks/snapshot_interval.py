@@ -7,7 +7,7 @@ import statistics
 import time
 from collections import deque
 
-from stratagem.group import current_group
+from stratagem.process_group import current_group
 
 __all__ = ["AUTO", "SnapshotInterval"]
 

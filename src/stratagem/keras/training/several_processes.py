@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import keras
 
-from stratagem.group import agree_on_random_state, current_group
 from stratagem.keras.training.callback_support import CHIEF_ONLY, listed
 from stratagem.messages import explain
 from stratagem.options import VariableAggregation
+from stratagem.process_group import agree_on_random_state, current_group
 from stratagem.variables import VariableKind, WholeValue, home_of, store_of
 
 if TYPE_CHECKING:

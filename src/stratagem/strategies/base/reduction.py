@@ -18,9 +18,9 @@ from stratagem.context.replica import (
     random_keys_error,
 )
 from stratagem.errors import InvalidArgumentError
-from stratagem.group import current_group
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
+from stratagem.process_group import current_group
 from stratagem.topology.lockstep import compute_on_every_process, is_multi_process
 from stratagem.values import DistributedValues, IndexedSlices, Mirrored, PerReplica
 

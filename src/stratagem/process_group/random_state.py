@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from stratagem.group.current import current_group
+from stratagem.process_group.current import current_group
 
 __all__ = ["agree_on_random_state"]
 

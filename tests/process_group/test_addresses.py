@@ -6,9 +6,9 @@ import concurrent.futures
 
 import pytest
 
-from stratagem.group import Group, GroupLimits
-from stratagem.group.addresses import Link, reachable_addresses
-from tests.group.members import connected, free_port, hello, identity, joined
+from stratagem.process_group import Group, GroupLimits
+from stratagem.process_group.addresses import Link, reachable_addresses
+from tests.process_group.members import connected, free_port, hello, identity, joined
 
 _ITSELF = Link("127.0.0.1", "127.0.0.1", "127.0.0.1")
 _AS_DEBIAN = Link("127.0.0.1", "127.0.0.1", "127.0.1.1")

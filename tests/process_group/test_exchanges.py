@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from stratagem.group.exchanges import ExchangeReply, Exchanges
-from stratagem.group.verdict import Activity, GroupLimits, MemberView, ProgramPosition, Verdict
+from stratagem.process_group.exchanges import ExchangeReply, Exchanges
+from stratagem.process_group.verdict import (
+    Activity,
+    GroupLimits,
+    MemberView,
+    ProgramPosition,
+    Verdict,
+)
 
 _LABELS = ["worker 0", "worker 1", "worker 2"]
 _LIMITS = GroupLimits(stuck_s=120)

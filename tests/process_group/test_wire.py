@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from stratagem.group.wire import decode, encode, frame, read_frame
+from stratagem.process_group.wire import decode, encode, frame, read_frame
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
-from stratagem.group.wire import frame
+from stratagem.process_group.wire import frame
 
 __all__ = ["forward", "open_coordination_port"]
 

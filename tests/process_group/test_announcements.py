@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from stratagem.group import Group, GroupLimits
-from tests.group.members import joined, together
+from stratagem.process_group import Group, GroupLimits
+from tests.process_group.members import joined, together
 
 _LIMIT_S = 20.0
 _LIMITS = GroupLimits(join_s=_LIMIT_S, peer_s=10, stuck_s=600, barrier_s=_LIMIT_S)

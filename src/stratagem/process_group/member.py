@@ -10,12 +10,12 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from stratagem.errors import DeadlineExceededError, UnavailableError
-from stratagem.group.announcements import Announcements, Listener
-from stratagem.group.connection import Connection
-from stratagem.group.identity import Identity
-from stratagem.group.streams import Stream, Streams
-from stratagem.group.verdict import Activity, GroupLimits, ProgramPosition, Verdict
 from stratagem.messages import explain
+from stratagem.process_group.announcements import Announcements, Listener
+from stratagem.process_group.connection import Connection
+from stratagem.process_group.identity import Identity
+from stratagem.process_group.streams import Stream, Streams
+from stratagem.process_group.verdict import Activity, GroupLimits, ProgramPosition, Verdict
 
 __all__ = ["Group"]
 

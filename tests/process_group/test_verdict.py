@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from stratagem.errors import DeadlineExceededError, UnavailableError
-from stratagem.group.verdict import Activity, GroupLimits, MemberView, ProgramPosition, judge
+from stratagem.process_group.verdict import (
+    Activity,
+    GroupLimits,
+    MemberView,
+    ProgramPosition,
+    judge,
+)
 
 _LIMITS = GroupLimits(join_s=300, peer_s=30, stuck_s=120, barrier_s=300)
 

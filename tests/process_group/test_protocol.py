@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from stratagem.errors import UnavailableError
-from stratagem.group import Group, GroupLimits
-from stratagem.group.protocol import read_message
-from tests.group.members import (
+from stratagem.process_group import Group, GroupLimits
+from stratagem.process_group.protocol import read_message
+from tests.process_group.members import (
     as_bytes,
     connected,
     free_port,

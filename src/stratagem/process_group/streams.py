@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from stratagem.group.wire import decode, encode
 from stratagem.messages import explain
+from stratagem.process_group.wire import decode, encode
 
 __all__ = ["Stream", "Streams"]
 

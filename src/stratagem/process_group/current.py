@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stratagem.group.member import Group
+from stratagem.process_group.member import Group
 
 __all__ = ["current_group", "set_current_group"]
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from stratagem.errors import DeadlineExceededError, UnavailableError
-from stratagem.group import Activity, Group, GroupLimits
-from tests.group.members import free_port, identity, joined, together
+from stratagem.process_group import Activity, Group, GroupLimits
+from tests.process_group.members import free_port, identity, joined, together
 
 _LIMITS = GroupLimits(join_s=20, peer_s=1.5, stuck_s=1.5, barrier_s=20)
 

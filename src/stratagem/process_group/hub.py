@@ -8,11 +8,12 @@ import dataclasses
 import time
 from typing import Any
 
-from stratagem.group.addresses import Link, reachable_addresses
-from stratagem.group.exchanges import ExchangeReply, Exchanges
-from stratagem.group.protocol import read_message
-from stratagem.group.tunnel import forward
-from stratagem.group.verdict import (
+from stratagem.messages import explain
+from stratagem.process_group.addresses import Link, reachable_addresses
+from stratagem.process_group.exchanges import ExchangeReply, Exchanges
+from stratagem.process_group.protocol import read_message
+from stratagem.process_group.tunnel import forward
+from stratagem.process_group.verdict import (
     Activity,
     GroupLimits,
     MemberView,
@@ -20,8 +21,7 @@ from stratagem.group.verdict import (
     Verdict,
     judge,
 )
-from stratagem.group.wire import frame
-from stratagem.messages import explain
+from stratagem.process_group.wire import frame
 
 __all__ = ["Hub"]
 

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from stratagem.group.verdict import Activity, GroupLimits, MemberView, Verdict
 from stratagem.messages import explain
+from stratagem.process_group.verdict import Activity, GroupLimits, MemberView, Verdict
 
 __all__ = ["ExchangeReply", "Exchanges"]
 
