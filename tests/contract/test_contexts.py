@@ -214,7 +214,7 @@ def test_set_strategy_inside_a_scope_is_refused(strategy) -> None:
 
 
 def test_set_strategy_takes_only_strategies() -> None:
-    with pytest.raises(TypeError, match="'mirrored' is of type str"):
+    with pytest.raises(TypeError, match="received 'mirrored' of type str"):
         sg.set_strategy("mirrored")
 
 
