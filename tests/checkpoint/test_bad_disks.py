@@ -130,6 +130,6 @@ def test_fit_continues_without_memory(
     model.compile("adam", "mse")
     backup = sg.BackupAndRestore(tmp_path / "backup", delete_checkpoint=False)
     rows = np.ones((8, 1000), "float32")
-    with pytest.warns(RuntimeWarning, match=r"not kept in .* any more: .*No space left"):
+    with pytest.warns(RuntimeWarning, match=r"no longer be saved in .*: .*No space left"):
         model.fit(rows, rows, batch_size=2, verbose=0, callbacks=[backup])
     assert len(list((tmp_path / "backup").iterdir())) == 1

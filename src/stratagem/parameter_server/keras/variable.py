@@ -28,6 +28,7 @@ from stratagem.keras.private import (
 from stratagem.keras.variables.explicit_placement import check_explicit_device
 from stratagem.keras.variables.initial_rows import InitialRows
 from stratagem.keras.variables.variable import DistributedVariable
+from stratagem.keras.variables.variable_source import is_initialized
 from stratagem.messages import explain
 from stratagem.parameter_server.client.remote_values import Stored, Unplaced
 from stratagem.parameter_server.client.shard_layout import ShardLayout
@@ -123,6 +124,8 @@ class ParameterServerVariable(DistributedVariable):
         *args: Any,
         **kwargs: Any,
     ) -> None:
+        if is_initialized(self):
+            return
         # In a step Keras requests the initial value later.
         self._slot = _next.slot
         if self._slot is None and (trainable or _has_axes(initializer, shape)):
