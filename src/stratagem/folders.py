@@ -10,7 +10,7 @@ __all__ = ["checked_folder"]
 
 
 def checked_folder(name: str, folder: str | os.PathLike[str]) -> str:
-    """Returns a folder's path; raises a ValueError if it is empty, as of a variable not set.
+    """Returns a folder's path; raises ValueError if it is empty, as an unset variable is.
 
     `name` is the argument's name for the message.
     """

@@ -119,6 +119,14 @@ def test_held_bytes_match_arithmetic_and_arrays_after_fit(strategy, target, want
     assert int(model.optimizer.iterations.value) == 2
 
 
+def test_layouts_and_another_sharding_are_refused_together() -> None:
+    strategy = _divided()
+    with strategy.scope():
+        model = _model()
+    with pytest.raises(ValueError, match="shard_state='all' and a layout_map were given"):
+        sg.plan(model, _BATCH, "4xH100", shard_state="all")
+
+
 @pytest.fixture(scope="module")
 def mirrored() -> Plan:
     return sg.plan(_model, _BATCH, "4xH100")

@@ -110,13 +110,14 @@ def _serve(connection: socket.socket) -> tuple[str, socket.socket] | None:
                 os.dup2(output, number)
                 os.close(output)
             return request["kind"], socket.socket(fileno=channel)
-        numbers[process_id] = request["number"]
+        if process_id > 0:
+            numbers[process_id] = request["number"]
         for descriptor in descriptors:
             os.close(descriptor)
 
 
 def _fork() -> int:
-    """Forks; returns -1 if memory is short, where the client finds its channel closed."""
+    """Forks; returns -1 if the system refuses. The client then finds its channel closed."""
     try:
         return os.fork()
     except OSError:
