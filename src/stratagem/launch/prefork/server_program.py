@@ -101,8 +101,7 @@ def _serve(connection: socket.socket) -> tuple[str, socket.socket] | None:
         if not data:
             return None
         request = json.loads(data)
-        process_id = _fork()
-        if process_id == 0:
+        if _fork(numbers, request["number"]):
             for inherited in (connection, wakeups, waker):
                 inherited.close()
             channel, *outputs = descriptors
@@ -110,18 +109,19 @@ def _serve(connection: socket.socket) -> tuple[str, socket.socket] | None:
                 os.dup2(output, number)
                 os.close(output)
             return request["kind"], socket.socket(fileno=channel)
-        if process_id > 0:
-            numbers[process_id] = request["number"]
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def _fork() -> int:
-    """Forks; returns -1 if the system refuses. The client then finds its channel closed."""
+def _fork(numbers: dict[int, int], number: int) -> bool:
+    """Returns True in the fork. If the system refuses, the client finds its channel closed."""
     try:
-        return os.fork()
+        process_id = os.fork()
     except OSError:
-        return -1
+        return False
+    if process_id:
+        numbers[process_id] = number
+    return process_id == 0
 
 
 def _report_exits(connection: socket.socket, numbers: dict[int, int]) -> None:
