@@ -49,7 +49,7 @@ def describe(options: WorkerOptions) -> dict[str, Any]:
         batch = take_batch((inputs, labels), 1)
         arguments = batch_arguments(place([batch], strategy.topology))
         lowered = strategy.executor.lower(ReplicaSteps(model).train, arguments, strategy.topology)
-        memory = CompilerMemory.of(lowered.compile().memory_analysis())
+        memory = CompilerMemory.of(lowered.compile().memory_analysis(), lasting_bytes=state_bytes)
         next_batch_bytes = sum(array.nbytes for array in arguments.split)
         whole_bytes = memory.peak_bytes - memory.code_bytes + next_batch_bytes
         how = "program that ran"

@@ -13,6 +13,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+# XLA starts several pools of one thread a core, and the stack of a thread counts as memory.
+_NUM_THREADS = 4
+
 # Each page is written to: the kernel hands out nothing that is only asked for.
 _MAKE = "import sys, numpy; numpy.ones((int(sys.argv[1]), int(sys.argv[2])), numpy.float32)"
 _MAKE_LIMIT_S = 120
@@ -34,11 +37,12 @@ class Used:
 
 
 def limit_memory(limit_bytes):
-    """Limits this process, and those that it starts from now on, for good.
+    """Limits the memory and threads of this process and its future subprocesses, permanently.
 
     Args:
         limit_bytes: of each.
     """
+    os.environ["NPROC"] = str(_NUM_THREADS)
     resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
 
 

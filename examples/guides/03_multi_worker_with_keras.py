@@ -63,9 +63,7 @@ def build_and_compile_cnn_model():
 
 # Train the model: main.py
 per_worker_batch_size = 64
-tf_config = json.loads(
-    os.environ.get("TF_CONFIG", '{"cluster": {"worker": ["localhost"]}}')  # noqa: TID251
-)
+tf_config = json.loads(os.environ.get("TF_CONFIG", '{"cluster": {"worker": ["localhost"]}}'))
 num_workers = len(tf_config["cluster"]["worker"])
 
 strategy = sg.MultiWorkerMirroredStrategy()

@@ -62,9 +62,7 @@ def build_cnn_model():
 
 # Define a custom training loop: main.py
 per_worker_batch_size = 16
-tf_config = json.loads(
-    os.environ.get("TF_CONFIG", '{"cluster": {"worker": ["localhost"]}}')  # noqa: TID251
-)
+tf_config = json.loads(os.environ.get("TF_CONFIG", '{"cluster": {"worker": ["localhost"]}}'))
 num_workers = len(tf_config["cluster"]["worker"])
 global_batch_size = per_worker_batch_size * num_workers
 
