@@ -24,7 +24,7 @@ def test_every_variable_is_named_after_the_library_and_explained() -> None:
 
 
 def test_every_variable_is_in_the_documentation() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "environment.md").read_text()
+    page = (Path(__file__).parents[1] / "docs" / "reference" / "environment.md").read_text()
     for variable in environment.VARIABLES.values():
         default = variable.default
         default = default if isinstance(default, str) else int(default)

@@ -16,7 +16,7 @@ def test_changed_test_is_run_itself() -> None:
 
 
 def test_other_files_bring_no_tests() -> None:
-    assert changed.tests_of(["README.md", "docs/tpu.md"]) == []
+    assert changed.tests_of(["README.md", "docs/guides/tpu.md"]) == []
 
 
 def test_names_of_modules() -> None:

@@ -17,7 +17,7 @@ from stratagem.launch import LaunchOptions, scripts
 from stratagem.launch.restart.launcher import Outcome
 from stratagem.launch.tasks.exit_status import ExitStatus
 
-PAGE = Path(__file__).parents[2] / "docs" / "launch.md"
+PAGE = Path(__file__).parents[2] / "docs" / "clusters" / "launch.md"
 OPTIONS = {
     parameter.name: parameter
     for parameter in command.params

@@ -18,7 +18,7 @@ from stratagem.manifests import (
     validate_kubernetes,
 )
 
-_FOLDER = Path(__file__).parents[2] / "docs"
+_FOLDER = Path(__file__).parents[2] / "docs" / "clusters"
 _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _ROW = re.compile(r"^\| `(\w+)` \| (?:`(--[-a-z]+)`)? ?\| `([^`]*)` \| [^|]+ \|$", re.MULTILINE)
 _PAGES = ["kubernetes.md", "slurm.md"]

@@ -22,7 +22,7 @@ from tests.estimator.tensorflow_symbols import SYMBOLS
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
-_FOLDER = Path(__file__).parents[2] / "docs"
+_FOLDER = Path(__file__).parents[2] / "docs" / "guides"
 _PAGE = (_FOLDER / "estimator.md").read_text(encoding="utf-8")
 _ROW = re.compile(r"^\| (?P<names>`tf\..*?) \| (?P<ours>none|`sg\.[\w.]+`) \| (?P<note>.*?) ?\|$")
 _CODE = re.compile(r"`([^`]+)`")

@@ -14,7 +14,7 @@ from stratagem.run_events.records import EndEvent, Event, StartEvent, StepEvent
 from tests.fresh_process import run_fresh
 from tests.goodput.runs import long_run, write
 
-_FOLDER = Path(__file__).parents[2] / "docs"
+_FOLDER = Path(__file__).parents[2] / "docs" / "how_to"
 _PAGE = (_FOLDER / "goodput.md").read_text(encoding="utf-8")
 _ROW = re.compile(r"^\| `(\w+)` \| (.*) \|$", re.MULTILINE)
 

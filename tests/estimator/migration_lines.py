@@ -1,4 +1,4 @@
-"""One line of code per row of the table in docs/estimator.md, by its first name."""
+"""One line of code per row of the table in docs/guides/estimator.md, by its first name."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ pytest.importorskip("libtpu", reason="libtpu is not installed: `make test-tpu` h
 _REDUCTION = re.compile(r"= (.*) all-reduce(?:-start)?\(")
 _SHAPE = re.compile(r"f32\[([\d,]*)\]")
 
-# What docs/many_workers.md tells users to set, and docs/design/core.md why we do not.
+# What docs/guides/many_workers.md tells users to set, and docs/design/core.md why we do not.
 _OVERLAP = {
     "xla_enable_async_all_reduce": True,
     "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": True,

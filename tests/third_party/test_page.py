@@ -8,7 +8,7 @@ import pytest
 
 from tests.docs.test_pages import differences
 
-_PAGE = Path(__file__).parents[2] / "docs" / "third_party.md"
+_PAGE = Path(__file__).parents[2] / "docs" / "how_to" / "third_party.md"
 
 
 def test_page_prints_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

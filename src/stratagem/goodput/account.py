@@ -123,7 +123,7 @@ def account_for(run: RunEvents) -> Account:
     """Breaks down the wall time from the first start to the last event.
 
     Training tasks run in lockstep: a step counts once, however many processes ran it. See
-    docs/goodput.md for the definition of each cause.
+    docs/how_to/goodput.md for the definition of each cause.
 
     Args:
         run: events of the run, from `read_run`.

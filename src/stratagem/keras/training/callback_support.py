@@ -1,4 +1,4 @@
-"""Checks Keras callbacks for support under a strategy. Table: `docs/keras.md`."""
+"""Checks Keras callbacks for support under a strategy. Table: `docs/guides/keras.md`."""
 
 from __future__ import annotations
 
