@@ -39,6 +39,7 @@ PEERS := .venv-peers/.complete
 TPU := .venv-tpu/.complete
 GPU := .venv-gpu/.complete
 THIRD_PARTY := .venv-third-party/.complete
+RELEASE := .venv-release/.complete
 
 # What is run op by op depends little on versions.
 COMPATIBILITY := -m "compatibility and not slow" -k "not eager"
@@ -101,6 +102,12 @@ $(GPU): requirements/dev.lock requirements/gpu.txt pyproject.toml
 # The lock is complete, but for what KerasHub asks for and does not use.
 $(THIRD_PARTY): requirements/third_party.lock pyproject.toml
 	$(call environment,.venv-third-party,$(PYTHON),requirements/third_party.lock,--no-deps)
+
+$(RELEASE): requirements/release.txt
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 to 3.13 with venv found." >&2; exit 1; }
+	test -x .venv-release/bin/python || "$(PYTHON)" -m venv .venv-release
+	.venv-release/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/release.txt
+	@touch $@
 
 # torch comes first and by pip: a CPU build on the local disk is seen by pip only, and the build
 # that a resolver would choose in its place brings several GB of CUDA.
@@ -174,6 +181,20 @@ test-newest: ## compatibility tests on the newest Python, JAX and Keras of the l
 		echo "neither is on PATH or under pyenv. The main environment has the newest for its Python."; \
 	fi
 
+# Without upper bounds, and with what was published since the lock: run each night, not by CI.
+.PHONY: test-latest
+test-latest: ## compatibility tests on the latest JAX, Keras and Orbax, whatever pyproject.toml and the lock allow
+	@test -n "$(or $(NEWEST_PYTHON),$(PYTHON))" || { echo "No Python 3.11 to 3.13 found." >&2; exit 1; }
+	"$(or $(NEWEST_PYTHON),$(PYTHON))" -m venv --clear .venv-latest
+	.venv-latest/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	.venv-latest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --pre jax jaxlib keras orbax-checkpoint
+	.venv-latest/bin/python -m pip list | grep -iE "^(jax|jaxlib|keras|orbax-checkpoint) "
+	$(QUICKLY) .venv-latest/bin/python -m pytest $(IN_PARALLEL) $(HANGS) $(COMPATIBILITY)
+
+.PHONY: release-check
+release-check: $(RELEASE) ## builds the package into dist/ and checks all that a release needs
+	.venv-release/bin/python release/check.py
+
 .PHONY: test-newest-all
 test-newest-all: ## all tests of `make test`, slow to run, on the newest versions; needs Python 3.12 or 3.13
 	@test -n "$(NEWEST_PYTHON)" || { echo "No Python 3.12 or 3.13 found: install one." >&2; exit 1; }
@@ -230,5 +251,5 @@ lock: ## renews the locks; needs uv
 
 .PHONY: clean
 clean: ## removes the environments, caches and builds; runs/ stays
-	rm -rf .venv .venv-oldest .venv-newest .venv-peers .venv-tpu .venv-gpu .venv-third-party build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-newest .venv-peers .venv-tpu .venv-gpu .venv-third-party .venv-release .venv-latest build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
