@@ -60,6 +60,8 @@ def check_metadata(project: dict) -> None:
         citation["version"] == project["version"],
         f"CITATION.cff has version {citation['version']}, pyproject.toml {project['version']}",
     )
+    module = (ROOT / "src" / "stratagem" / "__init__.py").read_text()
+    _require(f'__version__ = "{project["version"]}"' in module, "stratagem.__version__ is another")
     _require(f'version: "{project["version"]}"' in recipe, "the conda recipe has another version")
     missing = [
         requirement
