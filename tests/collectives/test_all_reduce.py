@@ -19,10 +19,8 @@ from stratagem.collectives import (
     ChosenAllReduce,
     GatheredAllReduce,
     NumberedPacks,
-    ReplicaAxis,
 )
 from stratagem.options import ReduceOp
-from stratagem.topology import Topology
 from tests.collectives.axes import AXES, messages, on_axis
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -154,29 +152,3 @@ def test_function_that_sees_all_values_takes_the_place_of_the_algorithms() -> No
     np.testing.assert_array_equal(single, [9.0] * 3)
     at_hand = reduction.parts(ReduceOp.SUM, [1.0, 5.0], are_gradients=True)
     assert float(at_hand) == 5.0
-
-
-@pytest.mark.parametrize(
-    ("count", "groups"),
-    [(1, ()), (2, ()), (3, ()), (4, ((0, 1), (2, 3))), (6, ((0, 1, 2), (3, 4, 5)))],
-)
-def test_devices_of_one_process_form_two_groups_from_four_on(count, groups) -> None:
-    axis = ReplicaAxis.of(Topology(tuple(jax.devices()[:count])))
-    assert (axis.name, axis.size, axis.groups) == ("replica", count, groups)
-
-
-def test_devices_of_a_process_form_a_group() -> None:
-    class Device:
-        platform = "cpu"
-
-        def __init__(self, process_index):
-            self.process_index = process_index
-
-    def groups(*processes):
-        return ReplicaAxis.of(Topology(tuple(Device(one) for one in processes))).groups
-
-    assert groups(0, 0, 1, 1) == ((0, 1), (2, 3))
-    assert groups(0, 1, 0, 1) == ((0, 2), (1, 3))
-    assert groups(0, 1, 2, 3) == ()
-    assert groups(0, 0, 1) == ()
-    assert ReplicaAxis.of(Topology(None)).size == 1
