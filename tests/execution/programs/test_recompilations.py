@@ -17,11 +17,14 @@ def strategy() -> Any:
 
 @pytest.mark.parametrize("is_function", [False, True])
 def test_step_that_is_compiled_again_and_again_is_named(strategy, is_function) -> None:
+    functions = []  # programs that the garbage collector has taken do not count
+
     def call(batch: Any) -> Any:
         def step() -> Any:
             return jnp.sum(batch)
 
-        return sg.function(step)() if is_function else strategy.run(step)
+        functions.append(sg.function(step))
+        return functions[-1]() if is_function else strategy.run(step)
 
     call(jnp.ones(2))
     call(jnp.ones(2))
