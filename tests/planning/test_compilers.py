@@ -11,7 +11,6 @@ import pytest
 from stratagem.execution.programs.step_capture import CapturedStep
 from stratagem.planning import capture_script, compilers, parse_target
 from stratagem.planning.compilers import compile_step, missing_compiler
-from stratagem.planning.memory import CompilerMemory
 
 _TARGET = parse_target("2xH100")
 
@@ -69,22 +68,3 @@ def test_other_process_that_fails_is_reported(step, monkeypatch) -> None:
     with pytest.raises(RuntimeError, match="The CPU compiler exited with code 3") as told:
         compile_step(step, _TARGET)
     assert "last words" in str(told.value)
-
-
-def test_peak_counts_results_that_take_no_arguments_place() -> None:
-    memory = CompilerMemory(
-        argument_bytes=100, output_bytes=60, alias_bytes=50, temp_bytes=7, code_bytes=2
-    )
-    assert memory.peak_bytes == 100 + 10 + 7 + 2
-
-
-def test_lasting_arguments_are_not_temporary_memory() -> None:
-    memory = CompilerMemory(
-        argument_bytes=100,
-        output_bytes=60,
-        alias_bytes=50,
-        temp_bytes=7,
-        code_bytes=2,
-        lasting_bytes=80,
-    )
-    assert memory.passing_bytes == 100 - 80 + 10 + 7

@@ -11,9 +11,7 @@ import pytest
 from rich.console import Console
 
 import stratagem as sg
-from stratagem import optional_libraries
 from stratagem.planning import Plan, Reduction, parse_target
-from stratagem.planning.plot import draw, figure_of
 from stratagem.planning.report import (
     count_text,
     headline,
@@ -128,23 +126,3 @@ def test_sizes_times_and_counts() -> None:
         "2.00 s",
     ]
     assert [count_text(number) for number in (7, 1200, 2.5e15)] == ["7", "1.2 k", "2.5 P"]
-
-
-def test_picture_shows_all_parts_and_steps(plan, tmp_path) -> None:
-    figure = figure_of(_with_temporaries(plan, 30 * _GIB))
-    memory, steps = figure.axes
-    labels = memory.get_legend_handles_labels()[1]
-    assert labels == ["activations and gradients 30.00 GiB"]  # what else there is is too small
-    assert len(memory.patches) == sum(size > 0 for _, size in plan.memory.parts())
-    assert [tick.get_text() for tick in steps.get_xticklabels()] == ["1", "2"]
-    draw(plan, tmp_path / "new" / "plan.png")
-    assert (tmp_path / "new" / "plan.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_picture_without_matplotlib(plan, monkeypatch, tmp_path) -> None:
-    def missing(name: str):
-        raise ModuleNotFoundError(f"No module named {name!r}")
-
-    monkeypatch.setattr(optional_libraries.importlib, "import_module", missing)
-    with pytest.raises(ImportError, match="Plotting a plan needs matplotlib"):
-        draw(plan, tmp_path / "plan.png")

@@ -1,4 +1,4 @@
-"""Where values are kept: one copy on a device, or a part on each; rows of both."""
+"""Stores of one copy on a device, and of a shard on each: values and rows."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import stratagem as sg
 from stratagem.topology import Topology, find_devices
-from stratagem.variables import ShardedState, ShardedStore, SingleDeviceStore, Store, store_of
+from stratagem.variables import ShardedStore, SingleDeviceStore, Store
 
 HOST = jax.devices()[3]
 
@@ -77,40 +76,3 @@ def test_rows_are_those_of_numpy(kept_and_topology, num_rows) -> None:
     rows = np.asarray(store.rows(store.load(store.put(table)), given, topology))
     np.testing.assert_array_equal(rows, jnp.take(table, ids, axis=0))
     assert np.isnan(rows[..., 0, 0, :]).all()
-
-
-def test_parts_are_of_the_first_axis_that_can_be_parted() -> None:
-    four = ShardedStore(replicas(4))
-    shapes = {(8, 3): 0, (3, 8): 1, (6, 5): None, (): None, (0, 4): 1}
-    assert {shape: four.sharded_axis(shape) for shape in shapes} == shapes
-    parts = four.put(np.arange(24.0).reshape(3, 8)).addressable_shards
-    assert [part.data.shape for part in parts] == [(3, 2)] * 4
-
-
-@pytest.mark.parametrize("shape", [(8, 3), (3, 8)])
-def test_own_parts_make_up_what_is_kept(shape) -> None:
-    four = ShardedStore(replicas(4))
-    value = np.arange(24.0, dtype="float32").reshape(shape)
-    own = four.local_shards(four.put(value))
-    assert own.shape == (4, *(size // 4 if size == 8 else size for size in shape))
-    np.testing.assert_array_equal(np.concatenate(own, axis=shape.index(8)), value)
-    again = four.from_local_shards(own, shape)
-    assert again.sharding == four.sharding(shape)
-    np.testing.assert_array_equal(again, value)
-
-
-@pytest.mark.parametrize("is_all", [False, True])
-def test_state_is_parted_where_it_is_large_and_can_be(is_all) -> None:
-    policy = ShardedState(ShardedStore(replicas(2)), is_all=is_all)
-    policy.check()
-    owner = np.zeros((64, 32))
-    assert policy.choose(owner, slot_of=owner) is policy.store
-    assert (policy.choose(owner, slot_of=None) is policy.store) == is_all
-    for other in (np.zeros((8, 8)), np.zeros((63, 33)), np.zeros(())):
-        assert policy.choose(other, slot_of=other) is None
-
-
-def test_other_variables_are_kept_nowhere() -> None:
-    with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
-        assert store_of(sg.Variable(1.0)) is None
-    assert store_of(sg.Variable(1.0)) is None

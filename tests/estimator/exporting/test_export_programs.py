@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 
@@ -194,17 +193,3 @@ def test_a_folder_is_taken_only_when_it_is_free(tmp_path, monkeypatch) -> None:
     (tmp_path / "100").mkdir()
     (tmp_path / "temp-101").mkdir()
     assert exporting._make_temporary_folder(str(tmp_path)) == [str(tmp_path / "temp-102"), "102"]
-
-
-def test_what_is_no_export_is_refused(trained, tmp_path) -> None:
-    with pytest.raises(ValueError, match="contains no exported model"):
-        sg.estimator.load_exported(tmp_path)
-    folder = trained.export_saved_model(tmp_path, RAW)
-    serve = sg.estimator.load_exported(folder)["serving_default"]
-    for call in (lambda: serve(x=X), lambda: serve(X, X), serve):
-        with pytest.raises(ValueError, match="The signature 'serving_default' was called with"):
-            call()
-    file = tmp_path / folder / "signatures.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "format": 2}))
-    with pytest.raises(ValueError, match="was exported in format 2"):
-        sg.estimator.load_exported(folder)

@@ -154,29 +154,6 @@ def test_changed_trainable_flag_is_seen() -> None:
     assert before != again()
 
 
-@pytest.mark.parametrize("is_function", [False, True])
-def test_step_that_is_compiled_again_and_again_is_named(strategy, is_function) -> None:
-    def call(batch: Any) -> Any:
-        def step() -> Any:
-            return jnp.sum(batch)
-
-        return sg.function(step)() if is_function else strategy.run(step)
-
-    call(jnp.ones(2))
-    call(jnp.ones(2))
-    with pytest.warns(
-        RuntimeWarning, match=r"step \(.*test_function_identity.py:\d+\) was comp"
-    ) as caught:
-        call(jnp.ones(2))
-    assert "the values of ['batch'] in it differ" in str(caught[0].message)
-
-
-@pytest.mark.filterwarnings("error:.*was compiled 3 times")
-def test_other_kinds_of_arguments_are_no_recompilation(strategy) -> None:
-    for size in range(1, 6):
-        strategy.run(lambda x: x.sum(), args=(jnp.ones(size),))
-
-
 def test_global_settings_are_part_of_a_key() -> None:
     def key() -> Any:
         return function_key(lambda: 1)
@@ -188,18 +165,6 @@ def test_global_settings_are_part_of_a_key() -> None:
         assert before != key()
     finally:
         keras.config.set_epsilon(1e-7)
-
-
-@pytest.mark.filterwarnings("error:.*was compiled 3 times")
-def test_steps_of_a_factory_that_are_used_again_are_no_recompilation(strategy) -> None:
-    def make(factor: Any) -> Any:
-        return lambda x: x * factor
-
-    for factor in range(4):
-        step, compiled = make(factor), sg.function(make(factor))
-        for _ in range(2):
-            strategy.run(step, args=(1.0,))
-            compiled(1.0)
 
 
 def test_equal_containers_are_not_the_same_one(strategy) -> None:

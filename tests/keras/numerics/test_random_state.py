@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.keras.json_values import from_json, to_json
 
 
 def draw() -> list[Any]:
@@ -74,22 +73,3 @@ def test_torch_is_asked_where_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> N
 def test_state_of_something_else_is_reported(state: Any) -> None:
     with pytest.raises(ValueError, match=r"RandomState.set_state received"):
         sg.train.RandomState().set_state(state)
-
-
-def test_arrays_and_numbers_come_back_from_text() -> None:
-    value = {
-        "none": None,
-        "list": [1, 2.5, "text", float("inf")],
-        "tuple": (np.float32(0.1), np.int64(3), np.bool_(True)),
-        "array": np.arange(6, dtype=np.uint16).reshape(2, 3),
-        "scalar": np.array(2.0),
-        "empty": np.zeros((0, 2), "float32"),
-    }
-    got = from_json(json.loads(json.dumps(to_json(value))))
-    assert got["none"] is None
-    assert got["list"] == value["list"]
-    assert got["tuple"] == [float(np.float32(0.1)), 3, True]
-    for name in ("array", "scalar", "empty"):
-        assert got[name].dtype == value[name].dtype
-        np.testing.assert_array_equal(got[name], value[name])
-        got[name][...] = 0  # its own memory

@@ -1,43 +1,15 @@
-"""Errors of saving and restoring name the cause, and change nothing else."""
+"""Checkpoints that are missing, damaged or foreign, and folders that cannot be written."""
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import keras
 import numpy as np
 import pytest
 
 import stratagem as sg
-
-
-def dense(units: int = 3, inputs: int = 2, count: int = 1) -> keras.Model:
-    layers = [keras.layers.Dense(units) for _ in range(count)]
-    return keras.Sequential([keras.layers.Input((inputs,)), *layers])
-
-
-def test_another_shape_names_the_path_and_both_shapes(tmp_path: Path) -> None:
-    path = sg.train.Checkpoint(model=dense(3)).save(tmp_path / "ckpt")
-    other = dense(4)
-    before = [np.asarray(variable.value) for variable in other.variables]
-    with pytest.raises(ValueError, match="has shape") as caught:
-        sg.train.Checkpoint(model=other).restore(path)
-    assert re.search(
-        r"model/trainable_variables/\S*kernel.* has shape \(2, 4\) here but \(2, 3\) in .*ckpt-1",
-        str(caught.value),
-    )
-    for variable, value in zip(other.variables, before, strict=True):
-        np.testing.assert_array_equal(variable.value, value)
-
-
-def test_another_model_names_the_missing_variables(tmp_path: Path) -> None:
-    path = sg.train.Checkpoint(model=dense(count=1)).save(tmp_path / "ckpt")
-    with pytest.raises(ValueError, match=r"holds 2 variables of model, which has 4"):
-        sg.train.Checkpoint(model=dense(count=2)).restore(path)
 
 
 def test_unknown_object_name_tells_those_that_are_there(tmp_path: Path) -> None:
@@ -45,21 +17,6 @@ def test_unknown_object_name_tells_those_that_are_there(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no epoch") as caught:
         sg.train.Checkpoint(epoch=sg.Variable(1)).restore(path)
     assert "save_counter, step" in str(caught.value)
-
-
-def test_bad_objects() -> None:
-    with pytest.raises(TypeError, match="cannot be saved") as caught:
-        sg.train.Checkpoint(step=3)
-    assert "got int" in str(caught.value)
-    with pytest.raises(ValueError, match="Checkpoint received an object named save_counter"):
-        sg.train.Checkpoint(save_counter=sg.Variable(1))
-
-
-def test_object_without_variables_cannot_be_saved(tmp_path: Path) -> None:
-    unbuilt = keras.Sequential([keras.layers.Dense(2)])
-    with pytest.raises(ValueError, match="has no variables yet"):
-        sg.train.Checkpoint(model=unbuilt).save(tmp_path / "ckpt")
-    assert not list(tmp_path.iterdir())
 
 
 def test_no_such_checkpoint_names_those_beside_it(tmp_path: Path) -> None:
@@ -129,36 +86,6 @@ def test_later_format_and_foreign_checkpoint_are_refused(tmp_path: Path) -> None
     )
     with pytest.raises(ValueError, match="has format 99"):
         checkpoint.restore(tmp_path / "later")
-
-
-class Reader:
-    """An object with a JSON state."""
-
-    def __init__(self, state: Any) -> None:
-        self.state = state
-
-    def get_state(self) -> Any:
-        return self.state
-
-    def set_state(self, state: Any) -> None:
-        self.state = state
-
-
-def test_state_that_json_cannot_hold_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        TypeError, match=r"reader\.get_state\(\) returned a value that JSON cannot store"
-    ):
-        sg.train.Checkpoint(reader=Reader(b"bytes")).save(tmp_path / "ckpt")
-    assert not list(tmp_path.iterdir())
-
-
-def test_object_of_another_kind_changes_nothing(tmp_path: Path) -> None:
-    step, reader = sg.Variable(1, dtype="int32"), Reader(5)
-    path = sg.train.Checkpoint(step=step, thing=sg.Variable(2.0)).save(tmp_path / "ckpt")
-    step.assign(9)
-    with pytest.raises(ValueError, match="thing is a state here but was saved in"):
-        sg.train.Checkpoint(step=step, thing=reader).restore(path)
-    assert (int(step), reader.state) == (9, 5)
 
 
 def test_name_that_is_taken_is_left_as_it_is(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.collectives import Algorithm, ReplicaAxis, axis
+from stratagem.collectives import Algorithm, axis
 from stratagem.communication import CommunicationImplementation, CommunicationOptions
 from stratagem.keras import lower_training_step
 from stratagem.strategies.base.automatic import AutomaticOps
@@ -37,13 +37,6 @@ def topology_of(num_slices: int) -> Topology:
     return Topology(
         tuple(chip for n in range(num_slices) for chip in chips(2, 2, rows_a_host=1, slice_index=n))
     )
-
-
-def test_replicas_of_a_slice_form_a_group_whatever_their_hosts() -> None:
-    topology = topology_of(2)
-    assert {device.process_index for device in topology.devices or ()} == {0, 1, 2, 3}
-    assert ReplicaAxis.of(topology).groups == ((0, 1, 2, 3), (4, 5, 6, 7))
-    assert ReplicaAxis.of(topology_of(1)).groups == ((0, 1), (2, 3))
 
 
 def test_sums_between_slices_go_in_stages_without_being_measured() -> None:

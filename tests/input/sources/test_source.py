@@ -7,43 +7,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import grain
-import keras
 import numpy as np
 import pytest
 
 from stratagem.input.sources import (
-    INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
     Source,
     as_source,
     batched_source,
 )
-
-
-class _Batches(keras.utils.PyDataset):
-    """Batches of two, reordered after each epoch."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.calls: list[str] = []
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> np.ndarray[Any, Any]:
-        return np.arange(2 * index, 2 * index + 2)
-
-    def on_epoch_begin(self) -> None:
-        self.calls.append("begin")
-
-    def on_epoch_end(self) -> None:
-        self.calls.append("end")
-
-
-class _Endless(_Batches):
-    @property
-    def num_batches(self) -> None:
-        return None
+from tests.input.sources.batches import Batches, values_of
 
 
 class _Resumable:
@@ -96,8 +69,8 @@ _RESUMABLE: dict[str, Callable[[], Source]] = {
     "arrays": lambda: batched_source((np.arange(10), np.ones(10)), shuffle=False, **_OPTIONS),
     "arrays, shuffled": lambda: batched_source(np.arange(10), shuffle=True, **_OPTIONS),
     "list": lambda: as_source([np.arange(3), np.arange(2), np.arange(1)]),
-    "PyDataset": lambda: as_source(_Batches()),
-    "PyDataset, threads": lambda: as_source(_Batches(workers=2, max_queue_size=3)),
+    "PyDataset": lambda: as_source(Batches()),
+    "PyDataset, threads": lambda: as_source(Batches(workers=2, max_queue_size=3)),
     "grain.MapDataset": lambda: _grain(shuffle=False),
     "grain.MapDataset, shuffled": lambda: _grain(shuffle=True),
     "grain.MapDataset, batched here": lambda: batched_source(
@@ -112,25 +85,18 @@ _RESUMABLE: dict[str, Callable[[], Source]] = {
 }
 
 
-def _values(batches: Any) -> list[Any]:
-    return [
-        [leaf.tolist() for leaf in (batch if isinstance(batch, tuple) else (batch,))]
-        for batch in batches
-    ]
-
-
 @pytest.mark.parametrize("name", _RESUMABLE)
 def test_reader_resumes_from_another_one(name: str) -> None:
-    expected = _values(_RESUMABLE[name]().open(2))
+    expected = values_of(_RESUMABLE[name]().open(2))
     assert len(expected) >= 3
     for num_read in (0, 1, len(expected) - 1, len(expected)):
         first = _RESUMABLE[name]().open(2)
-        assert _values(next(first) for _ in range(num_read)) == expected[:num_read]
+        assert values_of(next(first) for _ in range(num_read)) == expected[:num_read]
         state = json.loads(json.dumps(first.state()))
         first.close()
         again = _RESUMABLE[name]().open(2)
         again.restore(state)
-        assert _values(again) == expected[num_read:]
+        assert values_of(again) == expected[num_read:]
         again.close()
 
 
@@ -159,53 +125,3 @@ def test_each_epoch_has_an_order_of_its_own(name: str) -> None:
 )
 def test_known_cardinality(name: str, expected: int) -> None:
     assert _RESUMABLE[name]().cardinality == expected
-
-
-def test_endless_pydataset_has_no_end() -> None:
-    source = as_source(_Endless())
-    assert source.cardinality == INFINITE_CARDINALITY
-    reader = source.open(0)
-    assert [next(reader)[0] for _ in range(6)] == [0, 2, 4, 6, 8, 10]
-
-
-@pytest.mark.parametrize("options", [{}, {"workers": 3}], ids=["alone", "threads"])
-def test_pydataset_is_notified_of_each_epoch(options: dict[str, Any]) -> None:
-    dataset = _Batches(**options)
-    source = as_source(dataset)
-    for epoch in range(2):
-        reader = source.open(epoch)
-        assert _values(reader) == [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]]
-        assert next(reader, None) is None, "the end is told once"
-    assert dataset.calls == ["begin", "end"] * 2
-
-
-def test_pydataset_may_have_processes() -> None:
-    source = as_source(_Batches(workers=2, use_multiprocessing=True))
-    assert _values(source.open(0)) == [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]]
-
-
-def test_batches_are_kept_apart_from_a_generator_that_fills_one_array() -> None:
-    def batches() -> Iterator[Any]:
-        buffer = np.zeros(2)
-        for number in range(3):
-            buffer[:] = number
-            yield buffer
-
-    read = list(as_source(batches()).open(0))
-    assert _values(read) == [[[0, 0]], [[1, 1]], [[2, 2]]]
-
-
-def test_iterable_begins_anew_in_each_epoch() -> None:
-    class Batches:
-        def __iter__(self) -> Iterator[Any]:
-            return iter([np.zeros(1), np.ones(1)])
-
-    source = as_source(Batches())
-    assert _values(source.open(0)) == _values(source.open(1)) == [[[0]], [[1]]]
-    with pytest.raises(NotImplementedError, match="The position in an object of type Batches"):
-        source.open(0).state()
-
-
-def test_element_spec_without_data_is_none() -> None:
-    assert as_source([]).element_spec() is None
-    assert as_source(iter([])).element_spec() is None
