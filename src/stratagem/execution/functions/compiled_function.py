@@ -58,13 +58,13 @@ class Function:
                 self._known.strategies.append(current)
             program = trace_function(self._fn, call, self._known)
             self._programs[key] = program
-            _recompilations.note(self._fn, (call.structure, call.kinds, current), program)
+            _recompilations.note(self._fn, (call.structure, call.kinds, current), program.usage)
             if program.summaries is not None:
                 self._programs[(key, trace_key())] = program
             while len(self._programs) > config.program_cache_size():
                 self._programs.popitem(last=False)
         else:
-            program.is_reused = True
+            program.usage.is_reused = True
         self._programs.move_to_end(key)
         return program.run(call.arrays)
 

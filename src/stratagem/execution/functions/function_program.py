@@ -19,6 +19,7 @@ from stratagem.context.function_trace import (
     NeedsInitialization,
     tracing_function,
 )
+from stratagem.execution.programs.recompilations import Usage
 from stratagem.execution.tracing.arguments import Static
 from stratagem.execution.tracing.created_variables import initialize_created_variables
 from stratagem.execution.tracing.errors import created_again
@@ -244,9 +245,8 @@ class FunctionProgram:
     are the new values of written variables and the array results.
     """
 
-    is_reused = False  # True after its first call
-
     def __init__(self, closed: ClosedJaxpr, attempt: _Attempt, strategies: list[Any]) -> None:
+        self.usage = Usage()
         trace, candidates = attempt.trace, attempt.candidates
         homes = [home_of(v) for v in [*trace.read.values(), *trace.written.values()]]
         used = {id(home.strategy) for home in homes if home is not None}

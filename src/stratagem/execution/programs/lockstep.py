@@ -109,7 +109,7 @@ class Lockstep:
             program = self._programs.get((key, trace_key()))
         if program is not None:
             self._programs.move_to_end(key)
-            program.is_reused = True
+            program.usage.is_reused = True
             return program
         topology = self._strategy.topology
         with compiling(name_of(fn)) if topology.spans_processes else contextlib.nullcontext():
@@ -127,7 +127,7 @@ class Lockstep:
             is_remote=self._strategy.placement.is_remote,
         )
         if not is_inside:  # otherwise the outer function was recompiled
-            self._recompilations.note(fn, (arguments.structure, arguments.leaves), program)
+            self._recompilations.note(fn, (arguments.structure, arguments.leaves), program.usage)
         if trace.summaries is not None:
             self._programs[(key, trace_key())] = program
         while len(self._programs) > config.program_cache_size():

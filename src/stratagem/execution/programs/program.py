@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec, Sharding
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution.analysis.replication import contains_primitive
 from stratagem.execution.programs.ids_program import IdsProgram
+from stratagem.execution.programs.recompilations import Usage
 from stratagem.execution.programs.step_program import StepProgram, shape_on
 from stratagem.execution.programs.step_summaries import StepSummaries
 from stratagem.execution.tracing.arguments import Arguments
@@ -49,12 +50,12 @@ class Program:
 
     _num_handed = 0  # number of trailing outputs for offloaded updates
     _may_loop = True  # True if steps may loop on the devices
-    is_reused = False  # True after its first call
 
     def __init__(
         self, trace: Trace, topology: Topology, name: str, remote: RemoteState | None = None
     ) -> None:
         self.trace = trace
+        self.usage = Usage()
         self._remote = remote
         self._ids: Any = None
         self._name = name
