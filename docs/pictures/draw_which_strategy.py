@@ -19,7 +19,7 @@ FITS = (
     ("weights too large", 'shard_state="all"'),
     ("embedding\ntoo large", 'placement={"embedding":\n"sharded"}'),
     ("one layer too large", "layout_map={...}"),
-    ("all devices together\ntoo small", 'CentralStorageStrategy(\nparameter_device="pinned_host")'),
+    ("all devices together\ntoo small", "CentralStorageStrategy,\nin pinned host memory"),
 )
 ROW, GAP = 11, 3
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -10,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.examples.programs import environment
+
 _PAGE = (Path(__file__).parents[2] / "docs" / "start" / "first_run.md").read_text(encoding="utf-8")
 _LAUNCH = (sys.executable, "-c", "from stratagem.cli import main; main()")
-_OPTIONS = ("TF_CONFIG", "STRATAGEM_", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS")
 
 
 def _shown() -> dict[str, list[str]]:
@@ -26,11 +26,10 @@ def _shown() -> dict[str, list[str]]:
 def test_command_prints_what_the_page_shows(command: str, tmp_path: Path) -> None:
     (script,) = re.findall(r"^```py\n(.*?)^```$", _PAGE, re.MULTILINE | re.DOTALL)
     (tmp_path / "train.py").write_text(script, encoding="utf-8")
-    kept = {name: text for name, text in os.environ.items() if not name.startswith(_OPTIONS)}
     result = subprocess.run(
         (*_LAUNCH, *command.split()),
         cwd=tmp_path,
-        env={**kept, "JAX_PLATFORMS": "cpu"},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=300,
