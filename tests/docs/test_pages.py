@@ -29,9 +29,13 @@ _FRAGMENTS = (
     "guides/loops.md",
     "guides/many_workers.md",
     "guides/parameter_servers.md",
+    "how_to/flax_nnx.md",  # this one and the other libraries' pages: tests/third_party
     "how_to/goodput.md",
+    "how_to/keras_hub.md",
+    "how_to/keras_rs.md",
+    "how_to/keras_tuner.md",
+    "how_to/optax.md",
     "how_to/plan.md",
-    "how_to/third_party.md",
 )
 _BLOCK = re.compile(
     r"^```python\n(?P<code>.*?)^```$(?:\s*^```text\n(?P<shown>.*?)^```$)?",

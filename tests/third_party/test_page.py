@@ -1,16 +1,40 @@
-"""The page about these libraries prints what it shows."""
+"""The pages about these libraries print what they show, and name the tested versions."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.docs.test_pages import differences
 
-_PAGE = Path(__file__).parents[2] / "docs" / "how_to" / "third_party.md"
+_FOLDER = Path(__file__).parents[2] / "docs" / "how_to"
+_PAGES = ("flax_nnx.md", "keras_hub.md", "keras_rs.md", "keras_tuner.md", "optax.md")
+_DISTRIBUTIONS = {
+    "KerasHub": "keras-hub",
+    "KerasRS": "keras-rs",
+    "KerasTuner": "keras-tuner",
+    "Optax": "optax",
+    "Flax NNX": "flax",
+    "Haiku": "dm-haiku",
+    "Equinox": "equinox",
+    "scikit-learn": "scikit-learn",
+    "Keras": "keras",
+}
+_ROW = re.compile(r"^\| \[?([\w -]+?)\]?(?:\(\w+\.md\))? \| ([\d.]+) \|", re.MULTILINE)
 
 
-def test_page_prints_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", _PAGES)
+def test_page_prints_what_it_shows(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)  # a tuner writes into the current folder
-    assert not differences(_PAGE.read_text(encoding="utf-8"), _PAGE.name)
+    assert not differences((_FOLDER / name).read_text(encoding="utf-8"), name)
+
+
+def test_overview_has_the_installed_versions() -> None:
+    rows = dict(_ROW.findall((_FOLDER / "third_party.md").read_text(encoding="utf-8")))
+    installed = {name: importlib.metadata.version(of) for name, of in _DISTRIBUTIONS.items()}
+    assert rows == installed
