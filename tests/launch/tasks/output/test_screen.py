@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 import io
 import sys
+
+import rich.jupyter
 
 from stratagem.launch.tasks.output.screen import STDERR, STDOUT, Screen
 
@@ -36,6 +39,15 @@ def test_terminal_of_few_characters_gets_a_question_mark(monkeypatch) -> None:
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
     Screen(["worker 0"]).show("worker 0", ["50 % ━━━"])
     assert written.getvalue() == b"[worker 0] 50 % ???\n"
+
+
+def test_notebook_shows_lines_and_nothing_else(monkeypatch, capsys) -> None:
+    displayed = []
+    shell = type("ZMQInteractiveShell", (), {})()
+    monkeypatch.setattr(builtins, "get_ipython", lambda: shell, raising=False)
+    monkeypatch.setattr(rich.jupyter, "display", lambda *segments: displayed.append(segments))
+    Screen(["worker 0"]).show("worker 0", ["one"])
+    assert (displayed, capsys.readouterr().out) == ([], "[worker 0] one\n")
 
 
 def test_launcher_speaks_on_stderr(capsys) -> None:

@@ -27,7 +27,7 @@ class Screen:
         self._streams: tuple[TextIO, TextIO] = (sys.stdout, sys.stderr)
         styles = {name: _COLORS[index % len(_COLORS)] for index, name in enumerate(names)}
         styles[_LAUNCHER] = "bold"
-        consoles = [Console(file=stream) for stream in self._streams]
+        consoles = [Console(file=stream, force_jupyter=False) for stream in self._streams]
         self._is_terminal = [console.is_terminal for console in consoles]
         self._prefixes = [
             {name: _styled(console, f"[{name}] ", style) for name, style in styles.items()}
