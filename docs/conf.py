@@ -87,7 +87,7 @@ html_copy_source = False
 html_context = {
     "default_mode": "auto",
     "edit_page_url_template": f"{_SOURCE}/edit/main/docs/{{{{ file_name }}}}",
-    "edit_page_provider_name": "the repository",
+    "edit_page_provider_name": "GitHub" if "github.com" in _SOURCE else "the repository",
 }
 html_theme_options = {
     "logo": {
@@ -97,6 +97,7 @@ html_theme_options = {
         "alt_text": "",
     },
     "navbar_align": "left",
+    "navbar_persistent": ["search_button"],
     "navbar_end": ["version_menu", "theme-switcher", "navbar-icon-links"],
     "header_links_before_dropdown": 6,
     "show_nav_level": 1,

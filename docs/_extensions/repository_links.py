@@ -27,7 +27,7 @@ class RepositoryLinks(SphinxTransform):
         for node in list(self.document.findall(lambda one: isinstance(one, kinds))):
             if node.get("reftype") != "myst":
                 continue
-            # MyST resolves a link to Markdown from docs/, without the suffix, and others from the page.
+            # MyST gives Markdown by its name from docs/, and other files from the page's folder.
             of_docs = node.get("refdomain") == "doc"
             path = ((docs if of_docs else folder) / node["reftarget"].partition("#")[0]).resolve()
             if path.is_relative_to(docs):

@@ -1,7 +1,7 @@
 """The list of published versions, beside the folders of the versions.
 
-`docs/versions.toml` names the versions. The build writes them to `../versions.js`, which the version
-menu of every page reads, also of pages built earlier, and to `../index.html`, which opens the newest.
+`docs/versions.toml` names the versions. The build writes them to `../versions.js`, which the
+version menu of every page reads, also of pages built earlier. `../index.html` opens the newest.
 """
 
 from __future__ import annotations
