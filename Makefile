@@ -216,7 +216,6 @@ bench: $(MAIN) $(if $(filter-out allreduce checkpoint fit_peers loop parameter_s
 peers: $(PEERS) ## environment with the frameworks that we compare ourselves with
 
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
-NODE_MODULES := build/docs-check/node_modules
 
 .PHONY: docs
 docs: $(DOCS) ## builds the documentation into build/docs/<version>, which opens without a server
@@ -227,8 +226,8 @@ docs: $(DOCS) ## builds the documentation into build/docs/<version>, which opens
 .PHONY: docs-check
 docs-check: docs ## opens pages of the documentation in Chromium: search, and accessibility by axe
 	@if command -v node >/dev/null && command -v npm >/dev/null && command -v chromium >/dev/null; then set -e; \
-		npm install --silent --no-fund --no-audit --prefix build/docs-check axe-core@4 playwright-core@1; \
-		NODE_PATH=$(NODE_MODULES) node docs/check_accessibility.mjs build/docs/$(VERSION); \
+		npm install --silent --no-fund --no-audit --prefix build/docs-check axe-core@4.14.1 playwright-core@1.65.1; \
+		node docs/check_accessibility.mjs build/docs/$(VERSION); \
 	else \
 		echo "Skipped: the check of the pages. It needs node, npm and chromium on PATH."; \
 	fi
