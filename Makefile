@@ -225,11 +225,11 @@ docs: $(DOCS) ## builds the documentation into build/docs/<version>, which opens
 
 .PHONY: docs-check
 docs-check: docs ## opens pages of the documentation in Chromium: search, and accessibility by axe
-	@if command -v node >/dev/null && command -v npm >/dev/null && command -v chromium >/dev/null; then set -e; \
+	@if command -v node >/dev/null && command -v npm >/dev/null; then set -e; \
 		npm install --silent --no-fund --no-audit --prefix build/docs-check axe-core@4.14.1 playwright-core@1.65.1; \
 		node docs/check_accessibility.mjs build/docs/$(VERSION); \
 	else \
-		echo "Skipped: the check of the pages. It needs node, npm and chromium on PATH."; \
+		echo "Skipped: the check of the pages. It needs node and npm on PATH."; \
 	fi
 
 .PHONY: format

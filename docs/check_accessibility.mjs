@@ -34,7 +34,7 @@ if (!existsSync(`${site}/index.html`)) {
 }
 const executablePath = ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"].find(existsSync);
 if (!executablePath) {
-  console.log("Skipped: the check of the pages. It needs Chromium.");
+  console.log("Skipped: the check of the pages. It needs chromium or google-chrome in /usr/bin.");
   process.exit(0);
 }
 
