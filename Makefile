@@ -219,6 +219,7 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 .PHONY: docs
 docs: $(DOCS) ## builds the documentation into build/docs/<version>, which opens without a server
+	@rm -rf build/docs/$(VERSION)
 	.venv-docs/bin/sphinx-build --fail-on-warning --keep-going --jobs 2 --quiet \
 		--doctree-dir build/docs-cache/doctrees docs build/docs/$(VERSION)
 	@echo "Open build/docs/$(VERSION)/index.html"

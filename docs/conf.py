@@ -9,7 +9,8 @@ import tomllib
 from pathlib import Path
 
 _REPOSITORY = Path(__file__).parents[1]
-sys.path.insert(0, str(_REPOSITORY / "docs" / "_extensions"))
+_EXTENSIONS = _REPOSITORY / "docs" / "_extensions"
+sys.path.insert(0, str(_EXTENSIONS))
 
 # Notebooks, and modules that are imported for their docstrings, leave accelerators alone.
 os.environ.update(JAX_PLATFORMS="cpu", KERAS_BACKEND="jax", TF_CPP_MIN_LOG_LEVEL="2")
@@ -26,16 +27,11 @@ version = release = _PROJECT["version"]
 
 extensions = [
     "myst_nb",
-    "sphinx.ext.autodoc",
-    "sphinx.ext.autosummary",
-    "sphinx.ext.linkcode",
-    "sphinx.ext.napoleon",
     "sphinx_click",
     "sphinx_copybutton",
     "sphinx_design",
     "repository_links",
     "search_descriptions",
-    "source_lines",
     "versions",
 ]
 exclude_patterns = ["_*", "pictures", "**/.ipynb_checkpoints"]
@@ -44,6 +40,7 @@ nitpicky = True
 # Our extensions.
 repository_url = _SOURCE
 repository_branch = "main"
+generated_pages = ["reference/api/", "genindex", "search"]
 
 # Pages.
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
@@ -58,16 +55,9 @@ nb_execution_timeout = 180
 nb_execution_show_tb = True
 nb_merge_streams = True
 
-# Python.
+# Python: pages of the API are written by an extension of ours before Sphinx reads them.
+extensions += [path.stem for path in _EXTENSIONS.glob("api_reference.py")]
 add_module_names = False
-autodoc_member_order = "bysource"
-autodoc_preserve_defaults = True
-autodoc_typehints = "signature"
-autodoc_typehints_format = "short"
-autosummary_generate = True
-napoleon_google_docstring = True
-napoleon_numpy_docstring = False
-napoleon_use_rtype = False
 python_display_short_literal_types = True
 python_maximum_signature_line_length = 88
 

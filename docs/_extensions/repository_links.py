@@ -44,8 +44,17 @@ class RepositoryLinks(SphinxTransform):
             node.replace_self(link)
 
 
+def _set_edit_button(
+    app: Sphinx, name: str, template: str, context: dict[str, Any], doctree: object
+) -> None:
+    if name.startswith(tuple(app.config.generated_pages)):
+        context["theme_use_edit_page_button"] = False
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Adds the transform and its two settings."""
+    """Adds the transform and its settings; pages made by the build get no edit button."""
+    app.add_config_value("generated_pages", [], "html", list)
+    app.connect("html-page-context", _set_edit_button)
     app.add_config_value("repository_url", "", "env", str)
     app.add_config_value("repository_branch", "main", "env", str)
     app.add_transform(RepositoryLinks)

@@ -20,6 +20,8 @@ _DOCS = _REPOSITORY / "docs"
 _SUFFIXES = (".md", ".ipynb")
 # MyST makes anchors of headings up to this level; docs/conf.py has the same number.
 _ANCHOR_LEVELS = 4
+# Written by the build of the site, from docstrings.
+_GENERATED = "reference/api"
 
 _CODE_FENCE = re.compile(r"^ *(?P<fence>`{3,}).*?^ *(?P=fence)[ \t]*$", re.MULTILINE | re.DOTALL)
 _TOCTREE = re.compile(r"^```\{toctree\}\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -46,6 +48,7 @@ def pages(docs: Path) -> dict[str, Path]:
     for path in sorted(docs.rglob("*")):
         relative = path.relative_to(docs)
         hidden = any(part.startswith(("_", ".")) for part in relative.parts)
+        hidden = hidden or relative.is_relative_to(_GENERATED)
         if path.suffix in _SUFFIXES and not hidden and relative.parts[0] != "pictures":
             found[str(relative.with_suffix(""))] = path
     return found
