@@ -58,6 +58,7 @@ nb_merge_streams = True
 # Python: pages of the API are written by an extension of ours before Sphinx reads them.
 extensions += [path.stem for path in _EXTENSIONS.glob("api_reference.py")]
 add_module_names = False
+toc_object_entries_show_parents = "hide"
 python_display_short_literal_types = True
 python_maximum_signature_line_length = 88
 
