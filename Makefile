@@ -40,6 +40,7 @@ TPU := .venv-tpu/.complete
 GPU := .venv-gpu/.complete
 THIRD_PARTY := .venv-third-party/.complete
 RELEASE := .venv-release/.complete
+DOCS := .venv-docs/.complete
 
 # What is run op by op depends little on versions.
 COMPATIBILITY := -m "compatibility and not slow" -k "not eager"
@@ -108,6 +109,9 @@ $(RELEASE): requirements/release.txt
 	test -x .venv-release/bin/python || "$(PYTHON)" -m venv .venv-release
 	.venv-release/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/release.txt
 	@touch $@
+
+$(DOCS): requirements/docs.lock pyproject.toml
+	$(call environment,.venv-docs,$(PYTHON),requirements/docs.lock)
 
 # torch comes first and by pip: a CPU build on the local disk is seen by pip only, and the build
 # that a resolver would choose in its place brings several GB of CUDA.
@@ -232,6 +236,24 @@ bench: $(MAIN) $(if $(filter-out allreduce checkpoint fit_peers loop parameter_s
 .PHONY: peers
 peers: $(PEERS) ## environment with the frameworks that we compare ourselves with
 
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+
+.PHONY: docs
+docs: $(DOCS) ## builds the documentation into build/docs/<version>, which opens without a server
+	@rm -rf build/docs/$(VERSION)
+	.venv-docs/bin/sphinx-build --fail-on-warning --keep-going --jobs 2 --quiet \
+		--doctree-dir build/docs-cache/doctrees docs build/docs/$(VERSION)
+	@echo "Open build/docs/$(VERSION)/index.html"
+
+.PHONY: docs-check
+docs-check: docs ## opens pages of the documentation in Chromium: search, and accessibility by axe
+	@if command -v node >/dev/null && command -v npm >/dev/null; then set -e; \
+		npm install --silent --no-fund --no-audit --prefix build/docs-check axe-core@4.14.1 playwright-core@1.65.1; \
+		node docs/check_accessibility.mjs build/docs/$(VERSION); \
+	else \
+		echo "Skipped: the check of the pages. It needs node and npm on PATH."; \
+	fi
+
 .PHONY: format
 format: $(MAIN) ## mends what ruff can mend
 	.venv/bin/ruff check --fix
@@ -246,10 +268,11 @@ LOCK = uv pip compile --quiet --universal --python-version 3.11 --generate-hashe
 lock: ## renews the locks; needs uv
 	$(LOCK) --extra dev --output-file requirements/dev.lock
 	$(LOCK) --extra test --resolution lowest-direct --output-file requirements/oldest.lock
+	$(LOCK) --extra docs --constraint requirements/dev.lock --output-file requirements/docs.lock
 	$(LOCK) requirements/third_party.txt --constraint requirements/dev.lock \
 		--override requirements/third_party_overrides.txt --output-file requirements/third_party.lock
 
 .PHONY: clean
 clean: ## removes the environments, caches and builds; runs/ stays
-	rm -rf .venv .venv-oldest .venv-newest .venv-peers .venv-tpu .venv-gpu .venv-third-party .venv-release .venv-latest build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-newest .venv-peers .venv-tpu .venv-gpu .venv-third-party .venv-docs .venv-release .venv-latest build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

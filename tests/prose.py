@@ -2,7 +2,7 @@
 
     python -m tests.prose [FILE ...]
 
-Pages are README.md and docs/; their tables, lists of links and code blocks are left out.
+Pages are README.md and docs/, without tables, lists of links, code blocks and directives.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ def sentences(page: str) -> list[tuple[int, str]]:
         stripped = line.strip()
         if stripped.startswith("```"):
             in_code = not in_code
-        is_text = not in_code and stripped and not stripped.startswith(("|", "#", "```", "<", "!["))
+        is_text = (
+            not in_code and stripped and not stripped.startswith(("|", "#", "```", ":", "<", "!["))
+        )
         begins = bool(re.match(r"(\d+\.|[-*]) ", stripped))
         if paragraph and (not is_text or begins):
             text = " ".join(paragraph)

@@ -38,3 +38,8 @@ def test_list_items_are_sentences() -> None:
         "a second item",
         "a third",
     ]
+
+
+def test_directives_are_no_sentences() -> None:
+    page = ":::{card} Start\n:link: start/index\nInstall it.\n:::\n"
+    assert [text for _, text in prose.sentences(page)] == ["Install it."]

@@ -15,7 +15,7 @@ import pytest
 
 _DOCS = Path(__file__).parents[2] / "docs"
 _FOLDER = _DOCS / "libraries"
-_LIST = "README.md"
+_LIST = "index.md"
 # Pages whose blocks are excerpts or need a cluster; every other page is one program.
 _FRAGMENTS = (
     "clusters/detection.md",
