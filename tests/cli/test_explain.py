@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from stratagem.cli import explain, main
+from tests.architecture.test_light_imports import heavy_modules
 
 PAGES = Path(__file__).parents[2] / "docs" / "reference" / "errors"
 
@@ -111,3 +112,8 @@ def test_terminal_shows_rendered_markdown_unless_colors_are_off() -> None:
     assert "## Causes" not in rendered
     assert "\x1b" not in plain
     assert plain == _call("SG304").stdout
+
+
+def test_nothing_heavy_is_loaded() -> None:
+    statement = "from stratagem.cli import main; main(['explain', 'SG204'], standalone_mode=False)"
+    assert heavy_modules(statement) == set()
