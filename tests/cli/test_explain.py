@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -81,37 +79,6 @@ def test_installed_pages_come_before_those_of_a_checkout(monkeypatch, tmp_path) 
     monkeypatch.setattr(explain, "_FOLDERS", (tmp_path, PAGES))
     assert list(explain.load_pages()) == ["SG999"]
     assert _call("999").stdout == "# SG999: Nothing\n\nNo cause.\n"
-
-
-def _in_terminal(**variables: str) -> str:
-    """Returns what the command prints into a terminal."""
-    import os
-    import pty
-
-    reader, writer = pty.openpty()
-    environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
-    environment |= {"TERM": "xterm-256color", "COLUMNS": "100"} | variables
-    command = [sys.executable, "-c", "from stratagem.cli import main; main()", "explain", "SG304"]
-    with subprocess.Popen(command, stdout=writer, env=environment) as process:
-        os.close(writer)
-        printed = b""
-        try:
-            while part := os.read(reader, 4096):
-                printed += part
-        except OSError:  # Linux: the other end is closed
-            pass
-        os.close(reader)
-        assert process.wait(60) == 0
-    return printed.decode().replace("\r\n", "\n")
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are of POSIX")
-def test_terminal_shows_rendered_markdown_unless_colors_are_off() -> None:
-    rendered, plain = _in_terminal(), _in_terminal(NO_COLOR="1")
-    assert "\x1b[" in rendered
-    assert "## Causes" not in rendered
-    assert "\x1b" not in plain
-    assert plain == _call("SG304").stdout
 
 
 def test_nothing_heavy_is_loaded() -> None:

@@ -36,16 +36,18 @@ def command(code: str | None) -> None:
 
     Errors whose cause needs more words end with a code. Without CODE, list all codes.
     """
+    from stratagem.cli.markdown import show
+
     pages = load_pages()
     if not pages:
         raise click.ClickException("The pages of the error codes are not installed.")
     if code is None:
-        _show(_listing(pages))
+        show(_listing(pages))
         return
     name = _normalized(code)
     if name not in pages:
         raise click.UsageError(f"There is no error code {code!r}. {_suggestion(name, pages)}")
-    _show(_without_links(pages[name]))
+    show(_without_links(pages[name]))
 
 
 def load_pages() -> dict[str, str]:
@@ -99,15 +101,3 @@ def _path_in_docs(target: str) -> str:
         else:
             parts.append(part)
     return "/".join(parts)
-
-
-def _show(markdown: str) -> None:
-    """Prints Markdown, rendered if the output is a terminal that shows colors."""
-    from rich.console import Console
-    from rich.markdown import Markdown
-
-    console = Console()
-    if console.is_terminal and not console.no_color:
-        console.print(Markdown(markdown))
-    else:
-        click.echo(markdown.rstrip())
