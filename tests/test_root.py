@@ -51,6 +51,7 @@ def test_import_after_keras_on_another_backend_names_the_fix(folder) -> None:
         "Keras runs on the 'tensorflow' backend.",
         "Expected the 'jax' backend, which cannot be changed once Keras is loaded.",
         "Fix: put `import stratagem` before `import keras`, or set KERAS_BACKEND=jax.",
+        "Help: stratagem explain SG101",
     ]
 
 
@@ -84,6 +85,7 @@ print('keras' in sys.modules)
         "KERAS_BACKEND is 'torch'.",
         "Expected 'jax', or no value; stratagem then selects it.",
         "Fix: unset KERAS_BACKEND, or set KERAS_BACKEND=jax.",
+        "Help: stratagem explain SG101",
         "False",
     ]
 

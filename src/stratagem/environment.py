@@ -243,6 +243,7 @@ def require_jax_backend(backend: str) -> None:
                 f"Keras runs on the {backend!r} backend.",
                 expected="the 'jax' backend, which cannot be changed once Keras is loaded.",
                 fix="put `import stratagem` before `import keras`, or set KERAS_BACKEND=jax.",
+                code="SG101",
             )
         )
 
@@ -256,6 +257,7 @@ def require_jax_choice() -> None:
                 f"KERAS_BACKEND is {chosen!r}.",
                 expected="'jax', or no value; stratagem then selects it.",
                 fix="unset KERAS_BACKEND, or set KERAS_BACKEND=jax.",
+                code="SG101",
             )
         )
 
@@ -318,6 +320,7 @@ def require_unchanged_settings() -> None:
                     "before the program started.",
                     expected="settings of JAX and Keras that are set before the program starts.",
                     fix="set it before the program starts, or launch with --cold-restarts.",
+                    code="SG105",
                 )
             )
 

@@ -162,6 +162,7 @@ class InputContext:
                     expected="a batch size that splits evenly over the replicas.",
                     fix=f"use {' or '.join(map(str, nearest))}, or distribute_dataset, which "
                     "splits any size.",
+                    code="SG306",
                 )
             )
         return size

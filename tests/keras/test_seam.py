@@ -15,6 +15,7 @@ def test_keras_that_was_loaded_with_another_backend_is_refused(module: str) -> N
         "Keras runs on the 'numpy' backend.",
         "Expected the 'jax' backend, which cannot be changed once Keras is loaded.",
         "Fix: put `import stratagem` before `import keras`, or set KERAS_BACKEND=jax.",
+        "Help: stratagem explain SG101",
     ]
 
 

@@ -134,6 +134,7 @@ class AgreedStep:
                 expected="an answer from every process, so that all save after the same step.",
                 fix="create the PreemptionCheckpointHandler in every process, or raise "
                 "STRATAGEM_BARRIER_TIMEOUT_S if steps take longer.",
+                code="SG707",
             )
         )
 

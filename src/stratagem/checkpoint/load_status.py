@@ -119,6 +119,7 @@ class LoadStatus:
                     expected="an object for each saved value, and saved values for each object.",
                     fix="build the objects first, pass the missing ones to the Checkpoint, or "
                     "call assert_existing_objects_matched() or expect_partial() instead.",
+                    code="SG704",
                 )
             )
         return self
@@ -139,6 +140,7 @@ class LoadStatus:
                     f"{consumption.where} holds no values for {consumption.unmatched_names}.",
                     expected="a checkpoint of all objects whose variables exist.",
                     fix="remove the new objects from the Checkpoint, or call expect_partial().",
+                    code="SG704",
                 )
             )
         return self
@@ -159,6 +161,7 @@ class LoadStatus:
                     f"No object matches {consumption.where}, which holds {consumption.left_names}.",
                     expected="at least one object under the name it was saved with.",
                     fix="pass the objects to the Checkpoint under the names they were saved with.",
+                    code="SG704",
                 )
             )
         return self

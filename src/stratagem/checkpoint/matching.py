@@ -68,6 +68,7 @@ def _match_leaves(part: Part, entries: Sequence[Mapping[str, Any]], where: str) 
                     expected="a pytree with the shapes and dtypes that were saved.",
                     fix="create the arrays with the saved shapes and dtypes, or restore into a "
                     "pytree like the saved one and convert it.",
+                    code="SG703",
                 )
             )
     return {path: path for path in saved}
@@ -93,6 +94,7 @@ def _variables_error(
             f"Only there: {_first_names(extra)}.",
             expected="an object with the variables that were saved.",
             fix="build the object as it was when saved, or restore another checkpoint.",
+            code="SG703",
         )
     )
 
@@ -111,6 +113,7 @@ def _shape_error(
             f"{part.name}/{path}{saved_as} has shape {shape} here but {saved_shape} in {where}.",
             expected="the shape that was saved.",
             fix="build the object as it was when saved, or restore another checkpoint.",
+            code="SG703",
         )
     )
 

@@ -188,5 +188,6 @@ def _not_built(name: str, kind: str, value: object) -> ValueError:
             f"The {kind} {name}={value!r} has no variables yet.",
             expected="an object with variables, whose values can be saved or restored.",
             fix=fix,
+            code="SG705",
         )
     )

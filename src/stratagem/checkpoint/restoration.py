@@ -193,6 +193,7 @@ class Restoration:
                     f"{self._folder} holds no {' and no '.join(unknown)}.",
                     expected=f"one of its objects: {', '.join(sorted(self._saved))}.",
                     fix="create the Checkpoint with the names it was saved with.",
+                    code="SG703",
                 )
             )
 
@@ -205,5 +206,6 @@ class Restoration:
                     f"{kind}.",
                     expected=f"a {kind} under this name.",
                     fix="give the object another name, or restore another checkpoint.",
+                    code="SG703",
                 )
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import click
 
 from stratagem import environment
+from stratagem.cli.explain import command as explain_command
 from stratagem.cli.goodput import command as goodput_command
 from stratagem.cli.kubernetes import kubernetes_group
 from stratagem.cli.launch import command as launch_command
@@ -41,6 +42,7 @@ main.add_command(launch_command)
 main.add_command(plan_command)
 main.add_command(server_command)
 main.add_command(goodput_command)
+main.add_command(explain_command)
 main.add_command(kubernetes_group)
 main.add_command(click.Group("k8s", kubernetes_group.commands, help="Short for kubernetes."))
 main.add_command(slurm_group)

@@ -32,6 +32,7 @@ def split_address(address: str) -> tuple[str, int]:
                 f"Address {address!r} is not of the form host:port.",
                 expected=f"a host and a port from 1 to {_MAX_PORT}, with IPv6 hosts in brackets.",
                 fix="write host0:2222, 10.0.0.1:2222 or [fd00::1]:2222.",
+                code="SG503",
             )
         )
     return bare.lower(), int(port)

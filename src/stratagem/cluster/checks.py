@@ -43,6 +43,7 @@ def check_cluster(
                 f"The cluster has {len(owners)} tasks, but the task of this process is unknown.",
                 expected="the task's type and index.",
                 fix='set the resolver\'s task_type and task_id, or "task" in TF_CONFIG.',
+                code="SG502",
             )
         )
     check_addresses(cluster_spec)
@@ -69,6 +70,7 @@ def check_addresses(cluster_spec: ClusterSpec) -> None:
                     f"{taken[location]} and {owner} have the same address {address!r}.",
                     expected="a different address for each task.",
                     fix="give tasks on one host different ports.",
+                    code="SG503",
                 )
             )
         taken[location] = owner
@@ -82,5 +84,6 @@ def check_addresses(cluster_spec: ClusterSpec) -> None:
                     expected="an address that the other hosts can reach.",
                     fix="use the host's name or IP address. Loopback works only if all tasks use "
                     "it.",
+                    code="SG503",
                 )
             )

@@ -231,6 +231,7 @@ def check_task(spec: ClusterSpec, task_type: str | None, task_id: int | str | No
                 f"Task type {task_type!r} was passed without a task id.",
                 expected=f"the index of the task: one of {_indices(spec, task_type)}.",
                 fix="pass task_id, or set the index in TF_CONFIG's task.",
+                code="SG502",
             )
         )
     index = parse_task_index(task_id)
@@ -240,6 +241,7 @@ def check_task(spec: ClusterSpec, task_type: str | None, task_id: int | str | No
                 f"Task id {index} of {task_type!r} is not in the cluster {spec!r}.",
                 expected=f"one of {_indices(spec, task_type)}.",
                 fix="number tasks from 0, or add this task's address to the cluster.",
+                code="SG502",
             )
         )
     return index
@@ -285,5 +287,6 @@ def _check_type(spec: ClusterSpec, task_type: str | None) -> None:
                 f"Task type {task_type!r} is not in the cluster {spec!r}.",
                 expected=f"one of its jobs: {spec.jobs}.",
                 fix="add the task's address to the cluster, or correct the task's type.",
+                code="SG502",
             )
         )

@@ -47,6 +47,7 @@ def all_gather(value: object, axis: int = 0) -> Any:
                 "sg.all_gather was called in cross-replica context.",
                 expected="replica context, inside the function passed to `strategy.run`.",
                 fix="use strategy.gather(value, axis=0) here.",
+                code="SG405",
             )
         )
     return context.all_gather(value, axis)

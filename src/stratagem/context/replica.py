@@ -235,6 +235,7 @@ class ReplicaContext:
                 f"ReplicaContext.{method} was called {where}.",
                 expected="replica context, inside the function passed to `strategy.run`.",
                 fix=f"{fix} here.",
+                code="SG405",
             )
         )
 
@@ -304,6 +305,7 @@ def check_equal_shapes(shapes: list[tuple[int, ...]], method: str) -> None:
                 f"{method} received parts with shapes {shapes}.",
                 expected="the same shape on all replicas.",
                 fix="also reduce over axis 0 (axis=0), which accepts parts of unequal length.",
+                code="SG408",
             )
         )
 

@@ -185,6 +185,7 @@ def push_scope(strategy: Strategy) -> None:
                 f"{strategy}.scope() was opened in replica context.",
                 expected="cross-replica context: scopes go around `run`, not inside it.",
                 fix="remove the scope; the replica function already runs under the strategy.",
+                code="SG202",
             )
         )
     require_no_other(strategy, "scope")
@@ -201,6 +202,7 @@ def pop_scope(strategy: Strategy) -> None:
                 "the innermost one.",
                 expected="scopes closed in the opposite order of opening.",
                 fix="use `with strategy.scope():`, which keeps the order.",
+                code="SG202",
             )
         )
     _stack.frames.pop()
@@ -217,6 +219,7 @@ def require_no_other(strategy: object, method: str) -> None:
             f"{strategy}.{method} was called inside the scope of {frame.strategy}.",
             expected="one strategy at a time.",
             fix=f"{leave} before using the second strategy.",
+            code="SG202",
         )
     )
 
@@ -233,6 +236,7 @@ def require_cross_replica(strategy: object, method: str, *, instead: str) -> Non
                 f"strategy.{method} was called in replica context.",
                 expected="cross-replica context, outside the function passed to `run`.",
                 fix=instead,
+                code="SG404",
             )
         )
     require_no_other(strategy, method)
@@ -260,6 +264,7 @@ def set_strategy(strategy: object) -> None:
                 "set_strategy was called inside a scope or a replica function.",
                 expected="no open scope.",
                 fix="call it at the top of the program, or use `with strategy.scope():` instead.",
+                code="SG202",
             )
         )
     if strategy is not None and not callable(getattr(type(strategy), "scope", None)):

@@ -107,6 +107,7 @@ def take_batch(data: object, num_replicas: int) -> HostBatch:
                 fix="batch the data: dataset.batch(n), or yield arrays with a leading batch axis. "
                 "Convert lists of rows to arrays, with keras.utils.pad_sequences if their "
                 "lengths differ.",
+                code="SG301",
             )
         )
     num_examples = arrays[0].shape[0]
@@ -168,6 +169,7 @@ def _ragged_error(kind: str, rows: list[str]) -> ValueError:
             expected="arrays of numbers with rows of equal shape.",
             fix="pad the rows to one length with keras.utils.pad_sequences(rows, padding='post'), "
             "and pass the true lengths or a mask as another array.",
+            code="SG302",
         )
     )
 

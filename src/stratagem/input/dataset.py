@@ -230,6 +230,7 @@ class Dataset:
                     "len() was called on a dataset of unknown or infinite length.",
                     expected="a source with a length.",
                     fix="count batches yourself, or read .cardinality, which is negative here.",
+                    code="SG309",
                 )
             )
         return count

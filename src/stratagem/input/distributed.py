@@ -93,6 +93,7 @@ class DistributedDataset:
                     expected="a dataset that each worker iterates, in a scheduled function.",
                     fix="pass it to ClusterCoordinator.create_per_worker_dataset, and pass iter() "
                     "of the result to scheduled functions. `fit` accepts the dataset itself.",
+                    code="SG611",
                 )
             )
         return self.begin()
@@ -152,6 +153,7 @@ class DistributedDataset:
                     f"len() was called on a distributed dataset of {length} length.",
                     expected="a source with a length.",
                     fix="count steps yourself, or read .cardinality, which is negative here.",
+                    code="SG309",
                 )
             )
         return count

@@ -230,6 +230,7 @@ def require_outside_replicas(what: str) -> None:
                 expected="data as an argument: a batch read during tracing becomes a constant of "
                 "the program.",
                 fix="read the batch outside: step(next(iterator)), or use strategy.run_steps.",
+                code="SG305",
             )
         )
     frame = stack.current_frame()
@@ -239,6 +240,7 @@ def require_outside_replicas(what: str) -> None:
                 f"{what} inside a replica function.",
                 expected="cross-replica context, where the global batch is read once.",
                 fix="read it outside and pass it: strategy.run(step, args=(next(iterator),)).",
+                code="SG305",
             )
         )
 
@@ -249,5 +251,6 @@ def _end_of_data_error() -> OutOfRangeError:
             "The distributed dataset has no more batches.",
             expected="at least one more batch in this epoch.",
             fix="create a new iterator with iter(dataset), or loop with `for batch in dataset`.",
+            code="SG304",
         )
     )

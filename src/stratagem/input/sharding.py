@@ -42,6 +42,7 @@ class InputShard:
                     "workers.",
                     expected="the same number of replicas on each worker.",
                     fix="give every worker the same number of devices.",
+                    code="SG510",
                 )
             )
         if count == 1:
@@ -82,6 +83,7 @@ def _check_can_shard(source: Source, policy: AutoShardPolicy, count: int) -> Non
                 expected="a dataset sharded with SHARD_HINT.",
                 fix="call dataset.shard(sg.input.SHARD_HINT, sg.input.SHARD_HINT), or use "
                 "AutoShardPolicy.DATA.",
+                code="SG307",
             )
         )
     num_files = source.num_files
@@ -93,6 +95,7 @@ def _check_can_shard(source: Source, policy: AutoShardPolicy, count: int) -> Non
                 expected=f"{count} files or more.",
                 fix="create the dataset with sg.input.Dataset.from_files, write more files, or "
                 "use AutoShardPolicy.DATA.",
+                code="SG307",
             )
         )
 

@@ -109,5 +109,6 @@ class SynchronizedReading:
                 expected="at least one batch on each worker: it defines the structure of its empty "
                 "batches.",
                 fix="give each worker some of the data, or use AutoShardPolicy.DATA.",
+                code="SG308",
             )
         )

@@ -72,6 +72,7 @@ def spawn(
                 "A task called spawn while it was loading its script.",
                 expected="a script whose functions can be imported without doing its work.",
                 fix='move the call of spawn under `if __name__ == "__main__":`.',
+                code="SG804",
             )
         )
     return _spawn(_pickled(fn, args, kwargs or {}), LaunchOptions(**options), elastic)
@@ -126,6 +127,7 @@ def _pickled(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
                 f"{fn!r} with its arguments cannot be sent to another process: {error}",
                 expected="a function at the top of a module, and arguments that can be pickled.",
                 fix="move the function to a module, and create unpicklable objects inside it.",
+                code="SG606",
             )
         ) from error
     main_path = None
@@ -137,6 +139,7 @@ def _pickled(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
                     f"{fn!r} or its arguments are defined in an interactive session.",
                     expected="definitions that another process can import.",
                     fix="move them into a module.",
+                    code="SG606",
                 )
             )
         main_path = str(Path(script).resolve())

@@ -90,5 +90,6 @@ def launch_error(cause: ExitStatus, outcome: Outcome) -> RuntimeError:
             f"{describe_exit(cause.returncode)}.",
             expected="every task to end with exit code 0.",
             fix="read its last lines, which are the cause of this error.",
+            code="SG803",
         )
     )

@@ -313,6 +313,7 @@ def with_global_batch(step: CapturedStep, global_batch: int) -> CapturedStep:
                 f"A global batch of {global_batch} cannot be split over {replicas} replicas.",
                 expected="a multiple of the number of replicas.",
                 fix=f"use {max(replicas, global_batch - global_batch % replicas)}.",
+                code="SG306",
             )
         )
     if old is None:

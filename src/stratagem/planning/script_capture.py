@@ -64,6 +64,7 @@ def capture_script(
             expected="a compiled step of fit, train_on_batch or strategy.run that changes a "
             "trainable variable.",
             fix="append the arguments with which the script trains.",
+            code="SG802",
         )
     )
 

@@ -178,6 +178,7 @@ def _require_main_thread() -> None:
                 f"Cannot listen to signals in thread {threading.current_thread().name!r}.",
                 expected="the main thread: Python allows no other one to set a handler.",
                 fix="start the source in the main thread, or pass a termination_watcher_fn.",
+                code="SG708",
             )
         )
 
@@ -191,6 +192,7 @@ def _require_python_handler(signum: signal.Signals) -> None:
                 expected="no handler, or one set by Python, which it can restore later.",
                 fix="if it is JAX's, set jax_enable_preemption_service to False before "
                 "jax.distributed.initialize; otherwise listen to another signal.",
+                code="SG708",
             )
         )
 

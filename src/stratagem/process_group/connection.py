@@ -146,6 +146,7 @@ class Connection:
                     expected="a free port on the host of process 0.",
                     fix="choose another port in the cluster, or stop the program that uses it, "
                     "such as an earlier run.",
+                    code="SG509",
                 )
             ) from error
         self._hub = hub

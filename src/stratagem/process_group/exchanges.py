@@ -103,6 +103,7 @@ class Exchanges:
                 expected="the same calls in the same order on every process.",
                 fix="find where their programs differ: a condition on the process, a loop of "
                 "another length, a call that only the chief makes.",
+                code="SG507",
             ),
         )
 
@@ -144,5 +145,6 @@ class Exchanges:
                 expected=f"all processes to call it within {limit_s:g} s ({exchange.setting}).",
                 fix="check what the missing process does, or raise the limit if it may take "
                 "that long.",
+                code="SG508",
             ),
         )

@@ -142,6 +142,7 @@ class Hub:
                 f"{count}.",
                 expected=f"process 0 to {count - 1} of {count}.",
                 fix="give every process the same cluster (TF_CONFIG).",
+                code="SG505",
             )
         member = self._members[process_id]
         if member.writer is not None:
@@ -150,6 +151,7 @@ class Hub:
                 f"process {member.facts.get('pid')}.",
                 expected="one process per task.",
                 fix="give each process its own task index, and stop processes of earlier runs.",
+                code="SG505",
             )
         return None
 
@@ -164,6 +166,7 @@ class Hub:
                         f"{member.label} has {name} {value}, but {other.label} has {theirs}.",
                         expected=f"the same {name} on every process.",
                         fix="start all processes with the same configuration and environment.",
+                        code="SG505",
                     )
                     self._fail(Verdict("ValueError", difference))
                     return
@@ -248,6 +251,7 @@ class Hub:
                 "(STRATAGEM_JOIN_TIMEOUT_S).",
                 fix="check their logs: were they started, and can they reach "
                 f"{self._members[0].label}?",
+                code="SG504",
             ),
         )
 

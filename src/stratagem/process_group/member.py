@@ -182,6 +182,7 @@ class Group:
                 f"{self.identity.label} lost a connection to another process: {error}",
                 expected="stable connections; all processes still answer the hub.",
                 fix="check whether a firewall or a proxy closes connections between the hosts.",
+                code="SG506",
             )
         )
 
@@ -292,6 +293,7 @@ class Group:
                 "(STRATAGEM_JOIN_TIMEOUT_S).",
                 fix=f"check whether {self.identity.labels[0]} was started and can be reached "
                 "from this host.",
+                code="SG504",
             )
         )
 
@@ -335,6 +337,7 @@ class Group:
                         f"{self.limits.peer_s:g} s (STRATAGEM_PEER_TIMEOUT_S).",
                         fix="check its log and the network between the two, then restart all "
                         "processes.",
+                        code="SG506",
                     ),
                     lost=leader,
                 )

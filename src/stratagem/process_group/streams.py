@@ -138,5 +138,6 @@ class Stream:
                 expected="the same number of steps on every process.",
                 fix="find where their programs differ: a `break` or a condition on the process, "
                 "an iterator that only some of them close, an error that only one catches.",
+                code="SG507",
             )
         )

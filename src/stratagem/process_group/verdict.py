@@ -149,6 +149,7 @@ def _find_lost(
                 f"{member.label} ended with an error {member.position}:\n{member.error_text}",
                 expected="all processes to keep running.",
                 fix="fix that error, then restart all processes.",
+                code="SG506",
             ),
             lost=member.label,
             silent_s=member.silent_s,
@@ -164,6 +165,7 @@ def _find_lost(
                 expected="all processes to keep running.",
                 fix="check its log for the reason (killed, out of memory, preempted), then "
                 "restart all processes.",
+                code="SG506",
             ),
             lost=member.label,
             silent_s=member.silent_s,
@@ -178,6 +180,7 @@ def _find_lost(
                 "(STRATAGEM_PEER_TIMEOUT_S).",
                 fix="check whether it is stopped or its network is down, then restart all "
                 "processes.",
+                code="SG506",
             ),
             lost=member.label,
             silent_s=member.silent_s,
@@ -222,6 +225,7 @@ def _mismatch_verdict(waiting: MemberView, member: MemberView) -> Verdict:
             expected="the same steps in the same order on every process.",
             fix="find where their programs differ: another number of batches, a loop or a "
             "condition on the process, a call that only the chief makes.",
+            code="SG507",
         ),
     )
 
@@ -245,6 +249,7 @@ def _find_stuck(members: Sequence[MemberView], limits: GroupLimits) -> Verdict |
             "while others wait for it.",
             fix="check what it is doing (its log, `py-spy dump`), or raise the variable if it may "
             "take that long.",
+            code="SG508",
         ),
         lost=member.label,
         silent_s=member.unmoved_s,

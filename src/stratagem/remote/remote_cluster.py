@@ -326,6 +326,7 @@ class RemoteCluster:
                 f"missing: {missing}. {details}",
                 expected="`stratagem server` on each machine, with the same RAY_AUTH_TOKEN.",
                 fix="start the missing servers; STRATAGEM_JOIN_TIMEOUT_S changes the limit.",
+                code="SG514",
             )
         )
 
@@ -359,6 +360,7 @@ def _pickled(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
                 f"{_describe_unpicklable(fn, args, kwargs)} cannot be sent to the cluster: {error}",
                 expected="a function whose arguments and captured variables can be pickled.",
                 fix="create the object inside the function.",
+                code="SG606",
             )
         ) from error
 

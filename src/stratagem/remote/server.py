@@ -264,5 +264,6 @@ def _require_free(address: str) -> None:
                     expected="a free port.",
                     fix="stop the other server, or choose another port in TF_CONFIG, or in "
                     "STRATAGEM_JOBS_PORT for jobs.",
+                    code="SG509",
                 )
             ) from error

@@ -166,6 +166,7 @@ def _require(folder: Path) -> None:
             expected=f"a checkpoint. Checkpoints beside it: {', '.join(beside) or 'none'}.",
             fix="pass the path that Checkpoint.save returned, or CheckpointManager's "
             "latest_checkpoint. With several machines, use a shared folder.",
+            code="SG701",
         )
     )
 

@@ -88,6 +88,7 @@ def damage_error(where: str, how: str) -> DataLossError:
             expected="unchanged files.",
             fix="restore an earlier checkpoint: CheckpointManager.checkpoints lists them, and "
             "restore_or_initialize(skip_damaged=True) restores the newest undamaged one.",
+            code="SG702",
         )
     )
 

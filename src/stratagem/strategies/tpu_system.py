@@ -118,5 +118,6 @@ def _not_found(platform: str, why: str) -> NotFoundError:
             expected="a TPU host with jax[tpu] installed, on which no other program uses the TPU.",
             fix="see docs/guides/tpu.md; to try the program without a TPU, set "
             "STRATAGEM_TPU_PLATFORM=cpu and JAX_NUM_CPU_DEVICES=8.",
+            code="SG106",
         )
     )

@@ -190,6 +190,7 @@ def planned_groups(num_named: int, size: int) -> tuple[tuple[Any, ...], ...] | N
                 f"Replicas of {size} devices do not fit on hosts of {per_host} devices.",
                 expected="groups that fill a host evenly: a replica cannot span hosts.",
                 fix="use groups of another size, or plan for another machine.",
+                code="SG801",
             )
         )
     if num_named == 1:
@@ -205,6 +206,7 @@ def refuse_to_plan(what: str) -> None:
                 f"{what} cannot be planned.",
                 expected="variables that are replicated or sharded over the replicas' devices.",
                 fix="create the model under MirroredStrategy to plan it.",
+                code="SG801",
             )
         )
 

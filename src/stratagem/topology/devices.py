@@ -95,6 +95,7 @@ def find_groups(
                     f"devices={list(specs)!r} mixes groups with the single device {spec!r}.",
                     expected="one device per replica, or a list of devices per replica.",
                     fix='pass devices=[["gpu:0", "gpu:1"], ["gpu:2", "gpu:3"]].',
+                    code="SG104",
                 )
             )
     named = [device for group in specs for device in group]
@@ -131,6 +132,7 @@ def _parse(spec: DeviceLike) -> tuple[str, int] | int | jax.Device:
                 f"{spec!r} is not a device name.",
                 expected='a platform (cpu, gpu, tpu) and an index, such as "gpu:0" or "/cpu:1".',
                 fix="correct the name; the command `stratagem devices` lists the devices.",
+                code="SG103",
             )
         )
     is_local = match["job"] in (None, "localhost") and not int(match["replica"] or 0)
@@ -153,6 +155,7 @@ def _look_up(parsed_spec: tuple[str, int] | int | jax.Device) -> jax.Device:
                 f"device {name} does not exist.",
                 expected=f"one of {_device_names(_all_local_devices())}.",
                 fix=_missing_device_fix(platform, index),
+                code="SG103",
             )
         )
     return devices[index]

@@ -27,6 +27,7 @@ def check_groups(
                 f"The device groups have {', '.join(map(str, sizes)) or 'no'} devices.",
                 expected="the same number of devices for each replica, at least one.",
                 fix="give each replica the same number of devices.",
+                code="SG104",
             )
         )
     counts = Counter(device for group in groups for device in group)
@@ -46,6 +47,7 @@ def check_groups(
                     f"The group {', '.join(map(str, group))} spans several processes.",
                     expected="groups within one process.",
                     fix="use groups that divide the devices of one process.",
+                    code="SG104",
                 )
             )
     return tuple(tuple(group) for group in groups)
@@ -75,6 +77,7 @@ def adjacent_groups(
                 f"{min(counts.values())} devices of each process.",
                 expected="a divisor of that number, at least 1.",
                 fix="use a divisor, or change the visible devices (CUDA_VISIBLE_DEVICES).",
+                code="SG104",
             )
         )
     starts = range(0, len(devices), devices_per_replica)

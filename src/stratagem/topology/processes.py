@@ -73,6 +73,7 @@ def _require_fresh_jax() -> None:
             "processes must connect first.",
             fix="create the strategy at the top of the program, without "
             "jax.distributed.initialize, which it calls.",
+            code="SG102",
         )
     )
 
@@ -122,5 +123,6 @@ def _check_even(devices: list[jax.Device], labels: tuple[str, ...]) -> None:
                 f"The processes have different numbers of devices: {found}.",
                 expected="the same number on each, so that batches can be split evenly.",
                 fix="make the same number visible to each process (CUDA_VISIBLE_DEVICES).",
+                code="SG510",
             )
         )

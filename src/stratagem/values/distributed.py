@@ -70,6 +70,7 @@ class PerReplica(DistributedValues):
                     "This PerReplica belongs to a compiled step, which sees only one component.",
                     expected="a value outside the step.",
                     fix="use strategy.reduce or all_gather inside merge_call.",
+                    code="SG206",
                 )
             )
         return self.parts(0)
@@ -104,6 +105,7 @@ class PerReplica(DistributedValues):
                 expected="a plain value.",
                 fix="use strategy.local_results, strategy.reduce or strategy.gather first, or pass "
                 "it to strategy.run, whose function sees one component.",
+                code="SG206",
             )
         )
 

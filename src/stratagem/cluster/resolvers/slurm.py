@@ -120,6 +120,7 @@ class SlurmClusterResolver(ClusterResolver):
                     f"{self._rank}, but {num_assigned} were assigned: {self._hosts}.",
                     expected="the same number of tasks in the jobs as on the hosts.",
                     fix="change jobs, tasks_per_node, or srun's --ntasks.",
+                    code="SG512",
                 )
             )
         if most_tasks * self._gpus_per_task > len(self._gpus):
@@ -129,6 +130,7 @@ class SlurmClusterResolver(ClusterResolver):
                     f"{self._gpus_per_task} GPUs, of {len(self._gpus)}.",
                     expected="tasks of a host times gpus_per_task <= gpus_per_node.",
                     fix="lower gpus_per_task, or request more with --gpus-per-node.",
+                    code="SG512",
                 )
             )
 
@@ -143,6 +145,7 @@ class SlurmClusterResolver(ClusterResolver):
                     f"to {expected}: {self._hosts}.",
                     expected="ranks numbered host by host.",
                     fix="start the step with srun --distribution=block.",
+                    code="SG512",
                 )
             )
 
@@ -171,6 +174,7 @@ def _text(name: str) -> str:
                 f"{name} not found in environment.",
                 expected="a process in a Slurm job step.",
                 fix="start the script with srun inside the allocation.",
+                code="SG512",
             )
         )
     return text
@@ -202,6 +206,7 @@ def _tasks_of_hosts(tasks_per_node: int | Mapping[str, int] | None) -> dict[str,
                 f"{len(numbers)}.",
                 expected="one number of tasks per host.",
                 fix="pass tasks_per_node, or start the script with srun.",
+                code="SG512",
             )
         )
     return dict(zip(hosts, numbers, strict=True))

@@ -100,6 +100,7 @@ class TFConfigClusterResolver(ClusterResolver):
                     f"{(task_type, task_id)}.",
                     expected="type and index of this process's task.",
                     fix='add "task": {"type": "worker", "index": 0}, or pass both.',
+                    code="SG501",
                 )
             )
         return master_url(
@@ -125,6 +126,7 @@ class TFConfigClusterResolver(ClusterResolver):
                         f"{task_type!r}.",
                         expected=f"one of {indices}.",
                         fix="number tasks from 0, or add the task's address to the cluster.",
+                        code="SG502",
                     )
                 )
 
@@ -142,6 +144,7 @@ def tf_config() -> dict[str, Any]:
                 f"TF_CONFIG is not JSON: {error}: {text!r}.",
                 expected=f"{_FORM}0}}}}.",
                 fix="write it with json.dumps, and quote it in the shell.",
+                code="SG501",
             )
         ) from error
     if not isinstance(config, dict):
@@ -150,6 +153,7 @@ def tf_config() -> dict[str, Any]:
                 f"TF_CONFIG is a {type(config).__name__}: {text!r}.",
                 expected=f"an object: {_FORM}0}}}}.",
                 fix="put the cluster under the key 'cluster' and the task under 'task'.",
+                code="SG501",
             )
         )
     return config
@@ -167,6 +171,7 @@ def _task() -> tuple[str | None, int | None]:
                 f"TF_CONFIG, part 'task': {task!r} has no type.",
                 expected='{"type": "worker", "index": 0}.',
                 fix="add the type of this process's task.",
+                code="SG501",
             )
         )
     try:

@@ -88,6 +88,7 @@ class TPUClusterResolver(ClusterResolver):
                     "No TPU is specified, and this machine is not a TPU host.",
                     expected="a TPU's name or address, TPU_NAME, or TPU_WORKER_HOSTNAMES.",
                     fix='pass tpu="my-tpu", or tpu="local" for a TPU in this machine.',
+                    code="SG106",
                 )
             )
         self._zone = zone or config.get("zone")

@@ -218,6 +218,7 @@ def _encoded(features: Mapping[str, Any], columns: tuple[FeatureColumn, ...]) ->
                 expected="encoded features: compiled steps cannot process strings.",
                 fix="return sg.feature_column.encode_features(features, columns) from the input "
                 "function.",
+                code="SG904",
             )
         )
     return encode_features(features, columns)

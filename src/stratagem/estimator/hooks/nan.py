@@ -65,6 +65,7 @@ class NanTensorHook(SessionRunHook):
                     expected="a finite loss.",
                     fix="lower the learning rate, clip gradients, or check features and labels "
                     "for NaN; fail_on_nan_loss=False stops training without an error.",
+                    code="SG903",
                 )
             )
         _logger.warning("The loss became NaN at global step %d: stopping training.", step)

@@ -193,6 +193,7 @@ def _assign_all(targets: list[Any], values: list[np.ndarray], copy: keras.Model)
                 expected="the same variables in the same order.",
                 fix="return everything that determines the layers from get_config, or pass a "
                 "model that has not been built.",
+                code="SG905",
             )
         )
     for target, value in zip(targets, values, strict=True):

@@ -137,6 +137,7 @@ def _check_model(model: object) -> None:
                 f"The Keras model {model.name!r} overrides {custom}; an Estimator never calls it.",
                 expected="a model with Keras's own steps; it may override compute_loss.",
                 fix="rewrite the steps as a model function, or train with fit.",
+                code="SG905",
             )
         )
 
@@ -160,6 +161,7 @@ def _function_of(
                 expected="a subclassed model with working `get_config` and `from_config`.",
                 fix="return the arguments of __init__ from get_config, and list custom layers in "
                 "custom_objects.",
+                code="SG905",
             )
         ) from error
     return function

@@ -42,6 +42,7 @@ def cluster_task(*, needs_chief: bool) -> ClusterTask:
                 f"TF_CONFIG describes a cluster without a chief: {spec!r}.",
                 expected='one task in the job "chief", because no strategy is set.',
                 fix='rename worker 0 to "chief", or pass RunConfig(train_distribute=strategy).',
+                code="SG902",
             )
         )
     if task_type is None or task_id is None:

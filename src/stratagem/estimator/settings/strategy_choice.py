@@ -40,6 +40,7 @@ def training_strategy(config: RunConfig) -> Strategy | None:
                 expected="a multi-worker strategy, or parameter servers in TF_CONFIG.",
                 fix="pass RunConfig(train_distribute=sg.MultiWorkerMirroredStrategy), or add ps "
                 "tasks to TF_CONFIG.",
+                code="SG902",
             )
         )
     return resolve_strategy(strategy)

@@ -183,6 +183,7 @@ def _changed_variable(
             f"call it was {known.path!r} with shape {known.shape} and dtype {known.dtype}.",
             expected=_EXPECTED,
             fix=_FIX,
+            code="SG901",
         )
     )
 
@@ -194,6 +195,7 @@ def _extra_variable(mode: str, request: VariableRequest, count: int) -> ValueErr
             f"mode {mode!r}: {request.path!r} with shape {request.shape}.",
             expected=_EXPECTED,
             fix=_FIX,
+            code="SG901",
         )
     )
 
@@ -206,6 +208,7 @@ def _missing_variable(mode: str, count: int, requests: list[VariableRequest]) ->
             "missing.",
             expected=_EXPECTED,
             fix=_FIX,
+            code="SG901",
         )
     )
 
@@ -219,5 +222,6 @@ def _conflicting_shape(
             f"{mode!r}, but shape {tuple(found.shape)} and dtype {found.dtype} in another mode.",
             expected="the same shape and dtype for a path in all modes.",
             fix="give the different layers different names.",
+            code="SG901",
         )
     )

@@ -113,5 +113,6 @@ class EvaluatorLoop:
                 expected=f"a new one every {self.timeout_s:g} s until max_steps is reached.",
                 fix="check that training runs and writes to the same folder; pass max_steps "
                 "in TrainSpec; or raise STRATAGEM_CHECKPOINT_TIMEOUT_S.",
+                code="SG709",
             )
         )

@@ -122,6 +122,7 @@ def _require_lockstep(config: RunConfig) -> None:
                 f"{config.num_worker_replicas} workers in the cluster.",
                 expected="a strategy that spans all workers.",
                 fix="pass RunConfig(train_distribute=sg.MultiWorkerMirroredStrategy).",
+                code="SG902",
             )
         )
 

@@ -182,6 +182,7 @@ class CarryingStep:
                     f"{self._name} returned a value of type {type(result).__name__}.",
                     expected="a pair (carry, result), because run_steps was called with a carry.",
                     fix="write `return carry, result`, or `return carry, None`.",
+                    code="SG410",
                 )
             )
         carry, result = as_values(result)
@@ -201,6 +202,7 @@ class CarryingStep:
                     f"returned one of structure {structure}.",
                     expected="the same structure.",
                     fix="return the same keys, lengths and types as in the initial carry.",
+                    code="SG410",
                 )
             )
         leaves = [jnp.asarray(leaf) for _, leaf in pairs]
@@ -214,6 +216,7 @@ class CarryingStep:
                         expected="the same shape and dtype after each step.",
                         fix="give the initial carry that shape and dtype, or cast the returned "
                         "value: keras.ops.cast(value, dtype).",
+                        code="SG410",
                     )
                 )
         return leaves

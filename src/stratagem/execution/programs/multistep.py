@@ -188,6 +188,7 @@ def _cannot_be_stacked(shapes: object) -> InvalidArgumentError:
             expected="results of one shape, because run_steps stacks them.",
             fix="return sums or means instead of rows, drop the short batch, or call "
             "strategy.run for each batch.",
+            code="SG410",
         )
     )
 

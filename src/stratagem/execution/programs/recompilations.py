@@ -66,4 +66,5 @@ def _message(fn: types.FunctionType, count: int, changed: list[str]) -> str:
         f"{what}.",
         expected="one function that is compiled once.",
         fix="define it once, outside the loop, and pass the changing values as arguments.",
+        code="SG401",
     )

@@ -208,6 +208,7 @@ def _split_leaf(value: PerReplica, num_replicas: int) -> Leaf:
                 expected="arrays of one dtype, equal in shape except for the leading size, "
                 "because all replicas run one compiled program.",
                 fix="use one shape and dtype, or debug with sg.config.run_eagerly(True).",
+                code="SG408",
             )
         )
     if value.stacked.shape[0] != num_replicas:

@@ -41,6 +41,7 @@ def parted(strategy: object) -> RuntimeError:
             expected="the same calls on every replica; otherwise the others wait forever.",
             fix="call it outside the branch and select with jax.numpy.where, or branch on a value "
             "that is equal on all replicas: all_reduce it first.",
+            code="SG406",
         )
     )
 
@@ -52,6 +53,7 @@ def apart(kinds: list[str]) -> RuntimeError:
             f"Replicas made different calls: {kinds}, in replica order.",
             expected="the same calls of merge_call, all_reduce and all_gather, in the same order.",
             fix="make these calls on every replica, and vary only the values.",
+            code="SG406",
         )
     )
 
@@ -64,6 +66,7 @@ def created_again(variable: StoredVariable) -> ValueError:
             "call.",
             expected="variables created only on the first call.",
             fix="create it outside, or once: `if holder.v is None: holder.v = sg.Variable(...)`.",
+            code="SG207",
         )
     )
 
@@ -75,6 +78,7 @@ def eager_abstract(strategy: object) -> ValueError:
             f"Cannot run a step op by op on {strategy}: its devices are abstract.",
             expected="compiled steps, which can be planned without devices.",
             fix="remove run_eagerly, or call sg.config.run_eagerly(False).",
+            code="SG411",
         )
     )
 
@@ -87,6 +91,7 @@ def eager_remote() -> RuntimeError:
             expected="compiled steps, which list in advance what they need from the servers.",
             fix="debug the function under sg.OneDeviceStrategy, or call "
             "sg.config.run_eagerly(False).",
+            code="SG411",
         )
     )
 
@@ -98,6 +103,7 @@ def foreign_variable(variable: Any, owner: object, user: object) -> ValueError:
             f"Variable {variable.path!r} belongs to {owner} and was used in a step of {user}.",
             expected="variables of the strategy that runs the step.",
             fix="create the model and the optimizer in the scope of the strategy that runs them.",
+            code="SG201",
         )
     )
 
@@ -112,6 +118,7 @@ def disagreement(variable: keras.Variable, strategy: object) -> ValueError:
             fix='create it with aggregation="sum", "mean" or "only_first_replica"; or with '
             'synchronization="on_read" to store one value per replica; or reduce the value first '
             "(all_reduce); or assign it in merge_call with strategy.extended.update.",
+            code="SG204",
         )
     )
 
@@ -124,5 +131,6 @@ def assigned_under_jit(variable: keras.Variable) -> RuntimeError:
             expected="no assignments to Keras variables under jax.jit, which would lose them.",
             fix="call strategy.run outside jax.jit (it compiles by itself), or pass the state "
             "as pytrees. To compile `run` and `reduce` into one program, use sg.function.",
+            code="SG203",
         )
     )

@@ -114,6 +114,7 @@ class ReplicaScope(keras.StatelessScope):
                     "function are lost when it ends.",
                     fix="return the value from the inner function and assign it outside; for an "
                     "optimizer, use stateless_apply inside.",
+                    code="SG203",
                 )
             )
         if id(variable) in self.read_in_jits:
@@ -167,6 +168,7 @@ class ReplicaScope(keras.StatelessScope):
                     "lax.scan, jax.jit or the like, within a replica function.",
                     expected="an update in the replica function itself.",
                     fix="return the gradients from the inner function, and apply them outside.",
+                    code="SG203",
                 )
             )
         self.sent.append((what, value))

@@ -71,6 +71,7 @@ def _lost(fn: Callable[..., Any], one: object) -> RuntimeError:
             "would be lost, because a step receives a copy.",
             expected="a step that returns the state that it changes.",
             fix=_RECIPE,
+            code="SG403",
         )
     )
 
@@ -81,5 +82,6 @@ def _unreachable(fn: Callable[..., Any]) -> RuntimeError:
             f"{name_of(fn)} changed a Flax NNX object created outside it.",
             expected="a step that takes the state as an argument and returns it.",
             fix=_RECIPE,
+            code="SG403",
         )
     )

@@ -46,6 +46,7 @@ def agree_on_program(name: str, jaxpr: ClosedJaxpr) -> None:
                         expected="the same program on all processes.",
                         fix="compare the functions and their arguments: find a condition on the "
                         "process, another batch size, or an option set on one process only.",
+                        code="SG402",
                     )
                 )
 

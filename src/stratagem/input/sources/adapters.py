@@ -42,6 +42,7 @@ def as_source(dataset: object) -> Source:
                 f"Unbatched arrays were passed as a dataset, in {_kind(dataset)}.",
                 expected="a dataset of batches.",
                 fix="batch the arrays: sg.input.Dataset(arrays, batch_size=64, shuffle=True).",
+                code="SG301",
             )
         )
     for fits, make in _ADAPTERS:

@@ -163,6 +163,7 @@ def _used_up(origin: object, num_taken: int) -> ValueError:
             expected="data that can be read from the start in each epoch; generators and "
             "iterators can be read only once.",
             fix="pass the function that creates it: sg.input.Dataset.from_generator(function).",
+            code="SG303",
         )
     )
 

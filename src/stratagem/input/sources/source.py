@@ -122,5 +122,6 @@ def not_resumable_error(kind: str, *, fix: str) -> NotImplementedError:
             expected="a source that can be resumed: sg.input.Dataset of arrays or files, Grain, "
             "tf.data, PyDataset, a list of batches, or an iterator with get_state and set_state.",
             fix=fix,
+            code="SG310",
         )
     )

@@ -148,6 +148,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                     f"Model {model.name!r} is not built.",
                     expected="a model with variables to back up.",
                     fix="call it on a batch of data first, or begin with an Input layer.",
+                    code="SG705",
                 )
             )
         if iterator is None or self.callback_list is None:

@@ -113,6 +113,7 @@ class DataPosition:
                     "batches.",
                     expected="the data, batch size and steps_per_epoch of the run that saved it.",
                     fix="pass the same arguments, or delete the backup to start over.",
+                    code="SG706",
                 )
             )
         self._data.resuming = state

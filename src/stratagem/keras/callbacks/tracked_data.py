@@ -263,5 +263,6 @@ def _ended(number: int, count: int) -> ValueError:
             f"The data ended after {number} batches, but the backup needs {count}.",
             expected="the data of the run that saved the backup.",
             fix="pass the same data, or delete the backup to start over.",
+            code="SG706",
         )
     )

@@ -143,6 +143,7 @@ class KerasFiles:
                         expected="weights of the evaluated model.",
                         fix="build the model as in training, or pass the folder of its "
                         "checkpoints.",
+                        code="SG703",
                     )
                 ) from error
 

@@ -161,6 +161,7 @@ class CheckpointLoop:
                 expected=f"the next {self._names} within {self._limits.timeout_s:g} s.",
                 fix="check that training runs and writes to this folder; or set max_evaluations to "
                 "stop earlier; or raise timeout_s or STRATAGEM_CHECKPOINT_TIMEOUT_S.",
+                code="SG709",
             )
         )
 

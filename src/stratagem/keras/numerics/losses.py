@@ -80,6 +80,7 @@ def _warn_about_averaging(loss: keras.losses.Loss, context: ReplicaContext) -> N
                 f"{context.num_replicas_in_sync} replicas, so averages count "
                 f"{context.num_replicas_in_sync} times too much.",
                 fix="create the loss with reduction=None and use sg.compute_average_loss.",
+                code="SG409",
             ),
             UserWarning,
             stacklevel=4,
@@ -276,6 +277,7 @@ def compute_average_loss(
                 "compute_average_loss received a scalar loss.",
                 expected="one loss per example, shape (per_replica_batch, ...).",
                 fix="create the Keras loss with reduction=None.",
+                code="SG409",
             )
         )
     context = get_replica_context()
@@ -299,6 +301,7 @@ def _num_examples(losses: jax.Array, context: ReplicaContext | None) -> Supports
                 "global_batch_size.",
                 expected="replica context, where the number of examples is known.",
                 fix="call it in the replica function, or pass global_batch_size.",
+                code="SG405",
             )
         )
     if context.global_num_examples is None or losses.shape[0] != context.batch.size:
@@ -364,6 +367,7 @@ def scale_regularization_loss(regularization_loss: object) -> jax.Array:
                 "scale_regularization_loss was called in cross-replica context.",
                 expected="replica context.",
                 fix="call it in the function passed to strategy.run.",
+                code="SG405",
             )
         )
     total = sum(

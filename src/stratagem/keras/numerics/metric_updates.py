@@ -156,6 +156,7 @@ def _check_homes(metric: keras.metrics.Metric, context: ReplicaContext) -> None:
                 f"replica function of {context.strategy} updates it.",
                 expected="a metric with variables on each replica.",
                 fix=f"create {type(metric).__name__}(...) in `with strategy.scope():`.",
+                code="SG201",
             )
         )
 

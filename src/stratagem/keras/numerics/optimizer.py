@@ -286,6 +286,7 @@ def _check_owners(variables: list[Any], strategy: Strategy) -> None:
                     f"{'under ' + str(home.strategy) if home else 'outside its scope'}.",
                     expected="variables created in the scope of the strategy that trains them.",
                     fix="build the model in `with strategy.scope():`.",
+                    code="SG201",
                 )
             )
 
@@ -301,6 +302,7 @@ def _same_for_all_replicas(grads: list[Any]) -> list[Any]:
                 expected="arrays or Mirrored values, which are the same for all replicas.",
                 fix="call it in the function passed to strategy.run, or reduce the gradients "
                 'first, for example with strategy.reduce("SUM", gradient, axis=None).',
+                code="SG412",
             )
         )
     return [_whole(grad.value if isinstance(grad, Mirrored) else grad) for grad in grads]

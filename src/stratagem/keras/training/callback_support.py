@@ -52,6 +52,7 @@ def check_callbacks(name: str, callbacks: Sequence[Any], *, spans_processes: boo
                     "processes and each would write its own files.",
                     expected="a callback that writes files from one process only.",
                     fix=f"use {_OF_ONE_PROCESS[kind]}.",
+                    code="SG413",
                 )
             )
         if kind == "TensorBoard" and importlib.util.find_spec("tensorflow") is None:
@@ -61,6 +62,7 @@ def check_callbacks(name: str, callbacks: Sequence[Any], *, spans_processes: boo
                     "TensorFlow is not installed.",
                     expected="a callback that works without TensorFlow.",
                     fix=f"use {_OF_ONE_PROCESS[kind]}.",
+                    code="SG413",
                 )
             )
 

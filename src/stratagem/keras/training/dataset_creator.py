@@ -120,5 +120,6 @@ def require_end(
                 expected="a finite dataset, or the number of batches to read.",
                 fix="pass steps_per_epoch to fit, validation_steps for validation_data, and steps "
                 "to evaluate and predict.",
+                code="SG309",
             )
         )

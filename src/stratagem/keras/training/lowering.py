@@ -80,6 +80,7 @@ def _split(shapes: object, num_replicas: int) -> PlacedBatches:
                 f"not split evenly over {num_replicas} replicas.",
                 expected="arrays of the same leading size, a multiple of the replicas.",
                 fix="choose a batch size that is a multiple of the number of replicas.",
+                code="SG306",
             )
         )
     size = total // num_replicas

@@ -114,6 +114,7 @@ def _foreign(
             f"Variable {variable.path!r} was created {place}, but the model runs under {owner}.",
             expected="a model and an optimizer created in the scope of the same strategy.",
             fix=fix,
+            code="SG201",
         )
     )
 

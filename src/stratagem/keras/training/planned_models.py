@@ -73,6 +73,7 @@ def training_step(
                 f"Model {model.name!r} belongs to {own}, which schedules steps on workers.",
                 expected="a strategy whose replicas run in lockstep.",
                 fix="create the model under MirroredStrategy to plan it.",
+                code="SG801",
             )
         )
     if own is not strategy:

@@ -11,13 +11,12 @@ def delta_outside(method: str, path: str) -> ValueError:
     """Error for a delta assigned to an ON_READ sum in cross-replica context."""
     return ValueError(
         explain(
-            f"{method} was called in cross-replica context on {path!r}, an ON_READ "
-            "variable "
-            "with aggregation SUM.",
-            expected="assign, or a call in a replica function: here nobody knows which "
-            "component "
-            "the value is meant for.",
-            fix="use assign(variable + value), or call it in the function given to strategy.run.",
+            f"{method} was called in cross-replica context on {path!r}, an ON_READ variable with "
+            "aggregation SUM.",
+            expected="assign, or a call in a replica function: outside of one, it is unclear "
+            "whether the value counts once or once per replica.",
+            fix="use assign(variable + value), or call it in the function passed to strategy.run.",
+            code="SG205",
         )
     )
 
@@ -29,6 +28,7 @@ def parts_in_replica(path: str) -> TypeError:
             f"A PerReplica was assigned to {path!r} in a replica function.",
             expected="this replica's part.",
             fix="pass the PerReplica through `args` of strategy.run.",
+            code="SG206",
         )
     )
 
@@ -40,6 +40,7 @@ def parts_without_aggregation(path: str) -> TypeError:
             f"A PerReplica was assigned to {path!r}, whose aggregation is NONE.",
             expected="a plain value, or a variable with an aggregation.",
             fix='reduce the value first, or create the variable with aggregation="sum" or "mean".',
+            code="SG204",
         )
     )
 
@@ -55,5 +56,6 @@ def number_to_sum(value: object, path: str) -> ValueError:
             fix="pass an array (jax.numpy.asarray), or divide by num_replicas_in_sync "
             "if the number "
             "is meant once.",
+            code="SG205",
         )
     )

@@ -52,8 +52,9 @@ def check_explicit_device(path: str, home: Home) -> None:
     raise ValueError(
         explain(
             f"Variable {path!r} was created in keras.device({name!r}), in the scope of {strategy}.",
-            expected="no device for a single variable: the strategy says where its variables are. "
-            "A HybridStrategy takes one, of variables that replicas do not each have a part of.",
-            fix="leave keras.device out, or use sg.HybridStrategy.",
+            expected="no device for a single variable: the strategy places its variables. A "
+            "HybridStrategy accepts one, except for ON_READ variables.",
+            fix="remove keras.device, or use sg.HybridStrategy.",
+            code="SG208",
         )
     )

@@ -30,6 +30,7 @@ def warn_of_other_distribution(strategy: Strategy) -> None:
             expected="one of both: a strategy places variables and splits batches itself.",
             fix="leave out keras.distribution; for layouts of single variables pass layout_map= to "
             "the strategy.",
+            code="SG208",
         ),
         RuntimeWarning,
         stacklevel=2,

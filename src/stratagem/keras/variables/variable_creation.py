@@ -107,6 +107,7 @@ def create_variable(_original: object) -> Any:
                     expected="variables that are there before it is called, or that a replica "
                     "function creates on its first call.",
                     fix="create models, optimizers and metrics outside the function.",
+                    code="SG207",
                 )
             )
         strategy = get_strategy()

@@ -135,6 +135,7 @@ def _pickled_value(fn: object, value: object, dumps: Callable[[Any], bytes]) -> 
                 f"{fn!r} returned a {type(value).__name__} that cannot be sent back: {error}",
                 expected="a value that can be pickled.",
                 fix="return arrays and plain Python values.",
+                code="SG606",
             )
         ) from error
 

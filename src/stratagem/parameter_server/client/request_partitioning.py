@@ -129,6 +129,7 @@ def row_parts(placement: ShardLayout, ids: np.ndarray) -> Iterable[tuple[int, sl
                 f"Ids from {int(ids[0])} to {int(ids[-1])} were looked up in {placement.name!r}.",
                 expected=f"{valid}.",
                 fix="make the table larger, or map ids into its range, for example by a hash.",
+                code="SG607",
             )
         )
     return enumerate(parts_of_shards(ids, placement.rows))

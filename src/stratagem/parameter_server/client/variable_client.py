@@ -80,6 +80,7 @@ class VariableClient:
                     expected="variables created by the coordinator in the strategy's scope, so "
                     "that all workers share them.",
                     fix="create the variable before you schedule the function.",
+                    code="SG608",
                 )
             )
 

@@ -74,6 +74,7 @@ class ClusterPlan:
                     f"A ParameterServerStrategy was created in a task of type {task_type!r}.",
                     expected="the chief, which coordinates the other tasks.",
                     fix="run `stratagem server` or sg.run_standard_server().join() in this task.",
+                    code="SG511",
                 )
             )
         return cls(spec.num_tasks("worker"), spec.num_tasks("ps"), spec)
@@ -95,6 +96,7 @@ class ClusterPlan:
                     expected="the chief or a worker of a cluster with at least one ps task.",
                     fix='list both in TF_CONFIG: {"cluster": {"worker": [...], "ps": [...]}, '
                     '"task": {"type": "worker", "index": 0}}; run `stratagem server` as ps.',
+                    code="SG511",
                 )
             )
         id_in_cluster(spec, task_type, index)  # raises for an unknown task
@@ -122,6 +124,7 @@ class ClusterPlan:
                     "are devices of this process.",
                     fix='set TF_CONFIG to {"cluster": {"chief": [...], "ps": [...]}, "task": '
                     '{"type": "chief", "index": 0}}; run `stratagem server` as ps.',
+                    code="SG511",
                 )
             )
         refuse_numbers(spec, num_servers=num_servers)

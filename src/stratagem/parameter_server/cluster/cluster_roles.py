@@ -56,6 +56,7 @@ def check_counts(spec: ClusterSpec) -> None:
                 expected="at least one of each.",
                 fix='list them in TF_CONFIG: {"cluster": {"chief": [...], "ps": [...], '
                 '"worker": [...]}}.',
+                code="SG511",
             )
         )
 

@@ -102,6 +102,7 @@ class SharedCluster(Closing):
                         expected="a leader that runs the same program.",
                         fix="check the output of the leader; to wait longer, pass RunConfig("
                         "session_creation_timeout_secs=...).",
+                        code="SG601",
                     )
                 )
             threading.Event().wait(_POLL_S)
@@ -165,6 +166,7 @@ class SharedCluster(Closing):
                 expected="a leader that creates the same strategy, and `stratagem server` in each "
                 "ps task.",
                 fix="check the output of the leader; set STRATAGEM_JOIN_TIMEOUT_S to wait longer.",
+                code="SG601",
             )
         )
 

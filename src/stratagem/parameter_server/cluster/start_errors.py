@@ -22,6 +22,7 @@ def cannot_start(name: str, error: BaseException) -> RuntimeError:
             f"{name} cannot start: {error}",
             expected="a process that imports and starts without an error.",
             fix="fix the error in the last lines of the traceback, which is from that process.",
+            code="SG601",
         )
     )
 
@@ -33,6 +34,7 @@ def died_at_start(name: str, error: BaseException) -> UnavailableError:
             f"{name} died while starting: {error}",
             expected="a process that keeps running.",
             fix="check its last output, and whether its machine has enough memory.",
+            code="SG601",
         )
     )
 
@@ -44,6 +46,7 @@ def lost_too_often(name: str, how: object) -> UnavailableError:
             f"{name} ended and has no restarts left: {how}",
             expected="a process that keeps running.",
             fix="check its last output, or raise max_restarts.",
+            code="SG602",
         )
     )
 
@@ -58,6 +61,7 @@ def not_started(
             f"{', '.join(names)}.",
             expected=expected,
             fix=f"{look_at}; set STRATAGEM_JOIN_TIMEOUT_S to wait longer.",
+            code="SG601",
         )
     )
 
@@ -80,5 +84,6 @@ def not_the_coordinator() -> RuntimeError:
             "A ClusterCoordinator was created in a worker that runs its own program.",
             expected="strategy.run or fit in this program.",
             fix="omit independent=True if one process coordinates the others.",
+            code="SG511",
         )
     )

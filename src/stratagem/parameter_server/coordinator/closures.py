@@ -103,6 +103,7 @@ class ClosureQueue:
                         f"Cannot schedule {closure.name}: the coordinator is closed.",
                         expected="an open coordinator.",
                         fix="create a new strategy and a new coordinator.",
+                        code="SG603",
                     )
                 )
             if gone := self._gone_error(closure.worker):
@@ -340,6 +341,7 @@ def _cancel(closures: Sequence[Closure]) -> None:
                     expected="no error in another function (join() or schedule() raises it), and "
                     "no close() of the coordinator before join().",
                     fix="find the first error or the early close(), then schedule it again.",
+                    code="SG603",
                 )
             )
         )
@@ -351,6 +353,7 @@ def _input_error(closure: Closure, failed: RemoteValue) -> ClosureInputError:
             f"An input of {closure.name} failed: {failed.error!r}",
             expected="inputs whose functions succeed.",
             fix="fix that error first, then schedule both functions again.",
+            code="SG604",
         )
     )
     error.__cause__ = failed.error

@@ -63,6 +63,7 @@ class PerWorkerIterator(PerWorkerValues):
                 expected="next() in a scheduled function, which runs on a worker.",
                 fix="pass the iterator to a scheduled function: "
                 "coordinator.schedule(step, args=(iterator,)).",
+                code="SG611",
             )
         )
 

@@ -39,6 +39,7 @@ class Scheduling(Lockstep):
                 "strategy.run was called in the coordinator, so the function runs there.",
                 expected="strategy.run in a scheduled function, which runs on a worker.",
                 fix="call it in a function passed to ClusterCoordinator.schedule.",
+                code="SG611",
             ),
             RuntimeWarning,
             stacklevel=4,

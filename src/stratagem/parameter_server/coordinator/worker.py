@@ -100,6 +100,7 @@ def _worker_index(asked_by: str) -> int:
                 f"{asked_by} was called outside of a scheduled function.",
                 expected="a call in a function that runs on a worker.",
                 fix="call it in a function passed to ClusterCoordinator.schedule.",
+                code="SG611",
             )
         )
     return _current.worker_index

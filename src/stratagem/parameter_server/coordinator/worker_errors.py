@@ -79,6 +79,7 @@ def failed_message(error: BaseException, *, is_input: bool = False) -> Message:
                 expected="at most as many next() calls as the worker's dataset has batches.",
                 fix="schedule fewer functions, repeat the dataset, or catch StopIteration in the "
                 "function.",
+                code="SG605",
             )
         )
     cloudpickle = load("cloudpickle", needed_by="a worker", install="stratagem[ray]")
@@ -98,5 +99,6 @@ def _input_error(error: BaseException) -> ClosureInputError:
             f"A worker could not create its dataset or other per-worker object: {error!r}",
             expected="a dataset function that succeeds on every worker.",
             fix="see the worker's traceback below.",
+            code="SG604",
         )
     )

@@ -218,6 +218,7 @@ class WorkerLink:
                     expected="servers that run, or restart within the recovery timeout.",
                     fix="look at the server's log to find out why it stopped, then restore a "
                     "checkpoint.",
+                    code="SG602",
                 )
             )
             lost.__cause__ = error

@@ -122,6 +122,7 @@ class _BatchScheduler(StepFunction):
                     "The model has run_eagerly=True under a ParameterServerStrategy.",
                     expected="compiled steps, which run on workers.",
                     fix="debug the model under sg.OneDeviceStrategy, or without a strategy.",
+                    code="SG411",
                 )
             )
         self._model = model

@@ -76,6 +76,7 @@ def _require_rows_suffice(optimizer: keras.optimizers.Optimizer) -> None:
             expected="use_ema=False, no gradient_accumulation_steps and no LossScaleOptimizer: "
             "servers update only the rows that have gradients.",
             fix="omit these, or choose another place for the tables.",
+            code="SG609",
         )
     )
 

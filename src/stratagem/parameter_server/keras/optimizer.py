@@ -167,6 +167,7 @@ def _check_for_servers(optimizer: Any, variable_client: Any) -> None:
                 expected="an optimizer without dynamic loss scaling: it needs all gradients, and "
                 "each server has only a part.",
                 fix="use bfloat16, or set loss_scale_factor for a constant scale.",
+                code="SG609",
             )
         )
     sized = [one.name for one in scalars_of(optimizer).values() if one.shape]
@@ -179,6 +180,7 @@ def _check_for_servers(optimizer: Any, variable_client: Any) -> None:
                 expected="an optimizer without clipping under a synchronous "
                 "ParameterServerStrategy: no server has the whole gradient.",
                 fix="omit clipnorm, global_clipnorm and clipvalue, or omit synchronous=True.",
+                code="SG609",
             )
         )
 

@@ -56,6 +56,7 @@ def pack_object(value: object, name_of: Callable[[Any], tuple[Any, ...] | None])
                 expected="a function that refers only to objects that can be pickled: arrays, "
                 "models, optimizers, metrics, datasets that can be recreated.",
                 fix="create objects such as open files and locks inside the function.",
+                code="SG606",
             )
         ) from error
     return file.getvalue()

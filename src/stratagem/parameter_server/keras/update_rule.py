@@ -58,6 +58,7 @@ class KerasUpdate:
                     expected="only one of the two under a ParameterServerStrategy: each server "
                     "has only a part of the mean gradient.",
                     fix="clip by value with clipvalue, or omit gradient_accumulation_steps.",
+                    code="SG609",
                 )
             )
         self._config = {**optimizer.get_config(), **done_before}
@@ -198,6 +199,7 @@ def other_shapes(kind: type, names: Sequence[str]) -> NotImplementedError:
             expected="an optimizer whose arrays have the shapes of its variables, so that servers "
             "can shard both.",
             fix="use SGD, Adagrad or Adam, for example, under a ParameterServerStrategy.",
+            code="SG609",
         )
     )
 
@@ -228,6 +230,7 @@ def _initial(variable: keras.Variable, kind: type, slot: str) -> float:
                 f"The slot {slot!r} of {kind.__name__} has different initial values.",
                 expected="a slot filled with a single initial value.",
                 fix="use another optimizer under a ParameterServerStrategy.",
+                code="SG609",
             )
         )
     return float(value.flat[0]) if value.size else 0.0

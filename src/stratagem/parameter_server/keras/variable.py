@@ -345,6 +345,7 @@ class ParameterServerVariable(DistributedVariable):
                     f"Variable {self.path!r} has the constraint {value}.",
                     expected="no constraint: parameter servers update shards of variables.",
                     fix="omit the constraint, or use a regularizer.",
+                    code="SG609",
                 )
             )
 

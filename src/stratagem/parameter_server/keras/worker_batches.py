@@ -110,6 +110,7 @@ class WorkerBatches:
                     f"{assignment.first + assignment.count} before.",
                     expected="a dataset_fn that creates the same dataset at each call.",
                     fix="remove dependencies of dataset_fn on state that changes between calls.",
+                    code="SG605",
                 )
             )
         taken = [self._ahead.popleft() for _ in range(assignment.count)]

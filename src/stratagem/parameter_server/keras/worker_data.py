@@ -200,6 +200,7 @@ class BatchAssigner(Iterator[Any]):
                         "its gradients.",
                         expected="at least one batch per worker.",
                         fix="split the data into smaller shards, or use fewer workers.",
+                        code="SG308",
                     )
                 )
             weights[index].append(0.0)

@@ -209,5 +209,6 @@ def _damaged(path: Path, how: str) -> DataLossError:
             f"The journal {path} is damaged: {how}.",
             expected="an unmodified journal written by a parameter server.",
             fix="start the servers with an empty journal_dir, and restore a checkpoint.",
+            code="SG610",
         )
     )

@@ -66,6 +66,7 @@ class JournalLock(Closing):
                         expected="one server per journal; the previous server must have exited.",
                         fix="stop that process, or start the servers with another journal_dir. "
                         "Set STRATAGEM_PEER_TIMEOUT_S to change the limit.",
+                        code="SG610",
                     )
                 )
             threading.Event().wait(_POLL_S)

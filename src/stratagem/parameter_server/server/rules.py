@@ -49,6 +49,7 @@ class Rules:
                     expected=f"the existing optimizer: {known.describe()}.",
                     fix="use the optimizer of the journal or of the first client, rename the new "
                     "one, or restart the servers with empty journals.",
+                    code="SG610",
                 )
             )
         if known is None:

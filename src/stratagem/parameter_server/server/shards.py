@@ -237,6 +237,7 @@ def require_rows(shard: Shard, rows: np.ndarray) -> None:
                 "requested.",
                 expected=f"{valid}.",
                 fix="look up only ids within the table.",
+                code="SG607",
             )
         )
 

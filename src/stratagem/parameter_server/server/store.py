@@ -96,6 +96,7 @@ class ServerVariables:
                     f"Variable {spec.name!r} was created as {spec}, but it already exists.",
                     expected=f"the spec that this server stores: {shard.spec}.",
                     fix="rename the variable, or restart the servers with empty journals.",
+                    code="SG610",
                 )
             )
         return False

@@ -88,6 +88,7 @@ class Peer:
                     f"{self.name} at {self.place.address} was lost: {reason}",
                     expected="a running process.",
                     fix="check its log for why it exited, and retry after it restarts.",
+                    code="SG602",
                 )
             )
 

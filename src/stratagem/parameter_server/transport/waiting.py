@@ -125,6 +125,7 @@ class Question:
                 fix="check the last lines of its log. To change the limit, set "
                 "STRATAGEM_PEER_TIMEOUT_S or sg.coordinator.options(recovery_timeout_s=), unless "
                 "the call sets its own limit.",
+                code="SG602",
             )
         )
 

@@ -177,5 +177,6 @@ class _JobLog(Closing):
                 f"The cluster has not responded about job {self._job} for {limit_s:g} s: {error}",
                 expected="a leader that runs and can be reached.",
                 fix="check the leader; STRATAGEM_PEER_TIMEOUT_S changes the limit.",
+                code="SG514",
             )
         )

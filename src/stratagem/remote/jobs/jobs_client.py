@@ -153,6 +153,7 @@ class JobsClient:
                 f"The cluster at {self.url} refused this client (HTTP {code}).",
                 expected="the token with which its servers were started.",
                 fix="set RAY_AUTH_TOKEN to it, or RAY_AUTH_TOKEN_PATH to a file that contains it.",
+                code="SG513",
             )
         )
 
@@ -162,5 +163,6 @@ class JobsClient:
                 f"The cluster at {self.url} is not available: {reason}.",
                 expected="a running leader that accepts jobs at this port.",
                 fix="check address and port, and the output of `stratagem server` on the leader.",
+                code="SG514",
             )
         )

@@ -162,6 +162,7 @@ class RayCluster(Closing):
                 expected="a running Ray cluster that accepts this process.",
                 fix="check `ray status`; if the cluster has a token, set RAY_AUTH_MODE=token and "
                 "the same RAY_AUTH_TOKEN everywhere.",
+                code="SG513",
             )
         )
         explained.__cause__ = error

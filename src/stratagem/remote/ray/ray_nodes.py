@@ -178,6 +178,7 @@ def expect_token() -> None:
                 "Ray was imported before RAY_AUTH_MODE was set, so it ignores the cluster's token.",
                 expected="RAY_AUTH_MODE=token before `import ray`.",
                 fix="set it for the whole program, or import ray later.",
+                code="SG513",
             )
         )
     environment.set_defaults({"RAY_AUTH_MODE": "token", **quiet_settings()})
@@ -263,6 +264,7 @@ def join_as_node(
                     f"{lines}",
                     expected="a leader that accepts this machine.",
                     fix="give all tasks the same RAY_AUTH_TOKEN and the same version of Ray.",
+                    code="SG513",
                 )
             )
     return node
@@ -331,5 +333,6 @@ def _require_token() -> None:
             expected="the same secret text in RAY_AUTH_TOKEN of all tasks.",
             fix="set it, for example to the output of `openssl rand -hex 32`; or set "
             "RAY_AUTH_MODE=disabled to run without a token.",
+            code="SG513",
         )
     )

@@ -35,6 +35,7 @@ class NonTraining(Lockstep):
                 "right part of the program in each task.",
                 fix="call sg.run_standard_server().join() in tasks that serve; in the evaluator, "
                 "build the model without this strategy.",
+                code="SG511",
             )
         )
 

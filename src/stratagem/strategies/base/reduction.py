@@ -118,10 +118,11 @@ def _check_contribution(op: ReduceOp, plain: object, num_replicas: int) -> None:
         raise ValueError(
             explain(
                 f"reduce received a plain value {plain!r} to SUM over {num_replicas} replicas.",
-                expected="a PerReplica, as `run` returns it: of a plain value nobody knows "
-                "whether it is "
-                "one contribution or one a replica.",
-                fix='pass what `run` returned; or use "mean", which leaves a plain value as it is.',
+                expected="a PerReplica, as `run` returns it: a plain value may be one "
+                "contribution, or one per replica.",
+                fix='pass the result of `run`; or use "mean", which leaves a plain value '
+                "unchanged.",
+                code="SG407",
             )
         )
 
@@ -218,6 +219,7 @@ def _reduce_local(op: ReduceOp, local: jax.Array | np.ndarray, axes: tuple[int, 
                     f"reduce with axis=None received parts of {batch.lengths} rows.",
                     expected="as many rows on every replica.",
                     fix="reduce over axis 0 as well (axis=0), which counts true rows.",
+                    code="SG408",
                 )
             )
         return context.communicator.all_reduce(op, local)
@@ -246,6 +248,7 @@ def merge_context() -> Any:
                 "A PerReplica of a compiled step was used outside merge_call.",
                 expected="use in the function given to merge_call.",
                 fix="return the value from the replica function and reduce what `run` returns.",
+                code="SG206",
             )
         )
     return frame.replica

@@ -342,5 +342,6 @@ def _refuse_in_merge_call() -> None:
                 "run was called in merge_call, while a step runs.",
                 expected="cross-replica context outside every step.",
                 fix="call the function on the replicas before or after merge_call.",
+                code="SG404",
             )
         )

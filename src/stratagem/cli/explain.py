@@ -1,0 +1,103 @@
+"""`stratagem explain`: the page of an error code, offline."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+
+import click
+
+__all__ = ["command", "load_pages"]
+
+# In a wheel beside the package's modules (pyproject.toml puts them there), else in the checkout.
+_FOLDERS = (
+    Path(__file__).parents[1] / "error_pages",
+    Path(__file__).parents[3] / "docs" / "reference" / "errors",
+)
+_GROUPS = {
+    "1": "Set-up and devices",
+    "2": "Variables and scopes",
+    "3": "Input",
+    "4": "Steps and tracing",
+    "5": "Clusters and processes",
+    "6": "Parameter servers and coordinator",
+    "7": "Checkpoints and preemption",
+    "8": "Plans and launch",
+    "9": "Estimator",
+}
+_LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
+
+
+@click.command("explain")
+@click.argument("code", required=False)
+def command(code: str | None) -> None:
+    """Explain an error code such as SG204.
+
+    Errors whose cause needs more words end with a code. Without CODE, list all codes.
+    """
+    from stratagem.cli.markdown import show
+
+    pages = load_pages()
+    if not pages:
+        raise click.ClickException("The pages of the error codes are not installed.")
+    if code is None:
+        show(_listing(pages))
+        return
+    name = _normalized(code)
+    if name not in pages:
+        raise click.UsageError(f"There is no error code {code!r}. {_suggestion(name, pages)}")
+    show(_without_links(pages[name]))
+
+
+def load_pages() -> dict[str, str]:
+    """Returns the Markdown page of each error code, in order."""
+    folder = next((folder for folder in _FOLDERS if folder.is_dir()), None)
+    paths = [] if folder is None else sorted(folder.glob("SG*.md"))
+    return {path.stem: path.read_text(encoding="utf-8") for path in paths}
+
+
+def _normalized(code: str) -> str:
+    name = code.strip().upper()
+    return f"SG{name}" if name.isdigit() else name
+
+
+def _suggestion(name: str, pages: dict[str, str]) -> str:
+    close = difflib.get_close_matches(name, pages, n=3, cutoff=0.7)
+    if not close:
+        return "`stratagem explain` lists all codes."
+    return f"Did you mean {' or '.join(close)}?"
+
+
+def _listing(pages: dict[str, str]) -> str:
+    """Returns a Markdown list of the codes and titles by group."""
+    lines = ["# Error codes", ""]
+    group = None
+    for code, page in pages.items():
+        if code[2] != group:
+            group = code[2]
+            lines += ["", f"## SG{group}xx: {_GROUPS[group]}", ""]
+        lines.append(f"* {page.partition(chr(10))[0].removeprefix('# ')}")
+    return "\n".join([*lines, "", "`stratagem explain CODE` shows a page."])
+
+
+def _without_links(page: str) -> str:
+    """Replaces each link by its text and the page of the documentation, or by the error code."""
+
+    def replaced(match: re.Match[str]) -> str:
+        text, target = match.groups()
+        if target.startswith(("http:", "https:")) or text == Path(target).stem:
+            return text if text == Path(target).stem else match[0]
+        return f"{text} ({_path_in_docs(target)})"
+
+    return _LINK.sub(replaced, page)
+
+
+def _path_in_docs(target: str) -> str:
+    parts = ["docs", "reference", "errors"]
+    for part in target.split("/"):
+        if part == "..":
+            parts.pop()
+        else:
+            parts.append(part)
+    return "/".join(parts)
