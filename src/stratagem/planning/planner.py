@@ -76,6 +76,8 @@ def plan(
         >>> plan = sg.plan(model, (np.ones((16, 8)), np.ones((16, 2))), "2xH100")
         >>> plan.fits, plan.memory.parameters_bytes, plan.memory.optimizer_bytes
         (True, 72, 152)
+
+    Source: specific to Stratagem.
     """
     machine = parse_target(target)
     arrays = _arrays_of(batch)
@@ -181,6 +183,26 @@ def plan_step(
 
     Raises:
         RuntimeError: no compiler can compile the step.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> program = '''
+        ... import keras, numpy, stratagem
+        ... with stratagem.MirroredStrategy().scope():
+        ...     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
+        ...     model.compile("sgd", "mse")
+        ... model.fit(numpy.ones((16, 8)), numpy.ones((16, 2)), batch_size=16)
+        ... '''
+        >>> target = sg.planning.parse_target("8xH100")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     script = pathlib.Path(folder) / "train.py"
+        ...     size = script.write_text(program)
+        ...     step = sg.planning.capture_script(script, [], target)
+        >>> plan = sg.planning.plan_step(step, target, title="train.py")
+        >>> plan.num_replicas, plan.global_batch, plan.num_parameters
+        (8, 16, 18)
+
+    Source: specific to Stratagem.
     """
     target, more_notes = _used_machine(step, target)
     _check_rules(step)
@@ -304,6 +326,26 @@ def with_global_batch(step: CapturedStep, global_batch: int) -> CapturedStep:
 
     Raises:
         ValueError: `global_batch` is not such a multiple, or the step takes no batch.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> program = '''
+        ... import keras, numpy, stratagem
+        ... with stratagem.MirroredStrategy().scope():
+        ...     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
+        ...     model.compile("sgd", "mse")
+        ... model.fit(numpy.ones((16, 8)), numpy.ones((16, 2)), batch_size=16)
+        ... '''
+        >>> target = sg.planning.parse_target("8xH100")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     script = pathlib.Path(folder) / "train.py"
+        ...     size = script.write_text(program)
+        ...     step = sg.planning.capture_script(script, [], target)
+        >>> larger = sg.planning.with_global_batch(step, 1024)
+        >>> larger.arguments.batch.size  # examples per replica
+        128
+
+    Source: specific to Stratagem.
     """
     replicas = step.strategy.num_replicas_in_sync
     old = step.arguments.batch.size

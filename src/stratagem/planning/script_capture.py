@@ -46,6 +46,25 @@ def capture_script(
         RuntimeError: the script ended before it trained, by itself or by `sys.exit`.
         ValueError: an unknown `shard_state`, or a strategy that cannot shard state.
         Exception: any error of the script.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> program = '''
+        ... import keras, numpy, stratagem
+        ... with stratagem.MirroredStrategy().scope():
+        ...     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
+        ...     model.compile("sgd", "mse")
+        ... model.fit(numpy.ones((16, 8)), numpy.ones((16, 2)), batch_size=16)
+        ... '''
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     script = pathlib.Path(folder) / "train.py"
+        ...     size = script.write_text(program)
+        ...     target = sg.planning.parse_target("8xH100")
+        ...     step = sg.planning.capture_script(script, [], target)
+        >>> step.strategy.num_replicas_in_sync, step.arguments.batch.size
+        (8, 2)
+
+    Source: specific to Stratagem.
     """
     path = _existing_file(script)
     how = "ended"

@@ -50,10 +50,13 @@ def connect_to_cluster(
         UnavailableError: the connection to the cluster was lost.
         PermissionError: the cluster has another token.
 
-    Example::
-
-        sg.connect_to_cluster({"chief": ["a:2222"], "ps": ["b:2222"], "worker": ["c:2222"]})
-        strategy = sg.ParameterServerStrategy()  # from here on, this runs on machine a
+    Example:
+        >>> cluster = {"chief": ["a:2222"], "ps": ["b:2222"], "worker": ["c:2222"]}
+        >>> try:  # in TensorFlow, job_name made this program a task of the cluster
+        ...     sg.connect_to_cluster(cluster, job_name="worker")
+        ... except ValueError as error:
+        ...     print(str(error).splitlines()[-1])
+        Fix: omit them; tasks of the cluster run `stratagem server`.
 
     Source: TF 2.21 remote.py, connect_to_cluster.
     """

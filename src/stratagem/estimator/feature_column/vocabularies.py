@@ -226,7 +226,7 @@ def categorical_column_with_vocabulary_file(
     default_value: int | None = None,
     num_oov_buckets: int = 0,
 ) -> VocabularyCategoricalColumn:
-    """Returns a column whose ids are line numbers of a vocabulary file, from 0.
+    r"""Returns a column whose ids are line numbers of a vocabulary file, from 0.
 
     The file is read immediately; the column stores its words.
 
@@ -246,9 +246,17 @@ def categorical_column_with_vocabulary_file(
         ValueError: if the file is empty or has fewer lines than `vocabulary_size`, or both
             `default_value` and `num_oov_buckets` are set.
 
-    Example::
-
-        city = sg.feature_column.categorical_column_with_vocabulary_file("city", "cities.txt")
+    Example:
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = pathlib.Path(folder) / "cities.txt"
+        ...     size = file.write_text("Rome\nParis\n")
+        ...     city = sg.feature_column.categorical_column_with_vocabulary_file("city", file)
+        >>> features = {"city": ["Paris", "Rome", "Oslo"]}
+        >>> encoded = sg.feature_column.encode_features(features, [
+        ...     sg.feature_column.indicator_column(city)])
+        >>> [ids.ravel().tolist() for ids in encoded.values()]
+        [[1, 0, -1]]
 
     Source: TF 2.21 feature_column_v2.py, categorical_column_with_vocabulary_file.
     """

@@ -56,11 +56,14 @@ def train_and_evaluate(
         DeadlineExceededError: if an evaluator finds no checkpoint in time.
         ValueError: if several workers have no strategy that trains one model.
 
-    Example::
-
-        train_spec = sg.estimator.TrainSpec(train_input_fn, max_steps=10_000)
-        eval_spec = sg.estimator.EvalSpec(eval_input_fn, steps=None, throttle_secs=60)
-        metrics, exports = sg.estimator.train_and_evaluate(estimator, train_spec, eval_spec)
+    Example:
+        >>> estimator = sg.estimator.BaselineRegressor(optimizer="SGD")
+        >>> data = lambda: ({"x": np.zeros(2)}, np.array([1.0, 3.0]))
+        >>> train_spec = sg.estimator.TrainSpec(data, max_steps=50)
+        >>> eval_spec = sg.estimator.EvalSpec(data, steps=1)
+        >>> metrics, exports = sg.estimator.train_and_evaluate(estimator, train_spec, eval_spec)
+        >>> int(metrics["global_step"]), round(float(metrics["loss"]), 2)
+        (50, 1.0)
 
     Source: tensorflow/estimator training.py, train_and_evaluate.
     """

@@ -53,6 +53,13 @@ def get_current_worker_index() -> int:
     Raises:
         RuntimeError: called outside of a scheduled function.
 
+    Example:
+        >>> try:
+        ...     sg.coordinator.get_current_worker_index()  # here, in no scheduled function
+        ... except RuntimeError as error:
+        ...     print(str(error).splitlines()[0])
+        get_current_worker_index was called outside of a scheduled function.
+
     Source: TF 2.21 coordinator_context.py, get_current_worker_index.
     """
     return _worker_index("get_current_worker_index")
