@@ -49,6 +49,14 @@ class VariableAggregation(enum.IntEnum):
 
     Keras's strings `"none"`, `"sum"`, `"mean"` and `"only_first_replica"` are equivalent.
 
+    Example:
+        >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> with strategy.scope():
+        ...     total = sg.Variable(0.0, aggregation=sg.VariableAggregation.SUM)
+        >>> _ = strategy.run(total.assign, args=(np.float32(2),))  # 2 from each replica
+        >>> float(total.value)
+        4.0
+
     Source: TF 2.21 variables.py, VariableAggregationV2.
     """
 

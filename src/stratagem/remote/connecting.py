@@ -51,12 +51,10 @@ def connect_to_cluster(
         PermissionError: the cluster has another token.
 
     Example:
+        >>> from unittest import mock
         >>> cluster = {"chief": ["a:2222"], "ps": ["b:2222"], "worker": ["c:2222"]}
-        >>> try:  # in TensorFlow, job_name made this program a task of the cluster
-        ...     sg.connect_to_cluster(cluster, job_name="worker")
-        ... except ValueError as error:
-        ...     print(str(error).splitlines()[-1])
-        Fix: omit them; tasks of the cluster run `stratagem server`.
+        >>> with mock.patch.dict("os.environ", STRATAGEM_REMOTE_JOB="job"):  # as on the cluster
+        ...     sg.connect_to_cluster(cluster)  # elsewhere: sends the script, exits at its end
 
     Source: TF 2.21 remote.py, connect_to_cluster.
     """
