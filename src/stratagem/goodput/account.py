@@ -172,12 +172,8 @@ def account_for(run: RunEvents) -> Account:
     retained = RetainedSteps(point for history in histories for point in history.resume_points)
     failures = failures_of(group, StepTimes(intervals), stalls)
     begin_s, end_s = _bounds(group)
-    layers = [
-        *_step_layers(intervals, retained),
-        *_pause_layers(histories),
-        *_failure_layers(failures, end_s),
-        *_launcher_layer(trainers, begin_s),
-    ]
+    layers = [*_step_layers(intervals, retained), *_pause_layers(histories)]
+    layers += [*_failure_layers(failures, end_s), *_launcher_layer(trainers, begin_s)]
     spans = tuple(_merged_spans(layers, begin_s, end_s))
     return Account(
         begin_s=begin_s,

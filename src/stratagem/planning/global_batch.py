@@ -47,6 +47,22 @@ def with_global_batch(step: CapturedStep, global_batch: int) -> CapturedStep:
     Source: specific to Stratagem.
     """
     replicas = step.strategy.num_replicas_in_sync
+    old = _checked_size(step, global_batch)
+    size = global_batch // replicas
+    several = replicas > 1
+    leaves = tuple(_resize(leaf, old, size, several=several) for leaf in step.arguments.leaves)
+    split = [placeholder(leaf.shape, leaf.dtype) for leaf in leaves if leaf.split and leaf.shape]
+    arguments = Arguments(
+        step.arguments.structure, leaves, split, step.arguments.shared, ReplicaBatch(size=size)
+    )
+    return dataclasses.replace(
+        step, arguments=arguments, trace=step.retrace(arguments, step.strategy.topology)
+    )
+
+
+def _checked_size(step: CapturedStep, global_batch: int) -> int:
+    """Returns the present batch size of a replica, if the new one can be split."""
+    replicas = step.strategy.num_replicas_in_sync
     old = step.arguments.batch.size
     if global_batch < 1 or global_batch % replicas:
         raise ValueError(
@@ -64,16 +80,7 @@ def with_global_batch(step: CapturedStep, global_batch: int) -> CapturedStep:
                 fix="omit the global batch.",
             )
         )
-    size = global_batch // replicas
-    several = replicas > 1
-    leaves = tuple(_resize(leaf, old, size, several=several) for leaf in step.arguments.leaves)
-    split = [placeholder(leaf.shape, leaf.dtype) for leaf in leaves if leaf.split and leaf.shape]
-    arguments = Arguments(
-        step.arguments.structure, leaves, split, step.arguments.shared, ReplicaBatch(size=size)
-    )
-    return dataclasses.replace(
-        step, arguments=arguments, trace=step.retrace(arguments, step.strategy.topology)
-    )
+    return old
 
 
 def _resize(leaf: Leaf, old: int, new: int, *, several: bool) -> Leaf:

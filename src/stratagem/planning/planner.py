@@ -79,10 +79,9 @@ def plan(
     Source: specific to Stratagem.
     """
     machine = parse_target(target)
-    arrays = _arrays_of(batch)
     name = getattr(model_or_step, "name", None) or getattr(model_or_step, "__name__", "step")
     like = strategy or _default_strategy(model_or_step)
-    with _captured_step(model_or_step, arrays, machine, like, shard_state) as step:
+    with _captured_step(model_or_step, _arrays_of(batch), machine, like, shard_state) as step:
         return plan_step(step, machine, title=str(name), assumptions=assumptions)
 
 

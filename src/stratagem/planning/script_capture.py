@@ -50,11 +50,11 @@ def capture_script(
     Example:
         >>> import pathlib, tempfile
         >>> program = '''
-        ... import keras, numpy, stratagem
-        ... with stratagem.MirroredStrategy().scope():
-        ...     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
+        ... import keras, numpy as np, stratagem as sg
+        ... with sg.MirroredStrategy().scope():
+        ...     model = keras.Sequential([keras.layers.Dense(2)])
         ...     model.compile("sgd", "mse")
-        ... model.fit(numpy.ones((16, 8)), numpy.ones((16, 2)), batch_size=16)
+        ... model.fit(np.ones((16, 8)), np.ones((16, 2)), batch_size=16)
         ... '''
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     script = pathlib.Path(folder) / "train.py"
@@ -77,7 +77,11 @@ def capture_script(
                 return step
         except SystemExit as end:
             how = f"exited with {end.code!r}"
-    raise RuntimeError(
+    raise _no_step_error(path, how)
+
+
+def _no_step_error(path: Path, how: str) -> RuntimeError:
+    return RuntimeError(
         explain(
             f"{path} {how} before it trained.",
             expected="a compiled step of fit, train_on_batch or strategy.run that changes a "

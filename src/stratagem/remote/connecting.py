@@ -52,7 +52,7 @@ def connect_to_cluster(
 
     Example:
         >>> from unittest import mock
-        >>> cluster = {"chief": ["a:2222"], "ps": ["b:2222"], "worker": ["c:2222"]}
+        >>> cluster = {"chief": ["a:2222"], "worker": ["b:2222"]}
         >>> with mock.patch.dict("os.environ", STRATAGEM_REMOTE_JOB="job"):  # as on the cluster
         ...     sg.connect_to_cluster(cluster)  # elsewhere: sends the script, exits at its end
 

@@ -216,8 +216,10 @@ def create_file_writer(
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with sg.summary.create_file_writer(folder).as_default():
+        ...     writer = sg.summary.create_file_writer(folder)
+        ...     with writer.as_default():
         ...         sg.summary.scalar("loss", 0.5, step=1)
+        ...     writer.close()
         True
 
     Source: TF 2.21 summary_ops_v2.py, create_file_writer_v2.

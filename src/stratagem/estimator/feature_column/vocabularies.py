@@ -260,6 +260,13 @@ def categorical_column_with_vocabulary_file(
 
     Source: TF 2.21 feature_column_v2.py, categorical_column_with_vocabulary_file.
     """
+    to_word = str if dtype in ("string", str) else int
+    words = tuple(to_word(line) for line in _lines_of(vocabulary_file, vocabulary_size))
+    default = -1 if default_value is None else default_value
+    return _vocabulary_column(key, words, default, num_oov_buckets)
+
+
+def _lines_of(vocabulary_file: str | os.PathLike[str], vocabulary_size: int | None) -> list[str]:
     lines = Path(vocabulary_file).read_text(encoding="utf-8").splitlines()
     size = len(lines) if vocabulary_size is None else vocabulary_size
     if not 0 < size <= len(lines):
@@ -271,10 +278,7 @@ def categorical_column_with_vocabulary_file(
                 fix="omit vocabulary_size to use all lines.",
             )
         )
-    to_word = str if dtype in ("string", str) else int
-    words = tuple(to_word(line) for line in lines[:size])
-    default = -1 if default_value is None else default_value
-    return _vocabulary_column(key, words, default, num_oov_buckets)
+    return lines[:size]
 
 
 def _vocabulary_column(

@@ -59,9 +59,8 @@ def train_and_evaluate(
     Example:
         >>> estimator = sg.estimator.BaselineRegressor(optimizer="SGD")
         >>> data = lambda: ({"x": np.zeros(2)}, np.array([1.0, 3.0]))
-        >>> train_spec = sg.estimator.TrainSpec(data, max_steps=50)
-        >>> eval_spec = sg.estimator.EvalSpec(data, steps=1)
-        >>> metrics, exports = sg.estimator.train_and_evaluate(estimator, train_spec, eval_spec)
+        >>> specs = sg.estimator.TrainSpec(data, max_steps=50), sg.estimator.EvalSpec(data, steps=1)
+        >>> metrics, exports = sg.estimator.train_and_evaluate(estimator, *specs)
         >>> int(metrics["global_step"]), round(float(metrics["loss"]), 2)
         (50, 1.0)
 
