@@ -59,24 +59,28 @@ def capture_script(
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     script = pathlib.Path(folder) / "train.py"
         ...     size = script.write_text(program)
-        ...     target = sg.planning.parse_target("8xH100")
-        ...     step = sg.planning.capture_script(script, [], target)
+        ...     step = sg.planning.capture_script(script, [], sg.planning.parse_target("8xH100"))
         >>> step.strategy.num_replicas_in_sync, step.arguments.batch.size
         (8, 2)
 
     Source: specific to Stratagem.
     """
     path = _existing_file(script)
-    how = "ended"
     planning = planning_for(target.topology, shard_state, MirroredStrategy)
     with _as_main_program(path, arguments), planning:
-        try:
-            step = capture(lambda: runpy.run_path(str(path), run_name="__main__"))
-            if step is not None:
-                _check_shard_state(step, shard_state)
-                return step
-        except SystemExit as end:
-            how = f"exited with {end.code!r}"
+        step = _first_step(path)
+        _check_shard_state(step, shard_state)
+        return step
+
+
+def _first_step(path: Path) -> CapturedStep:
+    how = "ended"
+    try:
+        step = capture(lambda: runpy.run_path(str(path), run_name="__main__"))
+        if step is not None:
+            return step
+    except SystemExit as end:
+        how = f"exited with {end.code!r}"
     raise _no_step_error(path, how)
 
 

@@ -63,9 +63,8 @@ def connect_to_cluster(
     _check_old(job_name, task_index, protocol, cluster_device_filters)
     cluster = RemoteCluster(cluster_spec_or_resolver, **options)
     main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)
-    script = _script_of(main)
-    code = cluster.run_script(script, sys.argv[1:], module=spec.name if spec else None)
+    module = getattr(getattr(main, "__spec__", None), "name", None)
+    code = cluster.run_script(_script_of(main), sys.argv[1:], module=module)
     sys.exit(code if code >= 0 else 128 - code)
 
 
