@@ -68,16 +68,15 @@ def capture_script(
     path = _existing_file(script)
     planning = planning_for(target.topology, shard_state, MirroredStrategy)
     with _as_main_program(path, arguments), planning:
-        step = _first_step(path)
-        _check_shard_state(step, shard_state)
-        return step
+        return _first_step(path, shard_state)
 
 
-def _first_step(path: Path) -> CapturedStep:
+def _first_step(path: Path, shard_state: str | None) -> CapturedStep:
     how = "ended"
     try:
         step = capture(lambda: runpy.run_path(str(path), run_name="__main__"))
         if step is not None:
+            _check_shard_state(step, shard_state)
             return step
     except SystemExit as end:
         how = f"exited with {end.code!r}"

@@ -71,10 +71,9 @@ def train_and_evaluate(
     _check_spec("eval_spec", eval_spec, EvalSpec)
     if remote_cluster_of(estimator.config) is not None:
         return run_remotely(estimator, _run_remote_task, (train_spec, eval_spec))
-    task_type = estimator.config.task_type
-    if task_type == "evaluator":
+    if estimator.config.task_type == "evaluator":
         return _results(run_evaluator(estimator, train_spec, eval_spec))
-    if task_type == "ps":
+    if estimator.config.task_type == "ps":
         run_standard_server().join()
         return None, None
     if estimator.config.cluster_spec:
