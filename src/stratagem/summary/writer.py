@@ -82,10 +82,10 @@ class SummaryWriter:
         Raises:
             RuntimeError: the writer is closed.
 
-        Example::
-
-            with writer.as_default(step=optimizer.iterations):
-                strategy.run(train_step, args=(batch,))
+        Example:
+            >>> with sg.summary.create_noop_writer().as_default(step=100):
+            ...     sg.summary.experimental.get_step()
+            100
 
         Source: TF 2.21 summary_ops_v2.py, SummaryWriter.as_default.
         """
