@@ -35,9 +35,9 @@ class ReplicaContext:
         >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
         >>> def step(x):
         ...     context = sg.get_replica_context()
-        ...     return context.all_reduce("mean", x * context.replica_id_in_sync_group)
+        ...     return context.all_reduce("sum", x) / context.num_replicas_in_sync
         >>> strategy.run(step, args=(np.float32(10),))
-        PerReplica[5.0 | 5.0]
+        PerReplica[10.0 | 10.0]
 
     Source: TF 2.21 distribute_lib.py, ReplicaContext.
     """
