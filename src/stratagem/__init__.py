@@ -86,15 +86,15 @@ if TYPE_CHECKING:
     from stratagem.remote import connect_to_cluster as connect_to_cluster
     from stratagem.remote import run_standard_server as run_standard_server
     from stratagem.remote import run_standard_server as run_standard_tensorflow_server
-    from stratagem.strategies.base.cross_device_ops import CrossDeviceOps as CrossDeviceOps
-    from stratagem.strategies.base.cross_device_ops import (
+    from stratagem.strategies.base.built_in_ops import (
         HierarchicalCopyAllReduce as HierarchicalCopyAllReduce,
     )
-    from stratagem.strategies.base.cross_device_ops import NcclAllReduce as NcclAllReduce
-    from stratagem.strategies.base.cross_device_ops import (
+    from stratagem.strategies.base.built_in_ops import NcclAllReduce as NcclAllReduce
+    from stratagem.strategies.base.built_in_ops import (
         ReductionToOneDevice as ReductionToOneDevice,
     )
-    from stratagem.strategies.base.cross_device_ops import RingAllReduce as RingAllReduce
+    from stratagem.strategies.base.built_in_ops import RingAllReduce as RingAllReduce
+    from stratagem.strategies.base.cross_device_ops import CrossDeviceOps as CrossDeviceOps
     from stratagem.strategies.base.extended import StrategyExtended as StrategyExtended
     from stratagem.strategies.base.strategy import Strategy as Strategy
     from stratagem.strategies.central_storage import (

@@ -22,6 +22,11 @@ class CommunicationImplementation(enum.Enum):
     AUTO chooses from measured times. RING and HIERARCHICAL are written out in the program. NCCL
     leaves it to the compiler, which uses NCCL on GPUs, and Gloo between processes on CPU.
 
+    Example:
+        >>> ring = sg.CommunicationImplementation.RING
+        >>> sg.CommunicationOptions(implementation="ring").implementation is ring
+        True
+
     Source: TF 2.21 collective_util.py, CommunicationImplementation.
     """
 
@@ -103,6 +108,10 @@ class CollectiveHints(CommunicationOptions):
 
     Raises:
         ValueError: a negative number, or another type.
+
+    Example:
+        >>> sg.CollectiveHints(timeout_seconds=120.0).timeout_seconds
+        120.0
 
     Source: TF 2.21 collective_util.py, Hints.
     """

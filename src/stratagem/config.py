@@ -60,6 +60,12 @@ def runs_eagerly() -> bool:
 
     Returns:
         The value last passed to `run_eagerly`, or `STRATAGEM_RUN_EAGERLY` by default.
+
+    Example:
+        >>> sg.config.runs_eagerly()
+        False
+
+    Source: TF 2.21 tf.config.functions_run_eagerly.
     """
     return _settings.run_eagerly
 
@@ -95,6 +101,12 @@ def filters_tracebacks() -> bool:
 
     Returns:
         The value last passed to `filter_tracebacks`, or `STRATAGEM_TRACEBACK_FILTERING` by default.
+
+    Example:
+        >>> sg.config.filters_tracebacks()
+        True
+
+    Source: specific to Stratagem.
     """
     chosen = _TracebackSettings.are_filtered
     return environment.read("traceback_filtering") if chosen is None else chosen
@@ -117,6 +129,12 @@ def program_cache_size() -> int:
 
     Returns:
         The value of `STRATAGEM_PROGRAM_CACHE_SIZE`; the least recently used are evicted first.
+
+    Example:
+        >>> sg.config.program_cache_size()
+        256
+
+    Source: specific to Stratagem.
     """
     return environment.read("program_cache_size")
 
@@ -126,6 +144,14 @@ def cache_dir() -> Path:
 
     Returns:
         The value of `STRATAGEM_CACHE_DIR`, with `~` expanded. It may not exist.
+
+    Example:
+        >>> from unittest import mock
+        >>> with mock.patch.dict("os.environ", STRATAGEM_CACHE_DIR="/var/cache/stratagem"):
+        ...     print(sg.config.cache_dir())
+        /var/cache/stratagem
+
+    Source: specific to Stratagem.
     """
     return Path(environment.read("cache_dir")).expanduser()
 
@@ -135,6 +161,14 @@ def join_timeout_s() -> float:
 
     Returns:
         The value of `STRATAGEM_JOIN_TIMEOUT_S`.
+
+    Example:
+        >>> from unittest import mock
+        >>> with mock.patch.dict("os.environ", STRATAGEM_JOIN_TIMEOUT_S="900"):
+        ...     sg.config.join_timeout_s()
+        900.0
+
+    Source: specific to Stratagem.
     """
     return environment.read("join_timeout_s")
 
@@ -144,6 +178,14 @@ def peer_timeout_s() -> float:
 
     Returns:
         The value of `STRATAGEM_PEER_TIMEOUT_S`.
+
+    Example:
+        >>> from unittest import mock
+        >>> with mock.patch.dict("os.environ", STRATAGEM_PEER_TIMEOUT_S="5"):
+        ...     sg.config.peer_timeout_s()
+        5.0
+
+    Source: specific to Stratagem.
     """
     return environment.read("peer_timeout_s")
 
@@ -153,6 +195,14 @@ def stuck_timeout_s() -> float:
 
     Returns:
         The value of `STRATAGEM_STUCK_TIMEOUT_S`.
+
+    Example:
+        >>> from unittest import mock
+        >>> with mock.patch.dict("os.environ", STRATAGEM_STUCK_TIMEOUT_S="600"):
+        ...     sg.config.stuck_timeout_s()
+        600.0
+
+    Source: specific to Stratagem.
     """
     return environment.read("stuck_timeout_s")
 
@@ -162,6 +212,14 @@ def barrier_timeout_s() -> float:
 
     Returns:
         The value of `STRATAGEM_BARRIER_TIMEOUT_S`.
+
+    Example:
+        >>> from unittest import mock
+        >>> with mock.patch.dict("os.environ", STRATAGEM_BARRIER_TIMEOUT_S="60"):
+        ...     sg.config.barrier_timeout_s()
+        60.0
+
+    Source: specific to Stratagem.
     """
     return environment.read("barrier_timeout_s")
 
@@ -171,5 +229,13 @@ def checkpoint_timeout_s() -> float:
 
     Returns:
         The value of `STRATAGEM_CHECKPOINT_TIMEOUT_S`.
+
+    Example:
+        >>> from unittest import mock
+        >>> with mock.patch.dict("os.environ", STRATAGEM_CHECKPOINT_TIMEOUT_S="3600"):
+        ...     sg.config.checkpoint_timeout_s()
+        3600.0
+
+    Source: specific to Stratagem.
     """
     return environment.read("checkpoint_timeout_s")

@@ -37,12 +37,30 @@ __all__ = [
 class InvalidArgumentError(ValueError):
     """Raised for shapes that do not fit a reduction or a gather.
 
+    Example:
+        >>> try:
+        ...     sg.compute_average_loss(np.ones(4), global_batch_size=-4)
+        ... except sg.errors.InvalidArgumentError as error:
+        ...     print(str(error).splitlines()[0])
+        compute_average_loss received global_batch_size=-4.
+
     Source: TF 2.21 errors_impl.py, InvalidArgumentError.
     """
 
 
 class OutOfRangeError(IndexError):
     """Raised for reading past the end of the data.
+
+    Example:
+        >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> batches = iter(strategy.distribute_dataset([np.arange(4)]))
+        >>> batches.get_next()
+        PerReplica[[0 1] | [2 3]]
+        >>> try:
+        ...     batches.get_next()
+        ... except sg.errors.OutOfRangeError as error:
+        ...     print(str(error).splitlines()[0])
+        The distributed dataset has no more batches.
 
     Source: TF 2.21 errors_impl.py, OutOfRangeError.
     """
@@ -51,12 +69,32 @@ class OutOfRangeError(IndexError):
 class NotFoundError(LookupError):
     """Raised when a checkpoint or an accelerator does not exist.
 
+    Example:
+        >>> try:
+        ...     sg.train.load_checkpoint("no/such/folder")
+        ... except sg.errors.NotFoundError as error:
+        ...     print(isinstance(error, LookupError))
+        True
+
     Source: TF 2.21 errors_impl.py, NotFoundError.
     """
 
 
 class DataLossError(OSError):
     """Raised when checkpoint files do not match what was written.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = sg.train.Checkpoint(weights=sg.Variable([1.0, 2.0])).save(folder + "/ckpt")
+        ...     for file in pathlib.Path(path).rglob("*"):
+        ...         if file.suffix != ".json" and file.is_file():
+        ...             size = file.write_bytes(b"damaged")
+        ...     try:
+        ...         sg.train.load_variable(path, "weights/value")
+        ...     except sg.errors.DataLossError as error:
+        ...         print(isinstance(error, OSError))
+        True
 
     Source: TF 2.21 errors_impl.py, DataLossError.
     """
@@ -65,12 +103,30 @@ class DataLossError(OSError):
 class DeadlineExceededError(TimeoutError):
     """Raised when a wait exceeds its time limit.
 
+    Example:
+        >>> def wait_for_workers():  # stands in for a strategy whose workers do not start
+        ...     raise sg.errors.DeadlineExceededError("2 of 4 workers did not join within 300 s.")
+        >>> try:
+        ...     wait_for_workers()
+        ... except TimeoutError as error:  # the builtin that it derives from
+        ...     print(error)
+        2 of 4 workers did not join within 300 s.
+
     Source: TF 2.21 errors_impl.py, DeadlineExceededError.
     """
 
 
 class UnavailableError(ConnectionError):
     """Raised when a peer is lost.
+
+    Example:
+        >>> def train():  # stands in for a step whose peer is gone
+        ...     raise sg.errors.UnavailableError("Worker 3 was lost at step 120.")
+        >>> try:
+        ...     train()
+        ... except ConnectionError as error:  # the builtin that it derives from
+        ...     print(error)
+        Worker 3 was lost at step 120.
 
     Source: TF 2.21 errors_impl.py, UnavailableError.
     """
@@ -79,12 +135,30 @@ class UnavailableError(ConnectionError):
 class PSUnavailableError(UnavailableError):
     """Raised when a parameter server is lost and cannot be recovered.
 
+    Example:
+        >>> def train():  # stands in for fit, once a parameter server's machine is gone
+        ...     raise sg.errors.PSUnavailableError("Parameter server 1 was lost.")
+        >>> try:
+        ...     train()
+        ... except sg.errors.UnavailableError as error:
+        ...     print(f"{error} Start again from the last checkpoint.")
+        Parameter server 1 was lost. Start again from the last checkpoint.
+
     Source: TF 2.21 cluster_coordinator.py, PSUnavailableError.
     """
 
 
 class CancelledError(RuntimeError):
     """Raised for a scheduled function that was cancelled because another one failed.
+
+    Example:
+        >>> result = sg.coordinator.RemoteValue()
+        >>> result.abort(sg.errors.CancelledError("Cancelled: another function failed."))
+        >>> try:
+        ...     result.fetch()
+        ... except sg.errors.CancelledError as error:
+        ...     print(error)
+        Cancelled: another function failed.
 
     Source: TF 2.21 errors_impl.py, CancelledError.
     """
@@ -93,12 +167,30 @@ class CancelledError(RuntimeError):
 class ClosureInputError(RuntimeError):
     """Raised for a scheduled function with a failed input.
 
+    Example:
+        >>> result = sg.coordinator.RemoteValue()
+        >>> result.abort(sg.errors.ClosureInputError("The iterator of worker 0 failed."))
+        >>> try:
+        ...     result.fetch()
+        ... except sg.errors.ClosureInputError as error:
+        ...     print(error)
+        The iterator of worker 0 failed.
+
     Source: TF 2.21 cluster_coordinator.py, ClosureInputError.
     """
 
 
 class ClosureAbortedError(RuntimeError):
     """Raised for a scheduled function that was aborted.
+
+    Example:
+        >>> result = sg.coordinator.RemoteValue()
+        >>> result.abort(sg.errors.ClosureAbortedError("The coordinator was closed."))
+        >>> try:
+        ...     result.fetch()
+        ... except sg.errors.ClosureAbortedError as error:
+        ...     print(error)
+        The coordinator was closed.
 
     Source: TF 2.21 cluster_coordinator.py, ClosureAbortedError.
     """

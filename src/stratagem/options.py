@@ -26,6 +26,15 @@ class VariableSynchronization(enum.IntEnum):
 
     Keras's strings `"auto"`, `"none"`, `"on_write"` and `"on_read"` are equivalent.
 
+    Example:
+        >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> with strategy.scope():
+        ...     on_read = sg.VariableSynchronization.ON_READ
+        ...     seen = sg.Variable(0.0, synchronization=on_read, aggregation="sum")
+        >>> _ = strategy.run(lambda: seen.assign_add(1.0))  # each replica changes its own copy
+        >>> float(seen.value)
+        2.0
+
     Source: TF 2.21 variables.py, VariableSynchronization.
     """
 
@@ -40,6 +49,14 @@ class VariableAggregation(enum.IntEnum):
 
     Keras's strings `"none"`, `"sum"`, `"mean"` and `"only_first_replica"` are equivalent.
 
+    Example:
+        >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> with strategy.scope():
+        ...     total = sg.Variable(0.0, aggregation=sg.VariableAggregation.SUM)
+        >>> _ = strategy.run(total.assign, args=(np.float32(2),))  # 2 from each replica
+        >>> float(total.value)
+        4.0
+
     Source: TF 2.21 variables.py, VariableAggregationV2.
     """
 
@@ -51,6 +68,14 @@ class VariableAggregation(enum.IntEnum):
 
 class ReduceOp(enum.Enum):
     """Reduction over replicas; its name works in its place, in any case: `"sum"`, `"Mean"`.
+
+    Example:
+        >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> values = strategy.run(lambda: sg.get_replica_context().replica_id_in_sync_group + 1)
+        >>> int(strategy.reduce(sg.ReduceOp.SUM, values, axis=None))
+        3
+        >>> float(strategy.reduce("mean", values, axis=None))
+        1.5
 
     Source: TF 2.21 reduce_util.py, ReduceOp.
     """
@@ -102,6 +127,12 @@ class RunOptions:
         experimental_bucketizing_dynamic_shape: accepted and ignored.
         experimental_xla_options: accepted and ignored.
 
+    Example:
+        >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> options = sg.RunOptions(experimental_enable_dynamic_batch_size=False)
+        >>> strategy.run(lambda x: x + 1, args=(np.float32(1),), options=options)
+        PerReplica[2.0 | 2.0]
+
     Source: TF 2.21 distribute_lib.py, RunOptions.
     """
 
@@ -112,6 +143,16 @@ class RunOptions:
 
 class InputReplicationMode(enum.Enum):
     """Number of calls of the function of `distribute_datasets_from_function`.
+
+    Example:
+        >>> def dataset_fn(context):
+        ...     print("dataset", context.input_pipeline_id, "of", context.num_input_pipelines)
+        ...     return [np.ones(2)]
+        >>> mode = sg.InputReplicationMode.PER_WORKER
+        >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> dataset = strategy.distribute_datasets_from_function(
+        ...     dataset_fn, sg.InputOptions(replication_mode=mode))
+        dataset 0 of 1
 
     Source: TF 2.21 distribute_lib.py, InputReplicationMode.
     """
@@ -176,6 +217,11 @@ class AutoShardPolicy(enum.IntEnum):
     part of each batch. HINT: fills in the placeholders of
     `sg.input.Dataset.shard(SHARD_HINT, SHARD_HINT)`.
 
+    Example:
+        >>> policy = sg.AutoShardPolicy.DATA  # for distribute_dataset on several processes
+        >>> sg.InputOptions(auto_shard_policy=policy).auto_shard_policy.name
+        'DATA'
+
     Source: TF 2.21 data/ops/options.py, AutoShardPolicy.
     """
 
@@ -207,6 +253,13 @@ class InputOptions:
         TypeError: an unknown name, or a mode, policy or size of another type.
         ValueError: a negative buffer size, or a dataset on a device without PER_REPLICA or with
             fetching.
+
+    Example:
+        >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> options = sg.InputOptions(fetch_to_device=False, per_replica_buffer_size=4)
+        >>> dataset = strategy.distribute_dataset([np.arange(4)], options)
+        >>> type(next(iter(dataset)).stacked).__name__
+        'ndarray'
 
     Source: TF 2.21 distribute_lib.py, InputOptions.
     """
@@ -326,6 +379,13 @@ class ValueContext:
     Args:
         replica_id_in_sync_group: index of the replica, from 0.
         num_replicas_in_sync: number of replicas.
+
+    Example:
+        >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> def value_fn(context):
+        ...     return context.replica_id_in_sync_group / context.num_replicas_in_sync
+        >>> strategy.distribute_values_from_function(value_fn)
+        PerReplica[0.0 | 0.5]
 
     Source: TF 2.21 distribute_lib.py, ValueContext.
     """

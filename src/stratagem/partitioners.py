@@ -27,7 +27,16 @@ __all__ = [
 
 
 class Partitioner(Protocol):
-    """Returns the number of shards of a variable; any function with this signature works."""
+    """Returns the number of shards of a variable; any function with this signature works.
+
+    Example:
+        >>> def in_halves(shape, dtype, axis=0):
+        ...     return [2 if index == axis else 1 for index in range(len(shape))]
+        >>> in_halves((1000, 16), "float32")
+        [2, 1]
+
+    Source: TF 2.21 sharded_variable.py, Partitioner.
+    """
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike, axis: int = 0) -> list[int]:
         """Returns the number of shards along each axis.

@@ -34,7 +34,15 @@ class _NamedLayer(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class AtLeastBytes:
-    """A rule that matches variables by size; it may match none."""
+    """A rule that matches variables by size; it may match none.
+
+    Example:
+        >>> rule = sg.placement.AtLeastBytes(4096)
+        >>> rule(sg.Variable(np.zeros((32, 32)))), rule(sg.Variable(np.zeros(32)))
+        (True, False)
+
+    Source: specific to Stratagem.
+    """
 
     num_bytes: int
 
@@ -58,6 +66,8 @@ def at_least_bytes(num_bytes: int) -> Callable[[Any], bool]:
         ...     ["cpu:0", "cpu:1"], placement={sg.placement.at_least_bytes(2**30): "sharded"}
         ... ).num_replicas_in_sync
         2
+
+    Source: specific to Stratagem.
     """
     return AtLeastBytes(num_bytes)
 
@@ -76,6 +86,8 @@ def in_layer(layer: str | _NamedLayer) -> Callable[[Any], bool]:
         ...     ["cpu:0", "cpu:1"], placement={sg.placement.in_layer("users"): "central"}
         ... ).num_replicas_in_sync
         2
+
+    Source: specific to Stratagem.
     """
     name = layer if isinstance(layer, str) else layer.name
 

@@ -32,6 +32,13 @@ class Moment:
         time_s: current time in seconds, on a monotonic clock.
         saved_step: step of the last save, or of the start of training.
         saved_time_s: time of the last save in seconds, on the same clock.
+
+    Example:
+        >>> moment = sg.checkpoint.Moment(step=500, time_s=90.0, saved_step=400, saved_time_s=60.0)
+        >>> sg.checkpoint.SaveEverySteps(100).is_due(moment)
+        True
+
+    Source: specific to Stratagem.
     """
 
     step: int
@@ -47,6 +54,13 @@ class RetainedCheckpoint:
     Args:
         number: number of the checkpoint.
         time_s: time of the save, in seconds since the epoch.
+
+    Example:
+        >>> hourly = [sg.checkpoint.RetainedCheckpoint(n, time_s=3600.0 * n) for n in range(1, 6)]
+        >>> sorted(sg.checkpoint.KeepEveryHours(2).keeps(hourly))
+        [1, 3, 5]
+
+    Source: specific to Stratagem.
     """
 
     number: int
@@ -59,7 +73,19 @@ Kept = RetainedCheckpoint
 
 @runtime_checkable
 class SavePolicy(Protocol):
-    """Decides when to save."""
+    """Decides when to save.
+
+    Example:
+        >>> class SaveAtEpochEnds:
+        ...     def is_due(self, moment):
+        ...         return moment.step // 100 > moment.saved_step // 100
+        >>> moment = sg.checkpoint.Moment(step=200, time_s=9.0, saved_step=150, saved_time_s=7.0)
+        >>> policy = SaveAtEpochEnds()
+        >>> policy.is_due(moment), isinstance(policy, sg.checkpoint.SavePolicy)
+        (True, True)
+
+    Source: specific to Stratagem.
+    """
 
     def is_due(self, moment: Moment) -> bool:
         """Returns True if a checkpoint should be saved now.
@@ -72,7 +98,18 @@ class SavePolicy(Protocol):
 
 @runtime_checkable
 class KeepPolicy(Protocol):
-    """Decides which checkpoints to keep."""
+    """Decides which checkpoints to keep.
+
+    Example:
+        >>> class KeepEveryTenth:
+        ...     def keeps(self, checkpoints):
+        ...         return {one.number for one in checkpoints if one.number % 10 == 0}
+        >>> saved = [sg.checkpoint.RetainedCheckpoint(n, time_s=60.0 * n) for n in range(1, 31)]
+        >>> sorted(KeepEveryTenth().keeps(saved))
+        [10, 20, 30]
+
+    Source: specific to Stratagem.
+    """
 
     def keeps(self, checkpoints: Sequence[RetainedCheckpoint]) -> set[int]:
         """Returns the numbers of the checkpoints to keep.
@@ -98,6 +135,8 @@ class SaveEverySteps:
         >>> moment = Moment(step=110, time_s=9.0, saved_step=10, saved_time_s=0.0)
         >>> SaveEverySteps(100).is_due(moment), SaveEverySteps(101).is_due(moment)
         (True, False)
+
+    Source: specific to Stratagem.
     """
 
     steps: int
@@ -127,6 +166,8 @@ class SaveEverySeconds:
         >>> moment = Moment(step=1, time_s=60.0, saved_step=0, saved_time_s=0.0)
         >>> SaveEverySeconds(60).is_due(moment), SaveEverySeconds(61).is_due(moment)
         (True, False)
+
+    Source: specific to Stratagem.
     """
 
     seconds: float
@@ -154,6 +195,8 @@ class KeepLatest:
         >>> saved = [RetainedCheckpoint(number, time_s=0.0) for number in (1, 2, 3)]
         >>> sorted(KeepLatest(2).keeps(saved))
         [2, 3]
+
+    Source: TF 2.21 checkpoint_management.py, CheckpointManager, max_to_keep.
     """
 
     count: int
@@ -216,6 +259,8 @@ class Any:
         >>> saved = [RetainedCheckpoint(number, time_s=60.0 * number) for number in (1, 2, 3)]
         >>> sorted(policy.keeps(saved))
         [1, 3]
+
+    Source: specific to Stratagem.
     """
 
     def __init__(self, *policies: SavePolicy | KeepPolicy) -> None:

@@ -101,6 +101,15 @@ def load_checkpoint(ckpt_dir_or_file: str | os.PathLike[str]) -> CheckpointReade
     Raises:
         NotFoundError: there is no checkpoint.
 
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     checkpoint = sg.train.Checkpoint(step=sg.Variable(7, dtype="int32"))
+        ...     path = checkpoint.save(folder + "/ckpt")
+        ...     reader = sg.train.load_checkpoint(folder)  # or load_checkpoint(path)
+        ...     print(reader.has_tensor("step/value"), reader.get_tensor("step/value"))
+        True 7
+
     Source: TF 2.21 checkpoint_utils.py, load_checkpoint.
     """
     path = Path(os.fspath(ckpt_dir_or_file))
@@ -121,6 +130,13 @@ def load_variable(ckpt_dir_or_file: str | os.PathLike[str], name: str) -> np.nda
     Raises:
         NotFoundError: there is no checkpoint, or no array of this name.
 
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = sg.train.Checkpoint(weights=sg.Variable([1.0, 2.0])).save(folder + "/ckpt")
+        ...     print(sg.train.load_variable(folder, "weights/value"))
+        [1. 2.]
+
     Source: TF 2.21 checkpoint_utils.py, load_variable.
     """
     return load_checkpoint(ckpt_dir_or_file).get_tensor(name)
@@ -137,6 +153,13 @@ def list_variables(ckpt_dir_or_file: str | os.PathLike[str]) -> list[tuple[str, 
 
     Raises:
         NotFoundError: there is no checkpoint.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = sg.train.Checkpoint(weights=sg.Variable([1.0, 2.0])).save(folder + "/ckpt")
+        ...     print(sg.train.list_variables(folder))
+        [('save_counter/value', []), ('weights/value', [2])]
 
     Source: TF 2.21 checkpoint_utils.py, list_variables.
     """

@@ -32,6 +32,8 @@ def check_cluster(
         ...
         ValueError: worker 0 has the loopback address 'localhost:1', in a cluster of several hosts.
         ...
+
+    Source: specific to Stratagem.
     """
     if not cluster_spec:
         return

@@ -45,6 +45,14 @@ def detect() -> ClusterResolver | None:
     Raises:
         ValueError: the variables of an environment are invalid.
         RuntimeError: the variables of a Slurm step are invalid.
+
+    Example:
+        >>> sg.cluster.detect() is None  # no launcher or scheduler started this process
+        True
+        >>> list(sg.cluster.ENVIRONMENTS)[:3]
+        ['TF_CONFIG', 'Kubeflow Trainer, JAX', 'torchrun']
+
+    Source: specific to Stratagem.
     """
     for make_resolver in ENVIRONMENTS.values():
         resolver = make_resolver()

@@ -78,6 +78,19 @@ def resolve_cluster(
         ValueError: there are no tasks, one is missing or has no address yet, two Services belong to
             one task, or a name cannot be parsed.
 
+    Example:
+        >>> from types import SimpleNamespace as Namespace
+        >>> def service(name, ip):
+        ...     balancer = Namespace(ingress=[Namespace(ip=ip, hostname=None)])
+        ...     return Namespace(metadata=Namespace(name=name), spec=Namespace(type="LoadBalancer"),
+        ...                      status=Namespace(load_balancer=balancer))
+        >>> class Client:  # in place of kubernetes.client.CoreV1Api()
+        ...     def list_service_for_all_namespaces(self):
+        ...         return Namespace(items=[service("a-worker-0", "10.0.0.7"),
+        ...                                 service("a-worker-1", "10.0.0.9")])
+        >>> sg.cluster.resolve_cluster(override_client=Client())
+        ClusterSpec({'worker': ['10.0.0.7:5000', '10.0.0.9:5000']})
+
     Source: tensorflow/ecosystem, keras_model_to_estimator_client.py, resolve_cluster.
     """
     client = override_client or core_api(executable_location, needed_by="resolve_cluster")

@@ -31,6 +31,8 @@ class Processes:
     Example:
         >>> sg.cluster.Processes(4, 2, "10.0.0.1:2222").process_id
         2
+
+    Source: JAX, jax.distributed.initialize.
     """
 
     num_processes: int
@@ -94,6 +96,8 @@ def processes_of_task(
         >>> found = sg.cluster.processes_of_task(spec, "worker", 0)
         >>> found.num_processes, found.process_id, found.coordinator_address
         (2, 1, 'a:1')
+
+    Source: specific to Stratagem.
     """
     check_cluster(cluster_spec, task_type, task_id)
     if not cluster_spec or task_type == "evaluator":

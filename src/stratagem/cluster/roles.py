@@ -68,6 +68,11 @@ def task_count(cluster_spec: ClusterSpec, task_type: str) -> int:
     Returns:
         The number of tasks.
 
+    Example:
+        >>> spec = sg.ClusterSpec({"worker": ["a:1", "b:1"]})
+        >>> sg.cluster.task_count(spec, "worker"), sg.cluster.task_count(spec, "ps")
+        (2, 0)
+
     Source: TF 2.21 multi_worker_util.py, task_count.
     """
     return cluster_spec.num_tasks(task_type) if task_type in cluster_spec.jobs else 0

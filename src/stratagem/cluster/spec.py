@@ -44,6 +44,10 @@ class JobDef:
         name: name of the job, such as "worker".
         tasks: addresses by index.
 
+    Example:
+        >>> sg.ClusterSpec({"worker": ["a:1", "b:1"]}).as_cluster_def().job[0]
+        JobDef(name='worker', tasks={0: 'a:1', 1: 'b:1'})
+
     Source: TF 2.21 core/protobuf/cluster.proto, JobDef.
     """
 
@@ -57,6 +61,11 @@ class ClusterDef:
 
     Args:
         job: the jobs, sorted by name.
+
+    Example:
+        >>> definition = sg.ClusterSpec({"chief": ["a:1"], "worker": ["b:1"]}).as_cluster_def()
+        >>> [job.name for job in definition.job], sg.ClusterSpec(definition).job_tasks("worker")
+        (['chief', 'worker'], ['b:1'])
 
     Source: TF 2.21 core/protobuf/cluster.proto, ClusterDef.
     """

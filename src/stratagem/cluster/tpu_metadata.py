@@ -18,6 +18,14 @@ class TPUSystemMetadata:
         topology: None; `sg.tpu.experimental.initialize_tpu_system` returns the topology.
         devices: names of the devices.
 
+    Example:
+        >>> from unittest import mock
+        >>> host = {"TPU_WORKER_HOSTNAMES": "host0,host1", "TPU_CHIPS_PER_HOST_BOUNDS": "2,2,1"}
+        >>> with mock.patch.dict("os.environ", host):  # a TPU host sets them
+        ...     metadata = sg.cluster_resolver.TPUClusterResolver().get_tpu_system_metadata()
+        >>> metadata.num_hosts, metadata.num_of_cores_per_host, metadata.num_cores
+        (2, 4, 8)
+
     Source: TF 2.21 tpu_system_metadata.py, TPUSystemMetadata.
     """
 

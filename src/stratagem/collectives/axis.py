@@ -21,6 +21,12 @@ class ReplicaAxis:
         groups: groups of nearby replicas, all of one size; () if there are none.
         adds_wide: True to add bfloat16 in float32. XLA:CPU normally does so itself, but crashes if
             replicas have several devices (JAX 0.10 to 0.12).
+
+    Example:
+        >>> sg.collectives.ReplicaAxis.of(sg.MirroredStrategy(["cpu:0", "cpu:1"]).topology).size
+        2
+
+    Source: specific to Stratagem.
     """
 
     name: str

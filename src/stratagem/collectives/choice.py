@@ -19,6 +19,12 @@ class Algorithm(enum.StrEnum):
 
     COMPILER: chosen by the compiler: NCCL on GPUs, Gloo between processes on CPU. RING,
     HIERARCHICAL, TO_ONE_DEVICE: written out in the program; see the modules of these names.
+
+    Example:
+        >>> [algorithm.value for algorithm in sg.collectives.Algorithm]
+        ['compiler', 'ring', 'hierarchical', 'to one device']
+
+    Source: specific to Stratagem.
     """
 
     COMPILER = "compiler"
@@ -34,6 +40,14 @@ class Choice:
     Args:
         default: algorithm for arrays above all limits.
         limits: pairs of a size in bytes and the algorithm for arrays up to it, in ascending order.
+
+    Example:
+        >>> ring, compiler = sg.collectives.Algorithm.RING, sg.collectives.Algorithm.COMPILER
+        >>> choice = sg.collectives.Choice(default=ring, limits=((1024, compiler),))
+        >>> choice.algorithm(1024).value, choice.algorithm(1025).value
+        ('compiler', 'ring')
+
+    Source: specific to Stratagem.
     """
 
     default: Algorithm = Algorithm.COMPILER

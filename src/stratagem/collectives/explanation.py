@@ -34,6 +34,8 @@ def explain(strategy: Strategy) -> None:
         algorithm: compiler
         gradients: packed together up to 64 KiB each
         Not measured: within one process, and on accelerators, the compiler tunes itself.
+
+    Source: specific to Stratagem.
     """
     ops, topology = strategy.cross_device_ops, strategy.topology
     print(

@@ -65,6 +65,10 @@ def broadcast_object(
         DeadlineExceededError: a process did not arrive. Other errors are as for
             `all_gather_object`.
 
+    Example:
+        >>> sg.collectives.host.broadcast_object({"seed": 7})  # process 0's, on every process
+        {'seed': 7}
+
     Source: PyTorch, torch.distributed.broadcast_object_list.
     """
     group = current_group()
@@ -84,6 +88,9 @@ def barrier(name: str = "barrier", *, timeout_s: float | None = None) -> None:
     Raises:
         DeadlineExceededError: a process did not arrive. Other errors are as for
             `all_gather_object`.
+
+    Example:
+        >>> sg.collectives.host.barrier("data is prepared")  # returns at once in a single process
 
     Source: PyTorch, torch.distributed.barrier.
     """

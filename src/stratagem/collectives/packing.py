@@ -42,6 +42,8 @@ class SizedPacks(GradientPacking):
         >>> from stratagem.collectives.packing import SizedPacks
         >>> SizedPacks(max_array_bytes=50, pack_bytes=100).packs([40, 60, 40, 40], ["f"] * 4)
         [[1], [0, 2], [3]]
+
+    Source: TF 2.21 cross_device_utils.py, group_by_size.
     """
 
     max_array_bytes: int
@@ -76,6 +78,8 @@ class NumberedPacks(GradientPacking):
         >>> from stratagem.collectives.packing import NumberedPacks
         >>> NumberedPacks(2).packs([40, 60, 40, 60], ["f"] * 4)
         [[0, 1], [2, 3]]
+
+    Source: TF 2.21 cross_device_ops.py, _ConcatAndSplitPacker.
     """
 
     num_packs: int
@@ -107,6 +111,13 @@ def packing_for(platform: str, *, spans_processes: bool, bytes_per_pack: int) ->
 
     None on accelerators, where the compiler combines messages. `bytes_per_pack` of 0 means the
     default.
+
+    Example:
+        >>> packing = sg.collectives.packing_for("cpu", spans_processes=True, bytes_per_pack=100)
+        >>> packing.packs([40, 40, 40, 400], ["float32"] * 4)
+        [[3], [0, 1], [2]]
+
+    Source: specific to Stratagem.
     """
     if platform != "cpu":
         return NO_PACKING

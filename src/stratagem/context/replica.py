@@ -31,6 +31,14 @@ class ReplicaContext:
         communicator: collectives of this replica; None for a single replica.
         batch: rows of this step; None for no batch.
 
+    Example:
+        >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> def step(x):
+        ...     context = sg.get_replica_context()
+        ...     return context.all_reduce("sum", x) / context.num_replicas_in_sync
+        >>> strategy.run(step, args=(np.float32(10),))
+        PerReplica[10.0 | 10.0]
+
     Source: TF 2.21 distribute_lib.py, ReplicaContext.
     """
 

@@ -135,6 +135,13 @@ def has_strategy() -> bool:
     Returns:
         False outside every scope, and in code that the default strategy runs.
 
+    Example:
+        >>> sg.has_strategy()
+        False
+        >>> with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+        ...     sg.has_strategy()
+        True
+
     Source: TF 2.21 distribution_strategy_context.py, has_strategy.
     """
     frame = current_frame()
@@ -147,6 +154,14 @@ def in_cross_replica_context() -> bool:
     Returns:
         True in a scope, in `merge_call` and in `extended.update`; False in a replica function and
         outside every scope.
+
+    Example:
+        >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> with strategy.scope():
+        ...     sg.in_cross_replica_context()
+        True
+        >>> strategy.run(lambda: print(sg.in_cross_replica_context()))
+        False
 
     Source: TF 2.21 distribution_strategy_context.py, in_cross_replica_context.
     """

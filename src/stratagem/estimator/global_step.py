@@ -23,6 +23,14 @@ def get_global_step() -> Any:
     Returns:
         An int32 variable, or None if there is none.
 
+    Example:
+        >>> with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+        ...     print(sg.train.get_global_step())  # none was created
+        ...     step = sg.train.get_or_create_global_step()
+        ...     print(sg.train.get_global_step() is step)
+        None
+        True
+
     Source: TF 2.21 training_util.py, get_global_step.
     """
     store = current_store()

@@ -117,10 +117,14 @@ def pandas_input_fn(
         ValueError: if the indices of `x` and `y` differ, a feature has the name of the labels, or
             as for `numpy_input_fn`.
 
-    Example::
-
-        frame = pandas.DataFrame({"age": [31, 52], "height": [1.72, 1.65]})
-        input_fn = sg.estimator.pandas_input_fn(frame, shuffle=True, num_epochs=None)
+    Example:
+        >>> from unittest import mock
+        >>> frame = mock.MagicMock(columns=["age"], index=range(2))  # stands in for a DataFrame
+        >>> frame.__len__.return_value = 2
+        >>> frame["age"].to_numpy.return_value = np.array([31, 52])
+        >>> input_fn = sg.estimator.pandas_input_fn(frame, shuffle=False)
+        >>> next(iter(input_fn()))["age"].tolist()
+        [31, 52]
 
     Source: tensorflow/estimator pandas_io.py, pandas_input_fn.
     """

@@ -46,6 +46,13 @@ class Span:
         begin_s: start, in seconds after the run's start.
         end_s: end, in seconds after the run's start.
         cause: one of `CAUSES`.
+
+    Example:
+        >>> span = sg.goodput.Span(begin_s=10.0, end_s=12.5, cause="saving")
+        >>> span.cause in sg.goodput.CAUSES, span.end_s - span.begin_s
+        (True, 2.5)
+
+    Source: specific to Stratagem.
     """
 
     begin_s: float
@@ -68,6 +75,19 @@ class Account:
         is_over: True if each training task's last process recorded its exit.
         num_processes: number of event files read.
         problems: one line per file or line that could not be read.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with sg.goodput.EventWriter(folder, "worker", 0, num_processes=1) as writer:
+        ...         for step in range(1, 4):
+        ...             writer.step(step)
+        ...         writer.end()
+        ...     account = sg.goodput.account_for(sg.goodput.read_run(folder))
+        >>> account.num_steps, account.num_repeated, 0 <= account.goodput <= 1
+        (3, 0, True)
+
+    Source: specific to Stratagem.
     """
 
     begin_s: float
@@ -141,6 +161,8 @@ def account_for(run: RunEvents) -> Account:
         ...     account = account_for(read_run(folder))
         >>> account.num_steps, account.failures, account.is_over
         (1, (), True)
+
+    Source: specific to Stratagem.
     """
     trainers = [one for one in run.processes if one.trains]
     group = [one for one in run.processes if one.trains or one.start.task_type == "launcher"]
@@ -150,12 +172,8 @@ def account_for(run: RunEvents) -> Account:
     retained = RetainedSteps(point for history in histories for point in history.resume_points)
     failures = failures_of(group, StepTimes(intervals), stalls)
     begin_s, end_s = _bounds(group)
-    layers = [
-        *_step_layers(intervals, retained),
-        *_pause_layers(histories),
-        *_failure_layers(failures, end_s),
-        *_launcher_layer(trainers, begin_s),
-    ]
+    layers = [*_step_layers(intervals, retained), *_pause_layers(histories)]
+    layers += [*_failure_layers(failures, end_s), *_launcher_layer(trainers, begin_s)]
     spans = tuple(_merged_spans(layers, begin_s, end_s))
     return Account(
         begin_s=begin_s,

@@ -31,6 +31,14 @@ class Failure:
             no step finished since the previous failure.
         resumed_s: end of the first step after it; None without one.
         silence_s: seconds since the last sign of life, as reported; None if unknown.
+
+    Example:
+        >>> failure = sg.goodput.Failure(
+        ...     told_s=50.0, what="worker 3", sign_of_life_s=45.0, resumed_s=80.0)
+        >>> failure.detect_s, failure.resume_s
+        (5.0, 30.0)
+
+    Source: specific to Stratagem.
     """
 
     told_s: float

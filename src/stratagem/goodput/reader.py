@@ -47,6 +47,17 @@ class RunEvents:
     Args:
         processes: events by process, ordered by start time.
         problems: one line per file or line that could not be read.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with sg.goodput.EventWriter(folder, "worker", 0, num_processes=1) as writer:
+        ...         writer.end()
+        ...     run = sg.goodput.read_run(folder)
+        >>> run.processes[0].start.task_type, run.problems
+        ('worker', ())
+
+    Source: specific to Stratagem.
     """
 
     processes: tuple[ProcessEvents, ...]
@@ -64,6 +75,17 @@ def read_run(run_dir: str | os.PathLike[str]) -> RunEvents:
 
     Raises:
         NotFoundError: the folder has no readable events.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:  # STRATAGEM_RUN_DIR of a run
+        ...     with sg.goodput.EventWriter(folder, "worker", 0, num_processes=1) as writer:
+        ...         writer.step(1)
+        ...     run = sg.goodput.read_run(folder)
+        >>> [type(event).__name__ for event in run.processes[0].events]
+        ['StartEvent', 'StepEvent']
+
+    Source: specific to Stratagem.
     """
     folder = Path(run_dir) / "events"
     paths = sorted(folder.glob("*.jsonl"))

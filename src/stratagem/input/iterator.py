@@ -29,6 +29,14 @@ class OptionalBatch:
     Args:
         batch: pytree with `PerReplica` leaves; None at the end.
 
+    Example:
+        >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> batches = iter(strategy.distribute_dataset([np.arange(4)]))
+        >>> batches.get_next_as_optional().get_value()
+        PerReplica[[0 1] | [2 3]]
+        >>> batches.get_next_as_optional().has_value()
+        False
+
     Source: TF 2.21 optional_ops.py, Optional.
     """
 
@@ -63,6 +71,15 @@ class DistributedIterator:
     Args:
         dataset: the distributed dataset.
         epoch: epoch number, from 0; shuffling sources reorder each epoch.
+
+    Example:
+        >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> batches = iter(strategy.distribute_dataset([np.arange(4), np.arange(3)]))
+        >>> isinstance(batches, sg.DistributedIterator), next(batches)
+        (True, PerReplica[[0 1] | [2 3]])
+        >>> position = batches.get_state()  # to save in a checkpoint
+        >>> next(batches)
+        PerReplica[[0 1] | [2]]
 
     Source: TF 2.21 input_lib.py, DistributedIterator.
     """

@@ -65,6 +65,8 @@ def spawn(
     Example:
         >>> sg.launch.spawn(pow, (2, 10), workers=3)
         [1024, 1024, 1024]
+
+    Source: specific to Stratagem.
     """
     if is_loading_script():
         raise RuntimeError(

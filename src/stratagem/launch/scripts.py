@@ -19,7 +19,17 @@ __all__ = ["RemoteError", "launch_error", "raise_received_signal", "run", "run_s
 
 
 class RemoteError(Exception):
-    """Last lines of a failed task, as the cause of the error raised here."""
+    """Last lines of a failed task, as the cause of the error raised here.
+
+    Example:
+        >>> try:
+        ...     sg.launch.run("sh", ["-c", "echo no data >&2; exit 3"])
+        ... except RuntimeError as error:
+        ...     print(str(error.__cause__).strip())
+        no data
+
+    Source: specific to Stratagem.
+    """
 
     def __str__(self) -> str:
         return "\n" + "\n".join(map(str, self.args))
@@ -55,6 +65,8 @@ def run(
     Example:
         >>> sg.launch.run("echo", ["hello"])
         [worker 0] hello
+
+    Source: specific to Stratagem.
     """
     outcome = run_script(script, args, module=module, elastic=elastic, **options)
     cause = raise_received_signal(outcome)

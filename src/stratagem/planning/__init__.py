@@ -1,8 +1,9 @@
 """Training-step planning (`sg.plan`): memory, step time and scaling on hardware you don't have."""
 
 from stratagem.planning.accelerators import ACCELERATORS, Accelerator
+from stratagem.planning.global_batch import with_global_batch
 from stratagem.planning.memory import CompilerMemory, MemoryPlan
-from stratagem.planning.planner import plan, plan_step, with_global_batch
+from stratagem.planning.planner import plan, plan_step
 from stratagem.planning.result import Plan
 from stratagem.planning.schedule import Reduction, Schedule, share_behind
 from stratagem.planning.script_capture import capture_script

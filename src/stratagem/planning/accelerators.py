@@ -44,6 +44,13 @@ class Accelerator:
         devices_per_host: number of devices per host.
         gpu_info: device properties that XLA needs to compile for a GPU without one; empty for
             TPUs.
+
+    Example:
+        >>> h100 = sg.planning.ACCELERATORS["H100"]
+        >>> h100.platform, h100.devices_per_host, h100.peak_flops_per_s("bfloat16") / 1e12
+        ('gpu', 8, 989.4)
+
+    Source: specific to Stratagem.
     """
 
     name: str

@@ -42,6 +42,14 @@ class CompilerMemory:
         lasting_bytes: size of the arguments that exist between steps, too.
         brought_bytes: bytes copied from pinned host memory; not included in the others.
         put_back_bytes: bytes copied back to pinned host memory; not included in the others.
+
+    Example:
+        >>> memory = sg.planning.CompilerMemory(
+        ...     argument_bytes=100, output_bytes=60, alias_bytes=40, temp_bytes=30)
+        >>> memory.peak_bytes
+        150
+
+    Source: JAX, jax.stages.Compiled.memory_analysis.
     """
 
     argument_bytes: int
@@ -126,6 +134,15 @@ class MemoryPlan:
         host_bytes: host memory for variables stored there, pinned or not; not part of the device's.
         pool_bytes: memory that JAX gives to programs by default.
         device_bytes: memory of the device.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
+        >>> model.compile("adam", "mse")
+        >>> memory = sg.plan(model, (np.ones((16, 8)), np.ones((16, 2))), "2xH100").memory
+        >>> memory.parts()[:2], memory.total_bytes < memory.pool_bytes
+        ([('parameters', 72), ('optimizer', 152)], True)
+
+    Source: specific to Stratagem.
     """
 
     parameters_bytes: int

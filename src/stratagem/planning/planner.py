@@ -12,9 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from stratagem.context import ReplicaBatch, get_strategy, has_strategy
+from stratagem.context import get_strategy, has_strategy
 from stratagem.execution.programs.step_capture import CapturedStep, capture
-from stratagem.execution.tracing.arguments import Arguments, Leaf
 from stratagem.input.batches import place, take_batch
 from stratagem.keras.training.planned_models import as_planned, is_model, training_step
 from stratagem.messages import explain
@@ -31,7 +30,7 @@ from stratagem.topology import Topology
 from stratagem.topology.abstract_devices import placeholder, planning_for
 from stratagem.variables import ShardedState, require_layouts_used
 
-__all__ = ["plan", "plan_step", "with_global_batch"]
+__all__ = ["plan", "plan_step"]
 
 
 def plan(
@@ -76,12 +75,13 @@ def plan(
         >>> plan = sg.plan(model, (np.ones((16, 8)), np.ones((16, 2))), "2xH100")
         >>> plan.fits, plan.memory.parameters_bytes, plan.memory.optimizer_bytes
         (True, 72, 152)
+
+    Source: specific to Stratagem.
     """
     machine = parse_target(target)
-    arrays = _arrays_of(batch)
     name = getattr(model_or_step, "name", None) or getattr(model_or_step, "__name__", "step")
     like = strategy or _default_strategy(model_or_step)
-    with _captured_step(model_or_step, arrays, machine, like, shard_state) as step:
+    with _captured_step(model_or_step, _arrays_of(batch), machine, like, shard_state) as step:
         return plan_step(step, machine, title=str(name), assumptions=assumptions)
 
 
@@ -181,6 +181,26 @@ def plan_step(
 
     Raises:
         RuntimeError: no compiler can compile the step.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> program = '''
+        ... import keras, numpy, stratagem
+        ... with stratagem.MirroredStrategy().scope():
+        ...     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
+        ...     model.compile("sgd", "mse")
+        ... model.fit(numpy.ones((16, 8)), numpy.ones((16, 2)), batch_size=16)
+        ... '''
+        >>> target = sg.planning.parse_target("8xH100")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     script = pathlib.Path(folder) / "train.py"
+        ...     size = script.write_text(program)
+        ...     step = sg.planning.capture_script(script, [], target)
+        >>> plan = sg.planning.plan_step(step, target, title="train.py")
+        >>> plan.num_replicas, plan.global_batch, plan.num_parameters
+        (8, 16, 18)
+
+    Source: specific to Stratagem.
     """
     target, more_notes = _used_machine(step, target)
     _check_rules(step)
@@ -290,58 +310,6 @@ def _used_machine(step: CapturedStep, target: Target) -> tuple[Target, list[str]
             "Products that are not sharded run on every device in full."
         )
     return target, notes
-
-
-def with_global_batch(step: CapturedStep, global_batch: int) -> CapturedStep:
-    """Returns the same step with another global batch size.
-
-    Args:
-        step: the step.
-        global_batch: number of examples over all replicas, a multiple of the number of replicas.
-
-    Returns:
-        The step, traced again.
-
-    Raises:
-        ValueError: `global_batch` is not such a multiple, or the step takes no batch.
-    """
-    replicas = step.strategy.num_replicas_in_sync
-    old = step.arguments.batch.size
-    if global_batch < 1 or global_batch % replicas:
-        raise ValueError(
-            explain(
-                f"A global batch of {global_batch} cannot be split over {replicas} replicas.",
-                expected="a multiple of the number of replicas.",
-                fix=f"use {max(replicas, global_batch - global_batch % replicas)}.",
-                code="SG306",
-            )
-        )
-    if old is None:
-        raise ValueError(
-            explain(
-                f"A global batch of {global_batch} was requested, but the step takes no batch.",
-                expected="a step with batched arguments.",
-                fix="omit the global batch.",
-            )
-        )
-    size = global_batch // replicas
-    several = replicas > 1
-    leaves = tuple(_resize(leaf, old, size, several=several) for leaf in step.arguments.leaves)
-    split = [placeholder(leaf.shape, leaf.dtype) for leaf in leaves if leaf.split and leaf.shape]
-    arguments = Arguments(
-        step.arguments.structure, leaves, split, step.arguments.shared, ReplicaBatch(size=size)
-    )
-    return dataclasses.replace(
-        step, arguments=arguments, trace=step.retrace(arguments, step.strategy.topology)
-    )
-
-
-def _resize(leaf: Leaf, old: int, new: int, *, several: bool) -> Leaf:
-    axis = 1 if several else 0
-    if not leaf.split or leaf.shape is None or leaf.shape[axis : axis + 1] != (old,):
-        return leaf
-    shape = (*leaf.shape[:axis], new, *leaf.shape[axis + 1 :])
-    return leaf._replace(shape=shape, lengths=None)
 
 
 def _num_examples(step: CapturedStep) -> int:

@@ -43,6 +43,17 @@ class Plan:
         scaling: predicted steps on one replica up to all.
         assumptions: assumptions of the time prediction.
         notes: further remarks.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
+        >>> model.compile("adam", "mse")
+        >>> plan = sg.plan(model, (np.ones((16, 8)), np.ones((16, 2))), "8xH100")
+        >>> plan.num_replicas, plan.per_device_batch, plan.num_parameters
+        (8, 2, 18)
+        >>> [time.num_devices for time in plan.scaling]
+        [1, 2, 4, 8]
+
+    Source: specific to Stratagem.
     """
 
     target: Target

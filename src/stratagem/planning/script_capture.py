@@ -46,19 +46,45 @@ def capture_script(
         RuntimeError: the script ended before it trained, by itself or by `sys.exit`.
         ValueError: an unknown `shard_state`, or a strategy that cannot shard state.
         Exception: any error of the script.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> program = '''
+        ... import keras, numpy as np, stratagem as sg
+        ... with sg.MirroredStrategy().scope():
+        ...     model = keras.Sequential([keras.layers.Dense(2)])
+        ...     model.compile("sgd", "mse")
+        ... model.fit(np.ones((16, 8)), np.ones((16, 2)), batch_size=16)
+        ... '''
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     script = pathlib.Path(folder) / "train.py"
+        ...     size = script.write_text(program)
+        ...     step = sg.planning.capture_script(script, [], sg.planning.parse_target("8xH100"))
+        >>> step.strategy.num_replicas_in_sync, step.arguments.batch.size
+        (8, 2)
+
+    Source: specific to Stratagem.
     """
     path = _existing_file(script)
-    how = "ended"
     planning = planning_for(target.topology, shard_state, MirroredStrategy)
     with _as_main_program(path, arguments), planning:
-        try:
-            step = capture(lambda: runpy.run_path(str(path), run_name="__main__"))
-            if step is not None:
-                _check_shard_state(step, shard_state)
-                return step
-        except SystemExit as end:
-            how = f"exited with {end.code!r}"
-    raise RuntimeError(
+        return _first_step(path, shard_state)
+
+
+def _first_step(path: Path, shard_state: str | None) -> CapturedStep:
+    how = "ended"
+    try:
+        step = capture(lambda: runpy.run_path(str(path), run_name="__main__"))
+        if step is not None:
+            _check_shard_state(step, shard_state)
+            return step
+    except SystemExit as end:
+        how = f"exited with {end.code!r}"
+    raise _no_step_error(path, how)
+
+
+def _no_step_error(path: Path, how: str) -> RuntimeError:
+    return RuntimeError(
         explain(
             f"{path} {how} before it trained.",
             expected="a compiled step of fit, train_on_batch or strategy.run that changes a "

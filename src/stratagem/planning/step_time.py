@@ -46,6 +46,13 @@ class Assumptions:
         link_share: fraction of the link and network bandwidth that is reached.
         link_latency_s: minimum seconds per hop inside a host or slice.
         network_latency_s: minimum seconds per round between hosts or slices.
+
+    Example:
+        >>> assumptions = sg.planning.Assumptions(compute_share=0.4)  # for sg.plan(assumptions=...)
+        >>> assumptions.lines()[0]
+        '0.4 of peak FLOP/s in matrix products'
+
+    Source: specific to Stratagem.
     """
 
     compute_share: float = _assumption(0.5, "of peak FLOP/s in matrix products")
@@ -72,6 +79,14 @@ class StepTime:
         reduction_s: seconds of communication, without overlap.
         hidden_s: seconds of communication overlapped with compute by the compiler's schedule.
         most_hidden_s: seconds of communication that could overlap with compute at best.
+
+    Example:
+        >>> time = sg.planning.StepTime(
+        ...     num_devices=8, compute_s=0.09, reduction_s=0.03, hidden_s=0.02, most_hidden_s=0.03)
+        >>> round(time.step_s, 3), round(time.shortest_s, 3), round(time.efficiency, 3)
+        (0.1, 0.09, 0.9)
+
+    Source: specific to Stratagem.
     """
 
     num_devices: int

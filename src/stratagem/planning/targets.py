@@ -27,6 +27,14 @@ class Target:
         num_groups: number of GPU hosts, or of TPU slices.
         devices_per_group: number of devices per host or slice, connected by fast links.
         shape: shape of a slice; empty for GPUs.
+
+    Example:
+        >>> target = sg.planning.Target(
+        ...     sg.planning.ACCELERATORS["H100"], num_groups=2, devices_per_group=8)
+        >>> target.name, target.num_hosts, target.sizes()
+        ('16xH100', 2, [1, 2, 4, 8, 16])
+
+    Source: specific to Stratagem.
     """
 
     accelerator: Accelerator
@@ -118,6 +126,8 @@ def parse_target(text: str) -> Target:
         >>> from stratagem.planning import parse_target
         >>> [parse_target(text).num_devices for text in ("8xH100", "v5e:4x4", "2xv5e:4x4")]
         [8, 16, 32]
+
+    Source: specific to Stratagem.
     """
     if not isinstance(text, str):
         raise TypeError(

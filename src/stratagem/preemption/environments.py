@@ -19,6 +19,15 @@ def name_of_environment() -> str | None:
 
     Returns:
         `"Kubernetes"`, `"Slurm"` or `"Google Cloud"`; None elsewhere.
+
+    Example:
+        >>> from unittest import mock
+        >>> pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+        >>> with mock.patch.dict("os.environ", pod):  # Kubernetes sets it in each pod
+        ...     sg.preemption.name_of_environment()
+        'Kubernetes'
+
+    Source: specific to Stratagem.
     """
     if environment.lookup("KUBERNETES_SERVICE_HOST"):
         return "Kubernetes"
@@ -43,6 +52,8 @@ def pod_time_left(grace_s: float | None = None) -> Callable[[], float]:
     Example:
         >>> sg.preemption.pod_time_left(120)()
         120.0
+
+    Source: Kubernetes, page "Pod Lifecycle", terminationGracePeriodSeconds.
     """
     time_left_s = environment.read("pod_grace_s") if grace_s is None else float(grace_s)
     if not 0 < time_left_s < float("inf"):
@@ -67,6 +78,17 @@ def slurm_time_left() -> Callable[[], float] | None:
 
     Raises:
         ValueError: the variable is not a time.
+
+    Example:
+        >>> import time
+        >>> from unittest import mock
+        >>> job = {"SLURM_JOB_END_TIME": str(int(time.time()) + 3600)}
+        >>> with mock.patch.dict("os.environ", job):  # Slurm sets it
+        ...     time_left = sg.preemption.slurm_time_left()
+        >>> 3500 < time_left() <= 3600
+        True
+
+    Source: Slurm, page "sbatch", SLURM_JOB_END_TIME.
     """
     text = environment.lookup("SLURM_JOB_END_TIME")
     if text is None:

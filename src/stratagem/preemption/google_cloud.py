@@ -52,6 +52,14 @@ def on_google_cloud() -> bool:
 
     Returns:
         True if the firmware says so, or `GCE_METADATA_HOST` or `GCE_METADATA_IP` is set.
+
+    Example:
+        >>> from unittest import mock
+        >>> with mock.patch.dict("os.environ", GCE_METADATA_HOST="169.254.169.254"):
+        ...     sg.preemption.on_google_cloud()
+        True
+
+    Source: TF 2.21 failure_handling_util.py, on_gcp.
     """
     if environment.lookup("GCE_METADATA_HOST") or environment.lookup("GCE_METADATA_IP"):
         return True
@@ -67,6 +75,13 @@ class GoogleCloudSource(NoticeSource):
     A Spot VM has 30 seconds after its notice. Maintenance leaves an hour for VMs with GPUs and a
     minute for others; the server does not say which. Live migration gives no notice. If the server
     does not answer for a minute, `notice` and `wait` raise an error.
+
+    Example:
+        >>> source = sg.preemption.GoogleCloudSource()  # `with source:` asks the metadata server
+        >>> source.hear(sg.preemption.Notice(  # the server's answer, once the VM is preempted
+        ...     source="metadata", message="This VM is preempted.", heard_at_s=0.0, grace_s=30.0))
+        >>> source.notice.grace_s
+        30.0
 
     Source: TF 2.21 failure_handling_util.py, termination_watcher_function_gce; Google Cloud's pages
     "Query metadata server for maintenance event notices" and "Create and use Spot VMs".

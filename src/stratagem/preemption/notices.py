@@ -28,6 +28,14 @@ class Notice:
         message: one line for people.
         heard_at_s: time of arrival, on the clock of `time.monotonic()`.
         grace_s: seconds left after arrival, at most; None if the source does not say.
+
+    Example:
+        >>> notice = sg.preemption.Notice(
+        ...     source="SIGTERM", message="The pod is evicted.", heard_at_s=100.0, grace_s=30.0)
+        >>> notice.deadline_s
+        130.0
+
+    Source: specific to Stratagem.
     """
 
     source: str
@@ -53,6 +61,8 @@ class NoticeSource(abc.ABC):
         ...     signal.raise_signal(signal.SIGUSR1)
         ...     source.wait(timeout_s=10).source
         'SIGUSR1'
+
+    Source: specific to Stratagem.
     """
 
     def __init__(self) -> None:
@@ -190,6 +200,16 @@ class AnySource(NoticeSource):
 
     Raises:
         ValueError: no sources.
+
+    Example:
+        >>> import signal
+        >>> first, second = (sg.preemption.SignalSource([name]) for name in ("SIGUSR1", "SIGUSR2"))
+        >>> with sg.preemption.AnySource([first, second]) as source:
+        ...     signal.raise_signal(signal.SIGUSR2)
+        ...     source.wait(timeout_s=10).source
+        'SIGUSR2'
+
+    Source: specific to Stratagem.
     """
 
     def __init__(self, sources: Sequence[NoticeSource]) -> None:

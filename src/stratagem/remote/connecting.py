@@ -50,10 +50,11 @@ def connect_to_cluster(
         UnavailableError: the connection to the cluster was lost.
         PermissionError: the cluster has another token.
 
-    Example::
-
-        sg.connect_to_cluster({"chief": ["a:2222"], "ps": ["b:2222"], "worker": ["c:2222"]})
-        strategy = sg.ParameterServerStrategy()  # from here on, this runs on machine a
+    Example:
+        >>> from unittest import mock
+        >>> cluster = {"chief": ["a:2222"], "worker": ["b:2222"]}
+        >>> with mock.patch.dict("os.environ", STRATAGEM_REMOTE_JOB="job"):  # as on the cluster
+        ...     sg.connect_to_cluster(cluster)  # elsewhere: sends the script, exits at its end
 
     Source: TF 2.21 remote.py, connect_to_cluster.
     """
@@ -62,9 +63,8 @@ def connect_to_cluster(
     _check_old(job_name, task_index, protocol, cluster_device_filters)
     cluster = RemoteCluster(cluster_spec_or_resolver, **options)
     main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)
-    script = _script_of(main)
-    code = cluster.run_script(script, sys.argv[1:], module=spec.name if spec else None)
+    module = getattr(getattr(main, "__spec__", None), "name", None)
+    code = cluster.run_script(_script_of(main), sys.argv[1:], module=module)
     sys.exit(code if code >= 0 else 128 - code)
 
 

@@ -79,10 +79,16 @@ class RemoteCluster:
         TypeError: the cluster has the wrong type.
         ValueError: the cluster has no tasks, or `client_timeout_s` is not positive.
 
-    Example::
+    Example:
+        >>> cluster = sg.remote.RemoteCluster(
+        ...     {"worker": ["localhost:2222"]}, jobs_port=1, join_timeout_s=0)
+        >>> try:
+        ...     cluster.run(pow, (2, 10))  # 1024, once `stratagem server` runs there
+        ... except sg.errors.DeadlineExceededError as error:
+        ...     print(str(error).split(" after")[0])
+        The cluster at http://localhost:1 is incomplete
 
-        cluster = sg.remote.RemoteCluster({"chief": ["a:2222"], "ps": ["b:2222"], ...})
-        accuracy = cluster.run(train, kwargs={"epochs": 3})
+    Source: specific to Stratagem.
     """
 
     def __init__(

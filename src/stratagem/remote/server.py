@@ -34,6 +34,12 @@ class ServerDef:
         task_index: index of this task in its job.
         protocol: "grpc".
 
+    Example:
+        >>> cluster = sg.ClusterSpec({"chief": ["a:2222"], "worker": ["b:2222"]}).as_cluster_def()
+        >>> definition = sg.remote.ServerDef(cluster, job_name="worker", task_index=0)
+        >>> sg.Server(definition, start=False).target
+        'grpc://b:2222'
+
     Source: TF 2.21 core/protobuf/tensorflow_server.proto, ServerDef.
     """
 
@@ -65,6 +71,12 @@ class Server(Closing):
         RuntimeError: the leader's port is in use, or there is no token.
         UnavailableError: Ray does not start, or the leader refuses this machine.
         DeadlineExceededError: the leader does not start within `STRATAGEM_JOIN_TIMEOUT_S`.
+
+    Example:
+        >>> cluster = {"chief": ["a:2222"], "worker": ["b:2222"]}
+        >>> server = sg.Server(cluster, job_name="worker", task_index=0, start=False)
+        >>> server.target  # server.start() joins the cluster, server.join() waits for its end
+        'grpc://b:2222'
 
     Source: TF 2.21 server_lib.py, Server.
     """
@@ -180,6 +192,13 @@ def run_standard_server(session_config: None = None, *, jobs_port: int | None = 
 
     Raises:
         ValueError: `TF_CONFIG` has no cluster, or no task of the cluster.
+
+    Example:
+        >>> try:
+        ...     sg.run_standard_server().join()  # in each task that TF_CONFIG describes
+        ... except ValueError as error:
+        ...     print(str(error).splitlines()[0])
+        TF_CONFIG has the cluster ClusterSpec({}) and the task (None, None).
 
     Source: TF 1.15 distribute_coordinator.py, run_standard_tensorflow_server.
     """

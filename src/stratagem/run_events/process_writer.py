@@ -45,6 +45,8 @@ def current_events() -> EventWriter | None:
     Example:
         >>> sg.goodput.current_events() is None  # without STRATAGEM_RUN_DIR
         True
+
+    Source: specific to Stratagem.
     """
     if _current.writer is None:
         run_dir = environment.lookup("STRATAGEM_RUN_DIR")
@@ -73,6 +75,8 @@ def step(step: int, *, num_steps: int = 1, duration_s: float | None = None) -> N
     Example:
         >>> for step in range(1, 101):
         ...     sg.goodput.step(step)
+
+    Source: specific to Stratagem.
     """
     events = current_events()
     if events is not None:
@@ -85,6 +89,11 @@ def close_events(exit_code: int, reason: str | None = None) -> None:
     Args:
         exit_code: exit code of the process.
         reason: why it exits, or None.
+
+    Example:
+        >>> sg.goodput.close_events(0, "training is complete")  # os._exit(0) may follow
+
+    Source: specific to Stratagem.
     """
     if _current.writer is not None:
         _current.writer.end(exit_code, reason)

@@ -63,6 +63,8 @@ class EventWriter:
         ...     path, = (Path(folder) / "events").iterdir()
         ...     path.name.startswith("worker-2.attempt-1.pid-"), '"step": 100' in path.read_text()
         (True, True)
+
+    Source: specific to Stratagem.
     """
 
     def __init__(

@@ -57,6 +57,10 @@ def shutdown_tpu_system(cluster_resolver: ClusterResolver | None = None) -> None
         NotFoundError: no TPU.
         ValueError: a resolver of another type.
 
+    Example:
+        >>> topology = sg.tpu.experimental.initialize_tpu_system()
+        >>> sg.tpu.experimental.shutdown_tpu_system()
+
     Source: TF 2.21 tpu_strategy_util.py, shutdown_tpu_system.
     """
     check_resolver(cluster_resolver, "cluster_resolver")

@@ -184,6 +184,12 @@ def get_step() -> Any:
     Returns:
         An integer, a variable, or None.
 
+    Example:
+        >>> sg.summary.experimental.set_step(100)
+        >>> sg.summary.experimental.get_step()
+        100
+        >>> sg.summary.experimental.set_step(None)
+
     Source: TF 2.21 summary_ops_v2.py, get_step.
     """
     return current_settings().step.value

@@ -34,6 +34,16 @@ class SummaryWriter:
         flush_millis: maximum time that they are buffered, in milliseconds.
         filename_suffix: suffix of the file name.
 
+    Example:
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     writer = sg.summary.create_file_writer(folder)
+        ...     with writer.as_default(step=1):
+        ...         recorded = sg.summary.scalar("loss", 0.5)
+        ...     writer.close()
+        ...     [file.name.startswith("events") for file in pathlib.Path(folder).iterdir()]
+        [True]
+
     Source: TF 2.21 summary_ops_v2.py, SummaryWriter.
     """
 
@@ -72,10 +82,10 @@ class SummaryWriter:
         Raises:
             RuntimeError: the writer is closed.
 
-        Example::
-
-            with writer.as_default(step=optimizer.iterations):
-                strategy.run(train_step, args=(batch,))
+        Example:
+            >>> with sg.summary.create_noop_writer().as_default(step=100):
+            ...     sg.summary.experimental.get_step()
+            100
 
         Source: TF 2.21 summary_ops_v2.py, SummaryWriter.as_default.
         """
@@ -203,11 +213,14 @@ def create_file_writer(
         ValueError: an empty `logdir`, or a negative number.
         ImportError: the package `tensorboard` is not installed.
 
-    Example::
-
-        writer = sg.summary.create_file_writer("logs")
-        with writer.as_default():
-            sg.summary.scalar("loss", 0.5, step=1)
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     writer = sg.summary.create_file_writer(folder)
+        ...     with writer.as_default():
+        ...         sg.summary.scalar("loss", 0.5, step=1)
+        ...     writer.close()
+        True
 
     Source: TF 2.21 summary_ops_v2.py, create_file_writer_v2.
     """

@@ -21,6 +21,16 @@ Integers = npt.NDArray[np.int32]
 class DeviceOrderMode(enum.IntEnum):
     """Order of devices: as a ring, as a mesh, or as a ring where possible.
 
+    Example:
+        >>> topology = sg.tpu.experimental.Topology(
+        ...     mesh_shape=[2, 1, 1, 1], device_coordinates=[[[0, 0, 0, 0], [1, 0, 0, 0]]]
+        ... )
+        >>> ring = sg.tpu.experimental.DeviceOrderMode.RING
+        >>> assignment = sg.tpu.experimental.DeviceAssignment.build(
+        ...     topology, num_replicas=2, device_order_mode=ring)
+        >>> assignment.num_replicas
+        2
+
     Source: TF 2.21 device_assignment.py, DeviceOrderMode.
     """
 

@@ -19,6 +19,12 @@ __all__ = ["DistributedValues", "Mirrored", "PerReplica"]
 class DistributedValues:
     """Base class of values with one component per replica.
 
+    Example:
+        >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> values = strategy.run(lambda: sg.get_replica_context().replica_id_in_sync_group)
+        >>> isinstance(values, sg.DistributedValues), strategy.local_results(values)
+        (True, (Array(0, dtype=int32), Array(1, dtype=int32)))
+
     Source: TF 2.21 distribute.py (types), DistributedValues.
     """
 
@@ -40,6 +46,12 @@ class PerReplica(DistributedValues):
         lengths: true leading sizes, one per replica, if the components are padded; otherwise None.
         objects: the components of this process, in replica order.
         local: this replica's traced value in a compiled step.
+
+    Example:
+        >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> values = strategy.run(lambda: sg.get_replica_context().replica_id_in_sync_group + 1)
+        >>> values, int(strategy.reduce("sum", values, axis=None))
+        (PerReplica[1 | 2], 3)
 
     Source: TF 2.21 values.py, PerReplica.
     """
@@ -176,6 +188,13 @@ class Mirrored(DistributedValues):
 
     Args:
         value: the value of one copy.
+
+    Example:
+        >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> values = strategy.run(lambda: sg.get_replica_context().replica_id_in_sync_group + 1)
+        >>> total = strategy.extended.reduce_to("sum", values, destinations=None)
+        >>> type(total).__name__, int(total + 10)
+        ('Mirrored', 13)
 
     Source: TF 2.21 values.py, Mirrored.
     """

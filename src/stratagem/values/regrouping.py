@@ -43,6 +43,12 @@ def select_replica(replica_id: int, value: object) -> Any:
     Raises:
         IndexError: `replica_id` is out of range.
 
+    Example:
+        >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> values = strategy.run(lambda: sg.get_replica_context().replica_id_in_sync_group + 1)
+        >>> int(sg.select_replica(1, {"id": values, "name": "a"})["id"])
+        2
+
     Source: TF 2.21 distribute_utils.py, select_replica.
     """
 

@@ -33,6 +33,19 @@ class GCEClusterResolver(ClusterResolver):
     Raises:
         ImportError: no service is passed, and Google's libraries are not installed.
 
+    Example:
+        >>> from unittest import mock
+        >>> service = mock.MagicMock()  # in place of the client of Google's compute API
+        >>> groups, instances = service.instanceGroups(), service.instances()
+        >>> groups.listInstances().execute.return_value = {"items": [{"instance": "zones/z/vm-0"}]}
+        >>> groups.listInstances_next.return_value = None
+        >>> vm = {"networkInterfaces": [{"networkIP": "10.0.0.2"}]}
+        >>> instances.get().execute.return_value = vm
+        >>> resolver = sg.cluster_resolver.GCEClusterResolver(
+        ...     "my-project", "us-west1-a", "my-group", port=8470, service=service)
+        >>> resolver.cluster_spec()
+        ClusterSpec({'worker': ['10.0.0.2:8470']})
+
     Source: TF 2.21 gce_cluster_resolver.py, GCEClusterResolver.
     """
 

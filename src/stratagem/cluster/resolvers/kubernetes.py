@@ -19,6 +19,10 @@ __all__ = ["KubernetesClusterResolver", "KubernetesExecutableLocation", "core_ap
 class KubernetesExecutableLocation(enum.Enum):
     """Location of this process: in a pod of the cluster, or outside.
 
+    Example:
+        >>> [location.name for location in sg.cluster_resolver.KubernetesExecutableLocation]
+        ['WITHIN_CLUSTER', 'OFF_CLUSTER']
+
     Source: TF 2.21 kubernetes_cluster_resolver.py, ExecutableLocation.
     """
 
@@ -48,6 +52,19 @@ class KubernetesClusterResolver(ClusterResolver):
     Raises:
         ImportError: no client is passed, and the package `kubernetes` is not installed.
         ValueError: an unknown location.
+
+    Example:
+        >>> from types import SimpleNamespace as Namespace
+        >>> class Client:  # in place of kubernetes.client.CoreV1Api()
+        ...     def list_pod_for_all_namespaces(self, label_selector):
+        ...         pod = Namespace(metadata=Namespace(name="pod-0"),
+        ...                         status=Namespace(phase="Running", pod_ip="10.0.0.2"))
+        ...         return Namespace(items=[pod])
+        >>> resolver = sg.cluster_resolver.KubernetesClusterResolver(
+        ...     {"worker": ["job-name=train"]}, override_client=Client())
+        >>> resolver.task_type, resolver.task_id = "worker", 0
+        >>> resolver.cluster_spec(), resolver.master()
+        (ClusterSpec({'worker': ['10.0.0.2:8470']}), 'grpc://10.0.0.2:8470')
 
     Source: TF 2.21 kubernetes_cluster_resolver.py, KubernetesClusterResolver.
     """

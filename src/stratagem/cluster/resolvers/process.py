@@ -29,6 +29,8 @@ class ProcessClusterResolver(ClusterResolver):
         >>> resolver = sg.cluster_resolver.ProcessClusterResolver(processes, "torchrun")
         >>> resolver.task_type, resolver.task_id, resolver.cluster_spec()
         ('worker', 2, ClusterSpec({'worker': ['10.0.0.1:2222']}))
+
+    Source: specific to Stratagem.
     """
 
     def __init__(self, processes: Processes, environment: str = "") -> None:

@@ -18,6 +18,16 @@ class ClusterResolver(abc.ABC):
     `_environment` if known. For values to be looked up on each access, they define
     `_find_task` and `_find_rpc_layer`; values that were set take precedence.
 
+    Example:
+        >>> class FileResolver(sg.cluster_resolver.ClusterResolver):
+        ...     def __init__(self, lines, task_id):
+        ...         self._lines, self._task_type, self._task_id = lines, "worker", task_id
+        ...     def cluster_spec(self):
+        ...         return sg.ClusterSpec({"worker": self._lines})
+        >>> resolver = FileResolver(["a:2222", "b:2222"], task_id=1)
+        >>> resolver.master(), resolver.processes().coordinator_address
+        ('b:2222', 'a:2222')
+
     Source: TF 2.21 cluster_resolver.py, ClusterResolver.
     """
 

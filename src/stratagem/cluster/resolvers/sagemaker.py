@@ -26,6 +26,14 @@ class SageMakerClusterResolver(ClusterResolver):
         RuntimeError: outside SageMaker.
         ValueError: `SM_HOSTS` is not a list of hosts, or does not contain this host.
 
+    Example:
+        >>> from unittest import mock
+        >>> job = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}
+        >>> with mock.patch.dict("os.environ", job):  # SageMaker sets them
+        ...     resolver = sg.cluster_resolver.SageMakerClusterResolver()
+        >>> resolver.cluster_spec(), resolver.task_id
+        (ClusterSpec({'worker': ['algo-1:2223', 'algo-2:2223']}), 1)
+
     Source: TF 2.21 sagemaker_cluster_resolver.py, SageMakerClusterResolver.
     """
 

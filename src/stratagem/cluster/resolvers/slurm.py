@@ -36,6 +36,16 @@ class SlurmClusterResolver(ClusterResolver):
             that are not numbered host by host.
         ValueError: a malformed variable.
 
+    Example:
+        >>> from unittest import mock
+        >>> step = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4",  # srun sets them
+        ...         "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
+        >>> with mock.patch.dict("os.environ", step):
+        ...     resolver = sg.cluster_resolver.SlurmClusterResolver({"chief": 1, "worker": 3},
+        ...                                                         gpus_per_node=0)
+        ...     resolver.get_task_info(), resolver.cluster_spec().as_dict()["worker"]
+        (('worker', 1), ['n1:8889', 'n2:8888', 'n2:8889'])
+
     Source: TF 2.21 slurm_cluster_resolver.py, SlurmClusterResolver.
     """
 

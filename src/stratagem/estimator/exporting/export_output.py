@@ -14,6 +14,16 @@ __all__ = ["ClassificationOutput", "ExportOutput", "PredictOutput", "RegressionO
 class ExportOutput:
     """Base class for the outputs of one exported signature.
 
+    Example:
+        >>> class Ranking(sg.estimator.export.ExportOutput):
+        ...     def __init__(self, order):
+        ...         self.order = order
+        ...     @property
+        ...     def outputs(self):
+        ...         return {"order": self.order}
+        >>> sorted(Ranking([2, 0, 1]).outputs)
+        ['order']
+
     Source: TF 2.21 export_output.py, ExportOutput.
     """
 

@@ -149,6 +149,19 @@ class ExportedModel(Mapping[str, _SignatureFunction]):
     Args:
         signatures: the functions by name.
         values: the values of all variables by name.
+
+    Example:
+        >>> import tempfile
+        >>> x, example = sg.feature_column.numeric_column("x"), np.zeros((1, 1), "float32")
+        >>> regressor = sg.estimator.LinearRegressor([x])
+        >>> data = lambda: ({"x": np.float32([0, 1])}, np.array([1.0, 3.0]))
+        >>> receiver = sg.estimator.export.build_raw_serving_input_receiver_fn({"x": example})
+        >>> path = regressor.train(data, steps=1).export_saved_model(tempfile.mkdtemp(), receiver)
+        >>> model = sg.estimator.load_exported(path)
+        >>> sorted(model), list(model["predict"].inputs)
+        (['predict', 'regression', 'serving_default'], ['x'])
+
+    Source: TF 2.21 saved_model/load.py, load.
     """
 
     def __init__(self, signatures: Mapping[str, Signature], values: Mapping[str, Any]) -> None:
@@ -186,10 +199,17 @@ def load_exported(path: str | os.PathLike[str]) -> ExportedModel:
     Raises:
         ValueError: if the folder contains no exported model.
 
-    Example::
-
-        model = sg.estimator.load_exported("exports/1700000000")
-        scores = model["serving_default"](x=features)["scores"]
+    Example:
+        >>> import tempfile
+        >>> x, example = sg.feature_column.numeric_column("x"), np.zeros((1, 1), "float32")
+        >>> regressor = sg.estimator.LinearRegressor(
+        ...     [x], optimizer=lambda: keras.optimizers.SGD(0.5))
+        >>> data = lambda: ({"x": np.float32([0, 1])}, np.array([1.0, 3.0]))
+        >>> receiver = sg.estimator.export.build_raw_serving_input_receiver_fn({"x": example})
+        >>> path = regressor.train(data, steps=200).export_saved_model(tempfile.mkdtemp(), receiver)
+        >>> model = sg.estimator.load_exported(path)
+        >>> model["predict"](x=np.float32([[0], [1], [2]]))["predictions"].round(2).ravel().tolist()
+        [1.0, 3.0, 5.0]
 
     Source: TF 2.21 saved_model/load.py, load.
     """

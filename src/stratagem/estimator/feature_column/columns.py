@@ -147,6 +147,8 @@ def encode_features(
         >>> list(sg.feature_column.encode_features({"color": ["g", "r"]}, columns).values())
         [array([[1],
                [0]], dtype=int32)]
+
+    Source: TF 2.21 feature_column_v2.py, DenseFeatures, which encodes in the graph.
     """
     return encode_groups(features, [feature_columns])
 

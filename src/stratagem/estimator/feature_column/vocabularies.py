@@ -226,7 +226,7 @@ def categorical_column_with_vocabulary_file(
     default_value: int | None = None,
     num_oov_buckets: int = 0,
 ) -> VocabularyCategoricalColumn:
-    """Returns a column whose ids are line numbers of a vocabulary file, from 0.
+    r"""Returns a column whose ids are line numbers of a vocabulary file, from 0.
 
     The file is read immediately; the column stores its words.
 
@@ -246,12 +246,27 @@ def categorical_column_with_vocabulary_file(
         ValueError: if the file is empty or has fewer lines than `vocabulary_size`, or both
             `default_value` and `num_oov_buckets` are set.
 
-    Example::
-
-        city = sg.feature_column.categorical_column_with_vocabulary_file("city", "cities.txt")
+    Example:
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = pathlib.Path(folder) / "cities.txt"
+        ...     size = file.write_text("Rome\nParis\n")
+        ...     city = sg.feature_column.categorical_column_with_vocabulary_file("city", file)
+        >>> features = {"city": ["Paris", "Rome", "Oslo"]}
+        >>> encoded = sg.feature_column.encode_features(features, [
+        ...     sg.feature_column.indicator_column(city)])
+        >>> [ids.ravel().tolist() for ids in encoded.values()]
+        [[1, 0, -1]]
 
     Source: TF 2.21 feature_column_v2.py, categorical_column_with_vocabulary_file.
     """
+    to_word = str if dtype in ("string", str) else int
+    words = tuple(to_word(line) for line in _lines_of(vocabulary_file, vocabulary_size))
+    default = -1 if default_value is None else default_value
+    return _vocabulary_column(key, words, default, num_oov_buckets)
+
+
+def _lines_of(vocabulary_file: str | os.PathLike[str], vocabulary_size: int | None) -> list[str]:
     lines = Path(vocabulary_file).read_text(encoding="utf-8").splitlines()
     size = len(lines) if vocabulary_size is None else vocabulary_size
     if not 0 < size <= len(lines):
@@ -263,10 +278,7 @@ def categorical_column_with_vocabulary_file(
                 fix="omit vocabulary_size to use all lines.",
             )
         )
-    to_word = str if dtype in ("string", str) else int
-    words = tuple(to_word(line) for line in lines[:size])
-    default = -1 if default_value is None else default_value
-    return _vocabulary_column(key, words, default, num_oov_buckets)
+    return lines[:size]
 
 
 def _vocabulary_column(

@@ -49,6 +49,13 @@ class Head(abc.ABC):
         TypeError: if `weight_column` has the wrong type.
         ValueError: if the reduction is unknown, or `loss_fn` takes other arguments.
 
+    Example:
+        >>> head = sg.estimator.BinaryClassHead(label_vocabulary=["ham", "spam"])
+        >>> isinstance(head, sg.estimator.Head), head.logits_dimension
+        (True, 1)
+        >>> head.encode_labels(np.array(["spam", "ham"])).ravel().tolist()
+        [1, 0]
+
     Source: tensorflow/estimator base_head.py, Head.
     """
 

@@ -67,6 +67,13 @@ class FeedFnHook(SessionRunHook):
     Raises:
         NotImplementedError: always.
 
+    Example:
+        >>> try:
+        ...     sg.estimator.FeedFnHook(lambda: {"x": 1.0})
+        ... except NotImplementedError as error:
+        ...     print(str(error).splitlines()[-1])
+        Fix: return the values from input_fn as features.
+
     Source: TF 2.21 basic_session_run_hooks.py, FeedFnHook.
     """
 

@@ -22,6 +22,19 @@ _logger = logging.getLogger(__name__)
 class NanLossDuringTrainingError(RuntimeError):
     """Raised when the training loss becomes NaN.
 
+    Example:
+        >>> def model_fn(features, labels, mode):
+        ...     loss = keras.ops.mean(features) * sg.Variable(1.0)
+        ...     op = sg.estimator.minimize(keras.optimizers.SGD(0.1), loss)
+        ...     return sg.estimator.EstimatorSpec(mode, loss=loss, train_op=op)
+        >>> data = lambda: (np.float32([np.nan]), None)
+        >>> try:
+        ...     sg.estimator.Estimator(model_fn).train(
+        ...         data, steps=1, hooks=[sg.estimator.NanTensorHook("loss")])
+        ... except sg.estimator.NanLossDuringTrainingError as error:
+        ...     print(str(error).splitlines()[0])
+        The loss became NaN at global step 1.
+
     Source: TF 2.21 basic_session_run_hooks.py, NanLossDuringTrainingError.
     """
 

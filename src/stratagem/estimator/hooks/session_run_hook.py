@@ -88,6 +88,11 @@ class SessionRunValues:
         options: None.
         run_metadata: None.
 
+    Example:
+        >>> values = sg.estimator.SessionRunValues(results={"loss": np.float32(0.5)})
+        >>> float(values.results["loss"])
+        0.5
+
     Source: TF 2.21 session_run_hook.py, SessionRunValues.
     """
 

@@ -33,6 +33,14 @@ class BaselineEstimator(PremadeEstimator):
     Raises:
         ValueError: if the optimizer is unknown.
 
+    Example:
+        >>> head = sg.estimator.RegressionHead()
+        >>> estimator = sg.estimator.BaselineEstimator(head, optimizer="SGD")
+        >>> data = lambda: ({"x": np.zeros(2)}, np.array([1.0, 3.0]))
+        >>> _ = estimator.train(data, steps=50)
+        >>> round(float(next(estimator.predict(data))["predictions"][0]), 2)
+        2.0
+
     Source: tensorflow/estimator canned/baseline.py, BaselineEstimatorV2.
     """
 

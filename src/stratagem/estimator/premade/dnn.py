@@ -38,6 +38,16 @@ class DNNEstimator(PremadeEstimator):
     Raises:
         ValueError: if columns, units, dropout or optimizer are invalid.
 
+    Example:
+        >>> estimator = sg.estimator.DNNEstimator(
+        ...     sg.estimator.RegressionHead(), hidden_units=[4],
+        ...     feature_columns=[sg.feature_column.numeric_column("x")],
+        ...     optimizer=lambda: keras.optimizers.SGD(0.1),
+        ...     config=sg.estimator.RunConfig(tf_random_seed=0))
+        >>> data = lambda: ({"x": np.array([0.0, 1.0])}, np.array([1.0, 3.0]))
+        >>> bool(estimator.train(data, steps=100).evaluate(data, steps=1)["loss"] < 0.1)
+        True
+
     Source: tensorflow/estimator canned/dnn.py, DNNEstimatorV2.
     """
 

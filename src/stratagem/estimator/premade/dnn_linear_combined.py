@@ -54,6 +54,16 @@ class DNNLinearCombinedEstimator(PremadeEstimator):
         ValueError: if there are no columns at all, or dense columns without hidden units, or
             another argument is invalid.
 
+    Example:
+        >>> x = sg.feature_column.numeric_column("x")
+        >>> estimator = sg.estimator.DNNLinearCombinedEstimator(
+        ...     sg.estimator.RegressionHead(), linear_feature_columns=[x], dnn_feature_columns=[x],
+        ...     dnn_hidden_units=[4], linear_optimizer=lambda: keras.optimizers.SGD(0.1),
+        ...     config=sg.estimator.RunConfig(tf_random_seed=0))
+        >>> data = lambda: ({"x": np.array([0.0, 1.0])}, np.array([1.0, 3.0]))
+        >>> bool(estimator.train(data, steps=200).evaluate(data, steps=1)["loss"] < 0.1)
+        True
+
     Source: tensorflow/estimator canned/dnn_linear_combined.py, DNNLinearCombinedEstimatorV2.
     """
 
@@ -207,6 +217,16 @@ class DNNLinearCombinedRegressor(DNNLinearCombinedEstimator):
 
     Raises:
         ValueError: if an argument is invalid.
+
+    Example:
+        >>> x = sg.feature_column.numeric_column("x")
+        >>> regressor = sg.estimator.DNNLinearCombinedRegressor(
+        ...     linear_feature_columns=[x], linear_optimizer=lambda: keras.optimizers.SGD(0.1),
+        ...     dnn_feature_columns=[x], dnn_hidden_units=[4],
+        ...     config=sg.estimator.RunConfig(tf_random_seed=0))
+        >>> data = lambda: ({"x": np.array([0.0, 1.0])}, np.array([1.0, 3.0]))
+        >>> bool(regressor.train(data, steps=200).evaluate(data, steps=1)["loss"] < 0.1)
+        True
 
     Source: tensorflow/estimator canned/dnn_linear_combined.py, DNNLinearCombinedRegressorV2.
     """

@@ -37,6 +37,15 @@ class LinearEstimator(PremadeEstimator):
     Raises:
         ValueError: if columns or optimizer are invalid.
 
+    Example:
+        >>> estimator = sg.estimator.LinearEstimator(
+        ...     sg.estimator.RegressionHead(), [sg.feature_column.numeric_column("x")],
+        ...     optimizer=lambda: keras.optimizers.SGD(0.5))
+        >>> data = lambda: ({"x": np.array([0.0, 1.0])}, np.array([1.0, 3.0]))
+        >>> _ = estimator.train(data, steps=200)
+        >>> [round(float(row["predictions"][0]), 2) for row in estimator.predict(data)]
+        [1.0, 3.0]
+
     Source: tensorflow/estimator canned/linear.py, LinearEstimatorV2.
     """
 

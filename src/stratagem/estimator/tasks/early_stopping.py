@@ -94,12 +94,14 @@ def make_early_stopping_hook(
         TypeError: if `estimator` is not an Estimator, or `should_stop_fn` is not callable.
         ValueError: unless exactly one of seconds and steps is set.
 
-    Example::
-
-        hook = sg.estimator.make_early_stopping_hook(
-            estimator, lambda: stop_file.exists(), run_every_secs=None, run_every_steps=100
-        )
-        estimator.train(input_fn, hooks=[hook])
+    Example:
+        >>> estimator = sg.estimator.BaselineRegressor()
+        >>> data = lambda: ({"x": np.zeros(2)}, np.array([1.0, 3.0]))
+        >>> hook = sg.estimator.make_early_stopping_hook(
+        ...     estimator, lambda: True, run_every_secs=None, run_every_steps=1)
+        >>> _ = estimator.train(data, hooks=[hook], steps=1000)
+        >>> int(estimator.get_variable_value("global_step"))
+        1
 
     Source: tensorflow/estimator early_stopping.py, make_early_stopping_hook.
     """
@@ -144,10 +146,15 @@ def stop_if_higher_hook(
         ValueError: unless exactly one of seconds and steps is set; later, if evaluations lack the
             metric.
 
-    Example::
-
-        hook = sg.estimator.stop_if_higher_hook(estimator, "accuracy", 0.9)
-        train_spec = sg.estimator.TrainSpec(input_fn, max_steps=10_000, hooks=[hook])
+    Example:
+        >>> estimator = sg.estimator.BaselineClassifier()
+        >>> data = lambda: ({"x": np.zeros(2)}, np.array([1, 1]))
+        >>> accuracy = estimator.train(data, steps=5).evaluate(data, steps=1)["accuracy"]
+        >>> hook = sg.estimator.stop_if_higher_hook(
+        ...     estimator, "accuracy", 0.9, run_every_secs=None, run_every_steps=1)
+        >>> _ = estimator.train(data, hooks=[hook], steps=1000)
+        >>> int(estimator.get_variable_value("global_step"))
+        6
 
     Source: tensorflow/estimator early_stopping.py, stop_if_higher_hook.
     """
@@ -186,9 +193,15 @@ def stop_if_lower_hook(
         ValueError: unless exactly one of seconds and steps is set; later, if evaluations lack the
             metric.
 
-    Example::
-
-        hook = sg.estimator.stop_if_lower_hook(estimator, "loss", 0.1)
+    Example:
+        >>> estimator = sg.estimator.BaselineRegressor(optimizer="SGD")
+        >>> data = lambda: ({"x": np.zeros(2)}, np.array([3.0, 3.0]))
+        >>> loss = estimator.train(data, steps=50).evaluate(data, steps=1)["loss"]
+        >>> hook = sg.estimator.stop_if_lower_hook(
+        ...     estimator, "loss", 0.1, run_every_secs=None, run_every_steps=1)
+        >>> _ = estimator.train(data, hooks=[hook], steps=1000)
+        >>> int(estimator.get_variable_value("global_step"))
+        51
 
     Source: tensorflow/estimator early_stopping.py, stop_if_lower_hook.
     """
@@ -227,9 +240,11 @@ def stop_if_no_increase_hook(
         ValueError: unless exactly one of seconds and steps is set; later, if evaluations lack the
             metric.
 
-    Example::
-
-        hook = sg.estimator.stop_if_no_increase_hook(estimator, "accuracy", 1000)
+    Example:
+        >>> estimator = sg.estimator.BaselineClassifier()
+        >>> hook = sg.estimator.stop_if_no_increase_hook(estimator, "accuracy", 1000)
+        >>> isinstance(hook, sg.estimator.SessionRunHook)  # for train(input_fn, hooks=[hook])
+        True
 
     Source: tensorflow/estimator early_stopping.py, stop_if_no_increase_hook.
     """
@@ -271,9 +286,11 @@ def stop_if_no_decrease_hook(
         ValueError: unless exactly one of seconds and steps is set; later, if evaluations lack the
             metric.
 
-    Example::
-
-        hook = sg.estimator.stop_if_no_decrease_hook(estimator, "loss", 1000)
+    Example:
+        >>> estimator = sg.estimator.BaselineRegressor()
+        >>> hook = sg.estimator.stop_if_no_decrease_hook(estimator, "loss", 1000)
+        >>> isinstance(hook, sg.estimator.SessionRunHook)  # for train(input_fn, hooks=[hook])
+        True
 
     Source: tensorflow/estimator early_stopping.py, stop_if_no_decrease_hook.
     """

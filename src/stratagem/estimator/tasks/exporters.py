@@ -32,6 +32,19 @@ class Exportable(Protocol):
 class Exporter(abc.ABC):
     """Exports an Estimator after an evaluation, if the exporter decides to.
 
+    Example:
+        >>> class Announce(sg.estimator.Exporter):
+        ...     name = "announce"
+        ...     def export(self, estimator, export_path, checkpoint_path, eval_result,
+        ...                is_the_final_export):
+        ...         print(f"loss {eval_result['loss']:.1f}, final: {is_the_final_export}")
+        >>> estimator = sg.estimator.BaselineRegressor(optimizer="SGD")
+        >>> data = lambda: ({"x": np.zeros(2)}, np.array([1.0, 3.0]))
+        >>> _ = sg.estimator.train_and_evaluate(
+        ...     estimator, sg.estimator.TrainSpec(data, max_steps=50),
+        ...     sg.estimator.EvalSpec(data, steps=1, exporters=[Announce()]))
+        loss 1.0, final: True
+
     Source: tensorflow/estimator exporter.py, Exporter.
     """
 

@@ -56,11 +56,13 @@ def train_and_evaluate(
         DeadlineExceededError: if an evaluator finds no checkpoint in time.
         ValueError: if several workers have no strategy that trains one model.
 
-    Example::
-
-        train_spec = sg.estimator.TrainSpec(train_input_fn, max_steps=10_000)
-        eval_spec = sg.estimator.EvalSpec(eval_input_fn, steps=None, throttle_secs=60)
-        metrics, exports = sg.estimator.train_and_evaluate(estimator, train_spec, eval_spec)
+    Example:
+        >>> estimator = sg.estimator.BaselineRegressor(optimizer="SGD")
+        >>> data = lambda: ({"x": np.zeros(2)}, np.array([1.0, 3.0]))
+        >>> specs = sg.estimator.TrainSpec(data, max_steps=50), sg.estimator.EvalSpec(data, steps=1)
+        >>> metrics, exports = sg.estimator.train_and_evaluate(estimator, *specs)
+        >>> round(float(metrics["loss"]), 2)
+        1.0
 
     Source: tensorflow/estimator training.py, train_and_evaluate.
     """
@@ -69,10 +71,9 @@ def train_and_evaluate(
     _check_spec("eval_spec", eval_spec, EvalSpec)
     if remote_cluster_of(estimator.config) is not None:
         return run_remotely(estimator, _run_remote_task, (train_spec, eval_spec))
-    task_type = estimator.config.task_type
-    if task_type == "evaluator":
+    if estimator.config.task_type == "evaluator":
         return _results(run_evaluator(estimator, train_spec, eval_spec))
-    if task_type == "ps":
+    if estimator.config.task_type == "ps":
         run_standard_server().join()
         return None, None
     if estimator.config.cluster_spec:

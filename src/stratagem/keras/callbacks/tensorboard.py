@@ -56,9 +56,15 @@ class TensorBoard(keras.callbacks.Callback):
         ValueError: an empty `log_dir`, a negative frequency, an unknown word, an invalid range of
             batches, or (when training begins) the name of a layer that is not an embedding.
 
-    Example::
-
-        model.fit(x, y, epochs=5, callbacks=[sg.TensorBoard("logs", histogram_freq=1)])
+    Example:
+        >>> import pathlib, tempfile
+        >>> model = keras.Sequential([keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     history = model.fit(np.ones((4, 1)), np.ones((4, 1)), verbose=0,
+        ...                         callbacks=[sg.TensorBoard(folder)])
+        ...     [one.name for one in pathlib.Path(folder).iterdir()]
+        ['train']
 
     Source: Keras 3.15 callbacks/tensorboard.py, TensorBoard.
     """

@@ -28,14 +28,17 @@ class DatasetCreator:
     Raises:
         TypeError: an argument has another type.
 
-    Example::
-
-        def dataset_fn(context):
-            files = FILES[context.input_pipeline_id :: context.num_input_pipelines]
-            return read(files, batch_size=context.get_per_replica_batch_size(256))
-
-
-        model.fit(sg.DatasetCreator(dataset_fn), epochs=5)
+    Example:
+        >>> def dataset_fn(context):  # each process reads its own part of the data
+        ...     x = np.arange(8.0)[context.input_pipeline_id :: context.num_input_pipelines]
+        ...     batch_size = context.get_per_replica_batch_size(4)
+        ...     return sg.input.Dataset((x[:, None], x[:, None]), batch_size=batch_size)
+        >>> with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+        ...     model = keras.Sequential([keras.layers.Dense(1)])
+        ...     model.compile("sgd", "mse")
+        >>> history = model.fit(sg.DatasetCreator(dataset_fn), epochs=2, verbose=0)
+        >>> len(history.history["loss"])
+        2
 
     Source: Keras 2.15 keras/utils/dataset_creator.py, DatasetCreator.
     """

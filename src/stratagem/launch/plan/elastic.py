@@ -38,6 +38,8 @@ class ElasticConfig:
     Example:
         >>> sg.ElasticConfig(2, 4)
         ElasticConfig(min_workers=2, max_workers=4, discover=None)
+
+    Source: specific to Stratagem.
     """
 
     min_workers: int

@@ -76,6 +76,8 @@ class LaunchOptions:
     Example:
         >>> sg.launch.LaunchOptions(workers=4, ps=2).task_types
         ('worker', 'worker', 'worker', 'worker', 'ps', 'ps')
+
+    Source: specific to Stratagem.
     """
 
     workers: int = 1

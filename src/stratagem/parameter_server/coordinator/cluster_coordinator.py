@@ -42,6 +42,14 @@ class ClusterCoordinator(Closing):
     Raises:
         ValueError: `strategy` is a strategy of another kind.
 
+    Example:
+        >>> with sg.ParameterServerStrategy(num_workers=1, num_servers=1) as strategy:
+        ...     coordinator = sg.coordinator.ClusterCoordinator(strategy)
+        ...     results = [coordinator.schedule(pow, args=(2, power)) for power in range(4)]
+        ...     coordinator.join()
+        ...     [result.fetch() for result in results]
+        [1, 2, 4, 8]
+
     Source: TF 2.21 cluster_coordinator.py, ClusterCoordinator.
     """
 

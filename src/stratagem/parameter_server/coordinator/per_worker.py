@@ -21,6 +21,11 @@ class PerWorkerValues:
     Raises:
         ValueError: an element is not a `RemoteValue`.
 
+    Example:
+        >>> results = [sg.coordinator.RemoteValue() for _ in range(2)]  # schedule(fn, worker=index)
+        >>> sg.coordinator.PerWorkerValues(results)
+        PerWorkerValues(2 workers)
+
     Source: TF 2.21 values.py, PerWorkerValues.
     """
 
@@ -73,6 +78,14 @@ class PerWorkerDataset:
 
     Args:
         make_iterators: returns references to new iterators, one per worker.
+
+    Example:
+        >>> dataset = sg.coordinator.PerWorkerDataset(
+        ...     lambda: [sg.coordinator.RemoteValue() for _ in range(2)])
+        >>> iter(dataset)  # pass it to a scheduled function, which calls next
+        PerWorkerValues(2 workers)
+
+    Source: TF 2.21 cluster_coordinator.py, PerWorkerDistributedDataset.
     """
 
     def __init__(self, make_iterators: Callable[[], Sequence[Resource]]) -> None:

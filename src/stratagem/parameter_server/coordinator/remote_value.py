@@ -23,6 +23,14 @@ class RemoteValueStatus(enum.Enum):
     ABORTED means that the function failed, was cancelled, or lost its worker. In the last case it
     turns READY once the function has run again.
 
+    Example:
+        >>> result = sg.coordinator.RemoteValue()
+        >>> result.status is sg.coordinator.RemoteValueStatus.NOT_READY
+        True
+        >>> result.set_value(3)  # the coordinator does this
+        >>> result.status.name
+        'READY'
+
     Source: TF 2.21 remote_value.py, RemoteValueStatus.
     """
 
@@ -37,6 +45,12 @@ class RemoteValue:
     It can be an argument of another scheduled function, which starts once the value is ready.
 
     `owner` identifies the coordinator that the value belongs to; None if it belongs to none.
+
+    Example:
+        >>> result = sg.coordinator.RemoteValue()
+        >>> result.set_value({"loss": jax.numpy.asarray(0.5)})  # the coordinator does this
+        >>> result.fetch()
+        {'loss': array(0.5, dtype=float32)}
 
     Source: TF 2.21 remote_value.py, RemoteValue.
     """

@@ -53,6 +53,13 @@ def get_current_worker_index() -> int:
     Raises:
         RuntimeError: called outside of a scheduled function.
 
+    Example:
+        >>> try:
+        ...     sg.coordinator.get_current_worker_index()  # here, in no scheduled function
+        ... except RuntimeError as error:
+        ...     print(str(error).splitlines()[0])
+        get_current_worker_index was called outside of a scheduled function.
+
     Source: TF 2.21 coordinator_context.py, get_current_worker_index.
     """
     return _worker_index("get_current_worker_index")
@@ -71,11 +78,15 @@ def cache_variable_reads() -> Generator[None]:
         ValueError: such a block is already active.
         RuntimeError: called outside of a scheduled function, or in a replica function.
 
-    Example::
-
-        def evaluate(batches):
-            with sg.coordinator.cache_variable_reads():
-                return [strategy.run(test_step, args=(batch,)) for batch in batches]
+    Example:
+        >>> def evaluate(batches):
+        ...     with sg.coordinator.cache_variable_reads():
+        ...         return [strategy.run(test_step, args=(batch,)) for batch in batches]
+        >>> try:
+        ...     evaluate([])  # on a worker: coordinator.schedule(evaluate, args=(batches,))
+        ... except RuntimeError as error:
+        ...     print(str(error).splitlines()[0])
+        cache_variable_reads was called outside of a scheduled function.
 
     Source: TF 2.21 distribute_utils.py, cache_variable_reads, where writes are not seen.
     """

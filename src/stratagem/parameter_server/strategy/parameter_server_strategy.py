@@ -72,13 +72,14 @@ class ParameterServerStrategy(RemoteStateStrategy):
         ImportError: pyzmq or cloudpickle is not installed, or Ray for a cluster of machines.
         DeadlineExceededError: some tasks of the cluster did not join in time.
 
-    Example::
-
-        with sg.ParameterServerStrategy() as strategy:  # 2 workers and 2 servers on this machine
-            with strategy.scope():
-                model = keras.Sequential([keras.layers.Dense(1)])
-                model.compile("sgd", "mse")
-            model.fit(x, y)
+    Example:
+        >>> with sg.ParameterServerStrategy(num_workers=1, num_servers=1) as strategy:
+        ...     with strategy.scope():
+        ...         model = keras.Sequential([keras.layers.Dense(1)])
+        ...         model.compile("sgd", "mse")
+        ...     history = model.fit(np.ones((4, 1)), np.ones((4, 1)), verbose=0)
+        >>> len(history.history["loss"])
+        1
 
     Source: TF 2.21 parameter_server_strategy_v2.py, ParameterServerStrategyV2.
     """

@@ -15,7 +15,7 @@ from stratagem.collectives import (
 )
 from stratagem.collectives.packing import NO_PACKING
 from stratagem.communication import CommunicationImplementation, CommunicationOptions
-from stratagem.strategies.base.cross_device_ops import BuiltInOps
+from stratagem.strategies.base.built_in_ops import BuiltInOps
 from stratagem.topology import Topology
 from stratagem.topology.slices import num_slices
 

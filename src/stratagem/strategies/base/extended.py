@@ -27,6 +27,14 @@ class StrategyExtended:
     Args:
         strategy: the strategy.
 
+    Example:
+        >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> with strategy.scope():
+        ...     total = sg.Variable(1.0)
+        ...     _ = strategy.extended.update(total, lambda one, x: one.assign_add(x), (2.0,))
+        >>> float(total.value), len(strategy.extended.worker_devices)
+        (3.0, 2)
+
     Source: TF 2.21 distribute_lib.py, StrategyExtendedV2.
     """
 

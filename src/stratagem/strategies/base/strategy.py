@@ -51,6 +51,14 @@ class Strategy(ValueMethods, LogicalDevices, OldMethods):
         TypeError: an argument of another type.
         ValueError: cross-device ops that do not support these devices.
 
+    Example:
+        >>> topology = sg.MirroredStrategy(["cpu:0", "cpu:1"]).topology
+        >>> strategy = sg.Strategy(topology)  # two replicas, each with a copy of every variable
+        >>> with strategy.scope():
+        ...     scale = sg.Variable(10.0)
+        >>> strategy.run(lambda x: x * scale, args=(np.float32(2),))
+        PerReplica[20.0 | 20.0]
+
     Source: TF 2.21 distribute_lib.py, Strategy.
     """
 
