@@ -1,0 +1,170 @@
+"""State of one file's rewriting: names of modules, imports to add, and comments for people."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import re
+from collections.abc import Collection, Iterable
+
+import libcst as cst
+from libcst.metadata import (
+    ClassScope,
+    GlobalScope,
+    QualifiedNameProvider,
+    QualifiedNameSource,
+    ScopeProvider,
+)
+
+from stratagem.migrate.rules import Advice, tensorflow_name
+
+__all__ = ["MARK", "FileContext", "StatementRewriter", "dotted", "mark_line", "statement"]
+
+MARK = "# STRATAGEM: "
+# Import statements of the roots of new names; other roots are imported by their own name.
+_IMPORTS = {"sg": ("stratagem", "sg"), "np": ("numpy", "np")}
+_BUILTINS = frozenset(vars(builtins))
+
+
+@dataclasses.dataclass
+class FileContext:
+    """The local names of modules in a file, and the modules that the new code needs."""
+
+    local_names: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
+    needed: set[str] = dataclasses.field(default_factory=set[str])
+    taken: set[str] = dataclasses.field(default_factory=set[str])
+
+    def expression(self, code: str) -> cst.BaseExpression:
+        """Parses new code, with the roots of its names as this file spells them."""
+        return cst.parse_expression(self.code(code))
+
+    def code(self, code: str) -> str:
+        """Returns new code with the roots of its names as this file spells them."""
+        return re.sub(r"(?<![\w.\"'])([A-Za-z_]\w*)(?=\.[A-Za-z_])", self._local, code)
+
+    def _local(self, match: re.Match[str]) -> str:
+        root = match[1]
+        if root in _BUILTINS or root not in _MODULES:
+            return root
+        self.needed.add(root)
+        return self.name_of(root)
+
+    def name_of(self, root: str) -> str:
+        """Returns the name under which this file has a module, or will have it."""
+        if root not in self.local_names:
+            module, alias = _IMPORTS.get(root, (root, root))
+            free = (one for one in (alias, module, f"{module}_module") if one not in self.taken)
+            self.local_names[root] = next(free)
+        return self.local_names[root]
+
+    def import_line(self, root: str) -> str:
+        """Returns the import statement of a module."""
+        module, name = _IMPORTS.get(root, (root, root))[0], self.name_of(root)
+        line = f"import {module}" if name == module else f"import {module} as {name}"
+        if root == "sg":
+            line += "  # isort: skip - before keras, because it selects the JAX backend"
+        return line
+
+
+_MODULES = frozenset(
+    {"sg", "keras", "jax", "np", "os", "glob", "shutil", "functools", "itertools"},
+)
+
+
+def module_of(root: str) -> str:
+    """Returns the module that a root of new names stands for."""
+    return _IMPORTS.get(root, (root, root))[0]
+
+
+def dotted(node: cst.BaseExpression) -> str | None:
+    """Returns the code of a name with attributes, such as "tf.keras.Model"; None for others."""
+    if isinstance(node, cst.Name):
+        return node.value
+    if isinstance(node, cst.Attribute) and (left := dotted(node.value)) is not None:
+        return f"{left}.{node.attr.value}"
+    return None
+
+
+def statement(code: str) -> cst.SimpleStatementLine | cst.BaseCompoundStatement:
+    """Parses one statement."""
+    return cst.parse_statement(code)
+
+
+def mark_line(advice: Advice) -> cst.EmptyLine:
+    """Returns the comment that asks a person to do something."""
+    return cst.EmptyLine(comment=cst.Comment(f"{MARK}{advice}"))
+
+
+class StatementRewriter(cst.CSTTransformer):
+    """A rewriting pass that knows qualified names and puts comments above statements."""
+
+    METADATA_DEPENDENCIES = (QualifiedNameProvider, ScopeProvider)
+
+    def __init__(self, context: FileContext) -> None:
+        super().__init__()
+        self.context = context
+        self._pending: list[tuple[cst.CSTNode, dict[str, Advice]]] = []
+
+    def mark(self, advice: Advice) -> None:
+        """Asks for a comment above the statement that is being visited."""
+        if self._pending:
+            self._pending[-1][1].setdefault(str(advice), advice)
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        """Notes the statement that is being visited."""
+        if isinstance(node, cst.SimpleStatementLine | cst.BaseCompoundStatement):
+            self._pending.append((node, {}))
+        return super().on_visit(node)
+
+    def on_leave(  # type: ignore[override]
+        self, original_node: cst.CSTNode, updated_node: cst.CSTNode
+    ) -> cst.CSTNode | cst.RemovalSentinel | cst.FlattenSentinel[cst.CSTNode]:
+        """Puts the comments of a statement above it."""
+        result = super().on_leave(original_node, updated_node)
+        if self._pending and self._pending[-1][0] is original_node:
+            _, advice = self._pending.pop()
+            if advice and isinstance(result, cst.CSTNode):
+                return with_marks(result, advice.values())
+        return result
+
+    def tensorflow_name(self, node: cst.CSTNode) -> str | None:
+        """Returns the name that a node refers to as the rules spell it, if it is imported."""
+        for one in self.get_metadata(QualifiedNameProvider, node, set()) or ():
+            if one.source is QualifiedNameSource.IMPORT:
+                name = tensorflow_name(one.name)
+                if name is not None:
+                    return name
+        return None
+
+
+def with_marks(node: cst.CSTNode, advice: Iterable[Advice]) -> cst.CSTNode:
+    """Returns a statement with comments above it, without those that it has already."""
+    lines: Collection[cst.EmptyLine] = getattr(node, "leading_lines", ())
+    present = {line.comment.value for line in lines if line.comment is not None}
+    new = [mark_line(one) for one in advice]
+    missing = [one for one in new if one.comment and one.comment.value not in present]
+    return node.with_changes(leading_lines=[*lines, *missing]) if missing else node
+
+
+def module_names(wrapper: cst.metadata.MetadataWrapper) -> tuple[dict[str, str], set[str]]:
+    """Returns the local names of modules imported at the top of a file, and all its names."""
+    scopes = {scope for scope in wrapper.resolve(ScopeProvider).values() if scope is not None}
+    taken: set[str] = set()
+    for scope in scopes:
+        if not isinstance(scope, ClassScope):
+            taken.update(one.name.split(".")[0] for one in scope.assignments)
+    names: dict[str, str] = {}
+    for scope in scopes:
+        if isinstance(scope, GlobalScope):
+            for assignment in scope.assignments:
+                if isinstance(assignment, cst.metadata.ImportAssignment):
+                    for qualified in assignment.get_qualified_names_for(assignment.name):
+                        root = _root_of(qualified.name)
+                        if root is not None and "." not in assignment.name:
+                            names[root] = assignment.name
+    return names, taken
+
+
+def _root_of(module: str) -> str | None:
+    by_module = {module_of(root): root for root in _MODULES}
+    return by_module.get(module)

@@ -1,0 +1,239 @@
+"""Rewriting of names: modules, functions with their arguments, methods, and enum members."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import libcst as cst
+
+from stratagem.migrate import rules
+from stratagem.migrate.arguments import ArgumentsRefused, converted, filled_template, renamed
+from stratagem.migrate.calls import device_list, print_call
+from stratagem.migrate.context import FileContext, StatementRewriter, dotted
+from stratagem.migrate.rules import Advice, Resolution
+
+__all__ = ["NameRewriter", "is_kept"]
+
+_PAGE = "docs/migrate/tool.md"
+_SEED = Advice(
+    "in a step, pass seed= with a keras.random.SeedGenerator created in the scope",
+    "docs/migrate/guides.md",
+)
+_OLD_FIT_ARGUMENTS = {"workers": "", "use_multiprocessing": "", "max_queue_size": ""}
+_FIT = ("fit", "evaluate", "predict", "fit_generator", "evaluate_generator", "predict_generator")
+
+
+def is_kept(name: str) -> bool:
+    """Returns True if an import of a name stays, from Keras instead of TensorFlow."""
+    found = rules.resolve(name)
+    return (
+        found is not None and found.target + found.rest == name and name.split(".")[0] == "keras"
+    )
+
+
+class NameRewriter(StatementRewriter):
+    """Replaces names of TensorFlow; `steps` are the names of functions that replicas run."""
+
+    def __init__(self, context: FileContext, steps: Collection[str]) -> None:
+        super().__init__(context)
+        self._steps = steps
+        self._functions: list[str] = []
+        self._new: dict[cst.CSTNode, cst.BaseExpression] = {}
+        self._calls: dict[cst.CSTNode, Resolution] = {}
+        self._skipped: set[cst.CSTNode] = set()
+
+    def visit_Import(self, node: cst.Import) -> bool:  # noqa: N802 - a name of libcst
+        """Leaves imports to their own pass."""
+        return False
+
+    def visit_ImportFrom(self, node: cst.ImportFrom) -> bool:  # noqa: N802 - a name of libcst
+        """Leaves imports to their own pass."""
+        return False
+
+    def visit_FunctionDef(self, node: cst.FunctionDef) -> bool:  # noqa: N802 - a name of libcst
+        """Enters a function."""
+        self._functions.append(node.name.value)
+        self._skipped.add(node.name)
+        return True
+
+    def leave_FunctionDef(  # noqa: N802 - a name of libcst
+        self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef
+    ) -> cst.FunctionDef:
+        """Leaves a function."""
+        self._functions.pop()
+        return updated_node
+
+    def visit_ClassDef(self, node: cst.ClassDef) -> bool:  # noqa: N802 - a name of libcst
+        """Skips the name of a class."""
+        self._skipped.add(node.name)
+        return True
+
+    def visit_Param(self, node: cst.Param) -> bool:  # noqa: N802 - a name of libcst
+        """Skips the name of a parameter."""
+        self._skipped.add(node.name)
+        return True
+
+    def visit_Arg(self, node: cst.Arg) -> bool:  # noqa: N802 - a name of libcst
+        """Skips the keyword of an argument."""
+        if node.keyword is not None:
+            self._skipped.add(node.keyword)
+        return True
+
+    def visit_Call(self, node: cst.Call) -> bool:  # noqa: N802 - a name of libcst
+        """Notes calls whose arguments change with the name."""
+        name = self.tensorflow_name(node.func) if dotted(node.func) is not None else None
+        if name is not None:
+            if name in ("print", "config.list_physical_devices", "config.list_logical_devices") or (
+                name.startswith("config.experimental.list_")
+            ):
+                self._calls[node] = Resolution(name, "")
+                self._skipped.add(node.func)
+            elif (found := rules.resolve(name)) is not None and not found.rest:
+                self._calls[node] = found
+        return True
+
+    def visit_Attribute(self, node: cst.Attribute) -> bool:  # noqa: N802 - a name of libcst
+        """Replaces a name with attributes as a whole."""
+        if node in self._skipped:
+            return False
+        name = self.tensorflow_name(node) if dotted(node) is not None else None
+        if name is None:
+            self._skipped.add(node.attr)
+            return True
+        self._replace(node, name)
+        return False
+
+    def visit_Name(self, node: cst.Name) -> bool:  # noqa: N802 - a name of libcst
+        """Replaces a name."""
+        if node not in self._skipped and (name := self.tensorflow_name(node)) is not None:
+            self._replace(node, name)
+        return False
+
+    def leave_Attribute(  # noqa: N802 - a name of libcst
+        self, original_node: cst.Attribute, updated_node: cst.Attribute
+    ) -> cst.BaseExpression:
+        """Puts the new name in."""
+        return self._new.get(original_node, updated_node)
+
+    def leave_Name(  # noqa: N802 - a name of libcst
+        self, original_node: cst.Name, updated_node: cst.Name
+    ) -> cst.BaseExpression:
+        """Puts the new name in."""
+        return self._new.get(original_node, updated_node)
+
+    def leave_Call(  # noqa: N802 - a name of libcst
+        self, original_node: cst.Call, updated_node: cst.Call
+    ) -> cst.BaseExpression:
+        """Converts the arguments of a call."""
+        found = self._calls.get(original_node)
+        if found is None:
+            return self._method(original_node, updated_node)
+        if not found.target and not found.is_removed:
+            if found.name == "print":
+                return print_call(updated_node, self.context, in_step=self._is_in_step())
+            return device_list(updated_node, self.context)
+        if found.call is not None:
+            return self._with_arguments(original_node, updated_node, found)
+        arguments, texts = renamed(updated_node.args, rules.keyword_rules(found.target))
+        for text in texts:
+            self.mark(Advice(text, _PAGE))
+        return updated_node.with_changes(args=arguments)
+
+    def leave_SimpleStatementLine(  # noqa: N802 - a name of libcst
+        self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
+    ) -> cst.SimpleStatementLine | cst.RemovalSentinel:
+        """Drops statements that nothing here needs."""
+        kept = [
+            new
+            for old, new in zip(original_node.body, updated_node.body, strict=True)
+            if not self._is_unneeded(old)
+        ]
+        if not kept:
+            return cst.RemoveFromParent()
+        return updated_node.with_changes(body=kept) if len(kept) < len(updated_node.body) else (
+            updated_node
+        )
+
+    def _is_unneeded(self, node: cst.BaseSmallStatement) -> bool:
+        """Returns True for calls without effect here, and for `keras = tf.keras`."""
+        if isinstance(node, cst.Assign) and len(node.targets) == 1:
+            target = node.targets[0].target
+            is_keras = isinstance(target, cst.Name) and self.tensorflow_name(node.value) == "keras"
+            return is_keras and target.value == self.context.local_names.get("keras")
+        if not isinstance(node, cst.Expr) or not isinstance(node.value, cst.Call):
+            return False
+        return self._is_removed(node.value.func)
+
+    def _is_removed(self, node: cst.BaseExpression) -> bool:
+        if isinstance(node, cst.Attribute) and isinstance(node.value, cst.Call):
+            return self._is_removed(node.value.func)
+        name = self.tensorflow_name(node) if dotted(node) is not None else None
+        found = rules.resolve(name) if name is not None else None
+        return found is not None and found.is_removed
+
+    def _is_in_step(self) -> bool:
+        return any(name in self._steps for name in self._functions)
+
+    def _replace(self, node: cst.Attribute | cst.Name, name: str) -> None:
+        found = rules.resolve(name)
+        if found is None or found.is_removed:
+            self.mark(rules.advice(name))
+            return
+        code = self._shortened(node, found.target + found.rest)
+        if code != dotted(node):
+            self._new[node] = _like(node, self.context.expression(code))
+
+    def _shortened(self, node: cst.BaseExpression, target: str) -> str:
+        """Returns the new name, below the name of a module that the file has imported."""
+        root = node
+        while isinstance(root, cst.Attribute):
+            root = root.value
+        imported = self.tensorflow_name(root)
+        if imported and is_kept(imported) and isinstance(root, cst.Name):
+            if target == imported or target.startswith(f"{imported}."):
+                return root.value + target[len(imported) :]
+        return target
+
+    def _with_arguments(
+        self, original: cst.Call, updated: cst.Call, found: Resolution
+    ) -> cst.BaseExpression:
+        call = found.call
+        if call is None:
+            return updated
+        if found.name.startswith("random.") and self._is_in_step():
+            if not any(one.keyword and one.keyword.value == "seed" for one in updated.args):
+                self.mark(_SEED)
+        try:
+            if call.template is not None:
+                code = filled_template(self.context.code(call.template), updated.args)
+                return cst.parse_expression(code)
+            return updated.with_changes(args=converted(call, updated.args))
+        except ArgumentsRefused as refused:
+            text = f"tf.{found.name}: {call.target} has no {refused}"
+            self.mark(Advice(text, _PAGE))
+            return updated.with_changes(func=original.func)
+
+    def _method(self, original: cst.Call, updated: cst.Call) -> cst.BaseExpression:
+        function = updated.func
+        if not isinstance(function, cst.Attribute):
+            return updated
+        name = function.attr.value
+        if name == "numpy" and not updated.args:
+            context = self.context
+            return updated.with_changes(
+                func=context.expression("np.asarray"), args=[cst.Arg(function.value)]
+            )
+        if name in _FIT:
+            arguments, _ = renamed(updated.args, _OLD_FIT_ARGUMENTS)
+            updated = updated.with_changes(args=arguments)
+        if (new := rules.method(name)) is not None:
+            function = function.with_changes(attr=cst.Name(new))
+            return updated.with_changes(func=function)
+        return updated
+
+
+def _like(node: cst.Attribute | cst.Name, new: cst.BaseExpression) -> cst.BaseExpression:
+    """Returns an expression with the parentheses of the one it replaces."""
+    if not node.lpar:
+        return new
+    return new.with_changes(lpar=node.lpar, rpar=node.rpar)

@@ -1,0 +1,103 @@
+"""Rewriting of one program: the passes, and the guarantees about what comes out."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import libcst as cst
+from libcst.metadata import MetadataWrapper, QualifiedNameProvider, QualifiedNameSource
+
+from stratagem.migrate.context import MARK, FileContext, StatementRewriter, module_names
+from stratagem.migrate.datasets import DatasetRewriter
+from stratagem.migrate.functions import FunctionRewriter, function_uses
+from stratagem.migrate.imports import ImportRewriter, imports_tensorflow
+from stratagem.migrate.names import NameRewriter
+from stratagem.migrate.rules import tensorflow_name
+from stratagem.migrate.tapes import TapeRewriter
+from stratagem.messages import explain
+
+__all__ = ["Rewritten", "UnreadableSource", "rewrite"]
+
+
+class UnreadableSource(ValueError):  # noqa: N818 - says what it is about
+    """Raised for a file that is not Python 3."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rewritten:
+    """A program before and after."""
+
+    before: str
+    after: str
+
+    @property
+    def is_changed(self) -> bool:
+        """True if the program changed."""
+        return self.before != self.after
+
+    @property
+    def num_marks(self) -> int:
+        """Number of places that are left to a person."""
+        return sum(line.lstrip().startswith(MARK) for line in self.after.splitlines())
+
+
+def rewrite(source: str) -> Rewritten:
+    """Rewrites a program; one that does not import TensorFlow stays as it is.
+
+    Raises UnreadableSource if the program does not parse.
+    """
+    module = _parsed(source)
+    if not imports_tensorflow(module):
+        return Rewritten(source, source)
+    wrapper = MetadataWrapper(module, unsafe_skip_copy=True)
+    names, taken = module_names(wrapper)
+    context = FileContext(names, taken=taken)
+    uses = function_uses(module)
+    module = wrapper.visit(FunctionRewriter(context, uses))
+    module = _visited(module, TapeRewriter(context))
+    module = _visited(module, DatasetRewriter(context))
+    module = _visited(module, NameRewriter(context, uses.steps))
+    module = module.visit(ImportRewriter(context, _used_names(module)))
+    after = module.code
+    _compile(after)
+    return Rewritten(source, after)
+
+
+def _parsed(source: str) -> cst.Module:
+    try:
+        _compile(source)
+        return cst.parse_module(source)
+    except (SyntaxError, ValueError, cst.ParserSyntaxError) as error:
+        reason = error.msg if isinstance(error, SyntaxError) else str(error).split("\n")[0]
+        line = getattr(error, "lineno", None) or getattr(error, "raw_line", "?")
+        raise UnreadableSource(
+            explain(
+                f"Line {line} does not parse: {reason}.",
+                expected="a program for Python 3.",
+                fix="repair it, or convert it with 2to3 first.",
+            )
+        ) from error
+
+
+def _compile(source: str) -> None:
+    compile(source, "<program>", "exec", dont_inherit=True, flags=_ONLY_AST)
+
+
+_ONLY_AST = 0x400  # ast.PyCF_ONLY_AST
+
+
+def _visited(module: cst.Module, rewriter: StatementRewriter) -> cst.Module:
+    return MetadataWrapper(module, unsafe_skip_copy=True).visit(rewriter)
+
+
+def _used_names(module: cst.Module) -> set[str]:
+    """Returns the local names of TensorFlow that a program still reads."""
+    found = MetadataWrapper(module, unsafe_skip_copy=True).resolve(QualifiedNameProvider)
+    used: set[str] = set()
+    for node, names in found.items():
+        if isinstance(node, cst.Name):
+            for one in names if not callable(names) else names():
+                is_import = one.source is QualifiedNameSource.IMPORT
+                if is_import and tensorflow_name(one.name) is not None:
+                    used.add(node.value)
+    return used
