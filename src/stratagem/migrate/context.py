@@ -18,7 +18,7 @@ from libcst.metadata import (
 
 from stratagem.migrate.rules import Advice, tensorflow_name
 
-__all__ = ["MARK", "FileContext", "StatementRewriter", "dotted", "mark_line", "statement"]
+__all__ = ["MARK", "FileContext", "StatementRewriter", "dotted", "module_names", "module_of", "with_marks"]
 
 MARK = "# STRATAGEM: "
 # Import statements of the roots of new names; other roots are imported by their own name.
@@ -85,16 +85,6 @@ def dotted(node: cst.BaseExpression) -> str | None:
     return None
 
 
-def statement(code: str) -> cst.SimpleStatementLine | cst.BaseCompoundStatement:
-    """Parses one statement."""
-    return cst.parse_statement(code)
-
-
-def mark_line(advice: Advice) -> cst.EmptyLine:
-    """Returns the comment that asks a person to do something."""
-    return cst.EmptyLine(comment=cst.Comment(f"{MARK}{advice}"))
-
-
 class StatementRewriter(cst.CSTTransformer):
     """A rewriting pass that knows qualified names and puts comments above statements."""
 
@@ -140,10 +130,19 @@ class StatementRewriter(cst.CSTTransformer):
 def with_marks(node: cst.CSTNode, advice: Iterable[Advice]) -> cst.CSTNode:
     """Returns a statement with comments above it, without those that it has already."""
     lines: Collection[cst.EmptyLine] = getattr(node, "leading_lines", ())
-    present = {line.comment.value for line in lines if line.comment is not None}
-    new = [mark_line(one) for one in advice]
-    missing = [one for one in new if one.comment and one.comment.value not in present]
+    present = {one for line in lines if line.comment for one in _causes(line.comment.value)}
+    missing: list[cst.EmptyLine] = []
+    for one in advice:
+        if not present & (causes := _causes(f"{MARK}{one}")):
+            present |= causes
+            missing.append(cst.EmptyLine(comment=cst.Comment(f"{MARK}{one}")))
     return node.with_changes(leading_lines=[*lines, *missing]) if missing else node
+
+
+def _causes(comment: str) -> set[str]:
+    """Returns the name and the advice of a comment: a second one with either is left out."""
+    name, _, advice = comment.removeprefix(MARK).partition(": ")
+    return {name, advice} - {""}
 
 
 def module_names(wrapper: cst.metadata.MetadataWrapper) -> tuple[dict[str, str], set[str]]:

@@ -66,7 +66,7 @@ def rewrite(source: str) -> Rewritten:
 def _parsed(source: str) -> cst.Module:
     try:
         _compile(source)
-        return cst.parse_module(source)
+        module = cst.parse_module(source)
     except (SyntaxError, ValueError, cst.ParserSyntaxError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else str(error).split("\n")[0]
         line = getattr(error, "lineno", None) or getattr(error, "raw_line", "?")
@@ -77,6 +77,13 @@ def _parsed(source: str) -> cst.Module:
                 fix="repair it, or convert it with 2to3 first.",
             )
         ) from error
+    if not module.body:
+        return module
+    # The comments at the top belong to the first statement like those above any other one.
+    first = module.body[0]
+    lines = [*module.header, *getattr(first, "leading_lines", ())]
+    body = [first.with_changes(leading_lines=lines), *module.body[1:]]
+    return module.with_changes(header=(), body=body)
 
 
 def _compile(source: str) -> None:

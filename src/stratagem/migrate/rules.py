@@ -83,7 +83,7 @@ def tensorflow_name(qualified: str) -> str | None:
             name = name[len(version) :]
     if name.startswith("python.keras"):
         name = name.removeprefix("python.")
-    return name
+    return name.removeprefix("dtypes.")
 
 
 def resolve(name: str) -> Resolution | None:
