@@ -20,7 +20,11 @@ _CHANGES_OR_MARKS = 1
 
 @click.command("migrate")
 @click.argument(
-    "paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path), metavar="PATH..."
+    "paths",
+    nargs=-1,
+    required=True,
+    type=click.Path(exists=True, path_type=Path),
+    metavar="PATH...",
 )
 @click.option("--write", "writes", is_flag=True, help="Write the files instead of a diff.")
 @click.option("--check", is_flag=True, help="Exit with 1 if anything changes or is left to do.")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import libcst as cst
 
 from stratagem.migrate.rules import Argument, Call
 
-__all__ = ["ArgumentsRefused", "code_of", "converted", "filled_template", "renamed"]
+__all__ = ["ArgumentsRefused", "as_indices", "code_of", "converted", "filled_template", "renamed"]
 
 _EMPTY = cst.Module([])
 
@@ -57,6 +58,20 @@ def filled_template(template: str, arguments: Sequence[cst.Arg]) -> str:
     if not positional or f"{{{len(positional) - 1}}}" not in template:
         raise ArgumentsRefused(f"argument {len(positional)}")
     return template.format(*(code_of(one.value) for one in positional))
+
+
+def as_indices(sizes: cst.BaseExpression) -> cst.BaseExpression:
+    """Returns where `tf.split` cuts for a list of sizes; a number of parts stays.
+
+    Raises ArgumentsRefused for a list that is not written out.
+    """
+    if isinstance(sizes, cst.Integer | cst.Name | cst.BinaryOperation | cst.Attribute):
+        return sizes
+    values = [code_of(one.value) for one in getattr(sizes, "elements", ())]
+    if not values or not all(one.isdecimal() for one in values):
+        raise ArgumentsRefused("sizes like these")
+    ends = itertools.accumulate(int(one) for one in values[:-1])
+    return cst.parse_expression(f"[{', '.join(map(str, ends))}]")
 
 
 def renamed(
@@ -112,12 +127,12 @@ def _with_commas(kept: list[cst.Arg], original: Sequence[cst.Arg]) -> list[cst.A
     commas = [one.comma for one in original[:-1] if isinstance(one.comma, cst.Comma)]
     between = commas[-1] if commas else cst.MaybeSentinel.DEFAULT
     rows = [
-        one if isinstance(one.comma, cst.Comma) and one is not kept[-1] else _with_comma(one, between)
+        one
+        if isinstance(one.comma, cst.Comma) and one is not kept[-1]
+        else _with_comma(one, between)
         for one in kept[:-1]
     ]
-    end = kept[-1].with_changes(
-        comma=last.comma, whitespace_after_arg=last.whitespace_after_arg
-    )
+    end = kept[-1].with_changes(comma=last.comma, whitespace_after_arg=last.whitespace_after_arg)
     return [*rows, end]
 
 

@@ -96,9 +96,7 @@ def converted_chain(chain: Chain) -> tuple[list[str], str]:
     return arguments, "".join(calls)
 
 
-def _source(
-    source: Operation, operations: Sequence[Operation]
-) -> tuple[str, Sequence[Operation]]:
+def _source(source: Operation, operations: Sequence[Operation]) -> tuple[str, Sequence[Operation]]:
     match source.name:
         case "from_tensor_slices":
             return source.argument(0, "tensors") or "", operations

@@ -9,8 +9,10 @@ from collections.abc import Collection, Iterable
 
 import libcst as cst
 from libcst.metadata import (
-    ClassScope,
+    BaseAssignment,
     GlobalScope,
+    ImportAssignment,
+    MetadataWrapper,
     QualifiedNameProvider,
     QualifiedNameSource,
     ScopeProvider,
@@ -18,7 +20,15 @@ from libcst.metadata import (
 
 from stratagem.migrate.rules import Advice, tensorflow_name
 
-__all__ = ["MARK", "FileContext", "StatementRewriter", "dotted", "module_names", "module_of", "with_marks"]
+__all__ = [
+    "MARK",
+    "FileContext",
+    "StatementRewriter",
+    "dotted",
+    "module_names",
+    "module_of",
+    "with_marks",
+]
 
 MARK = "# STRATAGEM: "
 # Import statements of the roots of new names; other roots are imported by their own name.
@@ -145,25 +155,32 @@ def _causes(comment: str) -> set[str]:
     return {name, advice} - {""}
 
 
-def module_names(wrapper: cst.metadata.MetadataWrapper) -> tuple[dict[str, str], set[str]]:
-    """Returns the local names of modules imported at the top of a file, and all its names."""
+def module_names(wrapper: MetadataWrapper) -> tuple[dict[str, str], set[str]]:
+    """Returns the local names of modules imported at the top of a file, and all other names.
+
+    `keras` of TensorFlow counts as Keras, because its import stays.
+    """
     scopes = {scope for scope in wrapper.resolve(ScopeProvider).values() if scope is not None}
     taken: set[str] = set()
-    for scope in scopes:
-        if not isinstance(scope, ClassScope):
-            taken.update(one.name.split(".")[0] for one in scope.assignments)
     names: dict[str, str] = {}
     for scope in scopes:
-        if isinstance(scope, GlobalScope):
-            for assignment in scope.assignments:
-                if isinstance(assignment, cst.metadata.ImportAssignment):
-                    for qualified in assignment.get_qualified_names_for(assignment.name):
-                        root = _root_of(qualified.name)
-                        if root is not None and "." not in assignment.name:
-                            names[root] = assignment.name
+        for assignment in scope.assignments:
+            root = _root_of(assignment)
+            if root is None:
+                taken.add(assignment.name)
+            elif isinstance(scope, GlobalScope):
+                names[root] = assignment.name
     return names, taken
 
 
-def _root_of(module: str) -> str | None:
+def _root_of(assignment: BaseAssignment) -> str | None:
+    """Returns the root of new names that an import statement binds."""
+    if not isinstance(assignment, ImportAssignment) or "." in assignment.name:
+        return None
     by_module = {module_of(root): root for root in _MODULES}
-    return by_module.get(module)
+    for qualified in assignment.get_qualified_names_for(assignment.name):
+        if tensorflow_name(qualified.name) == "keras":
+            return "keras"
+        if qualified.name in by_module:
+            return by_module[qualified.name]
+    return None

@@ -130,4 +130,3 @@ def _assigned(line: cst.BaseStatement) -> tuple[str | None, cst.BaseExpression |
 
 def _calls_below(node: cst.Call) -> list[cst.CSTNode]:
     return list(m.findall(node.func, m.Call()))
-

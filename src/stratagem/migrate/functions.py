@@ -19,7 +19,7 @@ _MAKES_DATA = ("distribute_datasets_from_function", "experimental_distribute_dat
 
 @dataclasses.dataclass
 class FunctionUses:
-    """Names of functions that replicas run, and of those that must stay plain Python."""
+    """Names of functions that are compiled, and of those that must stay plain Python."""
 
     steps: set[str] = dataclasses.field(default_factory=set[str])
     plain: set[str] = dataclasses.field(default_factory=set[str])
@@ -79,6 +79,8 @@ class FunctionRewriter(StatementRewriter):
         """Drops the decorator, keeping the comments above it."""
         name = original_node.name.value
         if name not in self._uses.steps | self._uses.plain:
+            if any(self._is_function(one.decorator) for one in original_node.decorators):
+                self._uses.steps.add(name)
             return updated_node
         kept = [
             new

@@ -106,10 +106,10 @@ class ImportRewriter(cst.CSTTransformer):
         self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock
     ) -> cst.IndentedBlock:
         """Rewrites the imports of a block."""
+        if any(_at_top(original_node.body)):
+            updated_node = updated_node.with_changes(body=self._body(updated_node.body))
         self._depth -= 1
-        if not any(_at_top(original_node.body)):
-            return updated_node
-        return updated_node.with_changes(body=self._body(updated_node.body))
+        return updated_node
 
     def leave_Module(  # noqa: N802 - a name of libcst
         self, original_node: cst.Module, updated_node: cst.Module

@@ -7,7 +7,14 @@ from collections.abc import Collection
 import libcst as cst
 
 from stratagem.migrate import rules
-from stratagem.migrate.arguments import ArgumentsRefused, converted, filled_template, renamed
+from stratagem.migrate.arguments import (
+    ArgumentsRefused,
+    as_indices,
+    code_of,
+    converted,
+    filled_template,
+    renamed,
+)
 from stratagem.migrate.calls import device_list, print_call
 from stratagem.migrate.context import FileContext, StatementRewriter, dotted
 from stratagem.migrate.rules import Advice, Resolution
@@ -19,6 +26,12 @@ _SEED = Advice(
     "in a step, pass seed= with a keras.random.SeedGenerator created in the scope",
     "docs/migrate/guides.md",
 )
+_SEQUENTIAL = ("keras.Sequential", "keras.models.Sequential")
+_BUILD = Advice(
+    "begin the model with keras.Input(shape): sg.value_and_grad takes variables before its call",
+    "docs/migrate/guides.md",
+)
+_SHAPES = ("input_shape", "batch_input_shape", "input_dim", "batch_shape")
 _OLD_FIT_ARGUMENTS = {"workers": "", "use_multiprocessing": "", "max_queue_size": ""}
 _FIT = ("fit", "evaluate", "predict", "fit_generator", "evaluate_generator", "predict_generator")
 
@@ -26,16 +39,17 @@ _FIT = ("fit", "evaluate", "predict", "fit_generator", "evaluate_generator", "pr
 def is_kept(name: str) -> bool:
     """Returns True if an import of a name stays, from Keras instead of TensorFlow."""
     found = rules.resolve(name)
-    return (
-        found is not None and found.target + found.rest == name and name.split(".")[0] == "keras"
-    )
+    return found is not None and found.target + found.rest == name and name.split(".")[0] == "keras"
 
 
 class NameRewriter(StatementRewriter):
     """Replaces names of TensorFlow; `steps` are the names of functions that replicas run."""
 
-    def __init__(self, context: FileContext, steps: Collection[str]) -> None:
+    def __init__(
+        self, context: FileContext, steps: Collection[str], *, has_tapes: bool = False
+    ) -> None:
         super().__init__(context)
+        self._has_tapes = has_tapes
         self._steps = steps
         self._functions: list[str] = []
         self._new: dict[cst.CSTNode, cst.BaseExpression] = {}
@@ -112,7 +126,10 @@ class NameRewriter(StatementRewriter):
     def leave_Attribute(  # noqa: N802 - a name of libcst
         self, original_node: cst.Attribute, updated_node: cst.Attribute
     ) -> cst.BaseExpression:
-        """Puts the new name in."""
+        """Puts the new name in, and Keras's new name of the learning rate."""
+        owner = dotted(updated_node.value) or ""
+        if updated_node.attr.value == "lr" and owner.split(".")[-1] == "optimizer":
+            return updated_node.with_changes(attr=cst.Name("learning_rate"))
         return self._new.get(original_node, updated_node)
 
     def leave_Name(  # noqa: N802 - a name of libcst
@@ -134,6 +151,8 @@ class NameRewriter(StatementRewriter):
             return device_list(updated_node, self.context)
         if found.call is not None:
             return self._with_arguments(original_node, updated_node, found)
+        if self._has_tapes and found.target in _SEQUENTIAL and _is_unbuilt(updated_node):
+            self.mark(_BUILD)
         arguments, texts = renamed(updated_node.args, rules.keyword_rules(found.target))
         for text in texts:
             self.mark(Advice(text, _PAGE))
@@ -150,19 +169,25 @@ class NameRewriter(StatementRewriter):
         ]
         if not kept:
             return cst.RemoveFromParent()
-        return updated_node.with_changes(body=kept) if len(kept) < len(updated_node.body) else (
-            updated_node
+        return (
+            updated_node.with_changes(body=kept)
+            if len(kept) < len(updated_node.body)
+            else (updated_node)
         )
 
     def _is_unneeded(self, node: cst.BaseSmallStatement) -> bool:
-        """Returns True for calls without effect here, and for `keras = tf.keras`."""
+        """Returns True for calls without effect here, and for assignments in the way."""
         if isinstance(node, cst.Assign) and len(node.targets) == 1:
-            target = node.targets[0].target
-            is_keras = isinstance(target, cst.Name) and self.tensorflow_name(node.value) == "keras"
-            return is_keras and target.value == self.context.local_names.get("keras")
+            return self._is_in_the_way(node.targets[0].target, node.value)
         if not isinstance(node, cst.Expr) or not isinstance(node.value, cst.Call):
             return False
         return self._is_removed(node.value.func)
+
+    def _is_in_the_way(self, target: cst.BaseExpression, value: cst.BaseExpression) -> bool:
+        """Returns True for `keras = tf.keras` and `os.environ["KERAS_BACKEND"] = "tensorflow"`."""
+        if isinstance(target, cst.Name):
+            return target.value == "keras" and self.tensorflow_name(value) == "keras"
+        return isinstance(target, cst.Subscript) and "KERAS_BACKEND" in code_of(target)
 
     def _is_removed(self, node: cst.BaseExpression) -> bool:
         if isinstance(node, cst.Attribute) and isinstance(node.value, cst.Call):
@@ -207,7 +232,11 @@ class NameRewriter(StatementRewriter):
             if call.template is not None:
                 code = filled_template(self.context.code(call.template), updated.args)
                 return cst.parse_expression(code)
-            return updated.with_changes(args=converted(call, updated.args))
+            arguments = converted(call, updated.args)
+            if found.name == "split" and len(arguments) > 1:
+                cut = arguments[1].with_changes(value=as_indices(arguments[1].value))
+                arguments[1] = cut
+            return updated.with_changes(args=arguments)
         except ArgumentsRefused as refused:
             text = f"tf.{found.name}: {call.target} has no {refused}"
             self.mark(Advice(text, _PAGE))
@@ -237,3 +266,14 @@ def _like(node: cst.Attribute | cst.Name, new: cst.BaseExpression) -> cst.BaseEx
     if not node.lpar:
         return new
     return new.with_changes(lpar=node.lpar, rpar=node.rpar)
+
+
+def _is_unbuilt(call: cst.Call) -> bool:
+    """Returns True for a list of layers of which the first one gives no shape."""
+    layers = call.args[0].value if call.args else None
+    first = layers.elements[0].value if isinstance(layers, cst.List) and layers.elements else None
+    if not isinstance(first, cst.Call):
+        return False
+    name = (dotted(first.func) or "").split(".")[-1]
+    keywords = {one.keyword.value for one in first.args if one.keyword is not None}
+    return name not in ("Input", "InputLayer") and not keywords & set(_SHAPES)

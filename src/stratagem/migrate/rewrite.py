@@ -54,9 +54,10 @@ def rewrite(source: str) -> Rewritten:
     context = FileContext(names, taken=taken)
     uses = function_uses(module)
     module = wrapper.visit(FunctionRewriter(context, uses))
-    module = _visited(module, TapeRewriter(context))
+    tapes = TapeRewriter(context)
+    module = _visited(module, tapes)
     module = _visited(module, DatasetRewriter(context))
-    module = _visited(module, NameRewriter(context, uses.steps))
+    module = _visited(module, NameRewriter(context, uses.steps, has_tapes=tapes.num_rewritten > 0))
     module = module.visit(ImportRewriter(context, _used_names(module)))
     after = module.code
     _compile(after)

@@ -13,13 +13,14 @@ from stratagem.migrate.arguments import code_of
 from stratagem.migrate.context import FileContext, StatementRewriter, with_marks
 from stratagem.migrate.rules import Advice
 from stratagem.migrate.tape_calls import GradientCall, UnusualTape, find_gradients
+from stratagem.migrate.tape_groups import parse_statements, split_losses
 
 __all__ = ["TapeRewriter"]
 
 _PAGE = "docs/migrate/guides.md"
 _WIDTH = 88
 
-_Statement = cst.SimpleStatementLine | cst.BaseCompoundStatement
+_Statements = list[cst.BaseStatement]
 
 
 @dataclasses.dataclass
@@ -27,8 +28,8 @@ class _Plan:
     """A tape's loss function: statements, values to return, and where its gradients go."""
 
     call: GradientCall
-    body: list[_Statement]
-    before: list[_Statement]
+    body: _Statements
+    before: _Statements
     parameters: list[str]
     aux: list[str]
 
@@ -110,9 +111,17 @@ class TapeRewriter(StatementRewriter):
         self, original: cst.CSTNode, node: cst.With, following: list[cst.BaseStatement]
     ) -> list[cst.BaseStatement]:
         names = self._tapes[original]
-        if len(names) != 1 or len(node.items) != 1:
-            raise UnusualTape("several contexts in one statement")
+        if len(names) != len(node.items) or not names:
+            raise UnusualTape("other contexts in the statement")
         inside = _statements(node.body)
+        calls = sorted(
+            (call for name in names for call in find_gradients(following, name)),
+            key=lambda call: call.index,
+        )
+        if len(calls) > 1:
+            return self._split(original, node, inside, following, calls)
+        if len(names) != 1:
+            raise UnusualTape("several tapes")
         first = find_gradients(inside, names[0])
         if first:
             inside, following = inside[: first[0].index], inside[first[0].index :] + following
@@ -122,17 +131,62 @@ class TapeRewriter(StatementRewriter):
         call = calls[0]
         plan = self._plan(original, inside, following, call)
         between = following[: call.index]
-        new = [*plan.before, self._function(node, plan), self._call(plan, call)]
+        name = self._free_name("loss_fn")
+        new = [*plan.before, self._function(node, plan, name), self._call(plan, name)]
         if _sources_need(call, between):
             return [*between, *new, *call.remaining, *following[call.index + 1 :]]
         return [*new, *between, *call.remaining, *following[call.index + 1 :]]
 
+    def _split(
+        self,
+        original: cst.CSTNode,
+        node: cst.With,
+        inside: list[cst.BaseStatement],
+        following: list[cst.BaseStatement],
+        calls: Sequence[GradientCall],
+    ) -> list[cst.BaseStatement]:
+        """Makes a function for each loss of the block."""
+        indices = [call.index for call in calls]
+        if len(set(indices)) < len(indices):
+            raise UnusualTape("several calls of gradient() in one statement")
+        parts = split_losses(inside, calls)
+        new: list[cst.BaseStatement] = []
+        known: set[str] = set()
+        for position, part in enumerate(parts):
+            later = {name for one in parts[position + 1 :] for name in _reads(one.statements)}
+            others = [one for one in calls if one is not part.call]
+            plan = self._plan(original, part.statements, following, part.call, others)
+            used = {
+                *plan.aux,
+                *(name for name in name_uses.stores(_parsed(plan.body)) if name in later),
+            }
+            ordered = [name for name in name_uses.stores(_parsed(plan.body)) if name in used]
+            plan.aux = [name for name in ordered if name not in (part.call.loss, *known)]
+            plan.parameters = [name for name in plan.parameters if name not in part.repeated]
+            known.update(plan.aux)
+            name = self._free_name(f"{part.call.loss}_fn")
+            definition = self._function(node, plan, name)
+            if position:
+                definition = definition.with_changes(leading_lines=[cst.EmptyLine(indent=False)])
+            if part.repeated:
+                text = (
+                    f"tf.GradientTape: {part.call.loss} computes {', '.join(part.repeated)} again"
+                )
+                advice = Advice(f"{text}: check dropout and updates of statistics", _PAGE)
+                definition = cst.ensure_type(with_marks(definition, [advice]), cst.FunctionDef)
+            new += [*plan.before, definition, self._call(plan, name)]
+        remaining = {call.index: call.remaining for call in calls}
+        for index, line in enumerate(following):
+            new += remaining.get(index, (line,))
+        return new
+
     def _plan(
         self,
         original: cst.CSTNode,
-        inside: list[_Statement],
+        inside: _Statements,
         following: Sequence[cst.BaseStatement],
         call: GradientCall,
+        others: Sequence[GradientCall] = (),
     ) -> _Plan:
         between = following[: call.index]
         before, inside = _hoisted(inside, call)
@@ -148,16 +202,15 @@ class TapeRewriter(StatementRewriter):
             raise UnusualTape("the variables are chosen in the block")
         if _sources_need(call, between) and name_uses.free_loads(_parsed(between)) & set(stored):
             raise UnusualTape("statements between the block and gradient()")
-        used = self._used_elsewhere(original, inside, following, call)
+        used = self._used_elsewhere(original, following, (call, *others))
         aux = [name for name in stored if name in used and name != call.loss]
         return _Plan(call, inside, before, name_uses.read_first(nodes), aux)
 
     def _used_elsewhere(
         self,
         original: cst.CSTNode,
-        inside: Sequence[cst.BaseStatement],
         following: Sequence[cst.BaseStatement],
-        call: GradientCall,
+        calls: Sequence[GradientCall],
     ) -> set[str]:
         """Returns the names that the function reads outside of the tape's block."""
         owner = self._owners[-1]
@@ -167,19 +220,22 @@ class TapeRewriter(StatementRewriter):
             body = _statements(rest.body)
         elif isinstance(rest, cst.Module):
             body = rest.body
-        later = [*following[: call.index], *call.remaining, *following[call.index + 1 :]]
-        outside = name_uses.free_loads(_parsed(body)) | name_uses.free_loads(_parsed(later))
-        if call.tape in name_uses.free_loads(_parsed(later)):
-            raise UnusualTape(f"{call.tape} is used again")
-        return outside
+        remaining = {call.index: call.remaining for call in calls}
+        later = [
+            one for index, line in enumerate(following) for one in remaining.get(index, (line,))
+        ]
+        after = name_uses.free_loads(_parsed(later))
+        if again := after & {call.tape for call in calls}:
+            raise UnusualTape(f"{min(again)} is used again")
+        return name_uses.free_loads(_parsed(body)) | after
 
-    def _function(self, node: cst.With, plan: _Plan) -> cst.FunctionDef:
+    def _function(self, node: cst.With, plan: _Plan, name: str) -> cst.FunctionDef:
         result = code_of(plan.call.loss_code)
         if plan.aux:
             values = ", ".join(plan.aux)
             result += f", ({values})" if len(plan.aux) > 1 else f", {values}"
-        code = ", ".join(f"{name}={name}" for name in plan.parameters)
-        definition = cst.parse_statement(f"def {self._name(plan)}({code}):\n    pass\n")
+        code = ", ".join(f"{one}={one}" for one in plan.parameters)
+        definition = cst.parse_statement(f"def {name}({code}):\n    pass\n")
         block = node.body
         body = [*plan.body, cst.parse_statement(f"return {result}")]
         if isinstance(block, cst.IndentedBlock):
@@ -190,18 +246,18 @@ class TapeRewriter(StatementRewriter):
             body=block, leading_lines=node.leading_lines
         )
 
-    def _name(self, plan: _Plan) -> str:
-        taken = self.context.taken
-        names = ["loss_fn", *(f"loss_fn_{number}" for number in range(2, 100))]
-        return next(name for name in names if name not in taken)
+    def _free_name(self, wanted: str) -> str:
+        names = (wanted, *(f"{wanted}_{number}" for number in range(2, 100)))
+        return next(name for name in names if name not in self.context.taken)
 
-    def _call(self, plan: _Plan, call: GradientCall) -> cst.BaseStatement:
+    def _call(self, plan: _Plan, name: str) -> cst.BaseStatement:
+        call = plan.call
         value = call.loss or "_"
         if plan.aux:
             aux = ", ".join(plan.aux)
             value = f"({value}, ({aux}))" if len(plan.aux) > 1 else f"({value}, {aux})"
         function = self.context.code("sg.value_and_grad")
-        arguments = f"{self._name(plan)}, {code_of(call.sources)}"
+        arguments = f"{name}, {code_of(call.sources)}"
         if plan.aux:
             arguments += ", has_aux=True"
         code = f"{value}, {call.target} = {function}({arguments})"
@@ -210,19 +266,24 @@ class TapeRewriter(StatementRewriter):
         return cst.parse_statement(code).with_changes(leading_lines=call.leading_lines)
 
 
-def _statements(block: cst.BaseSuite) -> list[_Statement]:
+def _statements(block: cst.BaseSuite) -> _Statements:
     if isinstance(block, cst.SimpleStatementSuite):
         return [cst.SimpleStatementLine(block.body)]
-    return [one for one in block.body if isinstance(one, _Statement)]
+    return list(cst.ensure_type(block, cst.IndentedBlock).body)
+
+
+def _reads(statements: Sequence[cst.BaseStatement]) -> set[str]:
+    """Returns the names that statements read and do not assign before."""
+    nodes = _parsed(statements)
+    assigned = set(name_uses.stores(nodes)) - set(name_uses.read_first(nodes))
+    return name_uses.free_loads(nodes) - assigned
 
 
 def _parsed(statements: Sequence[cst.BaseStatement]) -> list[ast.stmt]:
-    return name_uses.parsed("".join(code_of(one) for one in statements))
+    return parse_statements(statements)
 
 
-def _hoisted(
-    inside: list[_Statement], call: GradientCall
-) -> tuple[list[_Statement], list[_Statement]]:
+def _hoisted(inside: _Statements, call: GradientCall) -> tuple[_Statements, _Statements]:
     """Splits off assignments of the variables, which need nothing else of the block."""
     before, rest = [], []
     for one in inside:
