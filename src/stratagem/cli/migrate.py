@@ -35,11 +35,9 @@ def command(paths: tuple[Path, ...], *, writes: bool, check: bool, as_json: bool
     PATH is a .py or .ipynb file, or a folder. Without --write, nothing is written: a diff shows the
     changes. Places that need a person get a comment "# STRATAGEM: ..." above them.
 
-    \b
-    Exit codes:
-      0  done; with --check: nothing to change, and nothing left to do
-      1  with --check: something changes or is left to do; or a file does not parse
-      2  a wrong option or path
+    Exit codes: 0 if done, or with --check if nothing changes and nothing is left to do. 1 with
+    --check if something changes or is left to do, and for a file that does not parse. 2 for a wrong
+    option or path.
     """
     try:
         load("libcst", needed_by="stratagem migrate", install="'stratagem[migrate]'")

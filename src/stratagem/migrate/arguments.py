@@ -9,12 +9,19 @@ import libcst as cst
 
 from stratagem.migrate.rules import Argument, Call
 
-__all__ = ["ArgumentsRefused", "as_indices", "code_of", "converted", "filled_template", "renamed"]
+__all__ = [
+    "ArgumentsRefusedError",
+    "as_indices",
+    "code_of",
+    "converted",
+    "filled_template",
+    "renamed",
+]
 
 _EMPTY = cst.Module([])
 
 
-class ArgumentsRefused(Exception):  # noqa: N818 - no error of the user's
+class ArgumentsRefusedError(Exception):
     """Raised for an argument that the counterpart does not have."""
 
 
@@ -24,7 +31,7 @@ def code_of(node: cst.CSTNode) -> str:
 
 
 def converted(call: Call, arguments: Sequence[cst.Arg]) -> list[cst.Arg]:
-    """Returns the arguments for the counterpart; raises ArgumentsRefused if it lacks one."""
+    """Returns the arguments for the counterpart; raises ArgumentsRefusedError if it lacks one."""
     if any(argument.star for argument in arguments):
         return list(arguments)
     specs = {spec.old: spec for spec in call.arguments}
@@ -38,7 +45,7 @@ def converted(call: Call, arguments: Sequence[cst.Arg]) -> list[cst.Arg]:
             continue
         used.add(spec.old)
         if spec.refused and not _is_none(argument.value):
-            raise ArgumentsRefused(spec.old)
+            raise ArgumentsRefusedError(spec.old)
         if spec.refused or not spec.new:
             is_in_order = False
             continue
@@ -50,26 +57,26 @@ def converted(call: Call, arguments: Sequence[cst.Arg]) -> list[cst.Arg]:
 
 
 def filled_template(template: str, arguments: Sequence[cst.Arg]) -> str:
-    """Returns the code of a template; raises ArgumentsRefused for arguments it has no place for."""
+    """Returns the code of a template; raises ArgumentsRefusedError for others."""
     named = [one for one in arguments if one.keyword and one.keyword.value != "name"]
     positional = [one for one in arguments if one.keyword is None and not one.star]
     if named or any(one.star for one in arguments):
-        raise ArgumentsRefused(named[0].keyword.value if named and named[0].keyword else "*")
+        raise ArgumentsRefusedError(named[0].keyword.value if named and named[0].keyword else "*")
     if not positional or f"{{{len(positional) - 1}}}" not in template:
-        raise ArgumentsRefused(f"argument {len(positional)}")
+        raise ArgumentsRefusedError(f"argument {len(positional)}")
     return template.format(*(code_of(one.value) for one in positional))
 
 
 def as_indices(sizes: cst.BaseExpression) -> cst.BaseExpression:
     """Returns where `tf.split` cuts for a list of sizes; a number of parts stays.
 
-    Raises ArgumentsRefused for a list that is not written out.
+    Raises ArgumentsRefusedError for a list that is not written out.
     """
     if isinstance(sizes, cst.Integer | cst.Name | cst.BinaryOperation | cst.Attribute):
         return sizes
     values = [code_of(one.value) for one in getattr(sizes, "elements", ())]
     if not values or not all(one.isdecimal() for one in values):
-        raise ArgumentsRefused("sizes like these")
+        raise ArgumentsRefusedError("sizes like these")
     ends = itertools.accumulate(int(one) for one in values[:-1])
     return cst.parse_expression(f"[{', '.join(map(str, ends))}]")
 

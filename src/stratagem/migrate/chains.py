@@ -10,7 +10,7 @@ import libcst as cst
 from stratagem.migrate.arguments import code_of
 from stratagem.migrate.context import dotted
 
-__all__ = ["Chain", "UnknownChain", "chain_of", "converted_chain"]
+__all__ = ["Chain", "UnknownChainError", "chain_of", "converted_chain"]
 
 _NameOf = Callable[[cst.CSTNode], str | None]
 
@@ -18,7 +18,7 @@ _DATASET = "data.Dataset."
 _UNNEEDED = ("prefetch", "cache")
 
 
-class UnknownChain(Exception):  # noqa: N818 - no error of the user's
+class UnknownChainError(Exception):
     """Raised for a pipeline that a person has to rewrite; says why."""
 
 
@@ -70,16 +70,16 @@ def chain_of(node: cst.BaseExpression, name_of: _NameOf) -> Chain | None:
 def converted_chain(chain: Chain) -> tuple[list[str], str]:
     """Returns the arguments of the dataset, and the calls of methods that follow.
 
-    Raises UnknownChain if an operation has no counterpart.
+    Raises UnknownChainError if an operation has no counterpart.
     """
     if chain.source is None:
-        raise UnknownChain("no source")
+        raise UnknownChainError("no source")
     if any(one.star for operation in chain.operations for one in operation.arguments):
-        raise UnknownChain("arguments with a star")
+        raise UnknownChainError("arguments with a star")
     source, operations = _source(chain.source, chain.operations)
     batches = [index for index, one in enumerate(operations) if one.name == "batch"]
     if len(batches) != 1:
-        raise UnknownChain("no batch()" if not batches else "batch() twice")
+        raise UnknownChainError("no batch()" if not batches else "batch() twice")
     before, batch, after = (
         operations[: batches[0]],
         operations[batches[0]],
@@ -107,10 +107,10 @@ def _source(source: Operation, operations: Sequence[Operation]) -> tuple[str, Se
         case "from_tensors" if operations and operations[0].name == "repeat":
             count = operations[0].argument(0, "count")
             if count is None:
-                raise UnknownChain("repeat() without a count")
+                raise UnknownChainError("repeat() without a count")
             return _repeated(source.arguments[0].value, count), operations[1:]
         case _:
-            raise UnknownChain(f"{source.name}()")
+            raise UnknownChainError(f"{source.name}()")
 
 
 def _repeated(value: cst.BaseExpression, count: str) -> str:
@@ -127,7 +127,7 @@ def _option(operation: Operation) -> list[str]:
         return ["shuffle=True", *([f"seed={seed}"] if seed is not None else [])]
     if operation.name in (*_UNNEEDED, "shard", "repeat"):
         return []
-    raise UnknownChain(f"{operation.name}()")
+    raise UnknownChainError(f"{operation.name}()")
 
 
 def _after(operation: Operation) -> str:
@@ -135,7 +135,7 @@ def _after(operation: Operation) -> str:
         return ""
     if operation.name == "repeat":
         return _call(operation)
-    raise UnknownChain(f"{operation.name}() after batch()")
+    raise UnknownChainError(f"{operation.name}() after batch()")
 
 
 def _call(operation: Operation) -> str:

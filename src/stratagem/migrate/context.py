@@ -116,9 +116,9 @@ class StatementRewriter(cst.CSTTransformer):
             self._pending.append((node, {}))
         return super().on_visit(node)
 
-    def on_leave(  # type: ignore[override]
-        self, original_node: cst.CSTNode, updated_node: cst.CSTNode
-    ) -> cst.CSTNode | cst.RemovalSentinel | cst.FlattenSentinel[cst.CSTNode]:
+    def on_leave(
+        self, original_node: cst.CSTNodeT, updated_node: cst.CSTNodeT
+    ) -> cst.CSTNodeT | cst.RemovalSentinel | cst.FlattenSentinel[cst.CSTNodeT]:
         """Puts the comments of a statement above it."""
         result = super().on_leave(original_node, updated_node)
         if self._pending and self._pending[-1][0] is original_node:

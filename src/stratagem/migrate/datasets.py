@@ -8,7 +8,7 @@ import libcst as cst
 import libcst.matchers as m
 
 from stratagem.migrate.arguments import code_of
-from stratagem.migrate.chains import Chain, UnknownChain, chain_of, converted_chain
+from stratagem.migrate.chains import Chain, UnknownChainError, chain_of, converted_chain
 from stratagem.migrate.context import FileContext, StatementRewriter
 from stratagem.migrate.name_uses import free_loads, parsed, stores
 from stratagem.migrate.rules import Advice
@@ -28,17 +28,17 @@ class DatasetRewriter(StatementRewriter):
         self._merged: set[cst.CSTNode] = set()
         self._inside: set[cst.CSTNode] = set()
 
-    def visit_Module(self, node: cst.Module) -> bool:  # noqa: N802 - a name of libcst
+    def visit_Module(self, node: cst.Module) -> bool:
         """Joins the statements of a pipeline."""
         self._join(node.body)
         return True
 
-    def visit_IndentedBlock(self, node: cst.IndentedBlock) -> bool:  # noqa: N802 - libcst's
+    def visit_IndentedBlock(self, node: cst.IndentedBlock) -> bool:
         """Joins the statements of a pipeline."""
         self._join(node.body)
         return True
 
-    def visit_Call(self, node: cst.Call) -> bool:  # noqa: N802 - a name of libcst
+    def visit_Call(self, node: cst.Call) -> bool:
         """Notes the outermost call of a pipeline."""
         if node not in self._inside and node not in self._chains:
             chain = chain_of(node, self.tensorflow_name)
@@ -48,22 +48,20 @@ class DatasetRewriter(StatementRewriter):
             self._inside.update(_calls_below(node))
         return True
 
-    def leave_Call(  # noqa: N802 - a name of libcst
-        self, original_node: cst.Call, updated_node: cst.Call
-    ) -> cst.BaseExpression:
+    def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
         """Puts the dataset in, or asks for a person."""
         chain = self._chains.get(original_node)
         if chain is None or chain.source is None:
             return updated_node
         try:
             return self._expression(*converted_chain(chain))
-        except UnknownChain as unknown:
+        except UnknownChainError as unknown:
             name = f"tf.data.Dataset.{chain.source.name}"
             text = f"{name}: {unknown}: write it as sg.input.Dataset(examples, batch_size=...)"
             self.mark(Advice(text, _PAGE))
             return updated_node
 
-    def leave_SimpleStatementLine(  # noqa: N802 - a name of libcst
+    def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
     ) -> cst.SimpleStatementLine | cst.RemovalSentinel:
         """Drops a statement whose operations an earlier one has taken over."""
@@ -90,7 +88,7 @@ class DatasetRewriter(StatementRewriter):
             joined, lines = self._followed(chain, name, body[index + 1 :])
             try:
                 converted_chain(joined)
-            except UnknownChain:
+            except UnknownChainError:
                 continue
             if lines:
                 self._chains[value] = joined

@@ -12,7 +12,7 @@ from pathlib import Path
 from stratagem.messages import explain
 from stratagem.migrate.context import MARK
 from stratagem.migrate.notebooks import rewrite_notebook
-from stratagem.migrate.rewrite import UnreadableSource, rewrite
+from stratagem.migrate.rewrite import UnreadableSourceError, rewrite
 
 __all__ = ["FileReport", "find_files", "migrate_file", "summary", "write"]
 
@@ -22,7 +22,7 @@ _SKIPPED_FOLDERS = ("venv", "env", "node_modules", "__pycache__", "site-packages
 
 @dataclasses.dataclass(frozen=True)
 class FileReport:
-    """What the migration of one file comes to; `error` says why it stays as it is."""
+    """Result of one file; with an `error` the file stays as it is."""
 
     path: Path
     before: str = ""
@@ -99,7 +99,7 @@ def migrate_file(path: Path) -> FileReport:
             marks = tuple(_marks(after))
     except UnicodeDecodeError as error:
         return FileReport(path, error=f"It is not text in UTF-8: {error.reason}.")
-    except (OSError, UnreadableSource) as error:
+    except (OSError, UnreadableSourceError) as error:
         return FileReport(path, error=str(error))
     return FileReport(path, text, after, marks)
 

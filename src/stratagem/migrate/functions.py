@@ -73,7 +73,7 @@ class FunctionRewriter(StatementRewriter):
         super().__init__(context)
         self._uses = uses
 
-    def leave_FunctionDef(  # noqa: N802 - a name of libcst
+    def leave_FunctionDef(
         self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef
     ) -> cst.FunctionDef:
         """Drops the decorator, keeping the comments above it."""
@@ -92,9 +92,7 @@ class FunctionRewriter(StatementRewriter):
         after = () if kept else updated_node.lines_after_decorators
         return updated_node.with_changes(decorators=kept, lines_after_decorators=after)
 
-    def leave_For(  # noqa: N802 - a name of libcst
-        self, original_node: cst.For, updated_node: cst.For
-    ) -> cst.For:
+    def leave_For(self, original_node: cst.For, updated_node: cst.For) -> cst.For:
         """Loops over a Python range where TensorFlow's loop was over a tensor."""
         call = original_node.iter
         if isinstance(call, cst.Call) and self.tensorflow_name(call.func) == "range":

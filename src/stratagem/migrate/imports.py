@@ -78,7 +78,7 @@ class ImportRewriter(cst.CSTTransformer):
         self._has_tensorflow_at_top = False
         self._depth = 0
 
-    def visit_Module(self, node: cst.Module) -> bool:  # noqa: N802 - a name of libcst
+    def visit_Module(self, node: cst.Module) -> bool:
         """Finds what the file imports already, and whether it needs this package."""
         has_keras = False
         for statement in m.findall(node, m.Import() | m.ImportFrom()):
@@ -97,12 +97,12 @@ class ImportRewriter(cst.CSTTransformer):
             self._context.needed.add("sg")
         return True
 
-    def visit_IndentedBlock(self, node: cst.IndentedBlock) -> bool:  # noqa: N802 - libcst's
+    def visit_IndentedBlock(self, node: cst.IndentedBlock) -> bool:
         """Enters a block."""
         self._depth += 1
         return True
 
-    def leave_IndentedBlock(  # noqa: N802 - a name of libcst
+    def leave_IndentedBlock(
         self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock
     ) -> cst.IndentedBlock:
         """Rewrites the imports of a block."""
@@ -111,9 +111,7 @@ class ImportRewriter(cst.CSTTransformer):
         self._depth -= 1
         return updated_node
 
-    def leave_Module(  # noqa: N802 - a name of libcst
-        self, original_node: cst.Module, updated_node: cst.Module
-    ) -> cst.Module:
+    def leave_Module(self, original_node: cst.Module, updated_node: cst.Module) -> cst.Module:
         """Rewrites the imports at the top of a file."""
         return updated_node.with_changes(body=self._body(updated_node.body))
 

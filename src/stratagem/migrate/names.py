@@ -8,7 +8,7 @@ import libcst as cst
 
 from stratagem.migrate import rules
 from stratagem.migrate.arguments import (
-    ArgumentsRefused,
+    ArgumentsRefusedError,
     as_indices,
     code_of,
     converted,
@@ -33,6 +33,15 @@ _BUILD = Advice(
 )
 _SHAPES = ("input_shape", "batch_input_shape", "input_dim", "batch_shape")
 _OLD_FIT_ARGUMENTS = {"workers": "", "use_multiprocessing": "", "max_queue_size": ""}
+# Calls whose counterpart depends on their place or their arguments.
+_BY_PLACE = (
+    "print",
+    "config.get_visible_devices",
+    "config.list_physical_devices",
+    "config.list_logical_devices",
+    "config.experimental.list_physical_devices",
+    "config.experimental.list_logical_devices",
+)
 _FIT = ("fit", "evaluate", "predict", "fit_generator", "evaluate_generator", "predict_generator")
 
 
@@ -56,57 +65,55 @@ class NameRewriter(StatementRewriter):
         self._calls: dict[cst.CSTNode, Resolution] = {}
         self._skipped: set[cst.CSTNode] = set()
 
-    def visit_Import(self, node: cst.Import) -> bool:  # noqa: N802 - a name of libcst
+    def visit_Import(self, node: cst.Import) -> bool:
         """Leaves imports to their own pass."""
         return False
 
-    def visit_ImportFrom(self, node: cst.ImportFrom) -> bool:  # noqa: N802 - a name of libcst
+    def visit_ImportFrom(self, node: cst.ImportFrom) -> bool:
         """Leaves imports to their own pass."""
         return False
 
-    def visit_FunctionDef(self, node: cst.FunctionDef) -> bool:  # noqa: N802 - a name of libcst
+    def visit_FunctionDef(self, node: cst.FunctionDef) -> bool:
         """Enters a function."""
         self._functions.append(node.name.value)
         self._skipped.add(node.name)
         return True
 
-    def leave_FunctionDef(  # noqa: N802 - a name of libcst
+    def leave_FunctionDef(
         self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef
     ) -> cst.FunctionDef:
         """Leaves a function."""
         self._functions.pop()
         return updated_node
 
-    def visit_ClassDef(self, node: cst.ClassDef) -> bool:  # noqa: N802 - a name of libcst
+    def visit_ClassDef(self, node: cst.ClassDef) -> bool:
         """Skips the name of a class."""
         self._skipped.add(node.name)
         return True
 
-    def visit_Param(self, node: cst.Param) -> bool:  # noqa: N802 - a name of libcst
+    def visit_Param(self, node: cst.Param) -> bool:
         """Skips the name of a parameter."""
         self._skipped.add(node.name)
         return True
 
-    def visit_Arg(self, node: cst.Arg) -> bool:  # noqa: N802 - a name of libcst
+    def visit_Arg(self, node: cst.Arg) -> bool:
         """Skips the keyword of an argument."""
         if node.keyword is not None:
             self._skipped.add(node.keyword)
         return True
 
-    def visit_Call(self, node: cst.Call) -> bool:  # noqa: N802 - a name of libcst
+    def visit_Call(self, node: cst.Call) -> bool:
         """Notes calls whose arguments change with the name."""
         name = self.tensorflow_name(node.func) if dotted(node.func) is not None else None
         if name is not None:
-            if name in ("print", "config.list_physical_devices", "config.list_logical_devices") or (
-                name.startswith("config.experimental.list_")
-            ):
+            if name in _BY_PLACE:
                 self._calls[node] = Resolution(name, "")
                 self._skipped.add(node.func)
             elif (found := rules.resolve(name)) is not None and not found.rest:
                 self._calls[node] = found
         return True
 
-    def visit_Attribute(self, node: cst.Attribute) -> bool:  # noqa: N802 - a name of libcst
+    def visit_Attribute(self, node: cst.Attribute) -> bool:
         """Replaces a name with attributes as a whole."""
         if node in self._skipped:
             return False
@@ -117,13 +124,13 @@ class NameRewriter(StatementRewriter):
         self._replace(node, name)
         return False
 
-    def visit_Name(self, node: cst.Name) -> bool:  # noqa: N802 - a name of libcst
+    def visit_Name(self, node: cst.Name) -> bool:
         """Replaces a name."""
         if node not in self._skipped and (name := self.tensorflow_name(node)) is not None:
             self._replace(node, name)
         return False
 
-    def leave_Attribute(  # noqa: N802 - a name of libcst
+    def leave_Attribute(
         self, original_node: cst.Attribute, updated_node: cst.Attribute
     ) -> cst.BaseExpression:
         """Puts the new name in, and Keras's new name of the learning rate."""
@@ -132,15 +139,11 @@ class NameRewriter(StatementRewriter):
             return updated_node.with_changes(attr=cst.Name("learning_rate"))
         return self._new.get(original_node, updated_node)
 
-    def leave_Name(  # noqa: N802 - a name of libcst
-        self, original_node: cst.Name, updated_node: cst.Name
-    ) -> cst.BaseExpression:
+    def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.BaseExpression:
         """Puts the new name in."""
         return self._new.get(original_node, updated_node)
 
-    def leave_Call(  # noqa: N802 - a name of libcst
-        self, original_node: cst.Call, updated_node: cst.Call
-    ) -> cst.BaseExpression:
+    def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
         """Converts the arguments of a call."""
         found = self._calls.get(original_node)
         if found is None:
@@ -158,7 +161,7 @@ class NameRewriter(StatementRewriter):
             self.mark(Advice(text, _PAGE))
         return updated_node.with_changes(args=arguments)
 
-    def leave_SimpleStatementLine(  # noqa: N802 - a name of libcst
+    def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
     ) -> cst.SimpleStatementLine | cst.RemovalSentinel:
         """Drops statements that nothing here needs."""
@@ -214,9 +217,10 @@ class NameRewriter(StatementRewriter):
         while isinstance(root, cst.Attribute):
             root = root.value
         imported = self.tensorflow_name(root)
-        if imported and is_kept(imported) and isinstance(root, cst.Name):
-            if target == imported or target.startswith(f"{imported}."):
-                return root.value + target[len(imported) :]
+        if not imported or not is_kept(imported) or not isinstance(root, cst.Name):
+            return target
+        if target == imported or target.startswith(f"{imported}."):
+            return root.value + target[len(imported) :]
         return target
 
     def _with_arguments(
@@ -225,9 +229,9 @@ class NameRewriter(StatementRewriter):
         call = found.call
         if call is None:
             return updated
-        if found.name.startswith("random.") and self._is_in_step():
-            if not any(one.keyword and one.keyword.value == "seed" for one in updated.args):
-                self.mark(_SEED)
+        has_seed = any(one.keyword and one.keyword.value == "seed" for one in updated.args)
+        if found.name.startswith("random.") and self._is_in_step() and not has_seed:
+            self.mark(_SEED)
         try:
             if call.template is not None:
                 code = filled_template(self.context.code(call.template), updated.args)
@@ -237,7 +241,7 @@ class NameRewriter(StatementRewriter):
                 cut = arguments[1].with_changes(value=as_indices(arguments[1].value))
                 arguments[1] = cut
             return updated.with_changes(args=arguments)
-        except ArgumentsRefused as refused:
+        except ArgumentsRefusedError as refused:
             text = f"tf.{found.name}: {call.target} has no {refused}"
             self.mark(Advice(text, _PAGE))
             return updated.with_changes(func=original.func)
@@ -271,7 +275,9 @@ def _like(node: cst.Attribute | cst.Name, new: cst.BaseExpression) -> cst.BaseEx
 def _is_unbuilt(call: cst.Call) -> bool:
     """Returns True for a list of layers of which the first one gives no shape."""
     layers = call.args[0].value if call.args else None
-    first = layers.elements[0].value if isinstance(layers, cst.List) and layers.elements else None
+    if not isinstance(layers, cst.List) or not layers.elements:
+        return False
+    first = layers.elements[0].value
     if not isinstance(first, cst.Call):
         return False
     name = (dotted(first.func) or "").split(".")[-1]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stratagem.messages import explain
-from stratagem.migrate.rewrite import Rewritten, UnreadableSource
+from stratagem.migrate.rewrite import Rewritten, UnreadableSourceError
 
 __all__ = ["rewrite_notebook"]
 
@@ -27,8 +27,8 @@ _Rewrite = Callable[[str], Rewritten]
 def rewrite_notebook(text: str, rewrite: _Rewrite) -> tuple[str, list[Rewritten]]:
     """Rewrites the code cells of a notebook; returns its text and the programs in it.
 
-    The cells are one program, as they are when the notebook runs. Raises UnreadableSource if the
-    text is not a notebook.
+    The cells are one program, as they are when the notebook runs. Raises UnreadableSourceError for
+    a text that is no notebook.
     """
     notebook = _loaded(text)
     cells = [cell for cell in notebook["cells"] if cell.get("cell_type") == "code"]
@@ -65,7 +65,7 @@ def _loaded(text: str) -> dict[str, Any]:
         reason = "it has no list of cells"
     except json.JSONDecodeError as error:
         reason = str(error)
-    raise UnreadableSource(
+    raise UnreadableSourceError(
         explain(
             f"This is not a notebook: {reason}.",
             expected="JSON of format 4, with cells.",

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+from collections.abc import Collection
 
 import libcst as cst
-from libcst.metadata import MetadataWrapper, QualifiedNameProvider, QualifiedNameSource
+from libcst.metadata import (
+    MetadataWrapper,
+    QualifiedName,
+    QualifiedNameProvider,
+    QualifiedNameSource,
+)
 
+from stratagem.messages import explain
 from stratagem.migrate.context import MARK, FileContext, StatementRewriter, module_names
 from stratagem.migrate.datasets import DatasetRewriter
 from stratagem.migrate.functions import FunctionRewriter, function_uses
@@ -14,12 +22,11 @@ from stratagem.migrate.imports import ImportRewriter, imports_tensorflow
 from stratagem.migrate.names import NameRewriter
 from stratagem.migrate.rules import tensorflow_name
 from stratagem.migrate.tapes import TapeRewriter
-from stratagem.messages import explain
 
-__all__ = ["Rewritten", "UnreadableSource", "rewrite"]
+__all__ = ["Rewritten", "UnreadableSourceError", "rewrite"]
 
 
-class UnreadableSource(ValueError):  # noqa: N818 - says what it is about
+class UnreadableSourceError(ValueError):
     """Raised for a file that is not Python 3."""
 
 
@@ -44,7 +51,7 @@ class Rewritten:
 def rewrite(source: str) -> Rewritten:
     """Rewrites a program; one that does not import TensorFlow stays as it is.
 
-    Raises UnreadableSource if the program does not parse.
+    Raises UnreadableSourceError if the program does not parse.
     """
     module = _parsed(source)
     if not imports_tensorflow(module):
@@ -71,7 +78,7 @@ def _parsed(source: str) -> cst.Module:
     except (SyntaxError, ValueError, cst.ParserSyntaxError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else str(error).split("\n")[0]
         line = getattr(error, "lineno", None) or getattr(error, "raw_line", "?")
-        raise UnreadableSource(
+        raise UnreadableSourceError(
             explain(
                 f"Line {line} does not parse: {reason}.",
                 expected="a program for Python 3.",
@@ -88,14 +95,17 @@ def _parsed(source: str) -> cst.Module:
 
 
 def _compile(source: str) -> None:
-    compile(source, "<program>", "exec", dont_inherit=True, flags=_ONLY_AST)
-
-
-_ONLY_AST = 0x400  # ast.PyCF_ONLY_AST
+    compile(source, "<program>", "exec", dont_inherit=True, flags=ast.PyCF_ONLY_AST)
 
 
 def _visited(module: cst.Module, rewriter: StatementRewriter) -> cst.Module:
     return MetadataWrapper(module, unsafe_skip_copy=True).visit(rewriter)
+
+
+def _resolved(names: object) -> Collection[QualifiedName]:
+    """Returns qualified names, which libcst computes when they are asked for."""
+    value = names() if callable(names) else names
+    return value if isinstance(value, Collection) else ()
 
 
 def _used_names(module: cst.Module) -> set[str]:
@@ -104,7 +114,7 @@ def _used_names(module: cst.Module) -> set[str]:
     used: set[str] = set()
     for node, names in found.items():
         if isinstance(node, cst.Name):
-            for one in names if not callable(names) else names():
+            for one in _resolved(names):
                 is_import = one.source is QualifiedNameSource.IMPORT
                 if is_import and tensorflow_name(one.name) is not None:
                     used.add(node.value)

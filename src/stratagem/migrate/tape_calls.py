@@ -11,16 +11,16 @@ import libcst.matchers as m
 from stratagem.migrate import name_uses
 from stratagem.migrate.arguments import code_of
 
-__all__ = ["GradientCall", "UnusualTape", "find_gradients"]
+__all__ = ["GradientCall", "UnusualTapeError", "find_gradients"]
 
 
-class UnusualTape(Exception):  # noqa: N818 - no error of the user's
+class UnusualTapeError(Exception):
     """Raised for a tape that a person has to rewrite; says why."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GradientCall:
-    """A statement that asks a tape for gradients, and what is left of it without the tape."""
+    """A statement that asks a tape for gradients, and its remainder without the tape."""
 
     index: int
     tape: str
@@ -47,7 +47,7 @@ class GradientCall:
 
 
 def find_gradients(statements: Sequence[cst.BaseStatement], tape: str) -> list[GradientCall]:
-    """Returns the statements that ask a tape for gradients; raises UnusualTape for others."""
+    """Returns the statements that ask a tape for gradients; raises UnusualTapeError for others."""
     found: list[GradientCall] = []
     for index, one in enumerate(statements):
         call = _gradient_of(tape)
@@ -56,9 +56,9 @@ def find_gradients(statements: Sequence[cst.BaseStatement], tape: str) -> list[G
         if not calls and not minimized:
             continue
         if not isinstance(one, cst.SimpleStatementLine) or len(one.body) != 1:
-            raise UnusualTape("gradient() in a nested statement")
+            raise UnusualTapeError("gradient() in a nested statement")
         if len(calls) + len(minimized) != 1:
-            raise UnusualTape("several calls of gradient() in one statement")
+            raise UnusualTapeError("several calls of gradient() in one statement")
         make = _from_gradient if calls else _from_minimize
         node = cst.ensure_type((calls or minimized)[0], cst.Call)
         found.append(make(index, tape, one, node))
@@ -112,5 +112,5 @@ def _loss_and_sources(
         name = argument.keyword.value if argument.keyword else (*names, "", "")[index]
         found[name] = argument.value
     if set(found) != set(names):
-        raise UnusualTape("gradient() with other arguments")
+        raise UnusualTapeError("gradient() with other arguments")
     return found[names[0]], found[names[1]]

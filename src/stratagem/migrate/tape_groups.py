@@ -10,7 +10,7 @@ import libcst as cst
 
 from stratagem.migrate import name_uses
 from stratagem.migrate.arguments import code_of
-from stratagem.migrate.tape_calls import GradientCall, UnusualTape
+from stratagem.migrate.tape_calls import GradientCall, UnusualTapeError
 
 __all__ = ["LossPart", "parse_statements", "split_losses"]
 
@@ -27,7 +27,7 @@ class LossPart:
 def split_losses(
     statements: Sequence[cst.BaseStatement], calls: Sequence[GradientCall]
 ) -> list[LossPart]:
-    """Splits a block by its losses; raises UnusualTape if a loss is not assigned in it.
+    """Splits a block by its losses; raises UnusualTapeError if a loss is not assigned in it.
 
     A statement that an earlier loss computes is reused by a later one if it does not depend on
     the later one's variables. Otherwise both compute it.
@@ -35,7 +35,7 @@ def split_losses(
     parsed = [parse_statements([one]) for one in statements]
     slices = [_slice(parsed, call.loss_names) for call in calls]
     if not all(slices) or any(call.loss is None for call in calls):
-        raise UnusualTape("a loss is computed outside of the block")
+        raise UnusualTapeError("a loss is computed outside of the block")
     # What no loss needs, such as updates of metrics, runs once, with the first one.
     rest = set(range(len(parsed))) - {index for needed in slices for index in needed}
     done: set[int] = set()
@@ -68,7 +68,7 @@ def _slice(parsed: Sequence[list[ast.stmt]], names: set[str]) -> list[int]:
 def _depending(
     parsed: Sequence[list[ast.stmt]], indices: Sequence[int], names: set[str]
 ) -> set[int]:
-    """Returns the statements that read names, or what is computed from them."""
+    """Returns the statements that read names, or values computed from them."""
     reached, found = set(names), set[int]()
     for index in indices:
         if reached & name_uses.free_loads(parsed[index]):

@@ -12,7 +12,7 @@ from stratagem.migrate import name_uses
 from stratagem.migrate.arguments import code_of
 from stratagem.migrate.context import FileContext, StatementRewriter, with_marks
 from stratagem.migrate.rules import Advice
-from stratagem.migrate.tape_calls import GradientCall, UnusualTape, find_gradients
+from stratagem.migrate.tape_calls import GradientCall, UnusualTapeError, find_gradients
 from stratagem.migrate.tape_groups import parse_statements, split_losses
 
 __all__ = ["TapeRewriter"]
@@ -43,24 +43,24 @@ class TapeRewriter(StatementRewriter):
         self._owners: list[cst.FunctionDef | cst.Module] = []
         self.num_rewritten = 0
 
-    def visit_Module(self, node: cst.Module) -> bool:  # noqa: N802 - a name of libcst
+    def visit_Module(self, node: cst.Module) -> bool:
         """Enters the file."""
         self._owners.append(node)
         return True
 
-    def visit_FunctionDef(self, node: cst.FunctionDef) -> bool:  # noqa: N802 - a name of libcst
+    def visit_FunctionDef(self, node: cst.FunctionDef) -> bool:
         """Enters a function."""
         self._owners.append(node)
         return True
 
-    def leave_FunctionDef(  # noqa: N802 - a name of libcst
+    def leave_FunctionDef(
         self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef
     ) -> cst.FunctionDef:
         """Leaves a function."""
         self._owners.pop()
         return updated_node
 
-    def visit_With(self, node: cst.With) -> bool:  # noqa: N802 - a name of libcst
+    def visit_With(self, node: cst.With) -> bool:
         """Notes a block with tapes."""
         calls = [one.item for one in node.items if isinstance(one.item, cst.Call)]
         tapes = [one for one in calls if self.tensorflow_name(one.func) == "GradientTape"]
@@ -74,16 +74,14 @@ class TapeRewriter(StatementRewriter):
             ]
         return True
 
-    def leave_IndentedBlock(  # noqa: N802 - a name of libcst
+    def leave_IndentedBlock(
         self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock
     ) -> cst.IndentedBlock:
         """Rewrites the tapes of a block."""
         body = self._rewritten(original_node.body, updated_node.body)
         return updated_node if body is None else updated_node.with_changes(body=body)
 
-    def leave_Module(  # noqa: N802 - a name of libcst
-        self, original_node: cst.Module, updated_node: cst.Module
-    ) -> cst.Module:
+    def leave_Module(self, original_node: cst.Module, updated_node: cst.Module) -> cst.Module:
         """Rewrites the tapes at the top of a file."""
         body = self._rewritten(original_node.body, updated_node.body)
         return updated_node if body is None else updated_node.with_changes(body=body)
@@ -102,7 +100,7 @@ class TapeRewriter(StatementRewriter):
             try:
                 body[index:] = self._without_tape(node, new, body[index + 1 :])
                 self.num_rewritten += 1
-            except UnusualTape as unusual:
+            except UnusualTapeError as unusual:
                 text = f"tf.GradientTape: {unusual}: write it as sg.value_and_grad(fn, variables)"
                 body[index] = with_marks(new, [Advice(text, _PAGE)])
         return body
@@ -112,7 +110,7 @@ class TapeRewriter(StatementRewriter):
     ) -> list[cst.BaseStatement]:
         names = self._tapes[original]
         if len(names) != len(node.items) or not names:
-            raise UnusualTape("other contexts in the statement")
+            raise UnusualTapeError("other contexts in the statement")
         inside = _statements(node.body)
         calls = sorted(
             (call for name in names for call in find_gradients(following, name)),
@@ -121,13 +119,13 @@ class TapeRewriter(StatementRewriter):
         if len(calls) > 1:
             return self._split(original, node, inside, following, calls)
         if len(names) != 1:
-            raise UnusualTape("several tapes")
+            raise UnusualTapeError("several tapes")
         first = find_gradients(inside, names[0])
         if first:
             inside, following = inside[: first[0].index], inside[first[0].index :] + following
         calls = find_gradients(following, names[0])
         if len(calls) != 1:
-            raise UnusualTape(f"{len(calls)} calls of gradient()")
+            raise UnusualTapeError(f"{len(calls)} calls of gradient()")
         call = calls[0]
         plan = self._plan(original, inside, following, call)
         between = following[: call.index]
@@ -148,7 +146,7 @@ class TapeRewriter(StatementRewriter):
         """Makes a function for each loss of the block."""
         indices = [call.index for call in calls]
         if len(set(indices)) < len(indices):
-            raise UnusualTape("several calls of gradient() in one statement")
+            raise UnusualTapeError("several calls of gradient() in one statement")
         parts = split_losses(inside, calls)
         new: list[cst.BaseStatement] = []
         known: set[str] = set()
@@ -192,16 +190,16 @@ class TapeRewriter(StatementRewriter):
         before, inside = _hoisted(inside, call)
         nodes = _parsed(inside)
         if (jump := name_uses.has_jump(nodes)) is not None:
-            raise UnusualTape(f"{jump} in the block")
+            raise UnusualTapeError(f"{jump} in the block")
         if call.tape in name_uses.free_loads(nodes):
-            raise UnusualTape(f"{call.tape} is used in the block")
+            raise UnusualTapeError(f"{call.tape} is used in the block")
         stored = name_uses.stores(nodes)
         if not set(call.loss_names) & set(stored):
-            raise UnusualTape("the loss is computed outside of the block")
+            raise UnusualTapeError("the loss is computed outside of the block")
         if set(call.source_names) & set(stored):
-            raise UnusualTape("the variables are chosen in the block")
+            raise UnusualTapeError("the variables are chosen in the block")
         if _sources_need(call, between) and name_uses.free_loads(_parsed(between)) & set(stored):
-            raise UnusualTape("statements between the block and gradient()")
+            raise UnusualTapeError("statements between the block and gradient()")
         used = self._used_elsewhere(original, following, (call, *others))
         aux = [name for name in stored if name in used and name != call.loss]
         return _Plan(call, inside, before, name_uses.read_first(nodes), aux)
@@ -226,7 +224,7 @@ class TapeRewriter(StatementRewriter):
         ]
         after = name_uses.free_loads(_parsed(later))
         if again := after & {call.tape for call in calls}:
-            raise UnusualTape(f"{min(again)} is used again")
+            raise UnusualTapeError(f"{min(again)} is used again")
         return name_uses.free_loads(_parsed(body)) | after
 
     def _function(self, node: cst.With, plan: _Plan, name: str) -> cst.FunctionDef:
