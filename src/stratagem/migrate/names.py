@@ -179,18 +179,13 @@ class NameRewriter(StatementRewriter):
         )
 
     def _is_unneeded(self, node: cst.BaseSmallStatement) -> bool:
-        """Returns True for calls without effect here, and for assignments in the way."""
+        """Returns True for calls without effect here, and for the choice of another backend."""
         if isinstance(node, cst.Assign) and len(node.targets) == 1:
-            return self._is_in_the_way(node.targets[0].target, node.value)
+            target = node.targets[0].target
+            return isinstance(target, cst.Subscript) and "KERAS_BACKEND" in code_of(target)
         if not isinstance(node, cst.Expr) or not isinstance(node.value, cst.Call):
             return False
         return self._is_removed(node.value.func)
-
-    def _is_in_the_way(self, target: cst.BaseExpression, value: cst.BaseExpression) -> bool:
-        """Returns True for `keras = tf.keras` and `os.environ["KERAS_BACKEND"] = "tensorflow"`."""
-        if isinstance(target, cst.Name):
-            return target.value == "keras" and self.tensorflow_name(value) == "keras"
-        return isinstance(target, cst.Subscript) and "KERAS_BACKEND" in code_of(target)
 
     def _is_removed(self, node: cst.BaseExpression) -> bool:
         if isinstance(node, cst.Attribute) and isinstance(node.value, cst.Call):

@@ -19,6 +19,7 @@ from stratagem.migrate.context import MARK, FileContext, StatementRewriter, modu
 from stratagem.migrate.datasets import DatasetRewriter
 from stratagem.migrate.functions import FunctionRewriter, function_uses
 from stratagem.migrate.imports import ImportRewriter, imports_tensorflow
+from stratagem.migrate.module_aliases import ModuleAliasRewriter
 from stratagem.migrate.names import NameRewriter
 from stratagem.migrate.rules import tensorflow_name
 from stratagem.migrate.tapes import TapeRewriter
@@ -56,6 +57,7 @@ def rewrite(source: str) -> Rewritten:
     module = _parsed(source)
     if not imports_tensorflow(module):
         return Rewritten(source, source)
+    module = _visited(module, ModuleAliasRewriter(FileContext()))
     wrapper = MetadataWrapper(module, unsafe_skip_copy=True)
     names, taken = module_names(wrapper)
     context = FileContext(names, taken=taken)
