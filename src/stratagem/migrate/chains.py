@@ -67,8 +67,8 @@ def chain_of(node: cst.BaseExpression, name_of: _NameOf) -> Chain | None:
     return None
 
 
-def converted_chain(chain: Chain) -> tuple[list[str], str]:
-    """Returns the arguments of the dataset, and the calls of methods that follow.
+def converted_chain(chain: Chain) -> tuple[str, list[str], str]:
+    """Returns a constructor of the dataset, its arguments, and the calls of methods that follow.
 
     Raises UnknownChainError if an operation has no counterpart.
     """
@@ -76,6 +76,8 @@ def converted_chain(chain: Chain) -> tuple[list[str], str]:
         raise UnknownChainError("no source")
     if any(one.star for operation in chain.operations for one in operation.arguments):
         raise UnknownChainError("arguments with a star")
+    if chain.source.name == "from_generator":
+        return _from_generator(chain.source, chain.operations)
     source, operations = _source(chain.source, chain.operations)
     batches = [index for index, one in enumerate(operations) if one.name == "batch"]
     if len(batches) != 1:
@@ -93,7 +95,24 @@ def converted_chain(chain: Chain) -> tuple[list[str], str]:
     calls += [_after(one) for one in after]
     # A shard is of examples, so it is taken before they are repeated.
     calls.sort(key=lambda one: one.startswith(".repeat"))
-    return arguments, "".join(calls)
+    return "sg.input.Dataset", arguments, "".join(calls)
+
+
+def _from_generator(
+    source: Operation, operations: Sequence[Operation]
+) -> tuple[str, list[str], str]:
+    """Returns a dataset of a generator whose elements are batches: those that nothing batches."""
+    function = source.argument(0, "generator")
+    arguments = next(
+        (
+            code_of(one.value)
+            for one in source.arguments
+            if one.keyword and one.keyword.value == "args"
+        ),
+        None,
+    )
+    given = [function or "", *([f"args={arguments}"] if arguments else [])]
+    return "sg.input.Dataset.from_generator", given, "".join(_after(one) for one in operations)
 
 
 def _source(source: Operation, operations: Sequence[Operation]) -> tuple[str, Sequence[Operation]]:
@@ -135,7 +154,7 @@ def _after(operation: Operation) -> str:
         return ""
     if operation.name == "repeat":
         return _call(operation)
-    raise UnknownChainError(f"{operation.name}() after batch()")
+    raise UnknownChainError(f"{operation.name}() of batches")
 
 
 def _call(operation: Operation) -> str:

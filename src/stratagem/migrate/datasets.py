@@ -67,15 +67,17 @@ class DatasetRewriter(StatementRewriter):
         """Drops a statement whose operations an earlier one has taken over."""
         return cst.RemoveFromParent() if original_node in self._merged else updated_node
 
-    def _expression(self, arguments: Sequence[str], calls: str) -> cst.BaseExpression:
-        code = self.context.code(f"sg.input.Dataset({', '.join(arguments)}){calls}")
+    def _expression(
+        self, function: str, arguments: Sequence[str], calls: str
+    ) -> cst.BaseExpression:
+        code = self.context.code(f"{function}({', '.join(arguments)}){calls}")
         if len(code) > _WIDTH and "\n" not in code:
             first, *options = (self.context.code(one) for one in arguments)
             rows = [f"{first}, {', '.join(options)}"]
             if len(rows[0]) > _WIDTH:
                 rows = [f"{one}," for one in (first, *options)]
             inside = "".join(f"    {row}\n" for row in rows)
-            code = f"{self.context.code('sg.input')}.Dataset(\n{inside}){calls}"
+            code = f"{self.context.code(function)}(\n{inside}){calls}"
         return cst.parse_expression(code)
 
     def _join(self, body: Sequence[cst.BaseStatement]) -> None:
@@ -86,13 +88,15 @@ class DatasetRewriter(StatementRewriter):
             if name is None or value is None or chain is None or chain.source is None:
                 continue
             joined, lines = self._followed(chain, name, body[index + 1 :])
+            if not lines:
+                continue
+            self._chains[value] = joined
             try:
                 converted_chain(joined)
-            except UnknownChainError:
-                continue
-            if lines:
-                self._chains[value] = joined
                 self._merged.update(lines)
+            except UnknownChainError:
+                # The comment says why; all of the statements stay.
+                continue
 
     def _followed(
         self, chain: Chain, name: str, following: Sequence[cst.BaseStatement]
@@ -104,7 +108,7 @@ class DatasetRewriter(StatementRewriter):
             other = chain_of(value, self.tensorflow_name) if value is not None else None
             nodes = parsed(code_of(line))
             reads = free_loads(nodes)
-            if assigned == name and other is not None and other.base == name:
+            if assigned == name and other is not None and other.base == name and _joins(other):
                 if (reads - {name}) & changed:
                     break
                 chain, lines = chain.then(other), [*lines, line]
@@ -113,6 +117,11 @@ class DatasetRewriter(StatementRewriter):
                 break
             changed.update(stores(nodes))
         return chain, lines
+
+
+def _joins(chain: Chain) -> bool:
+    """Returns True if a chain can be part of a dataset; options are given elsewhere."""
+    return all(one.name != "with_options" for one in chain.operations)
 
 
 def _assigned(line: cst.BaseStatement) -> tuple[str | None, cst.BaseExpression | None]:

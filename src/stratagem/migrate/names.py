@@ -251,6 +251,10 @@ class NameRewriter(StatementRewriter):
             return updated.with_changes(
                 func=context.expression("np.asarray"), args=[cst.Arg(function.value)]
             )
+        if name == "minimize" and any("global_step" in code_of(one) for one in original.args):
+            minimize = self.context.expression("sg.estimator.minimize")
+            owner = cst.Arg(function.value)
+            return updated.with_changes(func=minimize, args=[owner, cst.Arg(updated.args[0].value)])
         if name in _FIT:
             arguments, _ = renamed(updated.args, _OLD_FIT_ARGUMENTS)
             updated = updated.with_changes(args=arguments)
