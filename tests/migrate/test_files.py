@@ -35,7 +35,7 @@ def test_report(tmp_path) -> None:
     path.write_text(f"{TF}tf.foo()\n")
     report = files.migrate_file(path)
     assert report.is_changed
-    assert report.num_changed_lines == 3  # two imports for one, a mark, and a line: see the diff
+    assert report.num_changed_lines == 3  # the import, the variable, and the comment
     assert report.to_dict() == {
         "path": str(path),
         "changed": True,

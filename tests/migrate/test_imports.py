@@ -56,6 +56,11 @@ CASES = [
         '"""Docs."""\nfrom __future__ import division\nimport tensorflow as tf\ntf.Variable(1)\n',
         f'"""Docs."""\nfrom __future__ import division\n{SG}sg.Variable(1)\n',
     ),
+    # NumPy is needed before the program imports it.
+    (
+        "import tensorflow as tf\nx.numpy()\nimport numpy as np\n",
+        f"{SG}import numpy as np\nnp.asarray(x)\nimport numpy as np\n",
+    ),
     (f"{SG}import tensorflow as tf\ntf.Variable(1)\n", f"{SG}sg.Variable(1)\n"),
 ]
 

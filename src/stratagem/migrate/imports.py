@@ -85,6 +85,7 @@ class ImportRewriter(cst.CSTTransformer):
             has_keras |= _is_from(statement, "keras") or self._note_keras(statement)
         for statement in _at_top(node.body):
             self._has_tensorflow_at_top |= _is_from(statement, "tensorflow")
+        for statement in _at_top(_with_first_imports(node.body)):
             for one in imported_names(statement):
                 roots = ("sg", *_FIRST, *self._context.needed)
                 names = self._context.local_names
@@ -209,6 +210,22 @@ def _at_top(body: Sequence[cst.BaseStatement]) -> Iterator[cst.Import | cst.Impo
     for line in body:
         if isinstance(line, cst.SimpleStatementLine):
             yield from (one for one in line.body if isinstance(one, _ImportStatement))
+
+
+def _with_first_imports(body: Sequence[cst.BaseStatement]) -> list[cst.BaseStatement]:
+    """Returns the statements up to the end of the imports around TensorFlow's.
+
+    A module that is imported later may be needed before.
+    """
+    lines: list[cst.BaseStatement] = []
+    has_tensorflow = False
+    for line in body:
+        imports = list(_at_top([line]))
+        has_tensorflow |= any(_is_from(one, "tensorflow") for one in imports)
+        if has_tensorflow and not imports:
+            break
+        lines.append(line)
+    return lines
 
 
 def _is_from(node: cst.CSTNode, package: str) -> bool:

@@ -55,28 +55,34 @@ def rewrite(source: str) -> Rewritten:
     Raises UnreadableSourceError if the program does not parse.
     """
     module = _parsed(source)
-    if not imports_tensorflow(module):
+    if module is None or not imports_tensorflow(module):
         return Rewritten(source, source)
-    module = _visited(module, ModuleAliasRewriter(FileContext()))
+    if ".keras" in source:
+        module = _visited(module, ModuleAliasRewriter(FileContext()))
     wrapper = MetadataWrapper(module, unsafe_skip_copy=True)
     names, taken = module_names(wrapper)
     context = FileContext(names, taken=taken)
     uses = function_uses(module)
     module = wrapper.visit(FunctionRewriter(context, uses))
     tapes = TapeRewriter(context)
-    module = _visited(module, tapes)
-    module = _visited(module, DatasetRewriter(context))
-    module = _visited(module, NameRewriter(context, uses.steps, has_tapes=tapes.num_rewritten > 0))
+    # Names of each node take most of the time, so a pass runs only where it has work.
+    if "GradientTape" in source:
+        module = _visited(module, tapes)
+    if "Dataset" in source:
+        module = _visited(module, DatasetRewriter(context))
+    has_tapes = tapes.num_rewritten > 0
+    module = _visited(module, NameRewriter(context, uses.steps, has_tapes=has_tapes))
     module = module.visit(ImportRewriter(context, _used_names(module)))
     after = module.code
     _compile(after)
     return Rewritten(source, after)
 
 
-def _parsed(source: str) -> cst.Module:
+def _parsed(source: str) -> cst.Module | None:
+    """Parses a program; None for one without the word tensorflow, which needs no tree."""
     try:
         _compile(source)
-        module = cst.parse_module(source)
+        module = cst.parse_module(source) if "tensorflow" in source else None
     except (SyntaxError, ValueError, cst.ParserSyntaxError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else str(error).split("\n")[0]
         line = getattr(error, "lineno", None) or getattr(error, "raw_line", "?")
@@ -87,7 +93,7 @@ def _parsed(source: str) -> cst.Module:
                 fix="repair it, or convert it with 2to3 first.",
             )
         ) from error
-    if not module.body:
+    if module is None or not module.body:
         return module
     # The comments at the top belong to the first statement like those above any other one.
     first = module.body[0]
