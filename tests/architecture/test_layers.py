@@ -48,7 +48,7 @@ LAYERS = (
     ("goodput", "remote"),
     ("process_group", "parameter_server.server"),
     ("parameter_server.transport",),
-    ("launch", "manifests"),
+    ("launch", "manifests", "migrate"),
     ("preemption", "storage"),
     ("run_events",),
     ("cluster",),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import libcst as cst
 import pytest
 
+from stratagem.migrate.arguments import ArgumentsRefusedError, as_indices
 from tests.migrate.programs import body
 
 CALLS = [
@@ -54,6 +56,11 @@ def test_refused_call_stays(call) -> None:
     mark, line = body(f"y = {call}\n").splitlines()
     assert mark.startswith(f"# STRATAGEM: {call.partition('(')[0]}: ")
     assert line == f"y = {call}"
+
+
+def test_sizes_that_are_not_written_out() -> None:
+    with pytest.raises(ArgumentsRefusedError, match="sizes like these"):
+        as_indices(cst.parse_expression("sizes()"))
 
 
 def test_comments_of_a_dropped_argument_do_not_break_the_call() -> None:

@@ -39,6 +39,18 @@ def test_chain_of_a_variable_continues_another() -> None:
         converted_chain(second)
 
 
+@pytest.mark.parametrize(
+    ("operations", "words"),
+    [
+        ("range(3).batch(2).map(f)", "of batches"),
+        ("from_tensors(3).repeat().batch(2)", r"repeat\(\) without a count"),
+    ],
+)
+def test_unknown_chain(operations, words) -> None:
+    with pytest.raises(UnknownChainError, match=words):
+        converted_chain(_chain(f"tf.data.Dataset.{operations}"))
+
+
 @pytest.mark.parametrize("code", ["d", "f(x)", "f().batch(2)", "1"])
 def test_other_expressions(code) -> None:
     assert _chain(code) is None

@@ -7,7 +7,7 @@ import pytest
 from tests.migrate.programs import body, same
 
 
-def test_common_form() -> None:
+def test_usual_block() -> None:
     same(
         """
         def train_step(inputs):
@@ -268,6 +268,13 @@ def test_unusual_tape_stays_with_a_reason(reason) -> None:
     assert len(marks) == 1
     assert reason in marks[0]
     assert text.replace(f"{marks[0]}\n", "") == code
+
+
+def test_second_tape_without_a_call_is_dropped() -> None:
+    text = body(
+        "with tf.GradientTape() as a, tf.GradientTape() as b:\n    l = f(x)\ng = b.gradient(l, v)\n"
+    )
+    assert text.endswith("l, g = sg.value_and_grad(loss_fn, v)\n")
 
 
 def test_other_contexts_in_the_statement() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import libcst as cst
 
-from stratagem.migrate.rules import Argument, Call
+from stratagem.migrate.rules import Argument, CallRule
 
 __all__ = [
     "ArgumentsRefusedError",
@@ -30,7 +30,7 @@ def code_of(node: cst.CSTNode) -> str:
     return _EMPTY.code_for_node(node)
 
 
-def converted(call: Call, arguments: Sequence[cst.Arg]) -> list[cst.Arg]:
+def converted(call: CallRule, arguments: Sequence[cst.Arg]) -> list[cst.Arg]:
     """Returns the arguments for the counterpart; raises ArgumentsRefusedError if it lacks one."""
     if any(argument.star for argument in arguments):
         return list(arguments)
@@ -100,7 +100,7 @@ def renamed(
 
 
 def _spec_of(
-    call: Call, index: int, argument: cst.Arg, specs: Mapping[str, Argument]
+    call: CallRule, index: int, argument: cst.Arg, specs: Mapping[str, Argument]
 ) -> Argument | None:
     if argument.keyword is not None:
         return specs.get(argument.keyword.value)

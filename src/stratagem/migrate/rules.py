@@ -14,7 +14,7 @@ from stratagem.migrate.exports import exists
 __all__ = [
     "Advice",
     "Argument",
-    "Call",
+    "CallRule",
     "Resolution",
     "advice",
     "foreign_advice",
@@ -41,7 +41,7 @@ class Argument:
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class CallRule:
     """A function's counterpart: with arguments, or a template with `{0}` for the first one."""
 
     target: str
@@ -67,7 +67,7 @@ class Resolution:
     name: str
     target: str
     rest: str = ""
-    call: Call | None = None
+    call: CallRule | None = None
     is_removed: bool = False
 
 
@@ -152,17 +152,17 @@ def _rules() -> dict[str, Any]:
 
 
 @functools.cache
-def _calls() -> dict[str, Call]:
+def _calls() -> dict[str, CallRule]:
     return {name: _parse(text) for name, text in _rules()["calls"].items() if text}
 
 
-def _parse(text: str) -> Call:
+def _parse(text: str) -> CallRule:
     """Parses "target(a, b=c, d!, e:1)", or a template."""
     if "{0}" in text:
-        return Call(text.partition("(")[0], template=text)
+        return CallRule(text.partition("(")[0], template=text)
     target, _, inside = text.removesuffix(")").partition("(")
     specs = [spec.strip() for spec in inside.split(",") if spec.strip()]
-    return Call(target, tuple(_argument(spec) for spec in specs))
+    return CallRule(target, tuple(_argument(spec) for spec in specs))
 
 
 def _argument(spec: str) -> Argument:

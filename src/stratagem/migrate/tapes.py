@@ -112,18 +112,13 @@ class TapeRewriter(StatementRewriter):
         if len(names) != len(node.items) or not names:
             raise UnusualTapeError("other contexts in the statement")
         inside = _statements(node.body)
-        calls = sorted(
-            (call for name in names for call in find_gradients(following, name)),
-            key=lambda call: call.index,
-        )
+        calls = _all_gradients(following, names)
         if len(calls) > 1:
             return self._split(original, node, inside, following, calls)
-        if len(names) != 1:
-            raise UnusualTapeError("several tapes")
-        first = find_gradients(inside, names[0])
+        first = _all_gradients(inside, names)
         if first:
             inside, following = inside[: first[0].index], inside[first[0].index :] + following
-        calls = find_gradients(following, names[0])
+        calls = _all_gradients(following, names)
         if len(calls) != 1:
             raise UnusualTapeError(f"{len(calls)} calls of gradient()")
         call = calls[0]
@@ -262,6 +257,14 @@ class TapeRewriter(StatementRewriter):
         if len(code) > _WIDTH and "\n" not in code:
             code = f"{value}, {call.target} = {function}(\n    {arguments}\n)"
         return cst.parse_statement(code).with_changes(leading_lines=call.leading_lines)
+
+
+def _all_gradients(
+    statements: Sequence[cst.BaseStatement], tapes: Sequence[str]
+) -> list[GradientCall]:
+    """Returns the calls of all tapes in the order of the statements."""
+    calls = (call for tape in tapes for call in find_gradients(statements, tape))
+    return sorted(calls, key=lambda call: call.index)
 
 
 def _statements(block: cst.BaseSuite) -> _Statements:
