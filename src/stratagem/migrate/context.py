@@ -137,7 +137,7 @@ class StatementRewriter(cst.CSTTransformer):
         return None
 
 
-def with_marks(node: cst.CSTNode, advice: Iterable[Advice]) -> cst.CSTNode:
+def with_marks(node: cst.CSTNodeT, advice: Iterable[Advice]) -> cst.CSTNodeT:
     """Returns a statement with comments above it, without those that it has already."""
     lines: Collection[cst.EmptyLine] = getattr(node, "leading_lines", ())
     present = {one for line in lines if line.comment for one in _causes(line.comment.value)}

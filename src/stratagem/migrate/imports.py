@@ -119,7 +119,8 @@ class ImportRewriter(cst.CSTTransformer):
     def _note_keras(self, statement: cst.CSTNode) -> bool:
         """Notes `keras` where it is imported from TensorFlow; True if Keras is imported."""
         has_keras = False
-        for one in imported_names(cst.ensure_type(statement, cst.Import | cst.ImportFrom)):
+        names = imported_names(statement) if isinstance(statement, _ImportStatement) else ()
+        for one in names:
             name = one.tensorflow_name
             if name is None or not is_kept(name) or one.binds_root:
                 continue

@@ -141,8 +141,7 @@ def _by_prefix(name: str) -> Resolution | None:
     for prefix in sorted(prefixes, key=len, reverse=True):
         if name == prefix or name.startswith(f"{prefix}."):
             target = prefixes[prefix] + name[len(prefix) :]
-            if exists(target):
-                return Resolution(name, target)
+            return Resolution(name, target) if exists(target) else None
     return None
 
 
