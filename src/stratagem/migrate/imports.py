@@ -165,8 +165,7 @@ class ImportRewriter(cst.CSTTransformer):
             lines.append(line.with_changes(body=kept, leading_lines=()))
         if lines:
             lines[0] = lines[0].with_changes(leading_lines=line.leading_lines)
-            marked = with_marks(lines[-1], advice)
-            lines[-1] = cst.ensure_type(marked, cst.SimpleStatementLine)
+            lines[-1] = with_marks(lines[-1], advice)
         return lines
 
     def _kept(

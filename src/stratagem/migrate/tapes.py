@@ -166,7 +166,7 @@ class TapeRewriter(StatementRewriter):
                     f"tf.GradientTape: {part.call.loss} computes {', '.join(part.repeated)} again"
                 )
                 advice = Advice(f"{text}: check dropout and updates of statistics", _PAGE)
-                definition = cst.ensure_type(with_marks(definition, [advice]), cst.FunctionDef)
+                definition = with_marks(definition, [advice])
             new += [*plan.before, definition, self._call(plan, name)]
         remaining = {call.index: call.remaining for call in calls}
         for index, line in enumerate(following):
