@@ -53,6 +53,12 @@ CASES = [
         f"def f():\n    {SG}    import keras\n    return keras.Model\n",
     ),
     (
+        "if a:\n  import tensorflow as tf\n  import tensorflow as tf\n  tf.foo(tf.Variable)\n",
+        f"if a:\n  {SG}  import tensorflow as tf\n  import tensorflow as tf\n"
+        "  # STRATAGEM: tf.foo: there is no counterpart yet, see docs/migrate/tool.md\n"
+        "  tf.foo(sg.Variable)\n",
+    ),
+    (
         '"""Docs."""\nfrom __future__ import division\nimport tensorflow as tf\ntf.Variable(1)\n',
         f'"""Docs."""\nfrom __future__ import division\n{SG}sg.Variable(1)\n',
     ),

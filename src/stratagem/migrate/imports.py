@@ -75,6 +75,7 @@ class ImportRewriter(cst.CSTTransformer):
         self._context = context
         self._used = used
         self._present: set[str] = set()
+        self._in_block: set[str] = set()
         self._has_tensorflow_at_top = False
         self._depth = 0
 
@@ -85,15 +86,7 @@ class ImportRewriter(cst.CSTTransformer):
             has_keras |= _is_from(statement, "keras") or self._note_keras(statement)
         for statement in _at_top(node.body):
             self._has_tensorflow_at_top |= _is_from(statement, "tensorflow")
-        for statement in _at_top(_with_first_imports(node.body)):
-            for one in imported_names(statement):
-                roots = ("sg", *_FIRST, *self._context.needed)
-                names = self._context.local_names
-                self._present |= {
-                    root
-                    for root in roots
-                    if one.full_name == module_of(root) and one.local_name == names.get(root)
-                }
+        self._present = self._roots(_with_first_imports(node.body))
         if has_keras or self._context.needed:
             self._context.needed.add("sg")
         return True
@@ -130,7 +123,20 @@ class ImportRewriter(cst.CSTTransformer):
                 self._context.needed.add("keras")
         return has_keras
 
+    def _roots(self, body: Sequence[cst.BaseStatement]) -> set[str]:
+        """Returns the roots of new names that statements import."""
+        names = self._context.local_names
+        return {
+            root
+            for statement in _at_top(body)
+            for one in imported_names(statement)
+            for root in {*_FIRST, *self._context.needed}
+            if one.full_name == module_of(root) and one.local_name == names.get(root)
+        }
+
     def _body(self, body: Sequence[cst.BaseStatement]) -> list[cst.BaseStatement]:
+        if self._depth:
+            self._in_block = self._roots(body)
         new: list[cst.BaseStatement] = []
         comments: list[cst.EmptyLine] = []
         for line in body:
@@ -197,11 +203,11 @@ class ImportRewriter(cst.CSTTransformer):
         has_keras = any(_is_from(one, "keras") for one in line.body)
         if self._depth and self._has_tensorflow_at_top:
             return []
-        needed = self._context.needed - self._present
+        present = self._in_block if self._depth else self._present
+        needed = self._context.needed - self._present - present
         if not has_tensorflow:
             needed &= {"sg"} if has_keras and not self._depth else set()
-        if not self._depth:
-            self._present |= needed
+        present |= needed
         ordered = [one for one in _FIRST if one in needed] + sorted(needed - set(_FIRST))
         return [self._context.import_line(one) for one in ordered]
 
