@@ -20,6 +20,7 @@ HEAVY = (
     "jinja2",
     "yaml",
     "kubernetes_validate",
+    "libcst",
 )
 LIGHT_STATEMENTS = [
     "import stratagem",
@@ -34,6 +35,7 @@ LIGHT_STATEMENTS = [
             "stratagem.goodput",
             "stratagem.launch",
             "stratagem.manifests",
+            "stratagem.migrate",
             "stratagem.preemption",
             "stratagem.remote",
         )
@@ -47,6 +49,7 @@ LIGHT_STATEMENTS = [
     "from stratagem.cli import main; main(['server', '--help'], standalone_mode=False)",
     "from stratagem.cli import main; main(['plan', '--help'], standalone_mode=False)",
     "from stratagem.cli import main; main(['kubernetes', 'render', '-h'], standalone_mode=False)",
+    "from stratagem.cli import main; main(['migrate', '--help'], standalone_mode=False)",
 ]
 
 

@@ -13,6 +13,7 @@ from stratagem.cli.explain import command as explain_command
 from stratagem.cli.goodput import command as goodput_command
 from stratagem.cli.kubernetes import kubernetes_group
 from stratagem.cli.launch import command as launch_command
+from stratagem.cli.migrate import command as migrate_command
 from stratagem.cli.plan import command as plan_command
 from stratagem.cli.server import command as server_command
 from stratagem.cli.slurm import slurm_group
@@ -43,6 +44,7 @@ main.add_command(plan_command)
 main.add_command(server_command)
 main.add_command(goodput_command)
 main.add_command(explain_command)
+main.add_command(migrate_command)
 main.add_command(kubernetes_group)
 main.add_command(click.Group("k8s", kubernetes_group.commands, help="Short for kubernetes."))
 main.add_command(slurm_group)

@@ -1,6 +1,6 @@
-"""Migration table: names of other libraries and their counterparts here.
+"""Migration: names of other libraries with their counterparts here, and a tool that rewrites programs.
 
-Nothing here loads JAX, Keras or TensorFlow.
+Importing it loads neither libcst nor JAX.
 """
 
 from stratagem.migrate.symbols import STATUSES, Symbol, load_symbols
