@@ -45,7 +45,7 @@ LAYERS = (
     ("values",),
     ("topology",),
     # no JAX below this line
-    ("goodput", "remote"),
+    ("doctor", "goodput", "remote"),
     ("process_group", "parameter_server.server"),
     ("parameter_server.transport",),
     ("launch", "manifests"),

@@ -9,6 +9,8 @@ from __future__ import annotations
 import click
 
 from stratagem import environment
+from stratagem.cli.doctor import command as doctor_command
+from stratagem.cli.doctor import env_command
 from stratagem.cli.goodput import command as goodput_command
 from stratagem.cli.kubernetes import kubernetes_group
 from stratagem.cli.launch import command as launch_command
@@ -37,6 +39,8 @@ def devices() -> None:
     show()
 
 
+main.add_command(doctor_command)
+main.add_command(env_command)
 main.add_command(launch_command)
 main.add_command(plan_command)
 main.add_command(server_command)

@@ -1,0 +1,78 @@
+"""`stratagem doctor` and `stratagem env`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from stratagem.doctor.finding import Finding
+
+__all__ = ["command", "env_command"]
+
+_SIGNS = {
+    "ok": "[green]✓[/green]",
+    "note": "[blue]i[/blue]",
+    "warning": "[yellow]![/yellow]",
+    "error": "[red]✗[/red]",
+}
+
+
+@click.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@click.option("--strict", is_flag=True, help="Exit with 1 for warnings, too.")
+@click.argument(
+    "script", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+def command(script: Path | None, *, as_json: bool, strict: bool) -> None:
+    """Examine this machine: versions, devices, limits, settings, and the cluster.
+
+    With SCRIPT, its imports are checked, too. Exit codes: 0 if training can start, 1 for errors.
+    """
+    from stratagem.doctor.examination import examine
+    from stratagem.doctor.finding import Level
+
+    findings = list(examine(script)) if as_json else _print(examine(script))
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
+    fatal = {Level.ERROR, Level.WARNING} if strict else {Level.ERROR}
+    raise SystemExit(int(any(finding.level in fatal for finding in findings)))
+
+
+@click.command("env")
+def env_command() -> None:
+    """Describe this environment for a bug report, without names, addresses and secrets."""
+    from stratagem import environment
+    from stratagem.doctor.accelerators import probe_devices
+    from stratagem.doctor.bug_report import describe
+    from stratagem.doctor.examination import examine
+    from stratagem.doctor.versions import installed_versions
+
+    probe = probe_devices()
+    findings = list(examine(probe=probe))
+    text = describe(installed_versions(), probe.devices, findings, environment.snapshot())
+    click.echo(text)
+
+
+def _print(findings: Iterable[Finding]) -> list[Finding]:
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(highlight=False)
+    signs = _SIGNS if console.encoding.lower().startswith("utf") else dict.fromkeys(_SIGNS, "-")
+    shown: list[Finding] = []
+    for finding in findings:
+        if not shown or shown[-1].topic != finding.topic:
+            console.print(f"[bold]{finding.topic}[/bold]")
+        console.print(f"  {signs[finding.level]} {escape(finding.text)}")
+        if finding.fix:
+            console.print(f"    [dim]Fix:[/dim] {escape(finding.fix)}")
+        shown.append(finding)
+    counts = {level: sum(one.level == level for one in shown) for level in ("error", "warning")}
+    console.print(f"{counts['error']} errors, {counts['warning']} warnings")
+    return shown
