@@ -4,23 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-if TYPE_CHECKING:
-    from stratagem.doctor.finding import Finding
-
 __all__ = ["command", "env_command"]
-
-_SIGNS = {
-    "ok": "[green]✓[/green]",
-    "note": "[blue]i[/blue]",
-    "warning": "[yellow]![/yellow]",
-    "error": "[red]✗[/red]",
-}
 
 
 @click.command("doctor")
@@ -36,8 +24,9 @@ def command(script: Path | None, *, as_json: bool, strict: bool) -> None:
     """
     from stratagem.doctor.examination import examine
     from stratagem.doctor.finding import Level
+    from stratagem.doctor.report import show
 
-    findings = list(examine(script)) if as_json else _print(examine(script))
+    findings = list(examine(script)) if as_json else show(examine(script))
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
     fatal = {Level.ERROR, Level.WARNING} if strict else {Level.ERROR}
@@ -57,22 +46,3 @@ def env_command() -> None:
     findings = list(examine(probe=probe))
     text = describe(installed_versions(), probe.devices, findings, environment.snapshot())
     click.echo(text)
-
-
-def _print(findings: Iterable[Finding]) -> list[Finding]:
-    from rich.console import Console
-    from rich.markup import escape
-
-    console = Console(highlight=False)
-    signs = _SIGNS if console.encoding.lower().startswith("utf") else dict.fromkeys(_SIGNS, "-")
-    shown: list[Finding] = []
-    for finding in findings:
-        if not shown or shown[-1].topic != finding.topic:
-            console.print(f"[bold]{finding.topic}[/bold]")
-        console.print(f"  {signs[finding.level]} {escape(finding.text)}")
-        if finding.fix:
-            console.print(f"    [dim]Fix:[/dim] {escape(finding.fix)}")
-        shown.append(finding)
-    counts = {level: sum(one.level == level for one in shown) for level in ("error", "warning")}
-    console.print(f"{counts['error']} errors, {counts['warning']} warnings")
-    return shown

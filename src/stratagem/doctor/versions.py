@@ -59,7 +59,7 @@ def installed_versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
 def check_requirements(
     required: Mapping[str, Iterable[str]], installed: Mapping[str, str]
 ) -> list[Finding]:
-    """Compares what packages require with what is installed.
+    """Compares the requirements of packages with the installed versions.
 
     Requirements of extras are left out: they contradict each other.
 
