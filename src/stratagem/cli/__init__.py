@@ -15,6 +15,7 @@ from stratagem.cli.goodput import command as goodput_command
 from stratagem.cli.kubernetes import kubernetes_group
 from stratagem.cli.launch import command as launch_command
 from stratagem.cli.plan import command as plan_command
+from stratagem.cli.selftest import command as test_command
 from stratagem.cli.server import command as server_command
 from stratagem.cli.slurm import slurm_group
 
@@ -41,6 +42,7 @@ def devices() -> None:
 
 main.add_command(doctor_command)
 main.add_command(env_command)
+main.add_command(test_command)
 main.add_command(launch_command)
 main.add_command(plan_command)
 main.add_command(server_command)
