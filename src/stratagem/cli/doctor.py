@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 
@@ -13,11 +14,12 @@ __all__ = ["command", "env_command"]
 
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@click.option("--run", "is_run", is_flag=True, help="Also measure speed: about half a minute.")
 @click.option("--strict", is_flag=True, help="Exit with 1 for warnings, too.")
 @click.argument(
     "script", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
-def command(script: Path | None, *, as_json: bool, strict: bool) -> None:
+def command(script: Path | None, *, as_json: bool, is_run: bool, strict: bool) -> None:
     """Examine this machine: versions, devices, limits, settings, and the cluster.
 
     With SCRIPT, its imports are checked, too. Exit codes: 0 if training can start, 1 for errors.
@@ -25,8 +27,10 @@ def command(script: Path | None, *, as_json: bool, strict: bool) -> None:
     from stratagem.doctor.examination import examine
     from stratagem.doctor.finding import Level
     from stratagem.doctor.report import show
+    from stratagem.selftest.trial import measure
 
-    findings = list(examine(script)) if as_json else show(examine(script))
+    made = itertools.chain(examine(script), measure() if is_run else ())
+    findings = list(made) if as_json else show(made)
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
     fatal = {Level.ERROR, Level.WARNING} if strict else {Level.ERROR}
