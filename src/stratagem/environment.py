@@ -28,6 +28,7 @@ __all__ = [
     "show_gpus",
     "size_cpu_thread_pool",
     "snapshot",
+    "snapshot_outside_cluster",
     "visible_gpus",
 ]
 
@@ -334,6 +335,12 @@ def without_cluster() -> dict[str, str]:
     prefixes = ("TF_CONFIG", "JAX_", "XLA_", "PET_", "OMPI_", "SLURM_", "NPROC")
     inherited = {name: text for name, text in os.environ.items() if not name.startswith(prefixes)}
     return {**inherited, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def snapshot_outside_cluster() -> dict[str, str]:
+    """Returns a copy of all variables but those that describe a cluster."""
+    prefixes = ("TF_CONFIG", "PET_", "OMPI_", "SLURM_", "SM_", "JAX_COORDINATOR")
+    return {name: text for name, text in os.environ.items() if not name.startswith(prefixes)}
 
 
 def visible_gpus() -> tuple[str, ...] | None:

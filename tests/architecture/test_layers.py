@@ -17,7 +17,7 @@ from tests.architecture.source_tree import Import, Module, assert_none, from_tex
 # From the top to the bottom. Rooms in one layer never import each other, except in the last one.
 LAYERS = (
     ("cli", "compat", "coordinator", "nn", "tpu", "train"),
-    ("estimator", "planning"),
+    ("estimator", "planning", "selftest"),
     ("strategies",),
     ("parameter_server",),
     ("parameter_server.strategy",),
@@ -45,7 +45,7 @@ LAYERS = (
     ("values",),
     ("topology",),
     # no JAX below this line
-    ("goodput", "remote"),
+    ("doctor", "goodput", "remote"),
     ("process_group", "parameter_server.server"),
     ("parameter_server.transport",),
     ("launch", "manifests", "migrate"),

@@ -10,11 +10,14 @@ import click
 
 from stratagem import environment
 from stratagem.cli.explain import command as explain_command
+from stratagem.cli.doctor import command as doctor_command
+from stratagem.cli.doctor import env_command
 from stratagem.cli.goodput import command as goodput_command
 from stratagem.cli.kubernetes import kubernetes_group
 from stratagem.cli.launch import command as launch_command
 from stratagem.cli.migrate import command as migrate_command
 from stratagem.cli.plan import command as plan_command
+from stratagem.cli.selftest import command as test_command
 from stratagem.cli.server import command as server_command
 from stratagem.cli.slurm import slurm_group
 
@@ -39,6 +42,9 @@ def devices() -> None:
     show()
 
 
+main.add_command(doctor_command)
+main.add_command(env_command)
+main.add_command(test_command)
 main.add_command(launch_command)
 main.add_command(plan_command)
 main.add_command(server_command)

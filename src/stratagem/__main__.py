@@ -1,0 +1,9 @@
+"""`python -m stratagem`: the same as the `stratagem` command."""
+
+from __future__ import annotations
+
+from stratagem.cli import main
+
+__all__: list[str] = []
+
+main(prog_name="stratagem")

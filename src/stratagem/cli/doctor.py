@@ -1,0 +1,52 @@
+"""`stratagem doctor` and `stratagem env`."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from pathlib import Path
+
+import click
+
+__all__ = ["command", "env_command"]
+
+
+@click.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@click.option("--run", "is_run", is_flag=True, help="Also measure speed: about half a minute.")
+@click.option("--strict", is_flag=True, help="Exit with 1 for warnings, too.")
+@click.argument(
+    "script", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+def command(script: Path | None, *, as_json: bool, is_run: bool, strict: bool) -> None:
+    """Examine this machine: versions, devices, limits, settings, and the cluster.
+
+    With SCRIPT, its imports are checked, too. Exit codes: 0 if training can start, 1 for errors.
+    """
+    from stratagem.doctor.examination import examine
+    from stratagem.doctor.finding import Level
+    from stratagem.doctor.report import show
+    from stratagem.selftest.trial import measure
+
+    made = itertools.chain(examine(script), measure() if is_run else ())
+    findings = list(made) if as_json else show(made)
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
+    fatal = {Level.ERROR, Level.WARNING} if strict else {Level.ERROR}
+    raise SystemExit(int(any(finding.level in fatal for finding in findings)))
+
+
+@click.command("env")
+def env_command() -> None:
+    """Describe this environment for a bug report, without names, addresses and secrets."""
+    from stratagem import environment
+    from stratagem.doctor.accelerators import probe_devices
+    from stratagem.doctor.bug_report import describe
+    from stratagem.doctor.examination import examine
+    from stratagem.doctor.versions import installed_versions
+
+    probe = probe_devices()
+    findings = list(examine(probe=probe))
+    text = describe(installed_versions(), probe.devices, findings, environment.snapshot())
+    click.echo(text)

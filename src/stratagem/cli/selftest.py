@@ -1,0 +1,34 @@
+"""`stratagem test`: self-test of an installation."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import click
+
+__all__ = ["command"]
+
+
+@click.command("test")
+@click.option("--only", multiple=True, help="Run these cases only, such as mirrored; repeatable.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def command(only: tuple[str, ...], *, as_json: bool) -> None:
+    """Train a small model under every strategy, and compare the weights with NumPy.
+
+    Takes about a minute on two cores. Exit codes: 0 if all that can run passed, 1 if one failed.
+    """
+    from rich.console import Console
+
+    from stratagem.selftest import CASES, run_case
+    from stratagem.selftest.report import run_shown
+
+    names = [case.name for case in CASES]
+    if unknown := sorted(set(only) - set(names)):
+        raise click.UsageError(f"No such case: {', '.join(unknown)}. There are {', '.join(names)}.")
+    cases = [case for case in CASES if not only or case.name in only]
+    outcomes = [run_case(case) for case in cases] if as_json else run_shown(cases, Console())
+    if as_json:
+        rows = [{**dataclasses.asdict(one), "passed": one.passed} for one in outcomes]
+        click.echo(json.dumps(rows, indent=2))
+    raise SystemExit(int(any(not one.passed and not one.is_skipped for one in outcomes)))

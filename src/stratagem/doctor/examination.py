@@ -1,0 +1,43 @@
+"""The whole examination, in the order in which problems hide each other."""
+
+from __future__ import annotations
+
+import ctypes.util
+from collections.abc import Iterator
+from pathlib import Path
+
+from stratagem import environment
+from stratagem.doctor import accelerators, clusters, machine, services, settings, versions
+from stratagem.doctor.finding import Finding
+
+__all__ = ["examine"]
+
+
+def examine(
+    script: Path | None = None, probe: accelerators.Probe | None = None
+) -> Iterator[Finding]:
+    """Examines this machine; yields findings as they are made.
+
+    Args:
+        script: training script whose imports are checked, too.
+        probe: devices that JAX found; by default JAX is started.
+    """
+    installed = versions.installed_versions()
+    # The full set is needed to check requirements, such as ml_dtypes.
+    required = versions.examined_requirements()
+    yield from versions.check_requirements(required, versions.versions_for(required, installed))
+    yield from versions.check_plugins(installed, required.get("jax", ()))
+    variables = environment.snapshot()
+    yield from settings.check_settings(variables)
+    if script is not None:
+        yield from settings.check_script(script)
+    yield from machine.check_machine(machine.read_limits())
+    driver = accelerators.gpu_driver()
+    yield from accelerators.check_gpu_driver(driver, installed)
+    probe = probe or accelerators.probe_devices()
+    yield from accelerators.check_devices(probe, installed, has_gpu=driver is not None)
+    finds_nccl = ctypes.util.find_library("nccl") is not None
+    yield from accelerators.check_nccl(probe.devices, installed, finds_library=finds_nccl)
+    yield from clusters.examine_clusters()
+    yield from services.check_ray(variables, installed)
+    yield from services.check_cache(Path(environment.read("cache_dir")).expanduser(), installed)

@@ -1,0 +1,46 @@
+"""Progress and table of the self-test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from stratagem.selftest.cases import Case, Outcome, run_case
+
+__all__ = ["run_shown"]
+
+
+def run_shown(cases: Iterable[Case], console: Console) -> list[Outcome]:
+    """Runs cases with a progress bar, prints a table, and returns the outcomes."""
+    chosen = list(cases)
+    outcomes: list[Outcome] = []
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(chosen))
+        for case in chosen:
+            progress.update(task, description=case.title)
+            outcomes.append(run_case(case))
+            progress.advance(task)
+    table = Table("strategy", "replicas", "difference", "time", "result")
+    for outcome in outcomes:
+        table.add_row(outcome.case.title, *_cells(outcome))
+    console.print(table)
+    for outcome in outcomes:
+        if outcome.problem and not outcome.is_skipped:
+            console.print(f"{outcome.case.title}: {outcome.problem}", markup=False)
+    return outcomes
+
+
+def _cells(outcome: Outcome) -> tuple[str, str, str, str]:
+    if outcome.is_skipped:
+        return "", "", "", f"[yellow]skipped[/yellow]: {outcome.problem}"
+    result = "[green]passed[/green]" if outcome.passed else "[red]failed[/red]"
+    difference = outcome.largest_difference
+    return (
+        str(outcome.num_replicas or ""),
+        "" if difference is None else f"{difference:.1e}",
+        f"{outcome.wall_s:.1f} s",
+        result,
+    )

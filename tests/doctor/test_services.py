@@ -1,0 +1,75 @@
+"""A Ray cluster that answers, is of another version, or is away; caches that are stale."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stratagem.doctor import services
+from stratagem.doctor.finding import Level
+
+
+@pytest.fixture
+def dashboard() -> Iterator[str]:
+    """A server that answers as the dashboard of Ray 2.59.0 does."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/api/version" else 404)
+            self.end_headers()
+            self.wfile.write(json.dumps({"ray_version": "2.59.0"}).encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Writes nothing."""
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_no_ray_cluster_is_fine() -> None:
+    assert services.check_ray({}, {}) == []
+    assert services.check_ray({"RAY_ADDRESS": "auto"}, {"ray": "2.60.0"}) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "level"), [("2.59.0", Level.OK), ("2.60.0", Level.ERROR)], ids=["same", "other"]
+)
+def test_version_of_the_cluster_is_compared(version: str, level: Level, dashboard: str) -> None:
+    (finding,) = services.check_ray({"RAY_API_SERVER_ADDRESS": dashboard}, {"ray": version})
+    assert finding.level is level
+    assert "2.59.0" in finding.text
+    assert level is Level.OK or finding.fix == 'pip install "ray[default]==2.59.0"'
+
+
+def test_ray_that_is_not_installed_is_an_error(dashboard: str) -> None:
+    (finding,) = services.check_ray({"RAY_API_SERVER_ADDRESS": dashboard}, {})
+    assert finding.fix == "pip install 'stratagem[ray]'"
+
+
+def test_dashboard_that_does_not_answer_is_a_warning() -> None:
+    (finding,) = services.check_ray({"RAY_ADDRESS": "ray://127.0.0.1:1"}, {"ray": "2"}, limit_s=1)
+    assert finding.level is Level.WARNING
+    assert "http://127.0.0.1:8265" in finding.text
+
+
+def test_cache_in_use_is_fine(tmp_path: Path) -> None:
+    assert services.check_cache(tmp_path / "missing", {}) == []
+    (tmp_path / "program").write_bytes(b"x")
+    assert services.check_cache(tmp_path, {}) == []
+
+
+def test_cache_that_is_not_written_any_more_is_stale(tmp_path: Path) -> None:
+    (tmp_path / "program").write_bytes(b"x")
+    in_100_days = time.time() + 100 * 86400
+    (finding,) = services.check_cache(tmp_path, {"jax": "0.10.2"}, now_s=in_100_days)
+    assert "100 days ago; jax 0.10.2 may not read it" in finding.text
+    assert finding.fix.startswith(f"rm -r {tmp_path}")

@@ -1,0 +1,33 @@
+"""The table of outcomes, and the whole error below it."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from stratagem.selftest import report
+from stratagem.selftest.cases import CASES, Case, Outcome
+
+
+def test_table_shows_each_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = iter(
+        [
+            Outcome(CASES[0], 1e-8, 1, 2.0),
+            Outcome(CASES[1], problem="ValueError: " + 30 * "long "),
+            Outcome(CASES[2], problem="zmq is not installed", is_skipped=True),
+        ]
+    )
+
+    def run_case(case: Case) -> Outcome:
+        del case
+        return next(outcomes)
+
+    monkeypatch.setattr(report, "run_case", run_case)
+    console = Console(file=io.StringIO(), width=300)
+    assert len(report.run_shown(CASES[:3], console)) == 3
+    text = console.file.getvalue()
+    assert "1.0e-08" in text
+    assert "skipped: zmq is not installed" in text
+    assert "OneDeviceStrategy: ValueError: long long" in text
