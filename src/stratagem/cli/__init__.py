@@ -9,9 +9,9 @@ from __future__ import annotations
 import click
 
 from stratagem import environment
-from stratagem.cli.explain import command as explain_command
 from stratagem.cli.doctor import command as doctor_command
 from stratagem.cli.doctor import env_command
+from stratagem.cli.explain import command as explain_command
 from stratagem.cli.goodput import command as goodput_command
 from stratagem.cli.kubernetes import kubernetes_group
 from stratagem.cli.launch import command as launch_command
