@@ -6,4 +6,5 @@ from stratagem.cli import main
 
 __all__: list[str] = []
 
-main(prog_name="stratagem")
+if __name__ == "__main__":
+    main(prog_name="stratagem")
