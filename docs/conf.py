@@ -69,7 +69,10 @@ html_short_title = "Stratagem"
 html_favicon = "_static/logo.svg"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_js_files = [("search_on_files.js", {"defer": "defer"})]
+html_js_files = [
+    ("navigation_names.js", {"defer": "defer"}),
+    ("search_on_files.js", {"defer": "defer"}),
+]
 templates_path = ["_templates"]
 html_show_sourcelink = False
 html_show_sphinx = False
