@@ -77,7 +77,15 @@ BOTTOM = len(LAYERS) - 1
 
 # What only these rooms may import. `keras.private` is the one place for Keras's private names.
 ALLOWED_ROOMS = {
-    "keras": {"variables", "execution", "checkpoint", "keras", "parameter_server", "estimator"},
+    "keras": {
+        "variables",
+        "execution",
+        "checkpoint",
+        "keras",
+        "parameter_server",
+        "estimator",
+        "selftest",
+    },
     "ray": {"parameter_server", "launch", "remote"},
     "orbax": {"storage"},
 }
@@ -108,6 +116,9 @@ LAZY_IN_LAUNCH = {
     },
 }
 
+# Run as programs of their own, and written as a user would.
+USER_PROGRAMS = ("stratagem.selftest.measurements", "stratagem.selftest.program")
+
 
 def is_lazy_in_launch(module: Module, imported: Import) -> bool:
     return imported.in_function and imported.module in LAZY_IN_LAUNCH.get(module.name, ())
@@ -131,7 +142,7 @@ def innermost_room(name: str) -> str | None:
 
 
 def upward_or_sideways(module: Module) -> list[str]:
-    if module.room == "":
+    if module.room in ("", "__main__"):
         return []
     own_room = innermost_room(module.name)
     if own_room is None:
@@ -144,6 +155,8 @@ def upward_or_sideways(module: Module) -> list[str]:
         if room == "" and imported.in_function and module.room in LAZY_ROOMS:
             continue  # the lazy root
         if is_lazy_in_launch(module, imported):
+            continue
+        if room == "" and module.name in USER_PROGRAMS:
             continue
         where = f"{module.at(imported.line)}: {own_room} imports {imported.full_name}"
         if room not in DEPTH:

@@ -37,4 +37,4 @@ def test_case_that_fails_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_unknown_case_is_a_usage_error() -> None:
     finished = _run("--only", "abacus")
     assert finished.returncode == 2
-    assert "There are default, one_device, mirrored" in finished.stderr
+    assert "No such case: abacus. There are default, one_device, mirrored" in finished.stderr

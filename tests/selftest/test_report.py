@@ -8,19 +8,19 @@ import pytest
 from rich.console import Console
 
 from stratagem.selftest import report
-from stratagem.selftest.cases import CASES, Case, Outcome
+from stratagem.selftest.cases import CASES, Case, CaseOutcome
 
 
 def test_table_shows_each_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = iter(
         [
-            Outcome(CASES[0], 1e-8, 1, 2.0),
-            Outcome(CASES[1], problem="ValueError: " + 30 * "long "),
-            Outcome(CASES[2], problem="zmq is not installed", is_skipped=True),
+            CaseOutcome(CASES[0], 1e-8, 1, 2.0),
+            CaseOutcome(CASES[1], problem="ValueError: " + 30 * "long "),
+            CaseOutcome(CASES[2], problem="zmq is not installed", is_skipped=True),
         ]
     )
 
-    def run_case(case: Case) -> Outcome:
+    def run_case(case: Case) -> CaseOutcome:
         del case
         return next(outcomes)
 

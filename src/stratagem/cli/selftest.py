@@ -18,8 +18,6 @@ def command(only: tuple[str, ...], *, as_json: bool) -> None:
 
     Takes about a minute on two cores. Exit codes: 0 if all that can run passed, 1 if one failed.
     """
-    from rich.console import Console
-
     from stratagem.selftest import CASES, run_case
     from stratagem.selftest.report import run_shown
 
@@ -27,7 +25,7 @@ def command(only: tuple[str, ...], *, as_json: bool) -> None:
     if unknown := sorted(set(only) - set(names)):
         raise click.UsageError(f"No such case: {', '.join(unknown)}. There are {', '.join(names)}.")
     cases = [case for case in CASES if not only or case.name in only]
-    outcomes = [run_case(case) for case in cases] if as_json else run_shown(cases, Console())
+    outcomes = [run_case(case) for case in cases] if as_json else run_shown(cases)
     if as_json:
         rows = [{**dataclasses.asdict(one), "passed": one.passed} for one in outcomes]
         click.echo(json.dumps(rows, indent=2))

@@ -21,8 +21,8 @@ from libcst.metadata import (
 from stratagem.migrate.rules import Advice, tensorflow_name
 
 __all__ = [
-    "MARK",
     "FileContext",
+    "MARK",
     "StatementRewriter",
     "dotted",
     "module_names",

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from stratagem.selftest.cases import CASES, Case, Outcome, run_case
+from stratagem.selftest.cases import CASES, Case, CaseOutcome, run_case
 
-__all__ = ["CASES", "Case", "Outcome", "run_case"]
+__all__ = ["CASES", "Case", "CaseOutcome", "run_case"]

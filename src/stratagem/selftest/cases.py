@@ -16,7 +16,7 @@ import numpy as np
 from stratagem import environment
 from stratagem.selftest.reference import trained_weights
 
-__all__ = ["CASES", "Case", "Outcome", "run_case"]
+__all__ = ["CASES", "Case", "CaseOutcome", "run_case"]
 
 _MARKER = "STRATAGEM_WEIGHTS"
 _LIMIT_S = 300
@@ -63,7 +63,7 @@ CASES = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class CaseOutcome:
     """Result of one case.
 
     Args:
@@ -88,10 +88,10 @@ class Outcome:
         return not self.problem
 
 
-def run_case(case: Case, limit_s: float = _LIMIT_S) -> Outcome:
+def run_case(case: Case, limit_s: float = _LIMIT_S) -> CaseOutcome:
     """Runs a case and compares its weights with the reference."""
     if case.needs is not None and importlib.util.find_spec(case.needs) is None:
-        return Outcome(case, problem=f"{case.needs} is not installed", is_skipped=True)
+        return CaseOutcome(case, problem=f"{case.needs} is not installed", is_skipped=True)
     started_s = time.monotonic()
     try:
         finished = subprocess.run(
@@ -107,12 +107,12 @@ def run_case(case: Case, limit_s: float = _LIMIT_S) -> Outcome:
             },
         )
     except subprocess.TimeoutExpired:
-        return Outcome(case, wall_s=limit_s, problem=f"not finished after {limit_s:.0f} s")
+        return CaseOutcome(case, wall_s=limit_s, problem=f"not finished after {limit_s:.0f} s")
     wall_s = time.monotonic() - started_s
     lines = [line for line in finished.stdout.splitlines() if _MARKER in line]
     expected_lines = max(case.num_workers, 1)
     if finished.returncode or len(lines) != expected_lines:
-        return Outcome(case, wall_s=wall_s, problem=_error_of(finished))
+        return CaseOutcome(case, wall_s=wall_s, problem=_error_of(finished))
     return _compared(case, lines, wall_s)
 
 
@@ -124,7 +124,7 @@ def _command(case: Case) -> list[str]:
     return [*launcher, "-m", *program]
 
 
-def _compared(case: Case, lines: list[str], wall_s: float) -> Outcome:
+def _compared(case: Case, lines: list[str], wall_s: float) -> CaseOutcome:
     decoder = json.JSONDecoder()
     largest, num_replicas = 0.0, 0
     for line in lines:
@@ -135,7 +135,7 @@ def _compared(case: Case, lines: list[str], wall_s: float) -> Outcome:
         largest = max(largest, float(difference))
     is_equal = largest <= _TOLERANCE
     problem = "" if is_equal else f"weights differ by {largest:.1e}"
-    return Outcome(case, largest, num_replicas, wall_s, problem)
+    return CaseOutcome(case, largest, num_replicas, wall_s, problem)
 
 
 def _error_of(finished: subprocess.CompletedProcess[str]) -> str:

@@ -8,15 +8,16 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from stratagem.selftest.cases import Case, Outcome, run_case
+from stratagem.selftest.cases import Case, CaseOutcome, run_case
 
 __all__ = ["run_shown"]
 
 
-def run_shown(cases: Iterable[Case], console: Console) -> list[Outcome]:
+def run_shown(cases: Iterable[Case], console: Console | None = None) -> list[CaseOutcome]:
     """Runs cases with a progress bar, prints a table, and returns the outcomes."""
+    console = console or Console()
     chosen = list(cases)
-    outcomes: list[Outcome] = []
+    outcomes: list[CaseOutcome] = []
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("", total=len(chosen))
         for case in chosen:
@@ -33,7 +34,7 @@ def run_shown(cases: Iterable[Case], console: Console) -> list[Outcome]:
     return outcomes
 
 
-def _cells(outcome: Outcome) -> tuple[str, str, str, str]:
+def _cells(outcome: CaseOutcome) -> tuple[str, str, str, str]:
     if outcome.is_skipped:
         return "", "", "", f"[yellow]skipped[/yellow]: {outcome.problem}"
     result = "[green]passed[/green]" if outcome.passed else "[red]failed[/red]"

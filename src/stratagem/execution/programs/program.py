@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec, Sharding
 
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution.analysis.replication import contains_primitive
+from stratagem.execution.programs.destination import Destination
 from stratagem.execution.programs.ids_program import IdsProgram
 from stratagem.execution.programs.recompilations import Usage
 from stratagem.execution.programs.step_program import StepProgram, shape_on
@@ -29,10 +30,10 @@ from stratagem.topology.abstract_devices import placeholder
 from stratagem.topology.lockstep import record_program, run_together
 from stratagem.topology.shards import local_copy
 from stratagem.values import PerReplica
-from stratagem.variables import VariableKind, home_of, store_of, stored_sharding
+from stratagem.variables import home_of, stored_sharding
 
 if TYPE_CHECKING:
-    import keras
+    pass
 
 
 __all__ = ["POOLS", "Program", "value_for_step"]
@@ -61,8 +62,8 @@ class Program:
         self._name = name
         self._is_agreed = not topology.spans_processes
         self._topology = topology
-        self._written = [_Place(variable) for variable in trace.written]
-        self._read_only = [_Place(variable) for variable in trace.read_only]
+        self._written = [Destination(variable) for variable in trace.written]
+        self._read_only = [Destination(variable) for variable in trace.read_only]
         self._constants: list[Any] | None = None
         self._summaries = None if trace.summaries is None else StepSummaries(trace, topology)
         self.make_plain: Callable[[], Program] | None = None
@@ -364,30 +365,3 @@ class Program:
 def value_for_step(variable: Any) -> Any:
     """Returns a variable's value as input of a step, with or without a strategy."""
     return variable.value if home_of(variable) is None else variable.for_step
-
-
-class _Place:
-    """Destination of a variable's new value after a step."""
-
-    __slots__ = ("_is_stored", "spec", "variable")
-
-    def __init__(self, variable: keras.Variable) -> None:
-        home = home_of(variable)
-        self.variable: Any = variable  # a StoredVariable, or a plain Keras variable
-        self._is_stored = home is not None
-        stacked = home is not None and home.kind is VariableKind.ON_READ
-        self.spec = PartitionSpec(REPLICA_AXIS) if stacked else PartitionSpec()
-
-    @property
-    def is_on_devices(self) -> bool:
-        store = store_of(self.variable)
-        return store is None or (store.is_on_replicas and not store.is_pinned)
-
-    def store(self, value: object) -> None:
-        if self._is_stored:
-            self.variable.storage = value
-        elif (trace := current_function_trace()) is not None:
-            trace.store(self.variable, value)
-        else:
-            # A variable without a strategy remains an array that is not committed to a device.
-            self.variable.assign(jax.device_get(value))
