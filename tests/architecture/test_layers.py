@@ -124,6 +124,10 @@ def is_lazy_in_launch(module: Module, imported: Import) -> bool:
     return imported.in_function and imported.module in LAZY_IN_LAUNCH.get(module.name, ())
 
 
+def is_user_program(module: Module, room: str | None) -> bool:
+    return room == "" and module.name in USER_PROGRAMS
+
+
 def our_room(imported: Import) -> str | None:
     """The room that an import reaches into; "" for the package's root; None for other packages."""
     parts = imported.full_name.split(".")
@@ -154,9 +158,7 @@ def upward_or_sideways(module: Module) -> list[str]:
             continue
         if room == "" and imported.in_function and module.room in LAZY_ROOMS:
             continue  # the lazy root
-        if is_lazy_in_launch(module, imported):
-            continue
-        if room == "" and module.name in USER_PROGRAMS:
+        if is_lazy_in_launch(module, imported) or is_user_program(module, room):
             continue
         where = f"{module.at(imported.line)}: {own_room} imports {imported.full_name}"
         if room not in DEPTH:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import jax
 from jax.sharding import PartitionSpec
 
+from stratagem.context.function_trace import current_function_trace
 from stratagem.topology import REPLICA_AXIS
 from stratagem.variables import VariableKind, home_of, store_of
 
@@ -29,10 +31,12 @@ class Destination:
 
     @property
     def is_on_devices(self) -> bool:
+        """True if the value stays on the replicas' devices between steps."""
         store = store_of(self.variable)
         return store is None or (store.is_on_replicas and not store.is_pinned)
 
     def store(self, value: object) -> None:
+        """Stores the value, with or without a strategy."""
         if self._is_stored:
             self.variable.storage = value
         elif (trace := current_function_trace()) is not None:
