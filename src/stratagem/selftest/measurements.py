@@ -101,7 +101,7 @@ def checkpoint() -> Measured:
 
     def write_and_read() -> None:
         with open(folder / "file", "wb") as file:
-            file.write(array)
+            file.write(array.tobytes())
             os.fsync(file.fileno())
         (folder / "file").read_bytes()
 

@@ -49,7 +49,8 @@ def main(name: str) -> None:
             ]
         )
         model.compile(keras.optimizers.SGD(LEARNING_RATE), "mse")
-    model.fit(features, labels, batch_size=BATCH_SIZE, epochs=EPOCHS, shuffle=False, verbose=0)
+    arguments: dict[str, Any] = {"verbose": 0}  # Keras annotates it as str
+    model.fit(features, labels, batch_size=BATCH_SIZE, epochs=EPOCHS, shuffle=False, **arguments)
     kernel, bias = model.get_weights()
     weights = [*kernel[:, 0].tolist(), *bias.tolist()]
     print(MARKER, json.dumps(weights), f"{strategy.num_replicas_in_sync} replicas", flush=True)
