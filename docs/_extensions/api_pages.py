@@ -310,8 +310,9 @@ class Reference:
         library = "TensorFlow" if first["name"].startswith("tf.") else "Other libraries"
         lines = [f"{_status(first)}"]
         lines += [f"- `{row['name']}`: {_status(row)}" for row in others]
-        head = [f"```{{admonition}} {library}: `{first['name']}`", ":class: tip", ""]
-        return "\n".join([*head, lines[0], *([""] if others else []), *lines[1:], "```"])
+        # A fence of backticks cannot have backticks in its title.
+        head = [f":::{{admonition}} {library}: `{first['name']}`", ":class: tip", ""]
+        return "\n".join([*head, lines[0], *([""] if others else []), *lines[1:], ":::"])
 
     def _place(self, value: Any) -> str:
         value = inspect.unwrap(value)

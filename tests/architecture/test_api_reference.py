@@ -187,9 +187,9 @@ def test_box_shows_what_differs_from_tensorflow(generator: ModuleType, tmp_path:
     table.write_text(TABLE)
     pages = generator.Reference("", generator.read_migration(table)).pages()
     assert (
-        "```{admonition} TensorFlow: `tf.distribute.MirroredStrategy`\n:class: tip\n\n"
+        ":::{admonition} TensorFlow: `tf.distribute.MirroredStrategy`\n:class: tip\n\n"
         "Changed. Takes `layout_map`.\n\n"
-        "- `tf.compat.v1.distribute.MirroredStrategy`: Renamed, with the same arguments.\n```"
+        "- `tf.compat.v1.distribute.MirroredStrategy`: Renamed, with the same arguments.\n:::"
     ) in pages["MirroredStrategy"]
     assert "Other libraries: `hvd.barrier`" in pages["collectives/host/index"]
     assert "admonition" not in pages["OneDeviceStrategy"]
