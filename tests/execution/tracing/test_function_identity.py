@@ -139,6 +139,19 @@ def test_state_that_cannot_be_compared_has_no_key() -> None:
     assert function_key(lambda: big) is None
 
 
+def test_library_that_is_imported_when_it_is_used_is_not_asked() -> None:
+    class LazyLibrary:
+        def __getattr__(self, name: str) -> Any:
+            raise ImportError(f"This requires another library, for {name}")
+
+    library = LazyLibrary()
+
+    def step() -> Any:
+        return library
+
+    assert function_key(step) == function_key(step)
+
+
 def test_changed_trainable_flag_is_seen() -> None:
     variable = keras.Variable(1.0)
     first = function_key(lambda: variable)

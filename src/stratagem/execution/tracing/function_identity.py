@@ -179,7 +179,9 @@ class _State:
         )
 
     def _object(self, value: object) -> Any:
-        if hasattr(value, "__next__") or isinstance(value, bytearray | memoryview | array.array):
+        # Asked of the type: a lazy module of Keras imports its library for any attribute.
+        is_iterator = hasattr(type(value), "__next__")
+        if is_iterator or isinstance(value, bytearray | memoryview | array.array):
             raise _UnknownError
         if isinstance(value, type):
             return _Same(value), self._items(_flat(vars(value)))
