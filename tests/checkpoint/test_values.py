@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import keras
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from stratagem.checkpoint.values import (
     local_values_of,
     values_of,
 )
+from stratagem.variables import home_of
 
 PATHS = {"plain": "plain", "mirrored": "mirrored", "counts": "counts"}
 
@@ -103,6 +103,6 @@ def test_value_assigned_while_a_step_is_traced_is_a_value_and_no_tracer(variable
         assign_values(part, {name: name for name in own}, values, {})
         return x
 
-    jax.eval_shape(step, np.ones(1))
+    home_of(variables["mirrored"]).strategy.run(step, args=(1.0,))
     assert values_of(part)["plain"] == 7
     assert values_of(part)["mirrored"].tolist() == [5, 6]

@@ -19,6 +19,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_chosen_case_is_run() -> None:
     finished = _run("--only", "default", "--json")
     assert finished.returncode == 0, finished.stdout + finished.stderr

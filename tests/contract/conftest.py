@@ -53,11 +53,20 @@ def execution(request: pytest.FixtureRequest) -> Iterator[str]:
     sg.config.run_eagerly(False)
 
 
+# Many steps of a call are single steps in a loop when they run op by op; other tests run those.
+_SLOW_WHEN_EAGER = {
+    "test_many_steps_a_call_are_as_many_calls",
+    "test_rows_of_many_steps_are_true_rows",
+}
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Moves to the slow tests what tells of a row only what is told of another one already."""
     for item in items:
         words = re.split(r"[\[\]-]", item.name)
+        if "eager" in words and words[0] in _SLOW_WHEN_EAGER:
+            item.add_marker(pytest.mark.slow)
         for row in (ROWS[word] for word in words if word in ROWS):
             if row.told_by is not None and (item.path.stem not in row.told_by or "eager" in words):
                 item.add_marker(pytest.mark.slow)

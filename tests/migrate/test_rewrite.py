@@ -29,6 +29,7 @@ def _split(files: Iterable[Path]) -> tuple[list[Path], list[Path]]:
     return groups
 
 
+@pytest.mark.slow
 def test_files_of_keras_that_use_tensorflow() -> None:
     with_tensorflow, _ = _split(_KERAS.rglob("*.py"))
     # Larger ones take seconds each.

@@ -9,15 +9,14 @@ import pytest
 from stratagem.doctor import Level
 from stratagem.selftest import trial
 from stratagem.selftest.measurements import MEASUREMENTS
+from tests.slow_rows import slow_but_for
 
 
 def test_every_measurement_is_run() -> None:
     assert tuple(MEASUREMENTS) == trial.NAMES
 
 
-@pytest.mark.parametrize(
-    "name", ["collective", pytest.param("parameter_servers", marks=pytest.mark.slow), "checkpoint"]
-)
+@pytest.mark.parametrize("name", slow_but_for(["collective"], trial.NAMES))
 def test_speed_is_shown_beside_the_hardware(name: str, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (finding,) = trial.measure([name])

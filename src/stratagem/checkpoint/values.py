@@ -135,7 +135,8 @@ def _set(variable: keras.Variable, value: _Array) -> None:
         variable.assign(value)
         return
     store = getattr(variable, "store_whole", variable._direct_assign)
-    store(variable._convert_to_tensor(value, dtype=variable.dtype))
+    with jax.ensure_compile_time_eval():  # else the conversion is part of the trace
+        store(variable._convert_to_tensor(value, dtype=variable.dtype))
 
 
 def _whole(variable: keras.Variable) -> Any:

@@ -20,9 +20,10 @@ __all__ = ["command", "env_command"]
     "script", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 def command(script: Path | None, *, as_json: bool, is_run: bool, strict: bool) -> None:
-    """Examine this machine: versions, devices, limits, settings, and the cluster.
+    """Find problems of this machine, and their fixes.
 
-    With SCRIPT, its imports are checked, too. Exit codes: 0 if training can start, 1 for errors.
+    Checks versions, devices, limits, settings and the cluster. With SCRIPT, its imports are
+    checked, too. Exit codes: 0 if training can start, 1 for errors.
     """
     from stratagem.doctor.examination import examine
     from stratagem.doctor.finding import Level
@@ -39,7 +40,10 @@ def command(script: Path | None, *, as_json: bool, is_run: bool, strict: bool) -
 
 @click.command("env")
 def env_command() -> None:
-    """Describe this environment for a bug report, without names, addresses and secrets."""
+    """Describe this environment for a bug report.
+
+    Names, addresses and secrets are left out.
+    """
     from stratagem import environment
     from stratagem.doctor.accelerators import probe_devices
     from stratagem.doctor.bug_report import describe

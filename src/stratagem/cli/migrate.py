@@ -30,7 +30,7 @@ _CHANGES_OR_MARKS = 1
 @click.option("--check", is_flag=True, help="Exit with 1 if anything changes or is left to do.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, and no diff.")
 def command(paths: tuple[Path, ...], *, writes: bool, check: bool, as_json: bool) -> None:
-    """Rewrite programs and notebooks from tf.distribute and tf.keras to Stratagem and Keras 3.
+    """Rewrite programs from tf.distribute and tf.keras.
 
     PATH is a .py or .ipynb file, or a folder. Without --write, nothing is written: a diff shows the
     changes. Places that need a person get a comment "# STRATAGEM: ..." above them.

@@ -14,9 +14,10 @@ __all__ = ["command"]
 @click.option("--only", multiple=True, help="Run these cases only, such as mirrored; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def command(only: tuple[str, ...], *, as_json: bool) -> None:
-    """Train a small model under every strategy, and compare the weights with NumPy.
+    """Test this installation: train under every strategy.
 
-    Takes about a minute on two cores. Exit codes: 0 if all that can run passed, 1 if one failed.
+    Compares the weights of a small model with gradient descent in NumPy. Takes about a
+    minute on two cores. Exit codes: 0 if all that can run passed, 1 if one failed.
     """
     from stratagem.selftest import CASES, run_case
     from stratagem.selftest.report import run_shown

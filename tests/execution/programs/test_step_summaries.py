@@ -12,6 +12,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.summary.recording import write_pending
+from tests.slow_rows import slow_but_for
 from tests.summary.events import Read
 
 _TABLE = {"table": "central"}
@@ -133,7 +134,10 @@ def test_many_steps_of_a_call_write_each(name: str, tmp_path: Path) -> None:
     program.check(Read(tmp_path), [*range(NUM_STEPS)])
 
 
-@pytest.mark.parametrize("name", ["default", "one_device", "mirrored_2", "all_in_parts"])
+@pytest.mark.parametrize(
+    "name",
+    slow_but_for(["mirrored_2"], ["default", "one_device", "mirrored_2", "all_in_parts"]),
+)
 def test_eager_steps_write_the_same(name: str, tmp_path: Path) -> None:
     program = program_of(name)
     writer = sg.summary.create_file_writer(tmp_path)

@@ -12,7 +12,16 @@ SERVICE = (
 )
 
 
-@pytest.mark.parametrize("line", [SERVICE, "[Gloo] Rank 3 is connected to 7 peer ranks. Expected"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        SERVICE,
+        "[Gloo] Rank 3 is connected to 7 peer ranks. Expected",
+        # Two threads at once.
+        "[Gloo] Rank [Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected",
+        "1 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1",
+    ],
+)
 def test_line_of_a_library_is_foreign(line) -> None:
     assert is_foreign(line)
 

@@ -9,8 +9,9 @@ __all__ = ["is_foreign"]
 _FOREIGN = re.compile(
     # JAX's coordination service, about a setting that process groups need.
     r"W\d{4} \S+ +\d+ coordination_service\.cc:\d+\] .*Using experimental recoverable task feature"
-    # Gloo, whenever processes connect.
-    r"|\[Gloo\] Rank \d+ is connected to \d+ peer ranks\."
+    # Gloo, whenever processes connect; threads that write at once mix their lines.
+    r"|\[Gloo\] Rank (\[Gloo\]|\d+ is connected to \d+ peer ranks\.)"
+    r"|\d+ is connected to \d+ peer ranks\. Expected number of connected peer ranks is"
 )
 
 
