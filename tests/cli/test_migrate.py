@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -42,6 +43,25 @@ def test_write_and_write_again(tmp_path) -> None:
     assert result.stderr == "2 files: 2 changed, 4 lines, 0 places left to do.\n"
     assert (tmp_path / "b" / "c.py").read_text() == _NEW
     assert "0 changed, 0 lines" in _call("--write", tmp_path).stderr
+
+
+def test_file_that_cannot_be_written_does_not_stop_the_others(tmp_path, monkeypatch) -> None:
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text(_TF)
+    replace = Path.replace
+
+    def refuse(self: Path, target: Path) -> Path:
+        if target.name == "a.py":
+            raise PermissionError(13, "Permission denied", str(target))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    result = _call("--write", tmp_path)
+    assert result.exit_code == 1
+    assert "Permission denied" in result.output
+    assert (tmp_path / "a.py").read_text() == _TF
+    assert (tmp_path / "b.py").read_text() == _NEW
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.py", "b.py"]
 
 
 @pytest.mark.parametrize(

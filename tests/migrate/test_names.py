@@ -52,6 +52,8 @@ NAMES = [
     ("metric.reset_states()", "metric.reset_state()"),
     ("strategy.experimental_run_v2(f, args=(x,))", "strategy.run(f, args=(x,))"),
     ("loss.numpy()", "np.asarray(loss)"),
+    ("o.minimize(x, global_step=s)", "sg.estimator.minimize(o, x)"),
+    ("o.minimize(global_step=s, loss=x)", "sg.estimator.minimize(o, x)"),
     ("model.optimizer.lr", "model.optimizer.learning_rate"),
     ("model.fit(x, workers=2, epochs=1)", "model.fit(x, epochs=1)"),
     ("model.fit_generator(g)", "model.fit(g)"),

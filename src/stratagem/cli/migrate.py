@@ -52,11 +52,11 @@ def command(paths: tuple[Path, ...], *, writes: bool, check: bool, as_json: bool
     reports: list[FileReport] = []
     for path in found:
         one = files.migrate_file(path)
+        if writes and one.is_changed:
+            one = files.write(one)
         reports.append(one)
         if not as_json and not writes and one.is_changed:
             report.show_diff(one)
-        if writes and one.is_changed:
-            files.write(one)
     if as_json:
         click.echo(json.dumps(report.as_dict(reports), indent=2))
     else:

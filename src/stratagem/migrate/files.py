@@ -104,14 +104,20 @@ def migrate_file(path: Path) -> FileReport:
     return FileReport(path, text, after, marks)
 
 
-def write(report: FileReport) -> None:
-    """Replaces a file as a whole, with its permissions."""
-    folder = report.path.resolve().parent
-    target = report.path.resolve()
-    handle, name = tempfile.mkstemp(dir=folder, prefix=f".{target.name}.")
+def write(report: FileReport) -> FileReport:
+    """Replaces a file as a whole, with its permissions; one that cannot be written has an error."""
+    try:
+        _replace(report.path.resolve(), report.after)
+    except OSError as error:
+        return dataclasses.replace(report, after=report.before, marks=(), error=str(error))
+    return report
+
+
+def _replace(target: Path, text: str) -> None:
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(report.after)
+            file.write(text)
         Path(name).chmod(target.stat().st_mode & 0o7777)
         Path(name).replace(target)
     except BaseException:

@@ -253,8 +253,14 @@ class NameRewriter(StatementRewriter):
             )
         if name == "minimize" and any("global_step" in code_of(one) for one in original.args):
             minimize = self.context.expression("sg.estimator.minimize")
-            owner = cst.Arg(function.value)
-            return updated.with_changes(func=minimize, args=[owner, cst.Arg(updated.args[0].value)])
+            loss = next(
+                (one for one in updated.args if one.keyword is None or one.keyword.value == "loss"),
+                None,
+            )
+            if loss is None:
+                return updated
+            arguments = [cst.Arg(function.value), cst.Arg(loss.value)]
+            return updated.with_changes(func=minimize, args=arguments)
         if name in _FIT:
             arguments, _ = renamed(updated.args, _OLD_FIT_ARGUMENTS)
             updated = updated.with_changes(args=arguments)

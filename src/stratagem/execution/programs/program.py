@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,10 +31,6 @@ from stratagem.topology.lockstep import record_program, run_together
 from stratagem.topology.shards import local_copy
 from stratagem.values import PerReplica
 from stratagem.variables import home_of, stored_sharding
-
-if TYPE_CHECKING:
-    pass
-
 
 __all__ = ["POOLS", "Program", "value_for_step"]
 
