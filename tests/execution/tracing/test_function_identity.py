@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.execution.tracing import function_identity
 from stratagem.execution.tracing.function_identity import function_key
 
 RATE = 1.0
@@ -44,6 +45,25 @@ def test_new_closure_over_a_model_is_compiled_for_its_first_calls_only(strategy)
         train(jnp.ones((3, 2)))
     assert len(strategy.executor.programs) <= 2  # the optimizer is built in the first
     assert int(optimizer.iterations) == 6
+
+
+def test_state_of_a_step_is_hashed_once(strategy, monkeypatch) -> None:
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+
+    def step(x: Any) -> Any:
+        return model(x)
+
+    strategy.run(step, args=(jnp.ones((3, 2)),))
+    hashed = []
+    own_hash = function_identity._Same.__hash__
+    monkeypatch.setattr(
+        function_identity._Same, "__hash__", lambda same: hashed.append(same) or own_hash(same)
+    )
+    strategy.run(step, args=(jnp.ones((3, 2)),))
+    assert hashed == []
+    function_key(lambda: model)
+    assert hashed
 
 
 class _Holder:

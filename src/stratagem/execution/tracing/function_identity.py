@@ -68,7 +68,7 @@ def function_key(fn: object) -> Any:
     if not isinstance(fn, types.FunctionType | functools.partial):
         return None
     state = _state_or_none(fn)
-    return None if state is None else (state, _settings())
+    return None if state is None else _Key((state, _settings()))
 
 
 def state_by_name(fn: types.FunctionType) -> dict[str, Any]:
@@ -103,6 +103,22 @@ def _itself(fn: object) -> Any:
     except TypeError:
         return Static(fn)
     return fn
+
+
+class _Key:
+    """A state with its hash: each step looks its program up, and a state has hundreds of parts."""
+
+    __slots__ = ("_hash", "_state")
+
+    def __init__(self, state: tuple[Any, ...]) -> None:
+        self._state = state
+        self._hash = hash(state)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self._state == other._state
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 class _Same:
