@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import enum
 import inspect
+import re
 from typing import Any, Protocol
 
 
@@ -54,7 +55,9 @@ def _annotation(annotation: Any) -> Any:
     if annotation is inspect.Parameter.empty:
         return annotation
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-    return _Shown(text.replace("stratagem.", "").replace("typing.", ""))
+    text = text.replace("stratagem.", "").replace("typing.", "")
+    # Sphinx shows `~typing.Any` as `Any`; without the module it links to `sg.checkpoint.Any`.
+    return _Shown(re.sub(r"(?<![\w.])Any\b", "~typing.Any", text))
 
 
 def _default(value: Any) -> Any:
