@@ -86,9 +86,11 @@ class ImportRewriter(cst.CSTTransformer):
             has_keras |= _is_from(statement, "keras") or self._note_keras(statement)
         for statement in _at_top(node.body):
             self._has_tensorflow_at_top |= _is_from(statement, "tensorflow")
-        self._present = self._roots(_with_first_imports(node.body))
         if has_keras or self._context.needed:
             self._context.needed.add("sg")
+        for root in self._context.needed:
+            self._context.name_of(root)
+        self._present = self._roots(_with_first_imports(node.body))
         return True
 
     def visit_IndentedBlock(self, node: cst.IndentedBlock) -> bool:
