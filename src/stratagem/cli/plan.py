@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from stratagem import environment
+from stratagem.cli.commands import json_option, print_json
 
 if TYPE_CHECKING:
     from stratagem.planning import Plan
@@ -28,11 +31,14 @@ __all__ = ["command"]
     type=click.Choice(["optimizer", "all"]),
     help="State to shard over replicas (ZeRO-1, or FSDP); by default the script's choice.",
 )
+@json_option
 @click.option(
-    "--json", "json_file", type=click.Path(path_type=Path), help="Also write JSON to FILE."
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write the JSON to a file.",
 )
 @click.option(
-    "--picture", type=click.Path(dir_okay=False, path_type=Path), help="Also plot it: FILE.png."
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Also plot it: FILE.png."
 )
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -42,8 +48,10 @@ def command(
     target: str,
     global_batch: int | None,
     shard_state: str | None,
-    json_file: Path | None,
-    picture: Path | None,
+    output: Path | None,
+    plot: Path | None,
+    *,
+    as_json: bool,
 ) -> None:
     """Plan a training step of SCRIPT for hardware you don't have.
 
@@ -55,17 +63,23 @@ def command(
     environment.set_defaults({"JAX_PLATFORMS": "cpu"})
     try:
         environment.require_jax_choice()
-        from stratagem.planning import plot, report
+        from stratagem.planning import plot as plotting
+        from stratagem.planning import report
 
-        plan = _make_plan(script, arguments, target, global_batch, shard_state)
-        if json_file is not None:
-            json_file.parent.mkdir(parents=True, exist_ok=True)
-            json_file.write_text(json.dumps(plan.to_dict(), indent=2) + "\n")
-        if picture is not None:
-            plot.draw(plan, picture)
+        # With --json, stdout has nothing else: what the script prints goes to stderr.
+        with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
+            plan = _make_plan(script, arguments, target, global_batch, shard_state)
+        if output is not None:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_text(json.dumps(plan.to_dict(), indent=2) + "\n")
+        if plot is not None:
+            plotting.draw(plan, plot)
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    report.show(plan)
+    if as_json:
+        print_json(plan.to_dict())
+    else:
+        report.show(plan)
 
 
 def _make_plan(

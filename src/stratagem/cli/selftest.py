@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import click
+
+from stratagem.cli.commands import json_option, print_json
 
 __all__ = ["command"]
 
 
 @click.command("test")
 @click.option("--only", multiple=True, help="Run these cases only, such as mirrored; repeatable.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@json_option
 def command(only: tuple[str, ...], *, as_json: bool) -> None:
     """Test this installation: train under every strategy.
 
@@ -29,5 +30,5 @@ def command(only: tuple[str, ...], *, as_json: bool) -> None:
     outcomes = [run_case(case) for case in cases] if as_json else run_shown(cases)
     if as_json:
         rows = [{**dataclasses.asdict(one), "passed": one.passed} for one in outcomes]
-        click.echo(json.dumps(rows, indent=2))
+        print_json(rows)
     raise SystemExit(int(any(not one.passed and not one.is_skipped for one in outcomes)))
