@@ -164,7 +164,7 @@ def _task_name() -> str | None:
     if _LogState.task is not None:
         return _LogState.task[0]
     task = _configured_task()
-    return None if task is None else f"{task.type} {task.index}"
+    return None if task is None else f"{task.type} {task.number}"
 
 
 def _leads() -> bool:
@@ -174,7 +174,7 @@ def _leads() -> bool:
     task = _configured_task()
     return task is not None and (
         task.type in ("chief", "evaluator")
-        or (task.type == "worker" and task.index == 0 and not task.has_chief)
+        or (task.type == "worker" and task.number == 0 and not task.has_chief)
     )
 
 
@@ -183,14 +183,14 @@ def _is_first_of_its_kind() -> bool:
     if _LogState.task is not None:
         return _LogState.task[1] == 0
     task = _configured_task()
-    return task is None or task.index == 0
+    return task is None or task.number == 0
 
 
 class _ConfiguredTask(NamedTuple):
     """Task of this process in TF_CONFIG."""
 
     type: str
-    index: int
+    number: int
     has_chief: bool
 
 

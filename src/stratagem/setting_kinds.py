@@ -14,8 +14,8 @@ __all__ = [
     "LOG_LEVELS",
     "SECONDS",
     "SWITCH",
-    "TEXT",
     "SettingKind",
+    "TEXT",
     "choice",
 ]
 

@@ -12,8 +12,15 @@ import click
 from click.core import ParameterSource
 
 from stratagem import environment
-from stratagem.cli.commands import json_option, print_json
-from stratagem.cli.config_file import file_options, file_schema, file_settings, key_of, read_file
+from stratagem.cli.commands import chosen_log_level, json_option, print_json
+from stratagem.cli.config_file import (
+    description_of,
+    file_options,
+    file_schema,
+    file_settings,
+    key_of,
+    read_file,
+)
 from stratagem.cli.launch import command as launch_command
 
 __all__ = ["EffectiveValue", "command", "default_text", "effective_values"]
@@ -57,9 +64,7 @@ def command(
     --show, reads FILE, by default that of STRATAGEM_CONFIG, and writes nothing.
     """
     if is_default + show + schema > 1:
-        raise click.UsageError(
-            "--default, --show and --schema exclude each other: omit the others."
-        )
+        raise click.UsageError("--default, --show and --schema exclude each other.")
     if as_json and not (show or schema):
         raise click.UsageError("--json needs --show: what is written is TOML.")
     if schema:
@@ -98,14 +103,19 @@ def effective_values(file: Path | None) -> Iterator[EffectiveValue]:
 
 
 def default_text() -> str:
-    """Returns a TOML file with every key, as a comment where it has no default."""
+    """Returns a TOML file with every key; settings and options without a default are comments."""
     defaults = _launch_defaults()
     lines = [_header(), ""]
     for name, option in file_options(launch_command).items():
-        lines += _commented(name, option.help or "", defaults[name])
-    lines += ["# Settings of the library.", ""]
+        default = defaults[name]
+        line = f"# {key_of(name)} =" if default is None else f"{key_of(name)} = {_toml(default)}"
+        lines += [f"# {description_of(option)}", line, ""]
+    lines += [
+        "# Settings of the library, with their defaults: remove the # of a line to set it.",
+        "",
+    ]
     for name, variable in file_settings(launch_command).items():
-        lines += _commented(name, variable.meaning, variable.default)
+        lines += [f"# {variable.meaning}", f"# {key_of(name)} = {_toml(variable.default)}", ""]
     return "\n".join(lines)
 
 
@@ -129,7 +139,10 @@ def _effective_setting(
 def _launch_defaults() -> dict[str, Any]:
     from stratagem.launch import LaunchOptions
 
-    return {field.name: field.default for field in dataclasses.fields(LaunchOptions)}
+    defaults = {field.name: field.default for field in dataclasses.fields(LaunchOptions)}
+    # An option that is also a setting has the default of the setting.
+    shared = {name: one.default for name, one in environment.VARIABLES.items() if name in defaults}
+    return defaults | shared
 
 
 def _show(values: list[EffectiveValue], *, as_json: bool) -> None:
@@ -154,7 +167,8 @@ def _write(path: Path, text: Callable[[], str], *, force: bool) -> None:
         path.write_text(written, encoding="utf-8")
     except OSError as error:
         raise click.ClickException(f"{path} cannot be written: {error.strerror}") from error
-    click.echo(f"Wrote {path}. Use it: stratagem launch --config {path} train.py", err=True)
+    if chosen_log_level() != "error":
+        click.echo(f"Wrote {path}. Use it: stratagem launch --config {path} train.py", err=True)
 
 
 def _asked_text() -> str:
@@ -168,7 +182,7 @@ def _asked_text() -> str:
 
 
 def _ask(option: click.Option, default: object) -> object:
-    question = _question(option.help or "")
+    question = description_of(option).rstrip(".")
     if isinstance(default, bool):
         return click.confirm(question, default=default, err=True)
     if default is not None:
@@ -182,11 +196,6 @@ def _ask(option: click.Option, default: object) -> object:
     )
 
 
-def _question(description: str) -> str:
-    """Returns the help of an option without its default."""
-    return description.partition("  [")[0].rstrip(".")
-
-
 def _header() -> str:
     return (
         "# Options of `stratagem launch --config FILE`. The command line and the environment take\n"
@@ -194,13 +203,8 @@ def _header() -> str:
     )
 
 
-def _commented(name: str, description: str, default: object) -> list[str]:
-    line = f"# {key_of(name)} =" if default is None else f"{key_of(name)} = {_toml(default)}"
-    return [f"# {description}", line, ""]
-
-
 def _toml(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     # A JSON string is a TOML string, too.
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else f"{value:.12g}"

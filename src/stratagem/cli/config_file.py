@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,15 @@ from stratagem import environment
 from stratagem.cli.commands import suggestion
 from stratagem.messages import explain
 
-__all__ = ["FileValues", "file_options", "file_schema", "file_settings", "key_of", "read_file"]
+__all__ = [
+    "FileValues",
+    "description_of",
+    "file_options",
+    "file_schema",
+    "file_settings",
+    "key_of",
+    "read_file",
+]
 
 # Options that say how a command runs, which a file does not.
 _NOT_IN_FILES = ("config", "help", "module", "quiet", "verbose")
@@ -28,10 +35,10 @@ _TEXT = (str, "a string", "string")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FileValues:
-    """Values of a file by name: options of the command, and settings as text for the environment."""
+    """Values of a file by name: options of the command, and settings as text of variables."""
 
-    options: Mapping[str, Any]
-    settings: Mapping[str, str]
+    options: dict[str, Any]
+    settings: dict[str, str]
 
 
 def key_of(name: str) -> str:
@@ -52,6 +59,11 @@ def file_settings(command: click.Command) -> dict[str, environment.EnvironmentVa
     """Returns the settings of the library that a file can set, by name."""
     options = file_options(command)
     return {name: one for name, one in environment.VARIABLES.items() if name not in options}
+
+
+def description_of(option: click.Option) -> str:
+    """Returns the help of an option without its default."""
+    return (option.help or "").partition("  [")[0]
 
 
 def read_file(path: Path, command: click.Command) -> FileValues:
@@ -81,12 +93,14 @@ def file_schema(command: click.Command) -> dict[str, Any]:
     """Returns the JSON Schema of a file, for editors."""
     properties: dict[str, Any] = {}
     for name, option in file_options(command).items():
-        properties[name] = {**_schema_of(option.type), "description": option.help or ""}
+        properties[name] = {**_schema_of(option), "description": description_of(option)}
     for name, variable in file_settings(command).items():
         properties[name] = {**variable.parse.schema, "description": variable.meaning}
         properties[name]["default"] = variable.default
     both = {
-        key: value for name, value in properties.items() for key, value in _spelled(name, value)
+        key: schema
+        for name, schema in properties.items()
+        for key in dict.fromkeys((key_of(name), name))
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -97,12 +111,8 @@ def file_schema(command: click.Command) -> dict[str, Any]:
     }
 
 
-def _spelled(name: str, schema: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Returns the schema under both spellings of a name."""
-    return [(key, schema) for key in dict.fromkeys((key_of(name), name))]
-
-
-def _schema_of(kind: click.ParamType) -> dict[str, Any]:
+def _schema_of(option: click.Option) -> dict[str, Any]:
+    kind = option.type
     schema: dict[str, Any] = {"type": _TYPES.get(type(kind), _TEXT)[2]}
     if isinstance(kind, click.Choice):
         schema["enum"] = list(kind.choices)

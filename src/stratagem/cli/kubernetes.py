@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import IO
 
 import click
@@ -87,8 +88,13 @@ def validate(file: IO[str], kubernetes_version: str | None, *, as_json: bool) ->
         version = kubernetes_version or manifests.kubernetes_versions()[-1]
         problems = manifests.validate_kubernetes(file.read(), version)
     if as_json:
-        print_json({"kubernetes_version": version, "problems": problems})
+        print_json(
+            {
+                "kubernetes_version": version,
+                "problems": [dataclasses.asdict(one) for one in problems],
+            }
+        )
     else:
-        click.echo("\n".join(problems) or f"Valid for Kubernetes {version}.")
+        click.echo("\n".join(map(str, problems)) or f"Valid for Kubernetes {version}.")
     if problems:
         raise SystemExit(exit_codes.FAILURE)

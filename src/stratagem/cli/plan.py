@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,7 +55,7 @@ def command(
 
     The script runs unmodified up to its first training step, with as many replicas as the target
     has devices. Nothing is trained, and its variables take no memory. Options not listed below, and
-    everything after "--", are passed to the script.
+    everything after "--", are passed to the script. What it prints goes to stderr.
     """
     # Leave the accelerators of this machine to other programs.
     environment.set_defaults({"JAX_PLATFORMS": "cpu"})
@@ -66,9 +64,7 @@ def command(
         from stratagem.planning import plot as plotting
         from stratagem.planning import report
 
-        # With --json, stdout has nothing else: what the script prints goes to stderr.
-        with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
-            plan = _make_plan(script, arguments, target, global_batch, shard_state)
+        plan = _make_plan(script, arguments, target, global_batch, shard_state)
         if output is not None:
             output.parent.mkdir(parents=True, exist_ok=True)
             output.write_text(json.dumps(plan.to_dict(), indent=2) + "\n")
