@@ -33,13 +33,17 @@ def plain(monkeypatch) -> Iterator[None]:
 
 @contextlib.contextmanager
 def root_handlers(*handlers: logging.Handler) -> Iterator[None]:
-    """Pytest has handlers at the root, like a program that has configured logging itself."""
+    """Replaces the handlers of pytest, which has some at the root and at our logger."""
     root = logging.getLogger()
     before, root.handlers = root.handlers, list(handlers)
+    ours, ROOT.handlers = (
+        ROOT.handlers,
+        [one for one in ROOT.handlers if isinstance(one, logs.LogHandler)],
+    )
     try:
         yield
     finally:
-        root.handlers = before
+        root.handlers, ROOT.handlers = before, ours
 
 
 def become(monkeypatch, task_type: str, index: int, cluster=WORKERS) -> None:
@@ -191,12 +195,30 @@ def test_level_that_the_program_sets_counts(capsys, monkeypatch, name) -> None:
 def test_handler_of_the_program_at_our_logger_replaces_ours(capsys) -> None:
     own = io.StringIO()
     handler = logging.StreamHandler(own)
-    ROOT.addHandler(handler)
-    try:
-        assert shown_levels(capsys) == []
-    finally:
-        ROOT.removeHandler(handler)
-    assert own.getvalue().splitlines()[-1] == "is error"
+    with root_handlers():
+        ROOT.addHandler(handler)
+        LOGGER.error("is error")
+    assert own.getvalue() == "is error\n"
+    assert capsys.readouterr().err == ""
+
+
+def test_handler_at_both_loggers_gets_a_record_once(capsys) -> None:
+    own = io.StringIO()
+    handler = logging.StreamHandler(own)
+    with root_handlers(handler):
+        ROOT.addHandler(handler)
+        LOGGER.error("is error")
+    assert own.getvalue() == "is error\n"
+
+
+def test_level_of_a_handler_of_the_program_counts() -> None:
+    own = io.StringIO()
+    handler = logging.StreamHandler(own)
+    handler.setLevel(logging.ERROR)
+    with root_handlers(handler):
+        LOGGER.warning("is warning")
+        LOGGER.error("is error")
+    assert own.getvalue() == "is error\n"
 
 
 def test_warning_that_all_would_give_is_shown_by_one(monkeypatch) -> None:

@@ -121,12 +121,14 @@ class LogHandler(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         """Writes a record of at least the chosen level."""
         root = logging.getLogger()
-        if root.handlers:
-            if record.levelno >= _lowest_level(record.name, unset=root.level):
-                root.handle(record)
-            return
         others = [one for one in logging.getLogger(_ROOT).handlers if one is not self]
-        if not others and record.levelno >= _lowest_level(record.name, unset=_level_of_task()):
+        unset = root.level if root.handlers else _level_of_task()
+        if record.levelno < _lowest_level(record.name, unset=unset):
+            return
+        for handler in root.handlers:
+            if handler not in others and record.levelno >= handler.level:
+                handler.handle(record)
+        if not others and not root.handlers:
             self.write(record)
 
     def write(self, record: logging.LogRecord) -> None:

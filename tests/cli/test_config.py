@@ -44,9 +44,7 @@ def test_default_file_has_every_key_and_changes_nothing(tmp_path) -> None:
     assert LaunchOptions(**read_file(path, command).options) == LaunchOptions(log_level="auto")
     assert read_file(path, command).settings == {}
     # Without the marks of comments, the settings are their defaults.
-    bare = "\n".join(
-        line.removeprefix("# ") for line in default_text().splitlines() if " = " in line
-    )
+    lines = [line.removeprefix("# ") for line in default_text().splitlines() if " = " in line]
     for name, variable in file_settings(command).items():
         assert tomllib.loads("\n".join(lines))[key_of(name)] == variable.default
     for name in file_options(command):

@@ -85,7 +85,7 @@ def read_file(path: Path, command: click.Command) -> FileValues:
         elif name in settings:
             found.settings[name] = _checked_text(path, key, value, settings[name])
         else:
-            raise click.ClickException(_unknown(path, key, [*options, *settings]))
+            raise click.ClickException(_unknown(path, key, list(options), list(settings)))
     return found
 
 
@@ -149,11 +149,12 @@ def _wrong_type(path: Path, key: str, value: object, noun: str) -> str:
     )
 
 
-def _unknown(path: Path, key: str, names: list[str]) -> str:
-    keys = [key_of(name) for name in names]
+def _unknown(path: Path, key: str, options: list[str], settings: list[str]) -> str:
+    keys = [key_of(name) for name in (*options, *settings)]
+    listed = ", ".join(keys[: len(options)])
     return explain(
         f"{path} has the unknown key {key!r}.{suggestion(key_of(key), keys)}",
-        expected=f"keys among {', '.join(keys)}.",
+        expected=f"keys among {listed}, or a setting such as peer-timeout-s.",
         fix="correct or remove it.",
     )
 
