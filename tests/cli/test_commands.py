@@ -57,7 +57,7 @@ def leaves(group: click.Group, prefix: tuple[str, ...] = ()) -> Iterator[tuple[s
             yield (*prefix, name)
 
 
-@pytest.mark.parametrize("words", leaves(main), ids=" ".join)
+@pytest.mark.parametrize("words", list(leaves(main)), ids=" ".join)
 def test_every_command_takes_both_options(words) -> None:
     result = CliRunner().invoke(main, [*words, "--help"])
     assert result.exit_code == 0
@@ -65,7 +65,7 @@ def test_every_command_takes_both_options(words) -> None:
         assert result.output.count(option) == 1
 
 
-@pytest.mark.parametrize("words", leaves(main), ids=" ".join)
+@pytest.mark.parametrize("words", list(leaves(main)), ids=" ".join)
 def test_option_without_its_last_letter_gets_a_suggestion(words) -> None:
     result = CliRunner().invoke(main, [*words, "--quiett"])
     if words != ("plan",):  # its unknown options are the script's
@@ -110,7 +110,7 @@ def test_interrupt_exits_as_shells_do() -> None:
 
 @pytest.mark.parametrize(
     ("words", "meant"),
-    [(["device"], "devices"), (["kubernete"], "kubernetes"), (["slurm", "rendre"], "render")],
+    [(["device"], "devices"), (["goodpit"], "goodput"), (["slurm", "rendre"], "render")],
 )
 def test_misspelled_command_gets_a_suggestion(words, meant) -> None:
     result = CliRunner().invoke(main, words)
@@ -160,6 +160,7 @@ def test_stdout_is_json_and_nothing_else(words) -> None:
     assert json.loads(result.stdout)
 
 
+@pytest.mark.slow  # starts JAX in a process of its own
 def test_env_is_json() -> None:
     finished = subprocess.run(
         [sys.executable, "-m", "stratagem", "env", "--json"],

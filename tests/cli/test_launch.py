@@ -133,6 +133,24 @@ def test_command_line_wins_over_environment_and_that_over_the_file(launched, tmp
     }
 
 
+@pytest.mark.parametrize(
+    ("arguments", "variables", "level"),
+    [
+        (["-v"], {}, "info"),
+        (["-vv"], {"STRATAGEM_LOG_LEVEL": "error"}, "debug"),
+        (["-q"], {}, "error"),
+        (["-v", "--log-level", "WARNING"], {}, "warning"),
+    ],
+)
+def test_verbosity_is_the_level_of_the_tasks(launched, arguments, variables, level) -> None:
+    assert launched(*arguments, "train.py", "-v", **variables) == (
+        "train.py",
+        ["-v"],
+        False,
+        {"log_level": level},
+    )
+
+
 def test_nothing_given_leaves_the_defaults_to_the_launcher(launched) -> None:
     assert launched("train.py") == ("train.py", [], False, {})
 

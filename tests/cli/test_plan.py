@@ -37,6 +37,14 @@ def test_tables_json_and_picture(tmp_path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_json_is_what_the_file_has(tmp_path) -> None:
+    json_file = tmp_path / "plan.json"
+    result = _call(_LOOP, "--target", "4xH100", "--json", "--output", json_file)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == json.loads(json_file.read_text())
+    assert "replicas 4" in result.stderr  # the script's own
+
+
 def test_another_global_batch() -> None:
     result = _call("--target", "2xH100", "--global-batch", 64, _LOOP)
     assert result.exit_code == 0, result.output

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from stratagem import environment
 from stratagem.cli.commands import chosen_log_level
@@ -128,8 +129,9 @@ def command(script: str, args: tuple[str, ...], *, module: bool, **options: Any)
 
     given = {name: value for name, value in options.items() if value is not None}
     context = click.get_current_context()
-    if (level := chosen_log_level(context)) is not None:
-        given.setdefault("log_level", level)
+    is_given = context.get_parameter_source("log_level") is ParameterSource.COMMANDLINE
+    if not is_given and (level := chosen_log_level(context)) is not None:
+        given["log_level"] = level
     environment.set_defaults(
         {
             environment.VARIABLES[name].name: text
