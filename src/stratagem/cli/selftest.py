@@ -6,7 +6,7 @@ import dataclasses
 
 import click
 
-from stratagem.cli.commands import json_option, print_json
+from stratagem.cli.commands import chosen_log_level, json_option, print_json
 
 __all__ = ["command"]
 
@@ -27,7 +27,10 @@ def command(only: tuple[str, ...], *, as_json: bool) -> None:
     if unknown := sorted(set(only) - set(names)):
         raise click.UsageError(f"No such case: {', '.join(unknown)}. There are {', '.join(names)}.")
     cases = [case for case in CASES if not only or case.name in only]
-    outcomes = [run_case(case) for case in cases] if as_json else run_shown(cases)
+    if as_json:
+        outcomes = [run_case(case) for case in cases]
+    else:
+        outcomes = run_shown(cases, shows_progress=chosen_log_level() != "error")
     if as_json:
         rows = [{**dataclasses.asdict(one), "passed": one.passed} for one in outcomes]
         print_json(rows)
