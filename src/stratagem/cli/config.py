@@ -122,17 +122,15 @@ def default_text() -> str:
 def _effective_setting(
     name: str, variable: environment.EnvironmentVariable, written: str | None, file: str
 ) -> EffectiveValue:
-    text = environment.snapshot().get(variable.name)
-    try:
-        value = environment.read(name) if text is not None or written is None else None
-    except ValueError as error:
-        raise click.ClickException(str(error)) from error
-    if text is not None:
-        source = f"environment {variable.name}"
+    if variable.name not in environment.snapshot() and written is not None:
+        value, source = variable.parse(written), file
     else:
-        source = "default" if written is None else file
-    if source == file and written is not None:
-        value = variable.parse(written)
+        try:
+            value = environment.read(name)
+        except ValueError as error:
+            raise click.ClickException(str(error)) from error
+        is_set = variable.name in environment.snapshot()
+        source = f"environment {variable.name}" if is_set else "default"
     return EffectiveValue(name=key_of(name), value=value, source=source, variable=variable.name)
 
 
@@ -206,5 +204,7 @@ def _header() -> str:
 def _toml(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.12g}"
     # A JSON string is a TOML string, too.
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else f"{value:.12g}"
+    return json.dumps(value, ensure_ascii=False)
