@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stratagem import config
+from stratagem import config, environment
 from tests.fresh_process import run_fresh
 
 
@@ -59,3 +59,13 @@ def test_unknown_setting_raises_attribute_error() -> None:
 def test_run_eagerly_starts_from_the_environment() -> None:
     program = "from stratagem import config; print(config.runs_eagerly())"
     assert run_fresh(program, STRATAGEM_RUN_EAGERLY="1") == ["True"]
+
+
+@pytest.mark.parametrize("name", environment.VARIABLES)
+def test_every_setting_has_its_name_in_python_too(monkeypatch, name) -> None:
+    variable = environment.VARIABLES[name]
+    monkeypatch.delenv(variable.name, raising=False)
+    asked = {"run_eagerly": "runs_eagerly", "filter_tracebacks": "filters_tracebacks"}
+    assert name in config.__all__
+    value = getattr(config, asked.get(name, name))()
+    assert str(value).endswith(str(variable.default).removeprefix("~"))

@@ -55,7 +55,7 @@ def test_own_error_shows_the_call_and_how_to_see_the_rest(strategy) -> None:
         call()
     assert caught.value.__notes__ == [
         "Frames of stratagem are hidden. sg.config.filter_tracebacks(False) or "
-        "STRATAGEM_TRACEBACK_FILTERING=0 shows them."
+        "STRATAGEM_FILTER_TRACEBACKS=0 shows them."
     ]
 
 

@@ -5,21 +5,41 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from stratagem import environment
+from stratagem import environment, logs
 from stratagem.messages import explain
+from stratagem.time_limits import (
+    barrier_timeout_s,
+    checkpoint_timeout_s,
+    client_timeout_s,
+    join_timeout_s,
+    peer_timeout_s,
+    pod_grace_s,
+    save_timeout_s,
+    stuck_timeout_s,
+)
 
 __all__ = [
     "barrier_timeout_s",
     "cache_dir",
     "checkpoint_timeout_s",
+    "client_timeout_s",
     "filter_tracebacks",
     "filters_tracebacks",
+    "foreign_lines",
+    "jobs_port",
     "join_timeout_s",
+    "log_format",
+    "log_level",
     "peer_timeout_s",
+    "pod_grace_s",
     "program_cache_size",
     "run_eagerly",
     "runs_eagerly",
+    "save_timeout_s",
+    "show_logs",
     "stuck_timeout_s",
+    "tpu_platform",
+    "upload_limit_bytes",
 ]
 
 
@@ -100,7 +120,7 @@ def filters_tracebacks() -> bool:
     """Returns True if frames of this library are hidden in tracebacks.
 
     Returns:
-        The value last passed to `filter_tracebacks`, or `STRATAGEM_TRACEBACK_FILTERING` by default.
+        The value last passed to `filter_tracebacks`, or `STRATAGEM_FILTER_TRACEBACKS` by default.
 
     Example:
         >>> sg.config.filters_tracebacks()
@@ -109,7 +129,7 @@ def filters_tracebacks() -> bool:
     Source: specific to Stratagem.
     """
     chosen = _TracebackSettings.are_filtered
-    return environment.read("traceback_filtering") if chosen is None else chosen
+    return environment.read("filter_tracebacks") if chosen is None else chosen
 
 
 def _as_bool(enabled: object) -> bool:
@@ -156,86 +176,123 @@ def cache_dir() -> Path:
     return Path(environment.read("cache_dir")).expanduser()
 
 
-def join_timeout_s() -> float:
-    """Returns how long the processes of a cluster wait for each other at startup, in seconds.
+def jobs_port() -> int:
+    """Returns the port on which the leader's server accepts jobs of clients.
 
     Returns:
-        The value of `STRATAGEM_JOIN_TIMEOUT_S`.
+        The value of `STRATAGEM_JOBS_PORT`.
 
     Example:
         >>> from unittest import mock
-        >>> with mock.patch.dict("os.environ", STRATAGEM_JOIN_TIMEOUT_S="900"):
-        ...     sg.config.join_timeout_s()
-        900.0
+        >>> with mock.patch.dict("os.environ", STRATAGEM_JOBS_PORT="9000"):
+        ...     sg.config.jobs_port()
+        9000
 
     Source: specific to Stratagem.
     """
-    return environment.read("join_timeout_s")
+    return environment.read("jobs_port")
 
 
-def peer_timeout_s() -> float:
-    """Returns how long a process may be silent before it counts as lost, in seconds.
+def upload_limit_bytes() -> int:
+    """Returns the maximum size of the files that a client sends with its program.
 
     Returns:
-        The value of `STRATAGEM_PEER_TIMEOUT_S`.
+        The value of `STRATAGEM_UPLOAD_LIMIT_BYTES`.
 
     Example:
         >>> from unittest import mock
-        >>> with mock.patch.dict("os.environ", STRATAGEM_PEER_TIMEOUT_S="5"):
-        ...     sg.config.peer_timeout_s()
-        5.0
+        >>> with mock.patch.dict("os.environ", STRATAGEM_UPLOAD_LIMIT_BYTES="1000000"):
+        ...     sg.config.upload_limit_bytes()
+        1000000
 
     Source: specific to Stratagem.
     """
-    return environment.read("peer_timeout_s")
+    return environment.read("upload_limit_bytes")
 
 
-def stuck_timeout_s() -> float:
-    """Returns how long a process may make no progress while others wait for it, in seconds.
+def tpu_platform() -> str:
+    """Returns the platform of `TPUStrategy`.
 
     Returns:
-        The value of `STRATAGEM_STUCK_TIMEOUT_S`.
+        The value of `STRATAGEM_TPU_PLATFORM`: "tpu", or "cpu" to try a program.
 
     Example:
         >>> from unittest import mock
-        >>> with mock.patch.dict("os.environ", STRATAGEM_STUCK_TIMEOUT_S="600"):
-        ...     sg.config.stuck_timeout_s()
-        600.0
+        >>> with mock.patch.dict("os.environ", STRATAGEM_TPU_PLATFORM="cpu"):
+        ...     sg.config.tpu_platform()
+        'cpu'
 
     Source: specific to Stratagem.
     """
-    return environment.read("stuck_timeout_s")
+    return environment.read("tpu_platform")
 
 
-def barrier_timeout_s() -> float:
-    """Returns how long processes wait for each other at a barrier, in seconds.
+def foreign_lines() -> bool:
+    """Returns True if log lines of Gloo and of JAX's coordination service are shown.
 
     Returns:
-        The value of `STRATAGEM_BARRIER_TIMEOUT_S`.
+        The value of `STRATAGEM_FOREIGN_LINES`.
 
     Example:
         >>> from unittest import mock
-        >>> with mock.patch.dict("os.environ", STRATAGEM_BARRIER_TIMEOUT_S="60"):
-        ...     sg.config.barrier_timeout_s()
-        60.0
+        >>> with mock.patch.dict("os.environ", STRATAGEM_FOREIGN_LINES="1"):
+        ...     sg.config.foreign_lines()
+        True
 
     Source: specific to Stratagem.
     """
-    return environment.read("barrier_timeout_s")
+    return environment.read("foreign_lines")
 
 
-def checkpoint_timeout_s() -> float:
-    """Returns how long an evaluator waits for the next checkpoint, in seconds.
+def show_logs(log_level: str | None = None, log_format: str | None = None) -> None:
+    """Chooses the log records of this library that this process shows on stderr.
 
-    Returns:
-        The value of `STRATAGEM_CHECKPOINT_TIMEOUT_S`.
+    A program with logging handlers of its own gets the records of this level there.
+
+    Args:
+        log_level: "debug", "info", "warning" or "error"; "auto" for INFO on the leader of a cluster
+            and WARNING elsewhere; None for the current one.
+        log_format: "text", or "json" for one object per line; None for the current one.
+
+    Raises:
+        ValueError: another word.
 
     Example:
-        >>> from unittest import mock
-        >>> with mock.patch.dict("os.environ", STRATAGEM_CHECKPOINT_TIMEOUT_S="3600"):
-        ...     sg.config.checkpoint_timeout_s()
-        3600.0
+        >>> sg.config.show_logs("info")
+        >>> sg.config.log_level()
+        'info'
+        >>> sg.config.show_logs("auto")
+
+    Source: TF 2.21 tf.get_logger, tf.compat.v1.logging.set_verbosity.
+    """
+    logs.show_logs(log_level, log_format)
+
+
+def log_level() -> str:
+    """Returns the lowest level of log records that this process shows.
+
+    Returns:
+        The word last passed to `show_logs`, or `STRATAGEM_LOG_LEVEL` by default.
+
+    Example:
+        >>> sg.config.log_level()
+        'auto'
 
     Source: specific to Stratagem.
     """
-    return environment.read("checkpoint_timeout_s")
+    return logs.log_level()
+
+
+def log_format() -> str:
+    """Returns the format of log records on stderr.
+
+    Returns:
+        The word last passed to `show_logs`, or `STRATAGEM_LOG_FORMAT` by default.
+
+    Example:
+        >>> sg.config.log_format()
+        'text'
+
+    Source: specific to Stratagem.
+    """
+    return logs.log_format()

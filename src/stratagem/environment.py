@@ -7,10 +7,20 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from stratagem.messages import explain
+from stratagem.setting_kinds import (
+    COUNT,
+    LOG_FORMATS,
+    LOG_LEVELS,
+    SECONDS,
+    SWITCH,
+    TEXT,
+    SettingKind,
+    choice,
+)
 
 __all__ = [
     "EnvironmentVariable",
@@ -45,67 +55,13 @@ _LIBRARY_PREFIXES = ("JAX_", "KERAS_")
 _recorded_settings: list[dict[str, str]] = []
 
 
-def _parse_bool(text: str) -> bool:
-    if text.lower() in ("1", "true", "yes", "on"):
-        return True
-    if text.lower() in ("", "0", "false", "no", "off"):
-        return False
-    raise ValueError(
-        explain(
-            f"{text!r} is not a boolean.",
-            expected="1, true, yes, on, or 0, false, no, off.",
-            fix="correct or unset the environment variable.",
-        )
-    )
-
-
-def _parse_count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(
-            explain(
-                f"{text!r} is not a count.",
-                expected="an integer of at least 1.",
-                fix="correct or unset the environment variable.",
-            )
-        )
-    return int(text)
-
-
-def _parse_seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise ValueError(
-            explain(
-                f"{text!r} is not a time limit.",
-                expected="a number of seconds above 0.",
-                fix="correct or unset the environment variable.",
-            )
-        )
-    return value
-
-
-def _parse_tpu_platform(text: str) -> str:
-    if text not in ("tpu", "cpu"):
-        raise ValueError(
-            explain(
-                f"{text!r} is not a platform for TPUStrategy.",
-                expected='"tpu", or "cpu" to try a TPU program on this machine.',
-                fix="correct or unset the environment variable.",
-            )
-        )
-    return text
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EnvironmentVariable:
     """One environment variable that sets a default; `meaning` is its line in the documentation."""
 
     name: str
     default: Any
-    parse: Callable[[str], Any]
+    parse: SettingKind
     meaning: str
 
 
@@ -113,97 +69,113 @@ VARIABLES = {
     "run_eagerly": EnvironmentVariable(
         name="STRATAGEM_RUN_EAGERLY",
         default=False,
-        parse=_parse_bool,
+        parse=SWITCH,
         meaning="Run replica functions op by op, with one thread per replica, for debugging.",
     ),
-    "traceback_filtering": EnvironmentVariable(
-        name="STRATAGEM_TRACEBACK_FILTERING",
+    "filter_tracebacks": EnvironmentVariable(
+        name="STRATAGEM_FILTER_TRACEBACKS",
         default=True,
-        parse=_parse_bool,
+        parse=SWITCH,
         meaning="Hide frames of this library in tracebacks.",
+    ),
+    "log_level": EnvironmentVariable(
+        name="STRATAGEM_LOG_LEVEL",
+        default="auto",
+        parse=choice("a log level", LOG_LEVELS, any_case=True),
+        meaning="Lowest level of log records shown; `auto`: INFO on the leader, else WARNING.",
+    ),
+    "log_format": EnvironmentVariable(
+        name="STRATAGEM_LOG_FORMAT",
+        default="text",
+        parse=choice("a log format", LOG_FORMATS),
+        meaning="Format of log records on stderr: `text`, or `json` for one object per line.",
     ),
     "foreign_lines": EnvironmentVariable(
         name="STRATAGEM_FOREIGN_LINES",
         default=False,
-        parse=_parse_bool,
+        parse=SWITCH,
         meaning="Show log lines of Gloo and of JAX's coordination service, for debugging.",
     ),
     "program_cache_size": EnvironmentVariable(
         name="STRATAGEM_PROGRAM_CACHE_SIZE",
         default=256,
-        parse=_parse_count,
+        parse=COUNT,
         meaning="Number of compiled replica functions that a strategy caches.",
     ),
     "cache_dir": EnvironmentVariable(
         name="STRATAGEM_CACHE_DIR",
         default="~/.cache/stratagem",
-        parse=str,
+        parse=TEXT,
         meaning="Folder for measurements that are cached for later runs.",
     ),
     "join_timeout_s": EnvironmentVariable(
         name="STRATAGEM_JOIN_TIMEOUT_S",
         default=300.0,
-        parse=_parse_seconds,
+        parse=SECONDS,
         meaning="How long the processes of a cluster wait for each other at startup.",
     ),
     "peer_timeout_s": EnvironmentVariable(
         name="STRATAGEM_PEER_TIMEOUT_S",
         default=30.0,
-        parse=_parse_seconds,
+        parse=SECONDS,
         meaning="How long a process may be silent before the others give up.",
     ),
     "stuck_timeout_s": EnvironmentVariable(
         name="STRATAGEM_STUCK_TIMEOUT_S",
         default=120.0,
-        parse=_parse_seconds,
+        parse=SECONDS,
         meaning="How long a live process may make no progress while others wait for it.",
     ),
     "barrier_timeout_s": EnvironmentVariable(
         name="STRATAGEM_BARRIER_TIMEOUT_S",
         default=300.0,
-        parse=_parse_seconds,
+        parse=SECONDS,
         meaning="How long processes wait for each other at a barrier.",
     ),
     "checkpoint_timeout_s": EnvironmentVariable(
         name="STRATAGEM_CHECKPOINT_TIMEOUT_S",
         default=3600.0,
-        parse=_parse_seconds,
+        parse=SECONDS,
         meaning="How long an evaluator waits for the next checkpoint.",
     ),
     "save_timeout_s": EnvironmentVariable(
         name="STRATAGEM_SAVE_TIMEOUT_S",
         default=1800.0,
-        parse=_parse_seconds,
+        parse=SECONDS,
         meaning="How long processes wait for another to read or write a checkpoint.",
     ),
     "client_timeout_s": EnvironmentVariable(
         name="STRATAGEM_CLIENT_TIMEOUT_S",
         default=60.0,
-        parse=_parse_seconds,
+        parse=SECONDS,
         meaning="How long a job that ends with its client runs while the client is silent.",
     ),
     "jobs_port": EnvironmentVariable(
         name="STRATAGEM_JOBS_PORT",
         default=8265,
-        parse=_parse_count,
+        parse=COUNT,
         meaning="Port on which the leader's server accepts jobs of clients.",
     ),
     "upload_limit_bytes": EnvironmentVariable(
         name="STRATAGEM_UPLOAD_LIMIT_BYTES",
         default=100 * 2**20,
-        parse=_parse_count,
+        parse=COUNT,
         meaning="Maximum size of the files that a client sends with its program.",
     ),
     "pod_grace_s": EnvironmentVariable(
         name="STRATAGEM_POD_GRACE_S",
         default=30.0,
-        parse=_parse_seconds,
+        parse=SECONDS,
         meaning="The pod's `terminationGracePeriodSeconds`: seconds from SIGTERM to SIGKILL.",
     ),
     "tpu_platform": EnvironmentVariable(
         name="STRATAGEM_TPU_PLATFORM",
         default="tpu",
-        parse=_parse_tpu_platform,
+        parse=choice(
+            "a platform for TPUStrategy",
+            ("tpu", "cpu"),
+            '"tpu", or "cpu" to try a TPU program on this machine.',
+        ),
         meaning="With `cpu`, CPU devices stand in for the chips of a TPU, to try a program.",
     ),
 }

@@ -17,7 +17,7 @@ _R = TypeVar("_R")
 _FOLDER = str(Path(__file__).parent)
 _NOTE = (
     "Frames of stratagem are hidden. sg.config.filter_tracebacks(False) or "
-    "STRATAGEM_TRACEBACK_FILTERING=0 shows them."
+    "STRATAGEM_FILTER_TRACEBACKS=0 shows them."
 )
 
 

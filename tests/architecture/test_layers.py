@@ -60,7 +60,9 @@ LAYERS = (
         "config",
         "environment",
         "errors",
+        "exit_codes",
         "folders",
+        "logs",
         "messages",
         "old_names",
         "optional_libraries",
@@ -68,6 +70,8 @@ LAYERS = (
         "partitioners",
         "placement",
         "public_names",
+        "setting_kinds",
+        "time_limits",
         "tracebacks",
     ),
 )

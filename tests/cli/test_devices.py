@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 
 import jax
 import pytest
 from click.testing import CliRunner
 
+import stratagem as sg
 from stratagem.cli import main
 from stratagem.cli.devices import device_names, memory_text
+from tests.fresh_process import run_fresh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +46,35 @@ def test_strategies_show_their_replicas_and_devices(lines) -> None:
     assert rows["MirroredStrategy()"] == [str(jax.local_device_count()), ", ".join(names)]
     assert rows[f'OneDeviceStrategy("{names[0]}")'] == ["1", names[0]]
     assert rows["none (default)"][0] == "1"
+
+
+def test_json_has_the_strategies_as_they_are() -> None:
+    result = CliRunner().invoke(main, ["devices", "--json"])
+    values = json.loads(result.stdout)
+    assert (values["jax"], values["backend"]) == (jax.__version__, jax.default_backend())
+    names = device_names(jax.local_devices())
+    assert [one["name"] for one in values["devices"]] == names
+    made = {
+        f'OneDeviceStrategy("{names[0]}")': sg.OneDeviceStrategy(names[0]),
+        "MirroredStrategy()": sg.MirroredStrategy(),
+    }
+    named = dict(zip(jax.local_devices(), names, strict=True))
+    assert {
+        one["strategy"]: (one["num_replicas"], one["devices"]) for one in values["strategies"]
+    } == {
+        call: (
+            strategy.num_replicas_in_sync,
+            [named[device] for device in strategy.extended.worker_devices],
+        )
+        for call, strategy in made.items()
+    }
+
+
+@pytest.mark.slow  # starts JAX in a process of its own
+def test_keras_is_not_loaded() -> None:
+    program = "import sys; from stratagem.cli import main\ntry: main(['devices'])\n"
+    program += "except SystemExit: print('keras' in sys.modules)"
+    assert run_fresh(program)[-1] == "False"
 
 
 def test_names_count_within_a_platform() -> None:

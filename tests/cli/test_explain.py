@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -51,6 +52,16 @@ def test_without_a_code_all_are_listed_by_group() -> None:
         assert (PAGES / f"{code}.md").read_text().startswith(f"# {code}: {title}\n")
     groups = re.findall(r"^## SG(\d)xx: ", result.stdout, re.MULTILINE)
     assert groups == sorted({code[2] for code, _ in listed})
+
+
+def test_page_and_list_are_json() -> None:
+    page = json.loads(_call("--json", "204").stdout)
+    assert page["code"] == "SG204"
+    assert page["text"] == _call("204").stdout.rstrip("\n") + "\n"
+    listed = {one["code"]: one["title"] for one in json.loads(_call("--json").stdout)}
+    assert listed.keys() == explain.load_pages().keys()
+    assert listed["SG204"] == page["title"]
+    assert page["text"].startswith(f"# SG204: {page['title']}\n")
 
 
 @pytest.mark.parametrize(

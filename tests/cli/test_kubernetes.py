@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
@@ -115,6 +116,20 @@ def test_each_problem_is_a_line_and_the_exit_code_is_1(tmp_path) -> None:
         "Service/dist-strat-example-worker: spec.ports[0]: "
         "Additional properties are not allowed ('prot' was unexpected)",
     ]
+
+
+def test_problems_are_json(tmp_path) -> None:
+    path = tmp_path / "manifests.yaml"
+    path.write_text(_call("render").stdout.replace("port: 5000", "prot: 5000"))
+    result = _call("validate", "--json", str(path), "--kubernetes-version", "1.30")
+    assert (result.exit_code, result.stderr) == (1, "")
+    values = json.loads(result.stdout)
+    assert values["kubernetes_version"] == "1.30"
+    assert values["problems"][0] == {
+        "document": "Service/dist-strat-example-worker",
+        "path": "spec.ports[0]",
+        "message": "'port' is a required property",
+    }
 
 
 @pytest.mark.parametrize("given", ["", "a: [", "text", "a: 1\n"])

@@ -21,7 +21,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "clusters" / "launch.md"
 OPTIONS = {
     parameter.name: parameter
     for parameter in command.params
-    if isinstance(parameter, click.Option) and parameter.name != "module"
+    if isinstance(parameter, click.Option) and parameter.name not in ("module", "quiet", "verbose")
 }
 # For each option: a value on the command line, and what it means.
 VALUES = {
@@ -40,6 +40,7 @@ VALUES = {
     "show": ("leader", "leader"),
     "grace_s": ("1.5", 1.5),
     "evaluator_grace_s": ("0", 0.0),
+    "log_level": ("info", "info"),
 }
 
 
@@ -132,6 +133,24 @@ def test_command_line_wins_over_environment_and_that_over_the_file(launched, tmp
     }
 
 
+@pytest.mark.parametrize(
+    ("arguments", "variables", "level"),
+    [
+        (["-v"], {}, "info"),
+        (["-vv"], {"STRATAGEM_LOG_LEVEL": "error"}, "debug"),
+        (["-q"], {}, "error"),
+        (["-v", "--log-level", "WARNING"], {}, "warning"),
+    ],
+)
+def test_verbosity_is_the_level_of_the_tasks(launched, arguments, variables, level) -> None:
+    assert launched(*arguments, "train.py", "-v", **variables) == (
+        "train.py",
+        ["-v"],
+        False,
+        {"log_level": level},
+    )
+
+
 def test_nothing_given_leaves_the_defaults_to_the_launcher(launched) -> None:
     assert launched("train.py") == ("train.py", [], False, {})
 
@@ -149,7 +168,8 @@ def test_what_follows_the_script_is_the_script_s(launched, args) -> None:
     [
         (
             "worker = 3",
-            "has the unknown key 'worker'.\nExpected keys among workers, chief, ps, evaluator,",
+            "has the unknown key 'worker'. Did you mean 'workers'?\n"
+            "Expected keys among workers, chief, ps, evaluator,",
         ),
         ("config = 'x'", "has the unknown key 'config'"),
         ("module = true", "has the unknown key 'module'"),

@@ -24,7 +24,7 @@ def _call(*arguments: object) -> Result:
 
 def test_tables_json_and_picture(tmp_path) -> None:
     json_file, picture = tmp_path / "a" / "plan.json", tmp_path / "b" / "plan.png"
-    result = _call(_LOOP, "--target", "4xH100", "--json", json_file, "--picture", picture)
+    result = _call(_LOOP, "--target", "4xH100", "--output", json_file, "--plot", picture)
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith(
         "loop.py on 4xH100: 32 parameters, global batch 24, 6 per device"
@@ -37,6 +37,14 @@ def test_tables_json_and_picture(tmp_path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_json_is_what_the_file_has(tmp_path) -> None:
+    json_file = tmp_path / "plan.json"
+    result = _call(_LOOP, "--target", "4xH100", "--json", "--output", json_file)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == json.loads(json_file.read_text())
+    assert "replicas 4" in result.stderr  # the script's own
+
+
 def test_another_global_batch() -> None:
     result = _call("--target", "2xH100", "--global-batch", 64, _LOOP)
     assert result.exit_code == 0, result.output
@@ -47,7 +55,7 @@ def test_another_global_batch() -> None:
 @pytest.mark.parametrize("options", [[], ["--workers"]])
 def test_state_that_the_script_does_not_share_out(options, tmp_path) -> None:
     json_file = tmp_path / "plan.json"
-    shared = ("--shard-state", "all", "--json", json_file)
+    shared = ("--shard-state", "all", "--output", json_file)
     result = _call("--target", "2xH100", *shared, _LARGE, *options)
     assert result.exit_code == 0, result.output
     assert "large.py on 2xH100, shard_state=all: 16.4 k parameters" in result.stdout
@@ -90,7 +98,7 @@ def test_example_in_a_process_of_its_own(tmp_path) -> None:
     ended = subprocess.run(
         [
             *(sys.executable, "-c", "from stratagem.cli import main; main()", "plan", _DIGITS),
-            *("--strategy", "mirrored", "--target", "8xH100", "--json", tmp_path / "plan.json"),
+            *("--strategy", "mirrored", "--target", "8xH100", "--output", tmp_path / "plan.json"),
         ],
         capture_output=True,
         text=True,

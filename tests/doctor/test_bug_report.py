@@ -6,7 +6,7 @@ import getpass
 import socket
 from pathlib import Path
 
-from stratagem.doctor.bug_report import describe, redacted
+from stratagem.doctor.bug_report import describe, facts, redacted
 from stratagem.doctor.finding import Finding, Level
 
 
@@ -30,6 +30,18 @@ def test_secrets_are_hidden() -> None:
     assert "s3cret" not in text
     assert "| RAY_AUTH_TOKEN | (set) |" in text
     assert "| KERAS_BACKEND | jax |" in text
+
+
+def test_values_for_json_are_redacted_alike() -> None:
+    problem = Finding("a", Level.ERROR, f"no {Path.home()}/x at 10.1.2.3", "make it")
+    variables = {"KERAS_BACKEND": "jax", "JAX_KEY": "s3cret", "XLA_FLAGS": f"--a={Path.home()}"}
+    values = facts(
+        {"jax": "0.10.2"}, [{"platform": "gpu", "kind": "H100"}] * 2, [problem], variables
+    )
+    assert values["versions"] == {"jax": "0.10.2"}
+    assert values["devices"] == ["2 x gpu H100"]
+    assert values["variables"] == {"JAX_KEY": "(set)", "KERAS_BACKEND": "jax", "XLA_FLAGS": "--a=~"}
+    assert values["problems"] == [{"level": "error", "text": "no ~/x at ADDRESS"}]
 
 
 def test_names_and_addresses_are_hidden() -> None:

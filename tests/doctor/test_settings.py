@@ -19,6 +19,8 @@ def test_clean_environment_is_fine(tmp_path: Path) -> None:
         "KERAS_BACKEND": "jax",
         "STRATAGEM_PEER_TIMEOUT_S": "5",
         "STRATAGEM_RUN_DIR": "/runs/1",
+        "STRATAGEM_WORKERS": "4",
+        "STRATAGEM_CONFIG": "stratagem.toml",
         "XLA_PYTHON_CLIENT_MEM_FRACTION": ".8",
         "NCCL_P2P_DISABLE": "0",
     }
@@ -36,6 +38,7 @@ def test_clean_environment_is_fine(tmp_path: Path) -> None:
             "is not a setting",
             "write STRATAGEM_PEER_TIMEOUT_S",
         ),
+        ("STRATAGEM_LOG_LEVEL", "loud", Level.ERROR, "not a log level", "Default: auto."),
         ("STRATAGEM_PEER_TIMEOUT_S", "soon", Level.ERROR, "not a time limit", "Default: 30.0"),
         ("XLA_PYTHON_CLIENT_MEM_FRACTION", "1.5", Level.ERROR, "no fraction", "below 1"),
         ("XLA_PYTHON_CLIENT_MEM_FRACTION", "80%", Level.ERROR, "no fraction", "below 1"),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import sys
+import logging
 import time
 from collections.abc import Callable
 
+from stratagem import logs
 from stratagem.checkpoint.agreed_step import AgreedStep, PreemptionAction
 from stratagem.checkpoint.manager import CheckpointManager
 from stratagem.preemption import TerminationConfig
@@ -14,6 +15,8 @@ from stratagem.process_group import current_group
 from stratagem.topology.process_exit import expect_exit
 
 __all__ = ["PreemptionExit", "print_status"]
+
+_logger = logging.getLogger(__name__)
 
 # Every process creates the same instances in the same order.
 _numbers = itertools.count(1)
@@ -72,4 +75,4 @@ def print_status(name: str, text: str) -> None:
     """Prints a status message with the name of this process to stderr."""
     group = current_group()
     where = "" if group is None else f"{group.identity.label}: "
-    print(f"{name}: {where}{text}", file=sys.stderr, flush=True)
+    logs.announce(_logger, f"{name}: {where}{text}")

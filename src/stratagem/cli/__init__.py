@@ -9,6 +9,9 @@ from __future__ import annotations
 import click
 
 from stratagem import environment
+from stratagem.cli.commands import Commands, json_option
+from stratagem.cli.completion import command as completion_command
+from stratagem.cli.config import command as config_command
 from stratagem.cli.doctor import command as doctor_command
 from stratagem.cli.doctor import env_command
 from stratagem.cli.explain import command as explain_command
@@ -24,14 +27,15 @@ from stratagem.cli.slurm import slurm_group
 __all__ = ["main"]
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="stratagem", prog_name="stratagem")
 def main() -> None:
     """Distributed training for Keras 3 on JAX."""
 
 
 @main.command()
-def devices() -> None:
+@json_option
+def devices(*, as_json: bool) -> None:
     """Show the local devices, and the replicas of each strategy."""
     try:
         environment.require_jax_choice()
@@ -39,9 +43,11 @@ def devices() -> None:
         raise click.ClickException(str(error)) from error
     from stratagem.cli.devices import show
 
-    show()
+    show(as_json=as_json)
 
 
+main.add_command(completion_command)
+main.add_command(config_command)
 main.add_command(doctor_command)
 main.add_command(env_command)
 main.add_command(test_command)
@@ -52,5 +58,5 @@ main.add_command(goodput_command)
 main.add_command(explain_command)
 main.add_command(migrate_command)
 main.add_command(kubernetes_group)
-main.add_command(click.Group("k8s", kubernetes_group.commands, help="Short for kubernetes."))
+main.add_command(Commands("k8s", kubernetes_group.commands, help="Short for kubernetes."))
 main.add_command(slurm_group)

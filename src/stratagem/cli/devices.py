@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import jax
 from rich.console import Console
 from rich.table import Table
 
-from stratagem.strategies.mirrored import MirroredStrategy
-from stratagem.strategies.one_device import OneDeviceStrategy
+from stratagem.cli.commands import print_json
 from stratagem.topology import local_devices
 
 __all__ = ["device_names", "memory_text", "show"]
@@ -18,17 +18,20 @@ __all__ = ["device_names", "memory_text", "show"]
 _BYTES_PER_GIB = 2**30
 
 
-def show() -> None:
-    """Prints both tables; starts JAX's backend."""
-    console = Console()
+def show(*, as_json: bool = False) -> None:
+    """Prints both tables, or their values as JSON; starts JAX's backend."""
     devices = local_devices()
     names = device_names(devices)
+    if as_json:
+        print_json(_values(devices, names))
+        return
+    console = Console()
     console.print(
         f"JAX {jax.__version__} on {jax.default_backend()}, "
         f"process {jax.process_index()} of {jax.process_count()}"
     )
     console.print(_device_table(devices, names))
-    console.print(_strategy_table(devices, names))
+    console.print(_strategy_table(names))
     if len(devices) == 1:
         console.print('More replicas on one CPU: MirroredStrategy(["cpu:0", "cpu:1"])', style="dim")
 
@@ -48,8 +51,37 @@ def device_names(devices: Iterable[jax.Device]) -> list[str]:
 
 def memory_text(device: jax.Device) -> str:
     """Formats the memory that JAX may use on a device, or "-" if unknown, as on CPU."""
-    limit_bytes = (device.memory_stats() or {}).get("bytes_limit")
+    limit_bytes = _memory_bytes(device)
     return "-" if limit_bytes is None else f"{limit_bytes / _BYTES_PER_GIB:.1f} GiB"
+
+
+def _memory_bytes(device: jax.Device) -> int | None:
+    return (device.memory_stats() or {}).get("bytes_limit")
+
+
+def _values(devices: Sequence[jax.Device], names: Sequence[str]) -> dict[str, Any]:
+    return {
+        "jax": jax.__version__,
+        "backend": jax.default_backend(),
+        "process_index": jax.process_index(),
+        "num_processes": jax.process_count(),
+        "devices": [
+            {"name": name, "kind": device.device_kind, "memory_bytes": _memory_bytes(device)}
+            for name, device in zip(names, devices, strict=True)
+        ],
+        "strategies": [
+            {"strategy": call, "num_replicas": len(used), "devices": used}
+            for call, used in _devices_by_strategy(names).items()
+        ],
+    }
+
+
+def _devices_by_strategy(names: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the names of each strategy's devices; to make strategies would load Keras."""
+    return {
+        f'OneDeviceStrategy("{names[0]}")': [names[0]],
+        "MirroredStrategy()": list(names),
+    }
 
 
 def _device_table(devices: Sequence[jax.Device], names: Sequence[str]) -> Table:
@@ -59,14 +91,9 @@ def _device_table(devices: Sequence[jax.Device], names: Sequence[str]) -> Table:
     return table
 
 
-def _strategy_table(devices: Sequence[jax.Device], names: Sequence[str]) -> Table:
-    names_of = dict(zip(devices, names, strict=True))
+def _strategy_table(names: Sequence[str]) -> Table:
     table = Table("strategy", "replicas", "devices", title="Strategies", title_justify="left")
     table.add_row("none (default)", "1", f"{names[0]}, or JAX's default device")
-    for call, strategy in (
-        (f'OneDeviceStrategy("{names[0]}")', OneDeviceStrategy(devices[0])),
-        ("MirroredStrategy()", MirroredStrategy()),
-    ):
-        used = ", ".join(names_of[device] for device in strategy.extended.worker_devices)
-        table.add_row(call, str(strategy.num_replicas_in_sync), used)
+    for call, used in _devices_by_strategy(names).items():
+        table.add_row(call, str(len(used)), ", ".join(used))
     return table

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 from pathlib import Path
 
 import click
+
+from stratagem.cli.commands import json_option, print_json
 
 __all__ = ["command", "env_command"]
 
 
 @click.command("doctor")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@json_option
 @click.option("--run", "is_run", is_flag=True, help="Also measure speed: about half a minute.")
 @click.option("--strict", is_flag=True, help="Exit with 1 for warnings, too.")
 @click.argument(
@@ -33,24 +34,28 @@ def command(script: Path | None, *, as_json: bool, is_run: bool, strict: bool) -
     made = itertools.chain(examine(script), measure() if is_run else ())
     findings = list(made) if as_json else show(made)
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
+        print_json([dataclasses.asdict(finding) for finding in findings])
     fatal = {Level.ERROR, Level.WARNING} if strict else {Level.ERROR}
     raise SystemExit(int(any(finding.level in fatal for finding in findings)))
 
 
 @click.command("env")
-def env_command() -> None:
+@json_option
+def env_command(*, as_json: bool) -> None:
     """Describe this environment for a bug report.
 
     Names, addresses and secrets are left out.
     """
     from stratagem import environment
     from stratagem.doctor.accelerators import probe_devices
-    from stratagem.doctor.bug_report import describe
+    from stratagem.doctor.bug_report import describe, facts
     from stratagem.doctor.examination import examine
     from stratagem.doctor.versions import installed_versions
 
     probe = probe_devices()
     findings = list(examine(probe=probe))
-    text = describe(installed_versions(), probe.devices, findings, environment.snapshot())
-    click.echo(text)
+    known = (installed_versions(), probe.devices, findings, environment.snapshot())
+    if as_json:
+        print_json(facts(*known))
+    else:
+        click.echo(describe(*known))

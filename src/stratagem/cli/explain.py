@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from stratagem.cli.commands import json_option, print_json
+
 __all__ = ["command", "load_pages"]
 
 # In a wheel beside the package's modules (pyproject.toml puts them there), else in the checkout.
@@ -29,9 +31,14 @@ _GROUPS = {
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
 
 
+def _complete_code(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    return [code for code in load_pages() if code.startswith(incomplete.upper())]
+
+
 @click.command("explain")
-@click.argument("code", required=False)
-def command(code: str | None) -> None:
+@json_option
+@click.argument("code", required=False, shell_complete=_complete_code)
+def command(code: str | None, *, as_json: bool) -> None:
     """Explain an error code such as SG204.
 
     Errors whose cause needs more words end with a code. Without CODE, list all codes.
@@ -42,12 +49,19 @@ def command(code: str | None) -> None:
     if not pages:
         raise click.ClickException("The pages of the error codes are not installed.")
     if code is None:
-        show(_listing(pages))
+        if as_json:
+            print_json([{"code": name, "title": _title(page)} for name, page in pages.items()])
+        else:
+            show(_listing(pages))
         return
     name = _normalized(code)
     if name not in pages:
         raise click.UsageError(f"There is no error code {code!r}. {_suggestion(name, pages)}")
-    show(_without_links(pages[name]))
+    text = _without_links(pages[name])
+    if as_json:
+        print_json({"code": name, "title": _title(pages[name]), "text": text})
+    else:
+        show(text)
 
 
 def load_pages() -> dict[str, str]:
@@ -67,6 +81,11 @@ def _suggestion(name: str, pages: dict[str, str]) -> str:
     if not close:
         return "`stratagem explain` lists all codes."
     return f"Did you mean {' or '.join(close)}?"
+
+
+def _title(page: str) -> str:
+    """Returns the heading of a page without its code."""
+    return page.partition("\n")[0].partition(": ")[2]
 
 
 def _listing(pages: dict[str, str]) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
+
+from stratagem.cli.commands import json_option, print_json
 
 __all__ = ["command"]
 
@@ -15,7 +16,7 @@ __all__ = ["command"]
 @click.option(
     "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Also plot it: FILE.png."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@json_option
 def command(run_dir: Path, plot: Path | None, *, as_json: bool) -> None:
     """Show a run's useful time, and where the rest went.
 
@@ -32,6 +33,6 @@ def command(run_dir: Path, plot: Path | None, *, as_json: bool) -> None:
     except (ImportError, LookupError, OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     if as_json:
-        click.echo(json.dumps(account.as_dict(), indent=2))
+        print_json(account.as_dict())
         return
     report.show(account)

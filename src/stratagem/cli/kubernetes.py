@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import IO
 
 import click
 
+from stratagem import exit_codes
+from stratagem.cli.commands import Commands, json_option, print_json
 from stratagem.cli.templates import (
     assignments_option,
     errors_as_messages,
@@ -22,7 +25,7 @@ _ray_option = click.option(
 )
 
 
-@click.group("kubernetes")
+@click.group("kubernetes", cls=Commands)
 def kubernetes_group() -> None:
     """Render and validate manifests for Kubernetes."""
 
@@ -72,7 +75,8 @@ def template(*, ray: bool) -> None:
 @kubernetes_group.command()
 @click.argument("file", metavar="[FILE]", default="-", type=click.File(encoding="utf-8"))
 @click.option("--kubernetes-version", help="Such as 1.33; by default the newest installed.")
-def validate(file: IO[str], kubernetes_version: str | None) -> None:
+@json_option
+def validate(file: IO[str], kubernetes_version: str | None, *, as_json: bool) -> None:
     """Validate manifests offline: schemas, names and TF_CONFIG.
 
     FILE is the output of `stratagem kubernetes render`, by default standard input. Exits with code
@@ -83,8 +87,14 @@ def validate(file: IO[str], kubernetes_version: str | None) -> None:
     with errors_as_messages():
         version = kubernetes_version or manifests.kubernetes_versions()[-1]
         problems = manifests.validate_kubernetes(file.read(), version)
-    for problem in problems:
-        click.echo(problem)
+    if as_json:
+        print_json(
+            {
+                "kubernetes_version": version,
+                "problems": [dataclasses.asdict(one) for one in problems],
+            }
+        )
+    else:
+        click.echo("\n".join(map(str, problems)) or f"Valid for Kubernetes {version}.")
     if problems:
-        raise SystemExit(1)
-    click.echo(f"Valid for Kubernetes {version}.")
+        raise SystemExit(exit_codes.FAILURE)

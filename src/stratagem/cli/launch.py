@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from stratagem.messages import explain
+from stratagem import environment
+from stratagem.cli.commands import chosen_log_level
+from stratagem.cli.config_file import read_file
+from stratagem.setting_kinds import LOG_LEVELS
 
 __all__ = ["command"]
 
+_SETTINGS = "stratagem.file_settings"
 _EPILOG = """Options accept underscores instead of dashes. Each can also be set by the environment
 variable shown next to it, or by its name in a TOML file. The command line takes precedence over the
 environment, which takes precedence over the file."""
@@ -29,52 +33,11 @@ def _option(name: str, **attributes: Any) -> Callable[[Any], Any]:
 
 
 def _read_config(context: click.Context, _: click.Parameter, path: Path | None) -> None:
-    """Makes the values of a file the defaults of the other options."""
-    if path is None:
-        return
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise click.ClickException(f"{path} cannot be read: {error}") from error
-    options = {
-        str(parameter.name): parameter
-        for parameter in context.command.params
-        if isinstance(parameter, click.Option) and parameter.name not in ("config", "module")
-    }
-    context.default_map = {
-        **(context.default_map or {}),
-        **{_checked(path, key, value, options): value for key, value in values.items()},
-    }
-
-
-def _checked(path: Path, key: str, value: object, options: Mapping[str, click.Option]) -> str:
-    """Returns the option that a key of the file sets, if its value is valid."""
-    name = key.replace("-", "_")
-    if name not in options:
-        raise click.ClickException(
-            explain(
-                f"{path} has the unknown key {key!r}.",
-                expected=f"keys among {', '.join(map(_with_dashes, options))}.",
-                fix="correct or remove it.",
-            )
-        )
-    wanted = _TYPES.get(type(options[name].type), (str, "a string"))
-    if not isinstance(value, wanted[0]) or isinstance(value, bool) != (wanted[0] is bool):
-        raise click.ClickException(
-            explain(
-                f"{path} has {key} = {value!r}, which is not {wanted[1]}.",
-                expected=f"{wanted[1]}.",
-                fix="correct the value.",
-            )
-        )
-    return name
-
-
-_TYPES: dict[type[Any], tuple[Any, str]] = {
-    type(click.BOOL): (bool, "true or false"),
-    click.IntRange: (int, "an integer"),
-    click.FloatRange: (int | float, "a number"),
-}
+    """Makes the values of a file the defaults of the other options, and of settings."""
+    if path is not None:
+        values = read_file(path, context.command)
+        context.default_map = {**(context.default_map or {}), **values.options}
+        context.meta[_SETTINGS] = values.settings
 
 
 @click.command(
@@ -141,6 +104,11 @@ _TYPES: dict[type[Any], tuple[Any, str]] = {
     help="Seconds that the evaluator may run after the workers end.  [default: 60]",
 )
 @_option(
+    "log_level",
+    type=click.Choice(LOG_LEVELS, case_sensitive=False),
+    help="Lowest level of log records that tasks show.",
+)
+@_option(
     "config",
     type=click.Path(dir_okay=False, path_type=Path),
     is_eager=True,
@@ -160,6 +128,16 @@ def command(script: str, args: tuple[str, ...], *, module: bool, **options: Any)
     from stratagem.launch import scripts
 
     given = {name: value for name, value in options.items() if value is not None}
+    context = click.get_current_context()
+    is_given = context.get_parameter_source("log_level") is ParameterSource.COMMANDLINE
+    if not is_given and (level := chosen_log_level(context)) is not None:
+        given["log_level"] = level
+    environment.set_defaults(
+        {
+            environment.VARIABLES[name].name: text
+            for name, text in context.meta.get(_SETTINGS, {}).items()
+        }
+    )
     try:
         outcome = scripts.run_script(script, args, module=module, **given)
     except BrokenPipeError:  # the reader of the output has exited; click handles this

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from stratagem import exit_codes
+from stratagem.cli.commands import json_option, print_json
 from stratagem.optional_libraries import load
 
 if TYPE_CHECKING:
     from stratagem.migrate.files import FileReport
 
 __all__ = ["command"]
-
-_CHANGES_OR_MARKS = 1
 
 
 @click.command("migrate")
@@ -28,12 +27,13 @@ _CHANGES_OR_MARKS = 1
 )
 @click.option("--write", "writes", is_flag=True, help="Write the files instead of a diff.")
 @click.option("--check", is_flag=True, help="Exit with 1 if anything changes or is left to do.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, and no diff.")
+@json_option
 def command(paths: tuple[Path, ...], *, writes: bool, check: bool, as_json: bool) -> None:
     """Rewrite programs from tf.distribute and tf.keras.
 
     PATH is a .py or .ipynb file, or a folder. Without --write, nothing is written: a diff shows the
-    changes. Places that need a person get a comment "# STRATAGEM: ..." above them.
+    changes. With --json, the summary replaces the diff. Places that need a person get a comment
+    "# STRATAGEM: ..." above them.
 
     Exit codes: 0 if done, or with --check if nothing changes and nothing is left to do. 1 with
     --check if something changes or is left to do, and for a file that does not parse. 2 for a wrong
@@ -58,7 +58,7 @@ def command(paths: tuple[Path, ...], *, writes: bool, check: bool, as_json: bool
         if not as_json and not writes and one.is_changed:
             report.show_diff(one)
     if as_json:
-        click.echo(json.dumps(report.as_dict(reports), indent=2))
+        print_json(report.as_dict(reports))
     else:
         report.show_summary(reports, written=writes)
     raise SystemExit(_exit_code(reports, check=check))
@@ -66,7 +66,7 @@ def command(paths: tuple[Path, ...], *, writes: bool, check: bool, as_json: bool
 
 def _exit_code(reports: list[FileReport], *, check: bool) -> int:
     if any(one.error is not None for one in reports):
-        return _CHANGES_OR_MARKS
+        return exit_codes.FAILURE
     if check and any(one.is_changed or one.marks for one in reports):
-        return _CHANGES_OR_MARKS
-    return 0
+        return exit_codes.FAILURE
+    return exit_codes.SUCCESS

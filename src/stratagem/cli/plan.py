@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stratagem import environment
+from stratagem.cli.commands import json_option, print_json
 
 if TYPE_CHECKING:
     from stratagem.planning import Plan
@@ -28,11 +29,14 @@ __all__ = ["command"]
     type=click.Choice(["optimizer", "all"]),
     help="State to shard over replicas (ZeRO-1, or FSDP); by default the script's choice.",
 )
+@json_option
 @click.option(
-    "--json", "json_file", type=click.Path(path_type=Path), help="Also write JSON to FILE."
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write the JSON to a file.",
 )
 @click.option(
-    "--picture", type=click.Path(dir_okay=False, path_type=Path), help="Also plot it: FILE.png."
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Also plot it: FILE.png."
 )
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -42,30 +46,36 @@ def command(
     target: str,
     global_batch: int | None,
     shard_state: str | None,
-    json_file: Path | None,
-    picture: Path | None,
+    output: Path | None,
+    plot: Path | None,
+    *,
+    as_json: bool,
 ) -> None:
     """Plan a training step of SCRIPT for hardware you don't have.
 
     The script runs unmodified up to its first training step, with as many replicas as the target
     has devices. Nothing is trained, and its variables take no memory. Options not listed below, and
-    everything after "--", are passed to the script.
+    everything after "--", are passed to the script. What it prints goes to stderr.
     """
     # Leave the accelerators of this machine to other programs.
     environment.set_defaults({"JAX_PLATFORMS": "cpu"})
     try:
         environment.require_jax_choice()
-        from stratagem.planning import plot, report
+        from stratagem.planning import plot as plotting
+        from stratagem.planning import report
 
         plan = _make_plan(script, arguments, target, global_batch, shard_state)
-        if json_file is not None:
-            json_file.parent.mkdir(parents=True, exist_ok=True)
-            json_file.write_text(json.dumps(plan.to_dict(), indent=2) + "\n")
-        if picture is not None:
-            plot.draw(plan, picture)
+        if output is not None:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_text(json.dumps(plan.to_dict(), indent=2) + "\n")
+        if plot is not None:
+            plotting.draw(plan, plot)
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    report.show(plan)
+    if as_json:
+        print_json(plan.to_dict())
+    else:
+        report.show(plan)
 
 
 def _make_plan(

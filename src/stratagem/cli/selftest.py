@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import click
+
+from stratagem.cli.commands import chosen_log_level, json_option, print_json
 
 __all__ = ["command"]
 
 
 @click.command("test")
 @click.option("--only", multiple=True, help="Run these cases only, such as mirrored; repeatable.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@json_option
 def command(only: tuple[str, ...], *, as_json: bool) -> None:
     """Test this installation: train under every strategy.
 
@@ -26,8 +27,11 @@ def command(only: tuple[str, ...], *, as_json: bool) -> None:
     if unknown := sorted(set(only) - set(names)):
         raise click.UsageError(f"No such case: {', '.join(unknown)}. There are {', '.join(names)}.")
     cases = [case for case in CASES if not only or case.name in only]
-    outcomes = [run_case(case) for case in cases] if as_json else run_shown(cases)
+    if as_json:
+        outcomes = [run_case(case) for case in cases]
+    else:
+        outcomes = run_shown(cases, shows_progress=chosen_log_level() != "error")
     if as_json:
         rows = [{**dataclasses.asdict(one), "passed": one.passed} for one in outcomes]
-        click.echo(json.dumps(rows, indent=2))
+        print_json(rows)
     raise SystemExit(int(any(not one.passed and not one.is_skipped for one in outcomes)))

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from stratagem import exit_codes
+
 __all__ = ["command"]
 
 
@@ -46,7 +48,7 @@ def command(
     except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        raise SystemExit(exit_codes.INTERRUPTED) from None
 
 
 def _exit_on_signal(signum: int, _: object) -> None:

@@ -6,6 +6,7 @@ from typing import IO
 
 import click
 
+from stratagem.cli.commands import Commands
 from stratagem.cli.templates import (
     assignments_option,
     errors_as_messages,
@@ -17,7 +18,7 @@ from stratagem.cli.templates import (
 __all__ = ["slurm_group"]
 
 
-@click.group("slurm")
+@click.group("slurm", cls=Commands)
 def slurm_group() -> None:
     """Render batch scripts for Slurm."""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from stratagem.doctor.finding import Finding, Level
 
-__all__ = ["describe", "redacted"]
+__all__ = ["describe", "facts", "redacted"]
 
 # Variables that change training; all others stay private.
 _PREFIXES = ("STRATAGEM_", "JAX_", "KERAS_", "XLA_", "NCCL_", "CUDA_", "TPU_", "LIBTPU_", "RAY_")
@@ -36,18 +36,36 @@ def describe(
         findings: all; warnings and errors are listed.
         variables: environment variables.
     """
-    kinds = [f"{device['platform']} {device['kind']}" for device in devices]
+    known = facts(versions, devices, findings, variables)
     rows = [
-        ("system", platform.platform()),
-        ("Python", platform.python_version()),
-        *versions.items(),
-        ("devices", ", ".join(f"{kinds.count(k)} x {k}" for k in dict.fromkeys(kinds)) or "none"),
-        *sorted((name, text) for name, text in _shown(variables)),
+        ("system", known["system"]),
+        ("Python", known["python"]),
+        *known["versions"].items(),
+        ("devices", ", ".join(known["devices"]) or "none"),
+        *known["variables"].items(),
     ]
     lines = ["| | |", "|---|---|", *(f"| {name} | {_cell(text)} |" for name, text in rows)]
-    problems = [one for one in findings if one.level in (Level.WARNING, Level.ERROR)]
-    lines += ["", *(f"- {one.level}: {redacted(one.text)}" for one in problems)]
+    lines += ["", *(f"- {one['level']}: {one['text']}" for one in known["problems"])]
     return "\n".join(lines).rstrip()
+
+
+def facts(
+    versions: Mapping[str, str],
+    devices: Sequence[Mapping[str, Any]],
+    findings: Sequence[Finding],
+    variables: Mapping[str, str],
+) -> dict[str, Any]:
+    """Returns the same as values for JSON, redacted."""
+    kinds = [f"{device['platform']} {device['kind']}" for device in devices]
+    problems = [one for one in findings if one.level in (Level.WARNING, Level.ERROR)]
+    return {
+        "system": redacted(platform.platform()),
+        "python": platform.python_version(),
+        "versions": dict(versions),
+        "devices": [f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)],
+        "variables": {name: redacted(text) for name, text in sorted(_shown(variables))},
+        "problems": [{"level": str(one.level), "text": redacted(one.text)} for one in problems],
+    }
 
 
 def redacted(text: str) -> str:
@@ -80,4 +98,4 @@ def _hide_address(match: re.Match[str]) -> str:
 
 
 def _cell(text: str) -> str:
-    return redacted(text).replace("|", "\\|").replace("\n", " ")
+    return text.replace("|", "\\|").replace("\n", " ")

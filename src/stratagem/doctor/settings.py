@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import difflib
 import json
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from stratagem import environment
 from stratagem.doctor.finding import Finding, Level
+from stratagem.launch import LaunchOptions
 
 __all__ = ["check_script", "check_settings"]
 
@@ -27,6 +29,11 @@ _OF_LAUNCHERS = {
         "RESTART_COUNT",
         "RUN_DIR",
     )
+}
+# Options of `stratagem launch`.
+_OF_OPTIONS = {
+    "STRATAGEM_CONFIG",
+    *(f"STRATAGEM_{field.name.upper()}" for field in dataclasses.fields(LaunchOptions)),
 }
 _FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _WITHOUT_EFFECT = {
@@ -144,7 +151,7 @@ def _check_own(variables: Mapping[str, str]) -> list[Finding]:
     known = {variable.name: variable for variable in environment.VARIABLES.values()}
     findings: list[Finding] = []
     for name, text in sorted(variables.items()):
-        if not name.startswith(_PREFIX) or name in _OF_LAUNCHERS:
+        if not name.startswith(_PREFIX) or name in _OF_LAUNCHERS | (_OF_OPTIONS - known.keys()):
             continue
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)

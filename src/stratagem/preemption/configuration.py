@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from stratagem import exit_codes
 from stratagem.accelerators import local_gpus
 from stratagem.messages import explain
 from stratagem.preemption.environments import (
@@ -24,10 +25,8 @@ from stratagem.run_events import current_events
 
 __all__ = ["EXIT_CODE", "GOOGLE_CLOUD_EXIT_CODE", "TerminationConfig"]
 
-# Saved, to be resumed: the templates for Kubernetes and Slurm restart such a job.
-EXIT_CODE = 42
-# Exit code of a program terminated by SIGTERM: 128 + 15.
-GOOGLE_CLOUD_EXIT_CODE = 143
+EXIT_CODE = exit_codes.RESUMABLE
+GOOGLE_CLOUD_EXIT_CODE = exit_codes.TERMINATED
 # Google Cloud's notice period before it stops a VM with GPUs for maintenance.
 _GOOGLE_CLOUD_GPU_GRACE_S = 3600.0
 # A VM that shuts down sends SIGTERM to its processes and stops soon after.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stratagem import logs
 from stratagem.process_group.member import Group
 
 __all__ = ["current_group", "set_current_group"]
@@ -18,3 +19,4 @@ def set_current_group(group: Group) -> None:
     """Sets the group of this process, once."""
     assert not _groups
     _groups.append(group)
+    logs.set_task(group.identity.label, group.identity.process_id)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import sys
+import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
+from stratagem import logs
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.messages import explain
 from stratagem.process_group.announcements import Announcements, Listener
@@ -18,6 +19,8 @@ from stratagem.process_group.streams import Stream, Streams
 from stratagem.process_group.verdict import Activity, GroupLimits, ProgramPosition, Verdict
 
 __all__ = ["Group"]
+
+_logger = logging.getLogger(__name__)
 
 _FIRST_PROGRESS_S = 2.0
 # Each poll for a result takes the core from the step for 60 us; rare polls see its end late. So the
@@ -274,7 +277,7 @@ class Group:
                 if waited_s > self.limits.join_s + 2.0:  # process 0, if reachable, raises first
                     raise self._join_timeout(waited_s)
                 if time.monotonic() > printed_at:
-                    print(self._progress(waited_s), file=sys.stderr, flush=True)
+                    logs.announce(_logger, self._progress(waited_s))
                     printed_at = time.monotonic() + min(max(waited_s, 2.0), 30.0)
                 self._changed.wait(0.1)
 

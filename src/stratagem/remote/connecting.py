@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 from stratagem import environment
 from stratagem.cluster import ClusterDef, ClusterResolver, ClusterSpec
+from stratagem.launch.tasks.exit_status import exit_code
 from stratagem.messages import explain
 from stratagem.remote.jobs.job_plan import JOB_VARIABLE
 from stratagem.remote.remote_cluster import RemoteArguments, RemoteCluster
@@ -65,7 +66,7 @@ def connect_to_cluster(
     main = sys.modules["__main__"]
     module = getattr(getattr(main, "__spec__", None), "name", None)
     code = cluster.run_script(_script_of(main), sys.argv[1:], module=module)
-    sys.exit(code if code >= 0 else 128 - code)
+    sys.exit(exit_code(code))
 
 
 def _script_of(main: ModuleType) -> str:

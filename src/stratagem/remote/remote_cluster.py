@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import getpass
 import io
+import logging
 import secrets
 import shlex
 import signal
@@ -17,7 +18,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
-from stratagem import environment
+from stratagem import environment, logs
 from stratagem.cluster import ClusterDef, ClusterResolver, ClusterSpec, task_count
 from stratagem.cluster.addresses import join_address, split_address
 from stratagem.errors import DeadlineExceededError, UnavailableError
@@ -38,6 +39,8 @@ from stratagem.remote.ray.leader import leader_of, tasks_of
 from stratagem.remote.ray.ray_nodes import resource_of_task
 
 __all__ = ["RemoteArguments", "RemoteCluster"]
+
+_logger = logging.getLogger(__name__)
 
 _POLL_S = 0.5
 # Ray notices the end of a job a little later than its client.
@@ -293,7 +296,7 @@ class RemoteCluster:
                     )
                 )
             if not has_reported and time.monotonic() > started_s + _REPORT_WAIT_AFTER_S:
-                print(f"Waiting for {named}.", file=sys.stderr, flush=True)
+                logs.announce(_logger, f"Waiting for {named}.")
                 has_reported = True
             threading.Event().wait(_POLL_S)
 

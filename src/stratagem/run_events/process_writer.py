@@ -12,12 +12,12 @@ from types import TracebackType
 
 from stratagem import environment
 from stratagem.cluster import detect
+from stratagem.exit_codes import INTERRUPTED
 from stratagem.run_events.writer import EventWriter
 
 __all__ = ["close_events", "current_events", "step"]
 
 _STAT = Path("/proc/self/stat")
-_INTERRUPTED = 130  # Exit code of shells for SIGINT.
 
 
 class _EventState:
@@ -132,7 +132,7 @@ def _watch_exceptions() -> None:
     previous = sys.excepthook
 
     def note(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        _current.exit_code = _INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1
+        _current.exit_code = INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1
         _current.reason = f"{kind.__name__}: {error}"
         previous(kind, error, trace)
 

@@ -13,12 +13,14 @@ from stratagem.selftest.cases import Case, CaseOutcome, run_case
 __all__ = ["run_shown"]
 
 
-def run_shown(cases: Iterable[Case], console: Console | None = None) -> list[CaseOutcome]:
+def run_shown(
+    cases: Iterable[Case], console: Console | None = None, *, shows_progress: bool = True
+) -> list[CaseOutcome]:
     """Runs cases with a progress bar, prints a table, and returns the outcomes."""
     console = console or Console()
     chosen = list(cases)
     outcomes: list[CaseOutcome] = []
-    with Progress(console=console, transient=True) as progress:
+    with Progress(console=console, transient=True, disable=not shows_progress) as progress:
         task = progress.add_task("", total=len(chosen))
         for case in chosen:
             progress.update(task, description=case.title)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stratagem.context.explicit_device import explicit_device
 from stratagem.execution import is_worth_rows
+from stratagem.logs import warn_on_one_worker
 from stratagem.messages import explain
 from stratagem.placement import AtLeastBytes
 from stratagem.strategies.offloaded_state import (
@@ -149,7 +149,7 @@ def _warn_if_not_sharded(variable: NewVariable, store: Store | None) -> None:
         return
     count = store.topology.num_replicas
     if store.sharded_axis(shape) is None:
-        warnings.warn(
+        warn_on_one_worker(
             explain(
                 f"Variable {variable.path!r} of shape {shape} cannot be sharded over {count} "
                 "devices, so each device has a copy.",

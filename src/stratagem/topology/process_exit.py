@@ -21,6 +21,7 @@ from typing import NoReturn
 
 import jax
 
+from stratagem.exit_codes import INTERRUPTED
 from stratagem.preemption.signals import ignore_until_exit
 from stratagem.process_group import Group, current_group
 from stratagem.run_events import close_events, current_events
@@ -33,7 +34,6 @@ SHUTDOWN_S = 10
 _GRACE_S = 5.0
 _POLL_INTERVAL_S = 0.25
 _DRAIN_S = 2.0
-_INTERRUPTED = 130  # the exit code that shells report for SIGINT
 
 
 class _ExitState:
@@ -54,7 +54,7 @@ def watch(group: Group) -> None:
     def report(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        _state.exit_code = _INTERRUPTED if kind is KeyboardInterrupt else 1
+        _state.exit_code = INTERRUPTED if kind is KeyboardInterrupt else 1
         if group.verdict is None:
             group.report_error("".join(traceback.format_exception(kind, error, trace)))
         previous(kind, error, trace)

@@ -34,6 +34,10 @@ def test_those_that_lead_come_first() -> None:
         ({"max_restarts": -2}, "max_restarts=-2 is too small"),
         ({"workers": 0}, "leaves no task to train"),
         ({"workers": 0, "ps": 3, "evaluator": True}, "leaves no task to train"),
+        (
+            {"log_level": "loud"},
+            "log_level='loud' is not a log level(?s:.)*'debug', 'info'",
+        ),
         ({"show": "none"}, "show='none' is not a valid choice(?s:.)*'all', 'leader'"),
         ({"grace_s": -0.5}, "grace_s=-0.5 is not a valid number of seconds"),
         (

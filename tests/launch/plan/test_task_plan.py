@@ -92,6 +92,13 @@ def test_devices_and_the_number_of_the_start_are_in_the_environment() -> None:
         assert plan.variables["PYTHONUNBUFFERED"] == "1"
 
 
+def test_log_level_is_in_the_environment_if_it_was_asked_for() -> None:
+    (worker,) = planned(LaunchOptions(log_level="debug"))
+    assert worker.variables["STRATAGEM_LOG_LEVEL"] == "debug"
+    (worker,) = planned(LaunchOptions())
+    assert "STRATAGEM_LOG_LEVEL" not in worker.variables
+
+
 def test_too_few_gpus_are_found_before_anything_starts() -> None:
     with pytest.raises(ValueError, match="need 2 GPUs, but there are 1"):
         planned(LaunchOptions(devices_per_worker=2), gpus=["0"])

@@ -15,7 +15,7 @@ from stratagem.estimator.hooks.timers import SecondOrStepTimer
 
 __all__ = ["TrainingSummaries", "write_results", "writer_of"]
 
-_logger = logging.getLogger("stratagem.estimator")
+_logger = logging.getLogger(__name__)
 
 
 def writer_of(folder: str) -> summary.SummaryWriter:

@@ -6,11 +6,11 @@ import collections
 import dataclasses
 import functools
 import types
-import warnings
 from typing import Any
 
 from stratagem.execution.tracing.function_identity import state_by_name
 from stratagem.execution.tracing.program_fingerprint import name_of
+from stratagem.logs import warn_on_one_worker
 from stratagem.messages import explain
 
 __all__ = ["Recompilations", "Usage"]
@@ -55,7 +55,7 @@ class Recompilations:
             changed = [
                 name for name in state if state[name] is None or state[name] != before.get(name)
             ]
-            warnings.warn(_message(inner, count, changed), RuntimeWarning, stacklevel=2)
+            warn_on_one_worker(_message(inner, count, changed), RuntimeWarning, stacklevel=2)
 
 
 def _message(fn: types.FunctionType, count: int, changed: list[str]) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from stratagem import logs
 from stratagem.errors import DeadlineExceededError
 from stratagem.keras.evaluation.checkpoint_files import (
     CheckpointFile,
@@ -19,6 +20,8 @@ from stratagem.keras.evaluation.stop_notice import StopNotice
 from stratagem.messages import explain
 
 __all__ = ["CheckpointLoop", "LoopLimits"]
+
+_logger = logging.getLogger(__name__)
 
 # Time without any checkpoint before a line reports the folder.
 _FIRST_NEWS_S = 30.0
@@ -167,4 +170,4 @@ class CheckpointLoop:
 
 
 def _say(text: str) -> None:
-    print(f"SidecarEvaluator: {text}", file=sys.stderr, flush=True)
+    logs.announce(_logger, f"SidecarEvaluator: {text}")

@@ -7,7 +7,6 @@ all replicas.
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
@@ -35,6 +34,7 @@ from stratagem.keras.numerics.step_mode import (
     replica_context,
 )
 from stratagem.keras.private import apply_mask, get_keras_mask, squeeze_or_expand_to_same_rank
+from stratagem.logs import warn_on_one_worker
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
 
@@ -73,7 +73,7 @@ def replica_loss(original: Callable[..., Any]) -> Any:
 
 def _warn_about_averaging(loss: keras.losses.Loss, context: ReplicaContext) -> None:
     if context.num_replicas_in_sync > 1:
-        warnings.warn(
+        warn_on_one_worker(
             explain(
                 f"The loss {loss.name!r} averages over this replica's examples in a custom step.",
                 expected="per-example losses: gradients are summed over "
@@ -88,7 +88,7 @@ def _warn_about_averaging(loss: keras.losses.Loss, context: ReplicaContext) -> N
 
 
 def _warn_about_pairs(loss: keras.losses.Loss, context: ReplicaContext) -> None:
-    warnings.warn(
+    warn_on_one_worker(
         explain(
             f"The loss {loss.name!r} compares examples with one another in a custom step.",
             expected="a loss that is a sum over examples: each of the "

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
 import keras
 
+from stratagem.logs import warn_on_one_worker
 from stratagem.messages import explain
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def warn_of_other_distribution(strategy: Strategy) -> None:
     if distribution is None or (kind := type(distribution).__name__) in _warned_of:
         return
     _warned_of.add(kind)
-    warnings.warn(
+    warn_on_one_worker(
         explain(
             f"keras.distribution.{kind} is current in the scope of {strategy}, and is ignored.",
             expected="one of both: a strategy places variables and splits batches itself.",

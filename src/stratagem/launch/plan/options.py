@@ -10,6 +10,7 @@ from typing import Literal, TypedDict
 
 from stratagem.folders import checked_folder
 from stratagem.messages import explain
+from stratagem.setting_kinds import LOG_LEVELS
 
 __all__ = ["LaunchArguments", "LaunchOptions"]
 
@@ -43,6 +44,7 @@ class LaunchArguments(TypedDict, total=False):
     show: Literal["all", "leader"]
     grace_s: float
     evaluator_grace_s: float
+    log_level: Literal["auto", "debug", "info", "warning", "error"] | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,8 @@ class LaunchOptions:
         show: "all" shows the output of every task, "leader" only the leader's.
         grace_s: seconds that a task may take to end before it is killed.
         evaluator_grace_s: seconds that the evaluator may continue after the workers have ended.
+        log_level: lowest level of log records that tasks show, as in `sg.config.show_logs`; None
+            for that of this process's environment.
 
     Raises:
         TypeError: an option has the wrong type.
@@ -95,6 +99,7 @@ class LaunchOptions:
     show: Literal["all", "leader"] = "all"
     grace_s: float = 10.0
     evaluator_grace_s: float = 60.0
+    log_level: Literal["auto", "debug", "info", "warning", "error"] | None = None
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -115,6 +120,14 @@ class LaunchOptions:
                     f"show={self.show!r} is not a valid choice.",
                     expected=f"one of {list(_SHOWN)}.",
                     fix='pass "all", or "leader" for the output of the leader alone.',
+                )
+            )
+        if self.log_level is not None and self.log_level not in LOG_LEVELS:
+            raise ValueError(
+                explain(
+                    f"log_level={self.log_level!r} is not a log level.",
+                    expected=f"one of {list(LOG_LEVELS)}.",
+                    fix='pass "info", for example, or None for that of the environment.',
                 )
             )
         if not self.workers and not self.chief:

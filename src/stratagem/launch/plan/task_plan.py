@@ -81,6 +81,7 @@ def plan_tasks(
         # Otherwise Python buffers what it prints to a pipe.
         "PYTHONUNBUFFERED": "1",
         **_run_dir(options.run_dir),
+        **({} if options.log_level is None else {"STRATAGEM_LOG_LEVEL": options.log_level}),
         **folders.variables,
     }
     plans: list[TaskPlan] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from stratagem.context import get_replica_context
+from stratagem.logs import warn_on_one_worker
 from stratagem.messages import explain
 from stratagem.topology import Topology
 from stratagem.topology.groups import prime_factors
@@ -131,7 +131,7 @@ class LogicalDevices:
         self._check_assignment(logical_device_id)
         if self.topology.num_logical_devices == 1 or _slot.infers_shapes():
             return tensor
-        warnings.warn(
+        warn_on_one_worker(
             explain(
                 "assign_to_logical_device puts a copy on every device of the replica.",
                 expected="that what follows is computed by each of them.",

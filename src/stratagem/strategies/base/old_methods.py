@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
+from stratagem.logs import warn_on_one_worker
 from stratagem.messages import explain
 from stratagem.old_names import OLD_METHODS, SAME_METHODS
 
@@ -18,7 +18,7 @@ class OldMethods:
         kind = type(self).__name__
         if name in SAME_METHODS:
             new = SAME_METHODS[name]
-            warnings.warn(
+            warn_on_one_worker(
                 f"{kind}.{name} is an older name of {kind}.{new}.", DeprecationWarning, stacklevel=2
             )
             return getattr(self, new)

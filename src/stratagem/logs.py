@@ -1,0 +1,237 @@
+"""Log records and warnings of this library: the process that shows them, and their form.
+
+Every module logs to a logger of its own name, below the logger `stratagem`. One handler there
+writes to stderr while the program has no handlers of its own, and passes records on to them once
+it has. Problems that a user should mend are warnings of Python's `warnings`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import sys
+import warnings
+from typing import NamedTuple, TextIO
+
+from stratagem import environment
+from stratagem.setting_kinds import LOG_FORMATS, LOG_LEVELS
+
+__all__ = [
+    "announce",
+    "attach_handler",
+    "log_format",
+    "log_level",
+    "reset",
+    "set_task",
+    "show_logs",
+    "warn_on_one_worker",
+]
+
+_ROOT = "stratagem"
+# The handler chooses the records, since this process may become a worker after the import. Another
+# level of our logger is the user's.
+_ALL = 1
+_LINE, _TIME = "%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"
+_LINES = logging.Formatter(_LINE, _TIME)
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+
+
+class _LogState:
+    """Choices of this process, and its task once it has joined a group: name and process id."""
+
+    level: str | None = None
+    format: str | None = None
+    task: tuple[str, int] | None = None
+
+
+def attach_handler() -> None:
+    """Attaches the handler to this library's logger, once."""
+    logger = logging.getLogger(_ROOT)
+    if _handler not in logger.handlers:
+        logger.addHandler(_handler)
+        logger.propagate = False  # the handler passes records on
+        if logger.level == logging.NOTSET:
+            logger.setLevel(_ALL)
+
+
+def show_logs(level: str | None = None, format: str | None = None) -> None:
+    """Chooses level and format for this process; None leaves the choice as it was.
+
+    Raises ValueError for another word.
+    """
+    if level is not None:
+        _LogState.level = environment.VARIABLES["log_level"].parse(level)
+    if format is not None:
+        _LogState.format = environment.VARIABLES["log_format"].parse(format)
+
+
+def reset() -> None:
+    """Returns to the level and the format of the environment."""
+    _LogState.level = _LogState.format = None
+
+
+def log_level() -> str:
+    """Returns the word for the lowest level shown, one of `LOG_LEVELS`."""
+    return _LogState.level or _read("log_level", LOG_LEVELS[0])
+
+
+def log_format() -> str:
+    """Returns the format, one of `LOG_FORMATS`."""
+    return _LogState.format or _read("log_format", LOG_FORMATS[0])
+
+
+def set_task(name: str, process_id: int) -> None:
+    """Names this process, such as "worker 3", once it has joined its group."""
+    _LogState.task = name, process_id
+
+
+def warn_on_one_worker(
+    message: str, category: type[Warning] = UserWarning, *, stacklevel: int
+) -> None:
+    """Warns as `warnings.warn` does, on one worker: all workers would warn alike."""
+    if _is_first_of_its_kind():
+        warnings.warn(message, category, stacklevel=stacklevel + 1)
+
+
+def announce(logger: logging.Logger, text: str) -> None:
+    """Writes a status line to stderr, or logs it if the program has handlers that show it.
+
+    Unlike records, status lines need no setting to be seen; the level `error` hides them.
+    """
+    root = logging.getLogger()
+    if root.handlers and _lowest_level(logger.name, unset=root.level) <= logging.INFO:
+        logger.info("%s", text)
+    elif log_level() == "error":
+        return
+    elif log_format() == "json":
+        _handler.write(logger.makeRecord(logger.name, logging.INFO, "", 0, text, (), None))
+    else:
+        print(text, file=sys.stderr, flush=True)
+
+
+class LogHandler(logging.StreamHandler[TextIO]):
+    """Writes records to stderr, or passes them to the handlers of the program."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a record of at least the chosen level."""
+        root = logging.getLogger()
+        others = [one for one in logging.getLogger(_ROOT).handlers if one is not self]
+        unset = root.level if root.handlers else _level_of_task()
+        if record.levelno < _lowest_level(record.name, unset=unset):
+            return
+        for handler in root.handlers:
+            if handler not in others and record.levelno >= handler.level:
+                handler.handle(record)
+        if not others and not root.handlers:
+            self.write(record)
+
+    def write(self, record: logging.LogRecord) -> None:
+        """Writes a record to stderr."""
+        self.stream = sys.stderr  # a program may replace it
+        super().emit(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns a line of text or of JSON."""
+        return _as_json(record) if log_format() == "json" else _as_text(record)
+
+
+_handler = LogHandler()
+
+
+def _lowest_level(name: str, *, unset: int) -> int:
+    """Returns the lowest level shown of a logger; `unset` without a choice for it."""
+    logger: logging.Logger | None = logging.getLogger(name)
+    while logger is not None and logger.name != _ROOT:
+        if logger.level:
+            return logger.level
+        logger = logger.parent
+    level = logging.getLogger(_ROOT).level
+    if level not in (_ALL, logging.NOTSET):
+        return level
+    return _LEVELS.get(log_level(), unset)
+
+
+def _level_of_task() -> int:
+    return logging.INFO if _leads() else logging.WARNING
+
+
+def _task_name() -> str | None:
+    """Returns a name such as "worker 3", or None without a cluster."""
+    if _LogState.task is not None:
+        return _LogState.task[0]
+    task = _configured_task()
+    return None if task is None else f"{task.type} {task.number}"
+
+
+def _leads() -> bool:
+    """Returns True for the leader of the cluster, and for an evaluator, which works alone."""
+    if _LogState.task is not None:
+        return _LogState.task[1] == 0
+    task = _configured_task()
+    return task is not None and (
+        task.type in ("chief", "evaluator")
+        or (task.type == "worker" and task.number == 0 and not task.has_chief)
+    )
+
+
+def _is_first_of_its_kind() -> bool:
+    """Returns True for one task of each type, and without a cluster."""
+    if _LogState.task is not None:
+        return _LogState.task[1] == 0
+    task = _configured_task()
+    return task is None or task.number == 0
+
+
+class _ConfiguredTask(NamedTuple):
+    """Task of this process in TF_CONFIG."""
+
+    type: str
+    number: int
+    has_chief: bool
+
+
+def _configured_task() -> _ConfiguredTask | None:
+    """Returns the task in TF_CONFIG, or None without a valid one."""
+    try:
+        config = json.loads(environment.lookup("TF_CONFIG") or "{}")
+        task = config["task"]
+        return _ConfiguredTask(str(task["type"]), int(task["index"]), "chief" in config["cluster"])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _read(setting: str, fallback: str) -> str:
+    try:
+        return environment.read(setting)
+    except ValueError as error:  # a wrong word must not stop training, nor `stratagem doctor`
+        warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+        return fallback
+
+
+def _as_text(record: logging.LogRecord) -> str:
+    name = _task_name()
+    # The launcher shows the name before each line.
+    if name is None or environment.lookup("STRATAGEM_RESTART_COUNT") is not None:
+        return _LINES.format(record)
+    with_name = _LINE.replace("%(message)", f"{name}: %(message)")
+    return logging.Formatter(with_name, _TIME).format(record)
+
+
+def _as_json(record: logging.LogRecord) -> str:
+    time = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+    fields: dict[str, str | None] = {
+        "time": time.isoformat(timespec="milliseconds"),
+        "level": record.levelname,
+        "logger": record.name,
+        "task": _task_name(),
+        "message": record.getMessage(),
+    }
+    if record.exc_info:
+        fields["exception"] = _LINES.formatException(record.exc_info)
+    return json.dumps(fields, ensure_ascii=False)
