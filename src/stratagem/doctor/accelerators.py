@@ -19,6 +19,7 @@ __all__ = [
     "check_devices",
     "check_gpu_driver",
     "check_nccl",
+    "counted_devices",
     "gpu_driver",
     "probe_devices",
 ]
@@ -93,7 +94,7 @@ def check_devices(probe: Probe, installed: Mapping[str, str], *, has_gpu: bool) 
     if not probe.devices:
         return [_no_devices(probe)]
     platforms = {device["platform"] for device in probe.devices}
-    counts = ", ".join(_counted(probe.devices))
+    counts = ", ".join(counted_devices(probe.devices))
     findings = [Finding(_TOPIC, Level.OK, f"JAX sees {counts}.")]
     if has_gpu and "gpu" not in platforms:
         findings.append(_unused_gpu(probe, installed))
@@ -153,8 +154,14 @@ def check_nccl(
     ]
 
 
-def _counted(devices: Sequence[Mapping[str, Any]]) -> list[str]:
-    kinds = [f"{device['kind']} ({device['platform']})" for device in devices]
+def counted_devices(devices: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the number of devices of each kind, such as "8 x NVIDIA H100 (gpu)"."""
+    kinds = [
+        device["kind"]
+        if device["kind"] == device["platform"]
+        else f"{device['kind']} ({device['platform']})"
+        for device in devices
+    ]
     return [f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)]
 
 

@@ -10,24 +10,30 @@ from stratagem import environment
 from stratagem.doctor import accelerators, clusters, machine, services, settings, versions
 from stratagem.doctor.finding import Finding
 
-__all__ = ["examine"]
+__all__ = ["examine", "variables_of_user"]
+
+_INITIAL_VARIABLES = Path("/proc/self/environ")
 
 
 def examine(
-    script: Path | None = None, probe: accelerators.Probe | None = None
+    script: Path | None = None,
+    probe: accelerators.Probe | None = None,
+    *,
+    has_cluster: bool = True,
 ) -> Iterator[Finding]:
     """Examines this machine; yields findings as they are made.
 
     Args:
         script: training script whose imports are checked, too.
         probe: devices that JAX found; by default JAX is started.
+        has_cluster: False leaves out the cluster, for a survey of all of its hosts.
     """
     installed = versions.installed_versions()
     # The full set is needed to check requirements, such as ml_dtypes.
     required = versions.examined_requirements()
     yield from versions.check_requirements(required, versions.versions_for(required, installed))
     yield from versions.check_plugins(installed, required.get("jax", ()))
-    variables = environment.snapshot()
+    variables = variables_of_user()
     yield from settings.check_settings(variables)
     if script is not None:
         yield from settings.check_script(script)
@@ -38,6 +44,19 @@ def examine(
     yield from accelerators.check_devices(probe, installed, has_gpu=driver is not None)
     finds_nccl = ctypes.util.find_library("nccl") is not None
     yield from accelerators.check_nccl(probe.devices, installed, finds_library=finds_nccl)
-    yield from clusters.examine_clusters()
+    if has_cluster:
+        yield from clusters.examine_clusters()
     yield from services.check_ray(variables, installed)
     yield from services.check_cache(Path(environment.read("cache_dir")).expanduser(), installed)
+
+
+def variables_of_user() -> dict[str, str]:
+    """Returns the environment without the Keras backend that importing this package selected."""
+    variables = environment.snapshot()
+    try:
+        initial = _INITIAL_VARIABLES.read_bytes()
+    except OSError:
+        return variables
+    if variables.get("KERAS_BACKEND") == "jax" and b"KERAS_BACKEND=" not in initial:
+        del variables["KERAS_BACKEND"]
+    return variables
