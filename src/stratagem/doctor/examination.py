@@ -32,22 +32,30 @@ def examine(
     # The full set is needed to check requirements, such as ml_dtypes.
     required = versions.examined_requirements()
     yield from versions.check_requirements(required, versions.versions_for(required, installed))
+    yield from versions.check_extras(required.get("stratagem", ()), installed)
     yield from versions.check_plugins(installed, required.get("jax", ()))
     variables = variables_of_user()
     yield from settings.check_settings(variables)
     if script is not None:
-        yield from settings.check_script(script)
+        yield from settings.check_script(script, settings.keras_backend(variables))
     yield from machine.check_machine(machine.read_limits())
     driver = accelerators.gpu_driver()
     yield from accelerators.check_gpu_driver(driver, installed)
     probe = probe or accelerators.probe_devices()
     yield from accelerators.check_devices(probe, installed, has_gpu=driver is not None)
     finds_nccl = ctypes.util.find_library("nccl") is not None
-    yield from accelerators.check_nccl(probe.devices, installed, finds_library=finds_nccl)
+    yield from accelerators.check_nccl(
+        probe.devices, installed, has_driver=driver is not None, finds_library=finds_nccl
+    )
     if has_cluster:
         yield from clusters.examine_clusters()
     yield from services.check_ray(variables, installed)
-    yield from services.check_cache(Path(environment.read("cache_dir")).expanduser(), installed)
+    yield from services.check_cache(Path(environment.read("cache_dir")).expanduser())
+    programs = variables.get("JAX_COMPILATION_CACHE_DIR", "")
+    if programs and "://" not in programs:
+        yield from services.check_compilation_cache(
+            Path(programs), installed.get("jaxlib"), versions.installed_at_s("jaxlib")
+        )
 
 
 def variables_of_user() -> dict[str, str]:

@@ -33,7 +33,8 @@ def show(findings: Iterable[Finding]) -> list[Finding]:
             _print(console, " ", f"[dim]Fix:[/dim] {escape(finding.fix)}")
         shown.append(finding)
     counts = {level: sum(one.level == level for one in shown) for level in ("error", "warning")}
-    console.print(f"{counts['error']} errors, {counts['warning']} warnings")
+    words = (f"{count} {level}{'' if count == 1 else 's'}" for level, count in counts.items())
+    console.print(", ".join(words))
     return shown
 
 

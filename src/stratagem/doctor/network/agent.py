@@ -12,6 +12,7 @@ from stratagem.doctor.network.hosts import Host
 from stratagem.doctor.network.probes import (
     answer_echo,
     attempt,
+    close_writer,
     measure_echo,
     measure_transfer,
     receive,
@@ -57,6 +58,7 @@ class Agent:
         self._gather_facts = gather_facts
         self._on_join = on_join
         self._servers: list[asyncio.Server] = []
+        self._connections = set[asyncio.Task[None]]()
 
     async def start(self) -> None:
         """Listens on a free port, and on the port of the cluster if it can."""
@@ -73,10 +75,13 @@ class Agent:
                 await asyncio.start_server(self._serve, sock=listener, limit=_STREAM_BYTES)
             )
 
-    def close(self) -> None:
-        """Stops listening."""
+    async def close(self) -> None:
+        """Stops listening, and closes all connections."""
         for server in self._servers:
             server.close()
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
 
     async def obey(self, reader: asyncio.StreamReader, send: Send) -> dict[str, Any] | None:
         """Carries out orders; returns the final one, or None if the leader is gone."""
@@ -97,7 +102,7 @@ class Agent:
         }
         try:
             return await orders[order["kind"]](order)
-        except (OSError, KeyError, TypeError, ValueError) as error:
+        except (OSError, KeyError, TypeError, ValueError, OverflowError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
 
     async def _facts(self, order: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,6 +142,10 @@ class Agent:
         return {"reach": {"cluster": [one for one, _ in tried], "free": [one for _, one in tried]}}
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
         try:
             while True:
                 message = await read_frame(reader)
@@ -153,7 +162,7 @@ class Agent:
                 await writer.drain()
         except (OSError, KeyError, TypeError, ValueError, asyncio.CancelledError):
             pass  # no agent, or one that has ended
-        writer.close()
+        await close_writer(writer)
 
 
 def listen(address: str, port: int) -> socket.socket:

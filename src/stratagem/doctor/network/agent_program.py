@@ -51,7 +51,7 @@ async def _run(output: Any) -> None:
     await agent.start()
     await send({"port": agent.free_port})
     await agent.obey(reader, send)
-    agent.close()
+    await agent.close()
 
 
 if __name__ == "__main__":

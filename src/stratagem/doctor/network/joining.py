@@ -10,7 +10,7 @@ from typing import Any
 
 from stratagem.doctor.network.agent import Agent
 from stratagem.doctor.network.hosts import Host
-from stratagem.doctor.network.probes import Reason
+from stratagem.doctor.network.probes import Reason, close_writer
 from stratagem.doctor.network.settings import SurveySettings
 from stratagem.doctor.network.survey import Survey
 from stratagem.doctor.network.surveyor import LocalMember, Member, RemoteMember, Surveyor
@@ -41,7 +41,7 @@ async def survey_as_task(
     try:
         return await _join(agent, hosts, settings)
     finally:
-        agent.close()
+        await agent.close()
 
 
 class _Leader:
@@ -76,7 +76,7 @@ class _Leader:
             await asyncio.gather(*ends, return_exceptions=True)
             return survey
         finally:
-            self._agent.close()
+            await self._agent.close()
 
     def _admit(
         self, message: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -149,7 +149,7 @@ async def _join(agent: Agent, hosts: Sequence[Host], settings: SurveySettings) -
         settings.note(f"connected: {leader.name} leads")
         await send(join)
         end = await agent.obey(reader, send)
-        writer.close()
+        await close_writer(writer)
         if end is not None:
             return Survey.from_dict(end["survey"])
         reason = "it closed the connection before the end"

@@ -13,7 +13,15 @@ from collections.abc import AsyncGenerator
 
 from stratagem.process_group.wire import frame, read_frame
 
-__all__ = ["Reason", "attempt", "answer_echo", "measure_echo", "measure_transfer", "receive"]
+__all__ = [
+    "Reason",
+    "answer_echo",
+    "attempt",
+    "close_writer",
+    "measure_echo",
+    "measure_transfer",
+    "receive",
+]
 
 _CHUNK_BYTES = 2**18
 # A connection reaches its speed in this time; it is not measured.
@@ -121,6 +129,13 @@ async def receive(reader: asyncio.StreamReader, duration_s: float) -> bytes:
     return frame({"kind": "received", "bytes_per_s": rate})
 
 
+async def close_writer(writer: asyncio.StreamWriter) -> None:
+    """Closes a connection, whatever state it is in."""
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+
+
 async def _attempt_at(address: str, port: int, limit_s: float, expected: int | None) -> Reason:
     try:
         async with _connected(address, port, limit_s) as (reader, writer):
@@ -157,7 +172,7 @@ async def _connected(
     try:
         yield reader, writer
     finally:
-        writer.close()
+        await close_writer(writer)
 
 
 async def _feed(writer: asyncio.StreamWriter) -> None:

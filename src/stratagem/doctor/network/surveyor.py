@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from stratagem.doctor.network.agent import Agent
-from stratagem.doctor.network.probes import Reason
+from stratagem.doctor.network.probes import Reason, close_writer
 from stratagem.doctor.network.survey import Survey
 from stratagem.process_group.wire import frame, read_frame
 
@@ -65,8 +65,7 @@ class RemoteMember:
     async def end(self, report: Mapping[str, Any]) -> None:
         """Sends the report, and closes the connection."""
         self._writer.write(frame({"kind": "end", "survey": report}))
-        self._writer.close()
-        await asyncio.wait_for(self._writer.wait_closed(), _SLACK_S)
+        await asyncio.wait_for(close_writer(self._writer), _SLACK_S)
 
 
 class Surveyor:
