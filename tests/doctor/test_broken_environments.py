@@ -476,6 +476,16 @@ def test_sound_machine_can_train(sound: list[dict[str, Any]]) -> None:
     assert [one for one in sound if one["level"] == "error"] == []
 
 
+def test_nccl_package_is_found(tmp_path: Path) -> None:
+    if not _can_mount():
+        pytest.skip(_CANNOT_MOUNT)
+    with _without_nccl(tmp_path / "packages") as setup:
+        _install(tmp_path / "packages", "nvidia-nccl-cu12", "2.28.9")
+        _, findings = _run(setup, tmp_path)
+    assert any("NVIDIA driver 570.86.15" in one["text"] for one in findings)
+    assert not any("NCCL is not installed" in one["text"] for one in findings)
+
+
 def _can_mount() -> bool:
     try:
         return subprocess.run([*_mounted("mount -t tmpfs none /mnt"), "true"]).returncode == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import json
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,14 +61,43 @@ def test_dashboard_that_does_not_answer_is_a_warning() -> None:
 
 
 def test_cache_in_use_is_fine(tmp_path: Path) -> None:
-    assert services.check_cache(tmp_path / "missing", {}) == []
+    assert services.check_cache(tmp_path / "missing") == []
     (tmp_path / "program").write_bytes(b"x")
-    assert services.check_cache(tmp_path, {}) == []
+    assert services.check_cache(tmp_path) == []
 
 
-def test_cache_that_is_not_written_any_more_is_stale(tmp_path: Path) -> None:
-    (tmp_path / "program").write_bytes(b"x")
-    in_100_days = time.time() + 100 * 86400
-    (finding,) = services.check_cache(tmp_path, {"jax": "0.10.2"}, now_s=in_100_days)
-    assert "100 days ago; jax 0.10.2 may not read it" in finding.text
-    assert finding.fix.startswith(f"rm -r {tmp_path}")
+def test_large_cache_is_named(tmp_path: Path) -> None:
+    with (tmp_path / "journal").open("wb") as file:
+        file.truncate(21 * 2**30)  # takes no space
+    (finding,) = services.check_cache(tmp_path)
+    assert finding.text == f"{tmp_path} holds 21 GiB."
+    assert "journals/" in finding.fix
+
+
+def test_cache_folder_that_is_a_file_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    (finding,) = services.check_cache(tmp_path / "file" / "cache")
+    assert f"STRATAGEM_CACHE_DIR cannot be written: {tmp_path / 'file'} is a file" in finding.text
+    assert "set STRATAGEM_CACHE_DIR to a folder" in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("installed_after_s", "level"), [(-1.0, Level.OK), (1.0, Level.WARNING), (None, Level.OK)]
+)
+def test_programs_of_another_jaxlib_are_stale(
+    installed_after_s: float | None, level: Level, tmp_path: Path
+) -> None:
+    (tmp_path / "jit_f-1a-cache").write_bytes(b"x")
+    (tmp_path / "jit_f-1a-atime").write_bytes(b"x")
+    written_s = (tmp_path / "jit_f-1a-cache").stat().st_mtime
+    installed_s = None if installed_after_s is None else written_s + installed_after_s
+    (finding,) = services.check_compilation_cache(tmp_path, "0.10.2", installed_s)
+    assert finding.level is level
+    assert "1 compiled programs" in finding.text
+    if level is Level.WARNING:
+        assert "older than jaxlib 0.10.2" in finding.text
+        assert finding.fix.startswith(f"rm -r {tmp_path}")
+
+
+def test_empty_compilation_cache_is_fine(tmp_path: Path) -> None:
+    assert services.check_compilation_cache(tmp_path / "new", "0.10.2", 0.0) == []

@@ -15,6 +15,7 @@ from stratagem import environment
 from stratagem.doctor.finding import Finding, Level
 
 __all__ = [
+    "NCCL_PACKAGES",
     "Probe",
     "check_devices",
     "check_gpu_driver",
@@ -25,6 +26,7 @@ __all__ = [
 ]
 
 _TOPIC = "devices"
+NCCL_PACKAGES = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
 _PROBE_LIMIT_S = 120
 _PROGRAM = """
 import json, jax
@@ -159,8 +161,8 @@ def check_nccl(
     """
     plugins = [name for name in installed if re.fullmatch(r"jax-cuda\d+-plugin", name)]
     has_gpus = any(device["platform"] == "gpu" for device in devices) or (has_driver and plugins)
-    packages = [name for name in installed if name.startswith("nvidia-nccl")]
-    if not has_gpus or packages or finds_library:
+    has_package = any(name in installed for name in NCCL_PACKAGES)
+    if not has_gpus or has_package or finds_library:
         return []
     return [
         Finding(

@@ -44,8 +44,12 @@ def examine(
     probe = probe or accelerators.probe_devices()
     yield from accelerators.check_devices(probe, installed, has_gpu=driver is not None)
     finds_nccl = ctypes.util.find_library("nccl") is not None
+    nccl = versions.installed_versions(accelerators.NCCL_PACKAGES)
     yield from accelerators.check_nccl(
-        probe.devices, installed, has_driver=driver is not None, finds_library=finds_nccl
+        probe.devices,
+        {**installed, **nccl},
+        has_driver=driver is not None,
+        finds_library=finds_nccl,
     )
     if has_cluster:
         yield from clusters.examine_clusters()

@@ -113,10 +113,10 @@ def test_member_that_is_lost_is_named_and_the_others_go_on(
 
 
 def test_failed_measurement_is_recorded() -> None:
-    survey, _ = _survey({0: {"transfer": {"error": "TimeoutError: "}}})
+    survey, _ = _survey({0: {"transfer": {"error": "no answer"}}})
     assert survey.failures == [
-        "transfer from a to b: TimeoutError: ",
-        "transfer from a to c: TimeoutError: ",
+        "transfer from a to b: no answer",
+        "transfer from a to c: no answer",
     ]
     assert survey.bytes_per_s[0] == [None, None, None]
     assert survey.bytes_per_s[1][0] == 10.0

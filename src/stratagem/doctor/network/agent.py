@@ -102,6 +102,8 @@ class Agent:
         }
         try:
             return await orders[order["kind"]](order)
+        except TimeoutError:
+            return {"error": f"no answer within {self._limit_s:g} s"}
         except (OSError, KeyError, TypeError, ValueError, OverflowError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
 

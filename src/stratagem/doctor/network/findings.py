@@ -201,8 +201,8 @@ def _check_speed(survey: Survey) -> Iterator[Finding]:
         yield Finding(
             _TOPIC,
             Level.WARNING,
-            f"{survey.names[one]} sends to {survey.names[other]} at {rate / 1e6:.3g} MB/s; the "
-            f"median of all pairs is {median / 1e6:.3g} MB/s.",
+            f"{survey.names[one]} sends to {survey.names[other]} at {_figure(rate / 1e6)} MB/s; "
+            f"the median of all pairs is {_figure(median / 1e6)} MB/s.",
             "compare the link speed (ethtool), the route (another interface?) and other load; the "
             "slowest pair limits every step.",
         )
@@ -313,5 +313,9 @@ def _place(survey: Survey, index: int) -> str:
 
 
 def _range(values: Sequence[float], unit: str) -> str:
-    low, high = f"{min(values):.3g}", f"{max(values):.3g}"
+    low, high = _figure(min(values)), _figure(max(values))
     return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"
+
+
+def _figure(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"

@@ -67,5 +67,8 @@ def _draw_matrix(
             text, color = ("" if one == other else "no connection"), "#a00000"
         else:
             is_light = (value > 0.6 * highest) == (colors == "viridis")
-            text, color = f"{value:.3g}", "black" if is_light else "white"
+            text, color = (
+                f"{value:.0f}" if value >= 1000 else f"{value:.3g}",
+                "black" if is_light else "white",
+            )
         axes.text(other, one, text, ha="center", va="center", color=color, fontsize=9, wrap=True)
