@@ -41,7 +41,7 @@ def test_terminal_wraps_a_line_below_its_text(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "40")
     show([Finding("machine", Level.OK, "word " * 20)])
     lines = capsys.readouterr().out.splitlines()

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stratagem.doctor.accelerators import counted_devices
 from stratagem.doctor.finding import Finding, Level
 
 __all__ = ["describe", "redacted"]
@@ -36,12 +37,11 @@ def describe(
         findings: all; warnings and errors are listed.
         variables: environment variables.
     """
-    kinds = [f"{device['platform']} {device['kind']}" for device in devices]
     rows = [
         ("system", platform.platform()),
         ("Python", platform.python_version()),
         *versions.items(),
-        ("devices", ", ".join(f"{kinds.count(k)} x {k}" for k in dict.fromkeys(kinds)) or "none"),
+        ("devices", ", ".join(counted_devices(devices)) or "none"),
         *sorted((name, text) for name, text in _shown(variables)),
     ]
     lines = ["| | |", "|---|---|", *(f"| {name} | {_cell(text)} |" for name, text in rows)]

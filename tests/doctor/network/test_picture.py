@@ -21,8 +21,8 @@ def _survey(size: int) -> Survey:
 
 def test_cells_have_numbers_and_missing_ones_say_so() -> None:
     bandwidth, trips = figure_of(_survey(2)).axes
-    assert [text.get_text() for text in bandwidth.texts] == ["", "2000", "no connection", ""]
-    assert [text.get_text() for text in trips.texts] == ["", "no connection", "0.5", ""]
+    assert [text.get_text() for text in bandwidth.texts] == ["", "2000", "no\nconnection", ""]
+    assert [text.get_text() for text in trips.texts] == ["", "no\nconnection", "0.5", ""]
     assert [label.get_text() for label in bandwidth.get_xticklabels()] == ["h0", "h1"]
 
 

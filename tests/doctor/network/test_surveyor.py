@@ -46,7 +46,7 @@ class _Member:
                 "offset_s": _OFFSETS_S[to] - _OFFSETS_S[self._index],
                 "uncertainty_s": 5e-4,
             },
-            "transfer": {"bytes_per_s": 10.0 * self._index + to},
+            "transfer": {"bytes_per_s": 100.0 + 10.0 * self._index + to},
         }[kind]
 
     async def end(self, report: Mapping[str, Any]) -> None:
@@ -71,7 +71,7 @@ def test_pairs_are_measured_one_after_the_other() -> None:
     assert pairs == [
         (one, kind) for one in range(3) for _ in range(2) for kind in ("echo", "transfer")
     ]
-    assert survey.bytes_per_s == [[None, 1.0, 2.0], [10.0, None, 12.0], [20.0, 21.0, None]]
+    assert survey.bytes_per_s == [[None, 101.0, 102.0], [110.0, None, 112.0], [120.0, 121.0, None]]
     assert survey.offset_s == _OFFSETS_S
     assert survey.uncertainty_s == [0.0, 5e-4, 5e-4]
     assert survey.absent == {}
@@ -108,7 +108,7 @@ def test_member_that_is_lost_is_named_and_the_others_go_on(
     assert list(survey.absent) == [1]
     assert survey.absent[1].startswith("stopped answering")
     assert repr(kind) in survey.absent[1]
-    assert survey.bytes_per_s[2][0] == 20.0
+    assert survey.bytes_per_s[2][0] == 120.0
     assert log[-1][0] == 2
 
 
@@ -119,4 +119,17 @@ def test_failed_measurement_is_recorded() -> None:
         "transfer from a to c: no answer",
     ]
     assert survey.bytes_per_s[0] == [None, None, None]
-    assert survey.bytes_per_s[1][0] == 10.0
+    assert survey.bytes_per_s[1][0] == 110.0
+
+
+def test_slow_pair_is_measured_again_and_the_faster_one_counts() -> None:
+    class Slow(dict[str, Any]):
+        """Only the first transfer is slow."""
+
+        def get(self, kind: str, default: object = None) -> Any:
+            return {"bytes_per_s": 1.0} if kind == "transfer" and self.pop(kind, None) else None
+
+    survey, log = _survey({0: Slow(transfer=True)})
+    assert survey.bytes_per_s[0] == [None, 101.0, 102.0]
+    assert [entry for entry in log if entry[1] == "transfer"][-1] == (0, "transfer")
+    assert len([entry for entry in log if entry[1] == "transfer"]) == 7

@@ -18,8 +18,6 @@ _TOPIC = "cluster"
 _SKEW_S = 0.5
 # Signed requests to cloud storage are refused from here on.
 _FATAL_SKEW_S = 300.0
-# A connection this much slower than the median is named.
-_SLOW_FRACTION = 0.25
 _MAX_SLOW = 8
 # Cause of a failed connection, and its remedy.
 _CAUSES = {
@@ -191,13 +189,8 @@ def _check_speed(survey: Survey) -> Iterator[Finding]:
         text += f"; one connection transfers {_range([rate / 1e6 for rate in rates], 'MB/s')}"
     yield Finding(_TOPIC, Level.OK, f"{text}.")
     median = statistics.median(rates) if rates else 0.0
-    slow = sorted(
-        (rate, one, other)
-        for one, row in enumerate(survey.bytes_per_s)
-        for other, rate in enumerate(row)
-        if rate is not None and rate < _SLOW_FRACTION * median
-    )
-    for rate, one, other in slow[:_MAX_SLOW]:
+    for one, other in survey.slow_pairs()[:_MAX_SLOW]:
+        rate = survey.bytes_per_s[one][other] or 0.0
         yield Finding(
             _TOPIC,
             Level.WARNING,

@@ -29,7 +29,7 @@ def draw(survey: Survey, path: Path) -> None:
     """
     figure = figure_of(survey)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=150, bbox_inches="tight")
 
 
 def figure_of(survey: Survey) -> Figure:
@@ -64,11 +64,11 @@ def _draw_matrix(
     for one, other in np.ndindex(values.shape):
         value = values[one, other]
         if np.isnan(value):
-            text, color = ("" if one == other else "no connection"), "#a00000"
+            text, color = ("" if one == other else "no\nconnection"), "#a00000"
         else:
             is_light = (value > 0.6 * highest) == (colors == "viridis")
             text, color = (
                 f"{value:.0f}" if value >= 1000 else f"{value:.3g}",
                 "black" if is_light else "white",
             )
-        axes.text(other, one, text, ha="center", va="center", color=color, fontsize=9, wrap=True)
+        axes.text(other, one, text, ha="center", va="center", color=color, fontsize=9)

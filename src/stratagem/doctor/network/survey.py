@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ from stratagem.doctor.network.hosts import Host
 
 __all__ = ["Attempts", "Matrix", "Survey", "square"]
 
+# A connection this much slower than the median counts as slow.
+_SLOW_FRACTION = 0.25
 # Row: from. Column: to. None where nothing was measured.
 Matrix = list[list[float | None]]
 # Outcome and numeric address.
@@ -67,6 +70,17 @@ class Survey:
     def names(self) -> list[str]:
         """Names of all hosts."""
         return [host.name for host in self.hosts]
+
+    def slow_pairs(self) -> list[tuple[int, int]]:
+        """Returns the pairs whose connection is much slower than the median, slowest first."""
+        rates = {
+            (one, other): rate
+            for one, row in enumerate(self.bytes_per_s)
+            for other, rate in enumerate(row)
+            if rate is not None
+        }
+        limit = _SLOW_FRACTION * statistics.median(rates.values()) if rates else 0.0
+        return sorted((pair for pair in rates if rates[pair] < limit), key=rates.__getitem__)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the survey as JSON."""

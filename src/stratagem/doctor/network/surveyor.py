@@ -107,6 +107,9 @@ class Surveyor:
             names = self._survey.names
             self._note(f"pair {number} of {len(pairs)}: {names[one]} to {names[other]}")
             await self._measure(one, other)
+        for one, other in self._survey.slow_pairs():  # perhaps only just then
+            self._note(f"again: {self._survey.names[one]} to {self._survey.names[other]}")
+            await self._measure(one, other)
         first = self._survey.reference
         self._survey.offset_s[first] = self._survey.uncertainty_s[first] = 0.0
         return self._survey
@@ -150,7 +153,8 @@ class Surveyor:
         if self._transfer_s and echo.get("round_trip_s") is not None:
             order = {**order, "kind": "transfer", "duration_s": self._transfer_s}
             sent = await self._ask_pair(one, other, order, 3 * self._limit_s + self._transfer_s)
-            survey.bytes_per_s[one][other] = sent.get("bytes_per_s")
+            rates = (survey.bytes_per_s[one][other], sent.get("bytes_per_s"))
+            survey.bytes_per_s[one][other] = max(filter(None, rates), default=None)
 
     def _port_between(self, one: int, other: int) -> int | None:
         """Returns a port at which an agent answered the other one."""
