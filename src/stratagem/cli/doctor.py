@@ -89,7 +89,7 @@ def command(
     checked, too. Exit codes: 0 if training can start, 1 for errors.
     """
     from stratagem.doctor.examination import examine
-    from stratagem.doctor.network.settings import SurveySettings
+    from stratagem.doctor.network.survey import SurveySettings
     from stratagem.doctor.report import show
     from stratagem.selftest.trial import measure
 

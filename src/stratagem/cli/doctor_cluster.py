@@ -19,9 +19,8 @@ from stratagem.doctor.network.findings import check_survey
 from stratagem.doctor.network.hosts import Host, hosts_of, own_index, parse_hosts
 from stratagem.doctor.network.joining import survey_as_task
 from stratagem.doctor.network.picture import draw
-from stratagem.doctor.network.settings import SurveySettings
 from stratagem.doctor.network.ssh import survey_over_ssh
-from stratagem.doctor.network.survey import Survey
+from stratagem.doctor.network.survey import Survey, SurveySettings
 from stratagem.doctor.network.tables import survey_tables
 from stratagem.doctor.report import show
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from stratagem.doctor.network.hosts import Host
 from stratagem.doctor.network.joining import survey_as_task
-from stratagem.doctor.network.settings import SurveySettings
-from stratagem.doctor.network.survey import Survey
+from stratagem.doctor.network.survey import Survey, SurveySettings
 
 _SETTINGS = SurveySettings(wait_s=10.0, limit_s=5.0, transfer_s=0.01)
 

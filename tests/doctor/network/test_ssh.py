@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from stratagem.doctor.network.hosts import parse_hosts
-from stratagem.doctor.network.settings import SurveySettings
 from stratagem.doctor.network.ssh import survey_over_ssh
-from stratagem.doctor.network.survey import Survey
+from stratagem.doctor.network.survey import Survey, SurveySettings
 
 pytestmark = pytest.mark.slow
 

@@ -1,3 +1,3 @@
 """Measurements between the hosts of a cluster: reachability, latency, bandwidth, clocks."""
 
-from __future__ import annotations
+__all__: list[str] = []

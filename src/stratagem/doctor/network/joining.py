@@ -11,8 +11,7 @@ from typing import Any
 from stratagem.doctor.network.agent import Agent
 from stratagem.doctor.network.hosts import Host
 from stratagem.doctor.network.probes import Reason, close_writer
-from stratagem.doctor.network.settings import SurveySettings
-from stratagem.doctor.network.survey import Survey
+from stratagem.doctor.network.survey import Survey, SurveySettings
 from stratagem.doctor.network.surveyor import LocalMember, Member, RemoteMember, Surveyor
 from stratagem.process_group.wire import frame
 

@@ -13,8 +13,7 @@ from typing import IO
 
 from stratagem.doctor.network.agent_program import MARKER
 from stratagem.doctor.network.hosts import Host
-from stratagem.doctor.network.settings import SurveySettings
-from stratagem.doctor.network.survey import Survey
+from stratagem.doctor.network.survey import Survey, SurveySettings
 from stratagem.doctor.network.surveyor import Member, RemoteMember, Surveyor
 from stratagem.process_group.wire import frame, read_frame
 

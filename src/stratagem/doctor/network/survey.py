@@ -1,15 +1,15 @@
-"""`Survey`: all measurements between the hosts of a cluster."""
+"""`Survey`: all measurements between the hosts of a cluster, and the limits of making them."""
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from stratagem.doctor.network.hosts import Host
 
-__all__ = ["Attempts", "Matrix", "Survey", "square"]
+__all__ = ["Attempts", "Matrix", "Survey", "SurveySettings", "square"]
 
 # A connection this much slower than the median counts as slow.
 _SLOW_FRACTION = 0.25
@@ -100,3 +100,24 @@ class Survey:
 def square(size: int) -> list[list[Any]]:
     """Returns an empty matrix."""
     return [[None] * size for _ in range(size)]
+
+
+def _silent(text: str) -> None:
+    del text
+
+
+@dataclasses.dataclass(frozen=True)
+class SurveySettings:
+    """Limits of a survey, and its progress messages.
+
+    Args:
+        wait_s: seconds to wait for all hosts at the beginning.
+        limit_s: seconds to wait for each connection between hosts.
+        transfer_s: seconds of each transfer; 0 for none.
+        note: called with a description of each step.
+    """
+
+    wait_s: float = 60.0
+    limit_s: float = 3.0
+    transfer_s: float = 0.3
+    note: Callable[[str], None] = _silent

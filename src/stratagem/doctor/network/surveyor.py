@@ -76,7 +76,7 @@ class Surveyor:
         members: agents that have joined, by index.
         limit_s: seconds that agents wait for a connection.
         transfer_s: seconds of each transfer; 0 for none.
-        note: called with what is being done.
+        note: called with a description of each step.
     """
 
     def __init__(
