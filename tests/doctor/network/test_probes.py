@@ -13,6 +13,8 @@ from stratagem.doctor.network.probes import (
     Reason,
     answer_echo,
     attempt,
+    close_writer,
+    detect_loss,
     measure_echo,
     measure_transfer,
     receive,
@@ -151,3 +153,21 @@ def test_silent_host_ends_a_transfer() -> None:
         await _connections_ended()
 
     asyncio.run(measure())
+
+
+def test_lost_host_is_detected_by_the_kernel() -> None:
+    async def options() -> tuple[int, int]:
+        async with _answering() as port:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            detect_loss(writer)
+            connection = writer.get_extra_info("socket")
+            found = (
+                connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+                connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE),
+            )
+            await close_writer(writer)
+            return found
+
+    is_on, idle_s = asyncio.run(options())
+    assert is_on
+    assert idle_s == 10

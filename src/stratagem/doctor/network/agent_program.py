@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from typing import Any
@@ -22,6 +23,7 @@ __all__ = ["MARKER", "main"]
 # Written first, after whatever the login shell prints.
 MARKER = b"\nSTRATAGEM-DOCTOR-AGENT\n"
 _STREAM_BYTES = 2**22
+_LONGEST_S = 3600.0
 
 
 def main() -> None:
@@ -50,7 +52,8 @@ async def _run(output: Any) -> None:
     agent = Agent(hosts, begin["index"], begin["limit_s"], lambda: gather_facts(made))
     await agent.start()
     await send({"port": agent.free_port})
-    await agent.obey(reader, send)
+    with contextlib.suppress(TimeoutError):  # the leader's host may be lost without notice
+        await asyncio.wait_for(agent.obey(reader, send), _LONGEST_S)
     await agent.close()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from stratagem.doctor.network.agent import Agent
 from stratagem.doctor.network.hosts import Host
-from stratagem.doctor.network.probes import Reason, close_writer
+from stratagem.doctor.network.probes import Reason, close_writer, detect_loss
 from stratagem.doctor.network.survey import Survey, SurveySettings
 from stratagem.doctor.network.surveyor import LocalMember, Member, RemoteMember, Surveyor
 from stratagem.process_group.wire import frame
@@ -146,6 +146,7 @@ async def _join(agent: Agent, hosts: Sequence[Host], settings: SurveySettings) -
             await to.drain()
 
         settings.note(f"connected: {leader.name} leads")
+        detect_loss(writer)
         await send(join)
         end = await agent.obey(reader, send)
         await close_writer(writer)

@@ -18,6 +18,7 @@ __all__ = [
     "answer_echo",
     "attempt",
     "close_writer",
+    "detect_loss",
     "measure_echo",
     "measure_transfer",
     "receive",
@@ -27,6 +28,8 @@ _CHUNK_BYTES = 2**18
 # A connection reaches its speed in this time; it is not measured.
 _RISE_S = 0.1
 _BUFFER_BYTES = 2**22
+# A host that is silent for 10 s is asked six times, every 5 s.
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 6}
 
 
 class Reason(enum.StrEnum):
@@ -127,6 +130,15 @@ async def receive(reader: asyncio.StreamReader, duration_s: float) -> bytes:
             num_bytes += len(data)
     rate = num_bytes / (elapsed_s - counted_from_s) if elapsed_s > counted_from_s else 0.0
     return frame({"kind": "received", "bytes_per_s": rate})
+
+
+def detect_loss(writer: asyncio.StreamWriter) -> None:
+    """Makes a connection that waits without a limit end if the other host is gone."""
+    connection = writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEP_ALIVE.items():
+        if hasattr(socket, name):  # Linux
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 async def close_writer(writer: asyncio.StreamWriter) -> None:
