@@ -212,13 +212,13 @@ _ROWS = {
     ),
     "Ray that is too old": Broken(
         environments.old_ray,
-        ("ray 2.9.0 is installed", "requires ray"),
+        ("ray 2.9.0 is installed", "stratagem[ray] requires ray"),
         ("pip install",),
         "warning",
     ),
     "stale compilation cache": Broken(
         environments.stale_cache,
-        ("compiled programs in", "older than jaxlib"),
+        ("The compiled programs in", "older than jaxlib"),
         ("rm -r",),
         "warning",
     ),

@@ -21,7 +21,7 @@ from stratagem.doctor.network.joining import survey_as_task
 from stratagem.doctor.network.picture import draw
 from stratagem.doctor.network.ssh import survey_over_ssh
 from stratagem.doctor.network.survey import Survey, SurveySettings
-from stratagem.doctor.network.tables import survey_tables
+from stratagem.doctor.network.tables import MAX_COLUMNS, survey_tables
 from stratagem.doctor.report import show
 
 __all__ = ["examine_cluster"]
@@ -59,6 +59,8 @@ def examine_cluster(
     if survey is not None:
         for table in survey_tables(survey):
             Console().print(table)
+        if len(survey.hosts) > MAX_COLUMNS:
+            click.echo(f"The tables of {len(survey.hosts)} hosts are in --json and --picture.")
     return show(findings)
 
 

@@ -106,12 +106,12 @@ def check_compilation_cache(
     if not times_s:
         return []
     if installed_at_s is None or max(times_s) >= installed_at_s:
-        return [Finding("cache", Level.OK, f"{folder} holds {len(times_s)} compiled programs.")]
+        return [Finding("cache", Level.OK, f"Compiled programs in {folder}: {len(times_s)}.")]
     return [
         Finding(
             "cache",
             Level.WARNING,
-            f"The {len(times_s)} compiled programs in {folder} are older than jaxlib {jaxlib}, "
+            f"The compiled programs in {folder} ({len(times_s)}) are older than jaxlib {jaxlib}, "
             f"installed {time.strftime('%Y-%m-%d %H:%M', time.localtime(installed_at_s))}; "
             "programs of another jaxlib are never read.",
             f"rm -r {folder}; the next run fills it again.",

@@ -56,7 +56,7 @@ def test_hosts_are_measured_in_spite_of_a_greeting(tmp_path: Path) -> None:
             "echo 'me@127.0.0.2: Permission denied (publickey).' >&2; exit 255",
             "runs no agent: me@127.0.0.2: Permission denied (publickey).",
         ),
-        ("exit 1", "runs no agent: 0 bytes read"),
+        ("exit 1", "runs no agent: ssh ended with 1"),
         ("sleep 60", "did not answer within 10 s"),
     ],
     ids=["refused", "no reason", "silent"],

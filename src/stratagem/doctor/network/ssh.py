@@ -83,6 +83,7 @@ class _SshAgent:
         ]
         self._process: asyncio.subprocess.Process | None = None
         self._errors = errors
+        self._has_joined = False
 
     async def start(self, hosts: Sequence[Host], index: int) -> Member | str:
         """Returns the agent, or the reason for its absence."""
@@ -92,7 +93,7 @@ class _SshAgent:
         except TimeoutError:
             return f"did not answer within {wait_s:g} s"
         except (OSError, EOFError, asyncio.LimitOverrunError) as error:
-            return f"runs no agent: {await self._reason() or error}"
+            return f"runs no agent: {await self._reason(error)}"
 
     async def _start(self, hosts: Sequence[Host], index: int) -> Member:
         self._process = await asyncio.create_subprocess_exec(
@@ -111,22 +112,25 @@ class _SshAgent:
         begin = {"hosts": described, "index": index, "limit_s": self._settings.limit_s}
         writer.write(frame(begin))
         hello = await read_frame(reader)
+        self._has_joined = True
         return RemoteMember(int(hello["port"]), reader, writer)
 
-    async def _reason(self) -> str:
-        """Returns the last line that `ssh` or Python wrote."""
+    async def _reason(self, error: Exception) -> str:
+        """Returns the last line that `ssh` or Python wrote, else how it ended."""
+        end = str(error)
         if self._process is not None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), _END_S)
+                end = f"ssh ended with {await asyncio.wait_for(self._process.wait(), _END_S)}"
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").splitlines()
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return next((line.strip() for line in reversed(lines) if line.strip()), end)
 
     async def close(self) -> None:
-        """Ends the process."""
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), _END_S)
-            if self._process.returncode is None:
-                self._process.kill()
-                await self._process.wait()
+        """Ends the process; an agent that has joined has time to end by itself."""
+        if self._process is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), _END_S if self._has_joined else 0.0)
+        if self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()

@@ -9,15 +9,15 @@ from rich.table import Table
 
 from stratagem.doctor.network.survey import Survey
 
-__all__ = ["survey_tables"]
+__all__ = ["MAX_COLUMNS", "survey_tables"]
 
 # Wider tables do not fit a terminal; JSON and the picture have all.
-_MAX_COLUMNS = 12
+MAX_COLUMNS = 12
 
 
 def survey_tables(survey: Survey) -> Iterator[Table]:
     """Yields the tables that show more than that every host reaches every other."""
-    if len(survey.hosts) <= _MAX_COLUMNS:
+    if len(survey.hosts) <= MAX_COLUMNS:
         for title, matrix, text in (
             ("Port of the cluster", survey.cluster, _attempt),
             ("Free port", survey.free, _attempt),
