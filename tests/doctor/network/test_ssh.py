@@ -30,11 +30,13 @@ exec sh -c "$last"
 """
 
 
-def _survey(folder: Path, failure: str, python: str = sys.executable) -> Survey:
+def _survey(
+    folder: Path, failure: str, python: str = sys.executable, wait_s: float = 30.0
+) -> Survey:
     program = folder / "ssh"
     program.write_text(_STAND_IN.format(failure=failure or ":"))
     program.chmod(0o755)
-    settings = SurveySettings(wait_s=10.0, transfer_s=0.01)
+    settings = SurveySettings(wait_s=wait_s, transfer_s=0.01)
     over_ssh = survey_over_ssh(_HOSTS, ssh=f"{program} -v", python=python, settings=settings)
     return asyncio.run(over_ssh)
 
@@ -62,7 +64,7 @@ def test_hosts_are_measured_in_spite_of_a_greeting(tmp_path: Path) -> None:
     ids=["refused", "no reason", "silent"],
 )
 def test_host_without_an_agent_is_absent(failure: str, reason: str, tmp_path: Path) -> None:
-    survey = _survey(tmp_path, failure)
+    survey = _survey(tmp_path, failure, wait_s=10.0)
     assert list(survey.absent) == [1]
     assert survey.absent[1].startswith(reason)
     assert list(survey.facts) == [0]

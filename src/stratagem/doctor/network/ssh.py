@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import dataclasses
 import math
+import os
 import shlex
+import signal
 import tempfile
 from collections.abc import Sequence
 from typing import IO
@@ -132,5 +134,7 @@ class _SshAgent:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), _END_S if self._has_joined else 0.0)
         if self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # with a ProxyCommand
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), _END_S)
