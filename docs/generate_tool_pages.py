@@ -21,7 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -145,7 +145,7 @@ def svg(command: str, printed: str) -> str:
 
 def main() -> None:
     """Records the rows that are named, or all."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", choices=[*ROWS, []])
     parser.add_argument("--list", action="store_true", help="print the table")
     arguments = parser.parse_args()
@@ -229,7 +229,7 @@ def _on_hosts(row: Row, folder: str) -> str:
 
 
 @contextlib.contextmanager
-def _hosts(count: int) -> Iterator[list[list[str]]]:
+def _hosts(count: int) -> Generator[list[list[str]]]:
     """Makes network namespaces that have the names host0, host1 and so on."""
     sys.path.insert(0, str(ROOT))
     from tests.multiprocess.namespaces import hosts

@@ -10,13 +10,17 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
 from tests.multiprocess.namespaces import hosts
+from tests.remote.living import descendants
 
 SOURCE = Path(__file__).parents[2] / "src"
 _LIMIT_S = 120
@@ -177,37 +181,39 @@ def full_of_files(folder: Path) -> Iterator[Setup]:
 @contextlib.contextmanager
 def other_ray(folder: Path) -> Iterator[Setup]:
     """A real Ray cluster; the version here is that of metadata."""
-    port, dashboard = closed_port(), closed_port()
-    sizes = ["--num-cpus=1", "--object-store-memory=80000000", f"--temp-dir={folder}/ray"]
-    ports = [f"--port={port}", f"--dashboard-port={dashboard}", "--min-worker-port=0"]
-    head = subprocess.Popen(
-        [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", *sizes, *ports,
-         "--max-worker-port=0", "--ray-client-server-port=0", "--disable-usage-stats"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        env={name: text for name, text in os.environ.items() if not name.startswith("RAY_")},
-    )  # fmt: skip
-    try:
-        deadline_s = time.monotonic() + _LIMIT_S
-        while not _answers(dashboard):
-            assert head.poll() is None
-            assert time.monotonic() < deadline_s
-            time.sleep(0.2)
-        install(folder / "packages", "ray", "2.59.1")
-        yield Setup(
-            variables={
-                "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}",
-                "PYTHONPATH": str(folder / "packages"),
-            }
+    ports = [closed_port() for _ in range(3)]
+    names = ("port", "dashboard-port", "ray-client-server-port")
+    words = [f"--{name}={port}" for name, port in zip(names, ports, strict=True)]
+    words += ["--min-worker-port=0", "--max-worker-port=0", "--num-cpus=1", "--disable-usage-stats"]
+    install(folder, "ray", "2.59.1")
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
+    dashboard = f"http://127.0.0.1:{ports[1]}"
+    # Paths of its sockets are limited to 107 characters: no folder of pytest.
+    with tempfile.TemporaryDirectory(prefix="sg-", ignore_cleanup_errors=True) as ray_folder:
+        words += ["--object-store-memory=80000000", f"--temp-dir={ray_folder}"]
+        head = subprocess.Popen(
+            [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", *words],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **token, "HOME": ray_folder},
         )
-    finally:
-        head.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            head.wait(20)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(head.pid, signal.SIGKILL)
-        head.wait()
+        try:
+            deadline_s = time.monotonic() + _LIMIT_S
+            while not _answers(f"{dashboard}/api/version"):
+                assert head.poll() is None
+                assert time.monotonic() < deadline_s
+                time.sleep(0.5)
+            variables = {"RAY_API_SERVER_ADDRESS": dashboard, "PYTHONPATH": str(folder)}
+            yield Setup(variables={**token, **variables})
+        finally:
+            started = descendants(head.pid)
+            head.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                head.wait(20)
+            for pid in (*started, head.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            head.wait()
 
 
 @contextlib.contextmanager
@@ -267,7 +273,11 @@ def closed_port() -> int:
         return listener.getsockname()[1]
 
 
-def _answers(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+def _answers(url: str) -> bool:
+    try:
+        urllib.request.urlopen(url, timeout=1).close()
+    except urllib.error.HTTPError:  # without a token
         return True
-    return False
+    except OSError:
+        return False
+    return True

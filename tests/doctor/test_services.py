@@ -13,6 +13,8 @@ import pytest
 from stratagem.doctor import services
 from stratagem.doctor.finding import Level
 
+_TOKEN = "0123"
+
 
 @pytest.fixture
 def dashboard() -> Iterator[str]:
@@ -20,7 +22,9 @@ def dashboard() -> Iterator[str]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200 if self.path == "/api/version" else 404)
+            token = self.headers.get("Authorization", "")
+            is_known = self.path == "/api/version" and token in ("", f"Bearer {_TOKEN}")
+            self.send_response(200 if is_known else 401)
             self.end_headers()
             self.wfile.write(json.dumps({"ray_version": "2.59.0"}).encode())
 
@@ -43,7 +47,9 @@ def test_no_ray_cluster_is_fine() -> None:
     ("version", "level"), [("2.59.0", Level.OK), ("2.60.0", Level.ERROR)], ids=["same", "other"]
 )
 def test_version_of_the_cluster_is_compared(version: str, level: Level, dashboard: str) -> None:
-    (finding,) = services.check_ray({"RAY_API_SERVER_ADDRESS": dashboard}, {"ray": version})
+    (finding,) = services.check_ray(
+        {"RAY_API_SERVER_ADDRESS": dashboard, "RAY_AUTH_TOKEN": _TOKEN}, {"ray": version}
+    )
     assert finding.level is level
     assert "2.59.0" in finding.text
     assert level is Level.OK or finding.fix == 'pip install "ray[default]==2.59.0"'
@@ -52,6 +58,27 @@ def test_version_of_the_cluster_is_compared(version: str, level: Level, dashboar
 def test_ray_that_is_not_installed_is_an_error(dashboard: str) -> None:
     (finding,) = services.check_ray({"RAY_API_SERVER_ADDRESS": dashboard}, {})
     assert finding.fix == "pip install 'stratagem[ray]'"
+
+
+def test_token_is_sent_and_a_wrong_one_is_named(dashboard: str, tmp_path: Path) -> None:
+    address = {"RAY_API_SERVER_ADDRESS": dashboard}
+    (tmp_path / "token").write_text(f"{_TOKEN}\n")
+    for given in ({"RAY_AUTH_TOKEN": _TOKEN}, {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}):
+        (finding,) = services.check_ray({**address, **given}, {"ray": "2.59.0"})
+        assert finding.level is Level.OK
+    (finding,) = services.check_ray({**address, "RAY_AUTH_TOKEN": "x"}, {"ray": "2.59.0"})
+    assert finding.level is Level.ERROR
+    assert finding.text.endswith("refuses the token of this machine.")
+    assert "RAY_AUTH_TOKEN" in finding.fix
+
+
+def test_missing_token_is_named(dashboard: str, tmp_path: Path) -> None:
+    variables = {
+        "RAY_API_SERVER_ADDRESS": f"{dashboard}/elsewhere",
+        "RAY_AUTH_TOKEN_PATH": str(tmp_path / "missing"),
+    }
+    (finding,) = services.check_ray(variables, {"ray": "2.59.0"})
+    assert finding.text.endswith("wants a token, and this machine has none.")
 
 
 def test_dashboard_that_does_not_answer_is_a_warning() -> None:

@@ -45,9 +45,14 @@ def check_ray(
                 "pip install 'stratagem[ray]'",
             )
         ]
+    token = _token(variables)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(f"{address}/api/version", headers=headers)
     try:
-        with urllib.request.urlopen(f"{address}/api/version", timeout=limit_s) as answer:
+        with urllib.request.urlopen(request, timeout=limit_s) as answer:
             version: Any = json.load(answer).get("ray_version")
+    except urllib.error.HTTPError as error:
+        return [_refused(address, error, has_token=bool(token))]
     except (OSError, ValueError, AttributeError) as error:
         return [
             Finding(
@@ -140,6 +145,32 @@ def _files(folder: Path, pattern: str = "*") -> list[os.stat_result]:
             if path.is_file():
                 found.append(path.stat())
     return found
+
+
+def _refused(address: str, error: urllib.error.HTTPError, *, has_token: bool) -> Finding:
+    error.close()
+    if error.code not in (401, 403):
+        text, fix = f"answers {error.code} {error.reason}", "see the log of the head."
+    elif has_token:
+        text, fix = (
+            "refuses the token of this machine",
+            "set RAY_AUTH_TOKEN to the cluster's token.",
+        )
+    else:
+        text = "wants a token, and this machine has none"
+        fix = "set RAY_AUTH_TOKEN to the cluster's token, or RAY_AUTH_TOKEN_PATH to its file."
+    return Finding("ray", Level.ERROR, f"Ray's dashboard at {address} {text}.", fix)
+
+
+def _token(variables: Mapping[str, str]) -> str:
+    """Returns the token of Ray on this machine, "" for none."""
+    if token := variables.get("RAY_AUTH_TOKEN", "").strip():
+        return token
+    path = variables.get("RAY_AUTH_TOKEN_PATH") or str(Path.home() / ".ray" / "auth_token")
+    try:
+        return Path(path).expanduser().read_text().strip()
+    except OSError:
+        return ""
 
 
 def _dashboard(variables: Mapping[str, str]) -> str | None:
