@@ -32,6 +32,8 @@ ROOT = DOCS.parent
 PICTURES = DOCS / "pictures"
 WIDTH = 100
 LIMIT_S = 300
+# What terminals show of progress is erased in the end.
+_ERASE_LINE, _SHOW_CURSOR = "\x1b[2K", "\x1b[?25h"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +101,8 @@ def record(row: Row) -> tuple[str, bytes | None]:
 
 
 def redact(text: str, folder: str) -> str:
-    """Returns a text without paths of this machine and its name."""
+    """Returns a text without paths of this machine, its name, and lines that were erased."""
+    text = text.rpartition(_ERASE_LINE)[2].replace(_SHOW_CURSOR, "")
     for private, public in (
         (f"{folder}/home", "~"),
         (f"{folder}/", ""),
