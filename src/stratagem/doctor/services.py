@@ -46,8 +46,7 @@ def check_ray(
             )
         ]
     token = _token(variables)
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    request = urllib.request.Request(f"{address}/api/version", headers=headers)
+    request = _version_request(address, token)
     try:
         with urllib.request.urlopen(request, timeout=limit_s) as answer:
             version: Any = json.load(answer).get("ray_version")
@@ -145,6 +144,11 @@ def _files(folder: Path, pattern: str = "*") -> list[os.stat_result]:
             if path.is_file():
                 found.append(path.stat())
     return found
+
+
+def _version_request(address: str, token: str) -> urllib.request.Request:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    return urllib.request.Request(f"{address}/api/version", headers=headers)
 
 
 def _refused(address: str, error: urllib.error.HTTPError, *, has_token: bool) -> Finding:
