@@ -37,14 +37,8 @@ def check_ray(
     if address is None:
         return []
     if "ray" not in installed:
-        return [
-            Finding(
-                "ray",
-                Level.ERROR,
-                f"The environment names a Ray cluster at {address}, but Ray is not installed.",
-                "pip install 'stratagem[ray]'",
-            )
-        ]
+        text = f"The environment names a Ray cluster at {address}, but Ray is not installed."
+        return [Finding("ray", Level.ERROR, text, "pip install 'stratagem[ray]'")]
     token = _token(variables)
     request = _version_request(address, token)
     try:
