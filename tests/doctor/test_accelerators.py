@@ -11,6 +11,7 @@ from stratagem.doctor.accelerators import (
     check_devices,
     check_gpu_driver,
     check_nccl,
+    counted_devices,
     gpu_driver,
     probe_devices,
 )
@@ -27,7 +28,7 @@ def test_devices_of_this_machine_are_found(monkeypatch: pytest.MonkeyPatch) -> N
     probe = probe_devices()
     assert [device["platform"] for device in probe.devices] == ["cpu"] * 3
     (finding,) = check_devices(probe, {}, has_gpu=False)
-    assert (finding.level, finding.text) == (Level.OK, "JAX sees 3 x cpu (cpu).")
+    assert (finding.level, finding.text) == (Level.OK, "JAX sees 3 x cpu.")
 
 
 def test_unknown_xla_flag_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,6 +45,42 @@ def test_unknown_platform_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     (finding,) = check_devices(probe_devices(), {}, has_gpu=False)
     assert finding.level is Level.ERROR
     assert "abacus" in finding.text
+    assert finding.fix.startswith("correct JAX_PLATFORMS")
+
+
+_ERRORS = {
+    "value": (
+        "E1125 17:32:42.656033     469 command_line_flags.cc:93] Couldn't interpret value maybe "
+        "for flag xla_a.\nF1125 17:32:42.658232 469 x.cc:220] Check failed\nFlags:\n--xla_a\n--",
+        "Couldn't interpret value maybe for flag xla_a.",
+        "correct this flag in XLA_FLAGS",
+    ),
+    "file": (
+        'F1125 17:31:22.2  29811 parse_flags_from_env.cc:171] Could not open file "a" to read '
+        'flags for environment variable "XLA_FLAGS".',
+        'Could not open file "a" to read flags',
+        "begin each flag in XLA_FLAGS with --",
+    ),
+    "variable": (
+        "Traceback (most recent call last):\n  ...\nValueError: invalid truth value 'maybe' for "
+        "environment 'JAX_ENABLE_X64'\n",
+        "ValueError: invalid truth value",
+        "correct or unset that variable",
+    ),
+    "silence": ("", "no output", "for the whole error"),
+}
+
+
+@pytest.mark.parametrize("name", _ERRORS)
+def test_reason_is_the_line_of_the_error(name: str) -> None:
+    errors, text, fix = _ERRORS[name]
+    (finding,) = check_devices(Probe(errors=errors), {}, has_gpu=False)
+    assert finding.text.startswith(f"JAX did not start: {text}")
+    assert fix in finding.fix
+
+
+def test_devices_are_counted_by_kind() -> None:
+    assert counted_devices([_GPU, _CPU, _GPU]) == ["2 x NVIDIA H100 (gpu)", "1 x cpu"]
 
 
 def test_start_that_takes_too_long_is_an_error() -> None:
@@ -118,12 +155,13 @@ def test_machine_without_driver_has_no_finding() -> None:
 @pytest.mark.parametrize(
     ("devices", "installed", "finds_library", "is_error"),
     [
+        ([], {"jax-cuda13-plugin": "0.10.2"}, False, True),
         ([_GPU, _GPU], {}, False, True),
         ([_GPU], {"nvidia-nccl-cu12": "2.28"}, False, False),
         ([_GPU], {}, True, False),
         ([_CPU], {}, False, False),
     ],
-    ids=["missing", "package", "system library", "no gpu"],
+    ids=["plugin on a driver", "missing", "package", "system library", "no gpu"],
 )
 def test_missing_nccl_is_an_error(
     devices: list[dict[str, object]],
@@ -131,5 +169,8 @@ def test_missing_nccl_is_an_error(
     finds_library: bool,
     is_error: bool,
 ) -> None:
-    findings = check_nccl(devices, installed, finds_library=finds_library)
+    findings = check_nccl(devices, installed, has_driver=True, finds_library=finds_library)
     assert [one.level for one in findings] == [Level.ERROR] * is_error
+    if not devices:
+        assert check_nccl(devices, installed, has_driver=False, finds_library=False) == []
+        assert findings[0].fix.startswith("pip install nvidia-nccl-cu13")

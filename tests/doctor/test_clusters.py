@@ -37,7 +37,15 @@ def test_no_cluster_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
     (finding,) = clusters.examine_clusters()
     assert finding.level is Level.OK
-    assert finding.text.startswith("No cluster: nothing is set by TF_CONFIG")
+    assert finding.text.startswith("No cluster is described by TF_CONFIG")
+
+
+def test_tf_config_without_its_cluster_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", '{"worker": ["a:1", "b:1"]}')
+    (finding,) = clusters.examine_clusters()
+    assert finding.level is Level.WARNING
+    assert "has no key 'cluster'" in finding.text
+    assert '{"cluster": {"worker"' in finding.fix
 
 
 def test_cluster_whose_machines_answer_is_fine(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
@@ -53,11 +61,11 @@ def test_cluster_whose_machines_answer_is_fine(monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        ('{"cluster": {"worker": ["a:1"', "TF_CONFIG: "),
-        ('{"cluster": {"worker": ["a"]}, "task": {"type": "worker", "index": 0}}', "TF_CONFIG: "),
+        ('{"cluster": {"worker": ["a:1"', "TF_CONFIG"),
+        ('{"cluster": {"worker": ["a"]}, "task": {"type": "worker", "index": 0}}', "TF_CONFIG"),
         (
             '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 2}}',
-            "TF_CONFIG: ",
+            "TF_CONFIG",
         ),
     ],
     ids=["no JSON", "no port", "no such task"],
@@ -70,6 +78,7 @@ def test_mistake_in_tf_config_is_named(
     assert finding.level is Level.ERROR
     assert finding.text.startswith(text)
     assert finding.fix
+    assert "\n" not in finding.fix
 
 
 def test_port_that_is_taken_is_named(port: int) -> None:

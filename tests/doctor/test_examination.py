@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from stratagem.doctor import examination
 from stratagem.doctor.accelerators import Probe
-from stratagem.doctor.examination import examine
+from stratagem.doctor.examination import examine, variables_of_user
 from stratagem.doctor.finding import Level
 
 _PROBE = Probe([{"platform": "cpu", "kind": "cpu", "process": 0, "memory_bytes": None}])
@@ -27,3 +28,30 @@ def test_problems_of_the_environment_appear(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("TF_CONFIG", "{")
     errors = {one.topic for one in examine(probe=_PROBE) if one.level is Level.ERROR}
     assert {"settings", "cluster"} <= errors
+
+
+def test_survey_of_a_cluster_leaves_the_cluster_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", "{")
+    assert not any(one.topic == "cluster" for one in examine(probe=_PROBE, has_cluster=False))
+
+
+@pytest.mark.parametrize(
+    ("initial", "backend", "expected"),
+    [
+        (b"PATH=/bin\0", "jax", None),
+        (b"PATH=/bin\0KERAS_BACKEND=jax\0", "jax", "jax"),
+        (b"PATH=/bin\0", "torch", "torch"),
+    ],
+    ids=["selected by the import", "selected by the user", "set later"],
+)
+def test_backend_that_the_import_selected_is_not_the_users(
+    initial: bytes,
+    backend: str,
+    expected: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "environ").write_bytes(initial)
+    monkeypatch.setattr(examination, "_INITIAL_VARIABLES", tmp_path / "environ")
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    assert variables_of_user().get("KERAS_BACKEND") == expected

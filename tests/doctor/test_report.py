@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from rich.text import Text
 
 from stratagem.doctor.finding import Finding, Level
 from stratagem.doctor.report import show
@@ -25,5 +26,24 @@ def test_text_has_headings_fixes_and_counts(capsys: pytest.CaptureFixture[str]) 
         "cluster",
         "No host.",
         "Fix: add one.",
-        "1 errors, 1 warnings",
+        "1 error, 1 warning",
     ]
+
+
+def test_line_of_a_file_is_not_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "A long finding. " * 20
+    show([Finding("machine", Level.WARNING, text, "a fix. " * 30)])
+    lines = capsys.readouterr().out.splitlines()
+    assert [len(line) > 200 for line in lines] == [False, True, True, False]
+
+
+def test_terminal_wraps_a_line_below_its_text(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+    show([Finding("machine", Level.OK, "word " * 20)])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(len(Text.from_ansi(line).plain.rstrip()) for line in lines) <= 40
+    assert all(Text.from_ansi(line).plain.startswith("    word") for line in lines[2:-1])

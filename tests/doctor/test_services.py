@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import json
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,8 @@ import pytest
 from stratagem.doctor import services
 from stratagem.doctor.finding import Level
 
+_TOKEN = "0123"
+
 
 @pytest.fixture
 def dashboard() -> Iterator[str]:
@@ -21,7 +22,9 @@ def dashboard() -> Iterator[str]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200 if self.path == "/api/version" else 404)
+            token = self.headers.get("Authorization", "")
+            is_known = self.path == "/api/version" and token in ("", f"Bearer {_TOKEN}")
+            self.send_response(200 if is_known else 401)
             self.end_headers()
             self.wfile.write(json.dumps({"ray_version": "2.59.0"}).encode())
 
@@ -44,7 +47,9 @@ def test_no_ray_cluster_is_fine() -> None:
     ("version", "level"), [("2.59.0", Level.OK), ("2.60.0", Level.ERROR)], ids=["same", "other"]
 )
 def test_version_of_the_cluster_is_compared(version: str, level: Level, dashboard: str) -> None:
-    (finding,) = services.check_ray({"RAY_API_SERVER_ADDRESS": dashboard}, {"ray": version})
+    (finding,) = services.check_ray(
+        {"RAY_API_SERVER_ADDRESS": dashboard, "RAY_AUTH_TOKEN": _TOKEN}, {"ray": version}
+    )
     assert finding.level is level
     assert "2.59.0" in finding.text
     assert level is Level.OK or finding.fix == 'pip install "ray[default]==2.59.0"'
@@ -55,6 +60,27 @@ def test_ray_that_is_not_installed_is_an_error(dashboard: str) -> None:
     assert finding.fix == "pip install 'stratagem[ray]'"
 
 
+def test_token_is_sent_and_a_wrong_one_is_named(dashboard: str, tmp_path: Path) -> None:
+    address = {"RAY_API_SERVER_ADDRESS": dashboard}
+    (tmp_path / "token").write_text(f"{_TOKEN}\n")
+    for given in ({"RAY_AUTH_TOKEN": _TOKEN}, {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}):
+        (finding,) = services.check_ray({**address, **given}, {"ray": "2.59.0"})
+        assert finding.level is Level.OK
+    (finding,) = services.check_ray({**address, "RAY_AUTH_TOKEN": "x"}, {"ray": "2.59.0"})
+    assert finding.level is Level.ERROR
+    assert finding.text.endswith("refuses the token of this machine.")
+    assert "RAY_AUTH_TOKEN" in finding.fix
+
+
+def test_missing_token_is_named(dashboard: str, tmp_path: Path) -> None:
+    variables = {
+        "RAY_API_SERVER_ADDRESS": f"{dashboard}/elsewhere",
+        "RAY_AUTH_TOKEN_PATH": str(tmp_path / "missing"),
+    }
+    (finding,) = services.check_ray(variables, {"ray": "2.59.0"})
+    assert finding.text.endswith("wants a token, and this machine has none.")
+
+
 def test_dashboard_that_does_not_answer_is_a_warning() -> None:
     (finding,) = services.check_ray({"RAY_ADDRESS": "ray://127.0.0.1:1"}, {"ray": "2"}, limit_s=1)
     assert finding.level is Level.WARNING
@@ -62,14 +88,43 @@ def test_dashboard_that_does_not_answer_is_a_warning() -> None:
 
 
 def test_cache_in_use_is_fine(tmp_path: Path) -> None:
-    assert services.check_cache(tmp_path / "missing", {}) == []
+    assert services.check_cache(tmp_path / "missing") == []
     (tmp_path / "program").write_bytes(b"x")
-    assert services.check_cache(tmp_path, {}) == []
+    assert services.check_cache(tmp_path) == []
 
 
-def test_cache_that_is_not_written_any_more_is_stale(tmp_path: Path) -> None:
-    (tmp_path / "program").write_bytes(b"x")
-    in_100_days = time.time() + 100 * 86400
-    (finding,) = services.check_cache(tmp_path, {"jax": "0.10.2"}, now_s=in_100_days)
-    assert "100 days ago; jax 0.10.2 may not read it" in finding.text
-    assert finding.fix.startswith(f"rm -r {tmp_path}")
+def test_large_cache_is_named(tmp_path: Path) -> None:
+    with (tmp_path / "journal").open("wb") as file:
+        file.truncate(21 * 2**30)  # takes no space
+    (finding,) = services.check_cache(tmp_path)
+    assert finding.text == f"{tmp_path} holds 21 GiB."
+    assert "journals/" in finding.fix
+
+
+def test_cache_folder_that_is_a_file_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    (finding,) = services.check_cache(tmp_path / "file" / "cache")
+    assert f"STRATAGEM_CACHE_DIR cannot be written: {tmp_path / 'file'} is a file" in finding.text
+    assert "set STRATAGEM_CACHE_DIR to a folder" in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("installed_after_s", "level"), [(-1.0, Level.OK), (1.0, Level.WARNING), (None, Level.OK)]
+)
+def test_programs_of_another_jaxlib_are_stale(
+    installed_after_s: float | None, level: Level, tmp_path: Path
+) -> None:
+    (tmp_path / "jit_f-1a-cache").write_bytes(b"x")
+    (tmp_path / "jit_f-1a-atime").write_bytes(b"x")
+    written_s = (tmp_path / "jit_f-1a-cache").stat().st_mtime
+    installed_s = None if installed_after_s is None else written_s + installed_after_s
+    (finding,) = services.check_compilation_cache(tmp_path, "0.10.2", installed_s)
+    assert finding.level is level
+    assert finding.text.count(str(tmp_path)) == 1
+    if level is Level.WARNING:
+        assert "older than jaxlib 0.10.2" in finding.text
+        assert finding.fix.startswith(f"rm -r {tmp_path}")
+
+
+def test_empty_compilation_cache_is_fine(tmp_path: Path) -> None:
+    assert services.check_compilation_cache(tmp_path / "new", "0.10.2", 0.0) == []

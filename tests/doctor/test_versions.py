@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from stratagem.doctor.finding import Finding, Level
 from stratagem.doctor.versions import (
+    check_extras,
     check_plugins,
     check_requirements,
     examined_requirements,
+    installed_at_s,
     installed_versions,
     versions_for,
 )
@@ -87,3 +91,30 @@ def test_libtpu_of_another_jax_is_an_error() -> None:
     assert check_plugins({"jaxlib": "0.10.2", "libtpu": "0.0.42.1"}, requires) == []
     ((text, _),) = _problems(check_plugins({"jaxlib": "0.10.2", "libtpu": "0.0.40"}, requires))
     assert text.startswith("libtpu 0.0.40 is installed, but jax requires libtpu==0.0.42.*")
+
+
+def test_optional_package_outside_of_its_extra_is_a_warning() -> None:
+    required = [
+        "keras>=3.12",
+        'ray>=3 ; extra == "dev"',
+        'ray[default]>=2.59 ; extra == "ray"',
+        'grain>=1 ; extra == "grain"',
+    ]
+    assert check_extras(required, {"ray": "2.60.0", "keras": "1.0"}) == []
+    (finding,) = check_extras(required, {"ray": "2.9.0"})
+    assert finding.level is Level.WARNING
+    assert finding.text == "ray 2.9.0 is installed, but stratagem[ray] requires ray>=2.59."
+    assert finding.fix == 'pip install "ray>=2.59"'
+
+
+def test_optional_packages_of_this_environment_fit() -> None:
+    required = examined_requirements()["stratagem"]
+    assert any("extra ==" in text for text in required)
+    assert check_extras(required, installed_versions()) == []
+
+
+def test_time_of_an_installation_is_of_its_metadata() -> None:
+    installed_s = installed_at_s("jaxlib")
+    assert installed_s is not None
+    assert 0 < installed_s < time.time()
+    assert installed_at_s("no-such-package") is None

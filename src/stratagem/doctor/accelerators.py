@@ -15,15 +15,18 @@ from stratagem import environment
 from stratagem.doctor.finding import Finding, Level
 
 __all__ = [
+    "NCCL_PACKAGES",
     "Probe",
     "check_devices",
     "check_gpu_driver",
     "check_nccl",
+    "counted_devices",
     "gpu_driver",
     "probe_devices",
 ]
 
 _TOPIC = "devices"
+NCCL_PACKAGES = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
 _PROBE_LIMIT_S = 120
 _PROGRAM = """
 import json, jax
@@ -33,6 +36,18 @@ print("STRATAGEM_DEVICES", json.dumps([
     for d in jax.local_devices()]))
 """
 _UNKNOWN_FLAGS = re.compile(r"Unknown flags? in XLA_FLAGS: (?P<flags>.*)")
+# Errors of XLA's log: level, date, time, thread, and file.
+_LOG_PREFIX = re.compile(r"[EF]\d{4} [\d:.]+ +\d+ (?P<file>\S+)\] ")
+_UNKNOWN_FIX = 'run python -c "import jax; print(jax.devices())" for the whole error.'
+_START_FIXES = {
+    "Couldn't interpret value": "correct this flag in XLA_FLAGS.",
+    '"XLA_FLAGS"': "begin each flag in XLA_FLAGS with --.",
+    "JAX_PLATFORMS": "correct JAX_PLATFORMS, or unset it; a platform needs its plugin: pip install "
+    "'stratagem[cuda]' for GPUs, 'stratagem[tpu]' for TPUs.",
+    "for environment": "correct or unset that variable.",
+    "for JAX flag": "correct or unset the variable of this name in capitals.",
+    "jaxlib": "pip install --upgrade jax jaxlib, both of one version.",
+}
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 # Lowest driver by major version of CUDA: NVIDIA's table of minor version compatibility.
 _LOWEST_DRIVER = {12: 525, 13: 580}
@@ -93,7 +108,7 @@ def check_devices(probe: Probe, installed: Mapping[str, str], *, has_gpu: bool) 
     if not probe.devices:
         return [_no_devices(probe)]
     platforms = {device["platform"] for device in probe.devices}
-    counts = ", ".join(_counted(probe.devices))
+    counts = ", ".join(counted_devices(probe.devices))
     findings = [Finding(_TOPIC, Level.OK, f"JAX sees {counts}.")]
     if has_gpu and "gpu" not in platforms:
         findings.append(_unused_gpu(probe, installed))
@@ -130,32 +145,50 @@ def check_gpu_driver(driver: str | None, installed: Mapping[str, str]) -> list[F
 
 
 def check_nccl(
-    devices: Sequence[Mapping[str, Any]], installed: Mapping[str, str], *, finds_library: bool
+    devices: Sequence[Mapping[str, Any]],
+    installed: Mapping[str, str],
+    *,
+    has_driver: bool,
+    finds_library: bool,
 ) -> list[Finding]:
     """Checks that NCCL exists where there are GPUs.
 
     Args:
         devices: of the probe.
         installed: versions by package.
+        has_driver: True if the machine has an NVIDIA driver.
         finds_library: True if the loader finds a system-wide libnccl.
     """
-    has_gpus = any(device["platform"] == "gpu" for device in devices)
-    packages = [name for name in installed if name.startswith("nvidia-nccl")]
-    if not has_gpus or packages or finds_library:
+    plugins = [name for name in installed if re.fullmatch(r"jax-cuda\d+-plugin", name)]
+    has_gpus = any(device["platform"] == "gpu" for device in devices) or (has_driver and plugins)
+    has_package = any(name in installed for name in NCCL_PACKAGES)
+    if not has_gpus or has_package or finds_library:
         return []
     return [
         Finding(
             _TOPIC,
             Level.ERROR,
             "NCCL is not installed; GPUs cannot exchange gradients without it.",
-            "pip install nvidia-nccl-cu12, or install 'stratagem[cuda]' again.",
+            f"pip install nvidia-nccl-cu{_cuda_version(plugins)}, or install 'stratagem[cuda]' "
+            "again.",
         )
     ]
 
 
-def _counted(devices: Sequence[Mapping[str, Any]]) -> list[str]:
-    kinds = [f"{device['kind']} ({device['platform']})" for device in devices]
+def counted_devices(devices: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the number of devices of each kind, such as "8 x NVIDIA H100 (gpu)"."""
+    kinds = [
+        device["kind"]
+        if device["kind"] == device["platform"]
+        else f"{device['kind']} ({device['platform']})"
+        for device in devices
+    ]
     return [f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)]
+
+
+def _cuda_version(plugins: Sequence[str]) -> str:
+    found = re.search(r"\d+", plugins[0]) if plugins else None
+    return found[0] if found else "12"
 
 
 def _no_devices(probe: Probe) -> Finding:
@@ -167,13 +200,20 @@ def _no_devices(probe: Probe) -> Finding:
             "look for another process that uses the accelerator (nvidia-smi; for a TPU, "
             "lsof /dev/accel0 /dev/vfio), or set JAX_PLATFORMS=cpu to leave it alone.",
         )
-    last = next((line for line in reversed(probe.errors.splitlines()) if line.strip()), "no output")
     return Finding(
         _TOPIC,
         Level.ERROR,
-        f"JAX did not start: {last.strip()[:300]}",
-        'run python -c "import jax; print(jax.devices())" for the whole error.',
+        f"JAX did not start: {(cause := _cause(probe.errors))}",
+        next((fix for sign, fix in _START_FIXES.items() if sign in cause), _UNKNOWN_FIX),
     )
+
+
+def _cause(errors: str) -> str:
+    """Returns the line that says why a process ended."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    # XLA prints all of its flags after the error, and Python the error after its traceback.
+    fatal = [_LOG_PREFIX.sub("", line) for line in lines if _LOG_PREFIX.match(line)]
+    return [*fatal[:1], *reversed(lines), "no output"][0][:300]
 
 
 def _unused_gpu(probe: Probe, installed: Mapping[str, str]) -> Finding:

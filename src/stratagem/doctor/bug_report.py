@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stratagem.doctor.accelerators import counted_devices
 from stratagem.doctor.finding import Finding, Level
 
 __all__ = ["describe", "facts", "redacted"]
@@ -56,13 +57,12 @@ def facts(
     variables: Mapping[str, str],
 ) -> dict[str, Any]:
     """Returns the same as values for JSON, redacted."""
-    kinds = [f"{device['platform']} {device['kind']}" for device in devices]
     problems = [one for one in findings if one.level in (Level.WARNING, Level.ERROR)]
     return {
         "system": redacted(platform.platform()),
         "python": platform.python_version(),
         "versions": dict(versions),
-        "devices": [f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)],
+        "devices": counted_devices(devices),
         "variables": {name: redacted(text) for name, text in sorted(_shown(variables))},
         "problems": [{"level": str(one.level), "text": redacted(one.text)} for one in problems],
     }

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+from stratagem import environment
 from stratagem.cluster.addresses import split_address
 from stratagem.cluster.detection import ENVIRONMENTS
 from stratagem.cluster.resolvers.resolver import ClusterResolver
@@ -53,10 +54,7 @@ def examine_resolvers(
             first = first or resolver
             findings.append(Finding(_TOPIC, Level.OK, view + used))
     if not findings:
-        names = ", ".join(resolvers)
-        findings.append(
-            Finding(_TOPIC, Level.OK, f"No cluster: nothing is set by {names}. One process trains.")
-        )
+        findings.append(_no_cluster())
     return findings, first
 
 
@@ -98,6 +96,23 @@ def check_peers(addresses: Mapping[str, str], limit_s: float = _CONNECT_LIMIT_S)
     return found[:_MAX_SHOWN] + (more if hidden > 0 else [])
 
 
+def _no_cluster() -> Finding:
+    if (text := environment.lookup("TF_CONFIG")) is not None and '"cluster"' not in text:
+        return Finding(
+            _TOPIC,
+            Level.WARNING,
+            "TF_CONFIG describes no cluster: it has no key 'cluster', so that this process trains "
+            "alone.",
+            'write {"cluster": {"worker": ["host0:2222", ...]}, "task": {"type": "worker", '
+            '"index": 0}}, or unset it.',
+        )
+    return Finding(
+        _TOPIC,
+        Level.OK,
+        "No cluster is described by TF_CONFIG, a launcher or a scheduler: one process trains.",
+    )
+
+
 def _view(name: str, resolver: ClusterResolver) -> str:
     processes = resolver.processes()
     task = (
@@ -137,7 +152,9 @@ def _own_address(resolver: ClusterResolver) -> str | None:
 def _invalid(name: str, error: Exception) -> Finding:
     problem, _, rest = str(error).partition("\n")
     fix = rest.partition("Fix: ")[2] or f"correct the variables of {name}."
-    return Finding(_TOPIC, Level.ERROR, f"{name}: {problem}", fix)
+    fix = fix.replace("\nHelp: ", " Help: ")
+    text = problem if problem.startswith(name) else f"{name}: {problem}"
+    return Finding(_TOPIC, Level.ERROR, text, fix)
 
 
 def _unknown_host(task: str, host: str, error: OSError) -> Finding:

@@ -10,34 +10,65 @@ from stratagem import environment
 from stratagem.doctor import accelerators, clusters, machine, services, settings, versions
 from stratagem.doctor.finding import Finding
 
-__all__ = ["examine"]
+__all__ = ["examine", "variables_of_user"]
+
+_INITIAL_VARIABLES = Path("/proc/self/environ")
 
 
 def examine(
-    script: Path | None = None, probe: accelerators.Probe | None = None
+    script: Path | None = None,
+    probe: accelerators.Probe | None = None,
+    *,
+    has_cluster: bool = True,
 ) -> Iterator[Finding]:
     """Examines this machine; yields findings as they are made.
 
     Args:
         script: training script whose imports are checked, too.
         probe: devices that JAX found; by default JAX is started.
+        has_cluster: False leaves out the cluster, for a survey of all of its hosts.
     """
     installed = versions.installed_versions()
     # The full set is needed to check requirements, such as ml_dtypes.
     required = versions.examined_requirements()
     yield from versions.check_requirements(required, versions.versions_for(required, installed))
+    yield from versions.check_extras(required.get("stratagem", ()), installed)
     yield from versions.check_plugins(installed, required.get("jax", ()))
-    variables = environment.snapshot()
+    variables = variables_of_user()
     yield from settings.check_settings(variables)
     if script is not None:
-        yield from settings.check_script(script)
+        yield from settings.check_script(script, settings.keras_backend(variables))
     yield from machine.check_machine(machine.read_limits())
     driver = accelerators.gpu_driver()
     yield from accelerators.check_gpu_driver(driver, installed)
     probe = probe or accelerators.probe_devices()
     yield from accelerators.check_devices(probe, installed, has_gpu=driver is not None)
     finds_nccl = ctypes.util.find_library("nccl") is not None
-    yield from accelerators.check_nccl(probe.devices, installed, finds_library=finds_nccl)
-    yield from clusters.examine_clusters()
+    nccl = versions.installed_versions(accelerators.NCCL_PACKAGES)
+    yield from accelerators.check_nccl(
+        probe.devices,
+        {**installed, **nccl},
+        has_driver=driver is not None,
+        finds_library=finds_nccl,
+    )
+    if has_cluster:
+        yield from clusters.examine_clusters()
     yield from services.check_ray(variables, installed)
-    yield from services.check_cache(Path(environment.read("cache_dir")).expanduser(), installed)
+    yield from services.check_cache(Path(environment.read("cache_dir")).expanduser())
+    programs = variables.get("JAX_COMPILATION_CACHE_DIR", "")
+    if programs and "://" not in programs:
+        yield from services.check_compilation_cache(
+            Path(programs), installed.get("jaxlib"), versions.installed_at_s("jaxlib")
+        )
+
+
+def variables_of_user() -> dict[str, str]:
+    """Returns the environment without the Keras backend that importing this package selected."""
+    variables = environment.snapshot()
+    try:
+        initial = _INITIAL_VARIABLES.read_bytes()
+    except OSError:
+        return variables
+    if variables.get("KERAS_BACKEND") == "jax" and b"KERAS_BACKEND=" not in initial:
+        del variables["KERAS_BACKEND"]
+    return variables

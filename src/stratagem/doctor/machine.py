@@ -6,11 +6,11 @@ import dataclasses
 import os
 import resource
 import shutil
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from stratagem import environment
 from stratagem.doctor.finding import Finding, Level
 
 __all__ = ["Limits", "check_machine", "read_limits"]
@@ -19,6 +19,7 @@ _TOPIC = "machine"
 _BYTES_PER_GIB = 2**30
 _LOW_SHM_BYTES = 2**30
 _LOW_FILES = 4096
+_FEW_FREE_FILES = 1000
 _LOW_DISK_BYTES, _FULL_DISK_BYTES = 10 * _BYTES_PER_GIB, _BYTES_PER_GIB
 # Certificates and schedulers fail before this release existed.
 _EARLIEST_TIME_S = 1_767_225_600  # 2026-01-01
@@ -34,7 +35,9 @@ class Limits:
         memory_bytes: memory that this process may use.
         shm_bytes: size of `/dev/shm`; None without one.
         max_open_files: soft limit of file descriptors.
-        free_bytes: free space by folder.
+        most_open_files: hard limit, up to which `ulimit` can raise it; -1 without one.
+        free_bytes: free space by folder, one folder of each file system.
+        free_files: how many files can be created there; folders without a limit are left out.
         time_s: Unix time.
     """
 
@@ -45,6 +48,8 @@ class Limits:
     max_open_files: int
     free_bytes: Mapping[str, int]
     time_s: float
+    most_open_files: int = -1
+    free_files: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
 
 
 def read_limits(cgroup: Path = Path("/sys/fs/cgroup")) -> Limits:
@@ -58,14 +63,17 @@ def read_limits(cgroup: Path = Path("/sys/fs/cgroup")) -> Limits:
     if limit.isdecimal():
         memory_bytes = min(memory_bytes, int(limit))
     shm = Path("/dev/shm")
-    folders = dict.fromkeys((os.getcwd(), tempfile.gettempdir(), str(Path.home())))
+    statuses = {folder: os.statvfs(folder) for folder in _folders()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return Limits(
         num_cores=cores,
         num_machine_cores=os.cpu_count() or 1,
         memory_bytes=memory_bytes,
         shm_bytes=shutil.disk_usage(shm).total if shm.exists() else None,
-        max_open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        free_bytes={name: shutil.disk_usage(name).free for name in folders if os.path.isdir(name)},
+        max_open_files=soft,
+        most_open_files=hard,
+        free_bytes={name: one.f_bavail * one.f_frsize for name, one in statuses.items()},
+        free_files={name: one.f_favail for name, one in statuses.items() if one.f_files},
         time_s=time.time(),
     )
 
@@ -77,7 +85,7 @@ def check_machine(limits: Limits) -> list[Finding]:
             _TOPIC,
             Level.OK,
             f"{limits.num_cores:g} of {limits.num_machine_cores} cores, "
-            f"{_gib(limits.memory_bytes)} of memory.",
+            f"{_size(limits.memory_bytes)} of memory{_shown_limits(limits)}.",
         )
     ]
     if limits.shm_bytes is not None and limits.shm_bytes < _LOW_SHM_BYTES:
@@ -85,7 +93,7 @@ def check_machine(limits: Limits) -> list[Finding]:
             Finding(
                 _TOPIC,
                 Level.WARNING,
-                f"/dev/shm has {limits.shm_bytes / 2**20:.0f} MiB; NCCL, Ray and input workers "
+                f"/dev/shm has {_size(limits.shm_bytes)}; NCCL, Ray and input workers "
                 "exchange data through it.",
                 "docker run --shm-size=4g, or in Kubernetes an emptyDir with medium: Memory "
                 "mounted at /dev/shm.",
@@ -97,11 +105,11 @@ def check_machine(limits: Limits) -> list[Finding]:
                 _TOPIC,
                 Level.WARNING,
                 f"This process may open {limits.max_open_files} files; each connection is one.",
-                "ulimit -n 65536, or LimitNOFILE=65536 in the systemd unit.",
+                _files_fix(limits.most_open_files),
             )
         )
     for folder, free_bytes in limits.free_bytes.items():
-        findings += _check_disk(folder, free_bytes)
+        findings += _check_disk(folder, free_bytes, limits.free_files.get(folder))
     if limits.time_s < _EARLIEST_TIME_S:
         findings.append(
             Finding(
@@ -114,7 +122,47 @@ def check_machine(limits: Limits) -> list[Finding]:
     return findings
 
 
-def _check_disk(folder: str, free_bytes: int) -> list[Finding]:
+def _files_fix(most: int) -> str:
+    if 0 <= most < _LOW_FILES:
+        return (
+            f"raise the hard limit, {most}: docker run --ulimit nofile=65536, LimitNOFILE=65536 in "
+            "the systemd unit, or /etc/security/limits.conf."
+        )
+    count = 65536 if most < 0 else min(most, 65536)
+    return f"ulimit -n {count}, or LimitNOFILE=65536 in the systemd unit."
+
+
+def _shown_limits(limits: Limits) -> str:
+    shared = "" if limits.shm_bytes is None else f", {_size(limits.shm_bytes)} of shared memory"
+    files = "" if limits.max_open_files < 0 else f", {limits.max_open_files} open files"
+    return shared + files
+
+
+def _folders() -> list[str]:
+    """Returns one folder of each file system that runs write to."""
+    found: dict[int, str] = {}
+    candidates = (
+        os.getcwd(),
+        environment.lookup("TMPDIR") or "/tmp",
+        str(Path.home()),
+        environment.lookup("STRATAGEM_RUN_DIR"),
+    )
+    for folder in filter(None, candidates):
+        if os.path.isdir(folder):
+            found.setdefault(os.stat(folder).st_dev, folder)
+    return list(found.values())
+
+
+def _check_disk(folder: str, free_bytes: int, free_files: int | None) -> list[Finding]:
+    if free_files is not None and free_files < _FEW_FREE_FILES:
+        return [
+            Finding(
+                _TOPIC,
+                Level.ERROR,
+                f"{folder} has room for {free_files} more files (inodes), whatever their size.",
+                "remove small files; df -i shows the limit, du --inodes where they are.",
+            )
+        ]
     if free_bytes >= _LOW_DISK_BYTES:
         return []
     level = Level.ERROR if free_bytes < _FULL_DISK_BYTES else Level.WARNING
@@ -122,14 +170,19 @@ def _check_disk(folder: str, free_bytes: int) -> list[Finding]:
         Finding(
             _TOPIC,
             level,
-            f"{folder} has {_gib(free_bytes)} free; checkpoints and caches need space.",
-            "free space, or write checkpoints and TMPDIR elsewhere.",
+            f"The disk of {folder} has {_size(free_bytes)} free; checkpoints and caches need "
+            "space.",
+            f"remove files (du -xh {folder} | sort -h | tail), or write checkpoints and TMPDIR "
+            "elsewhere.",
         )
     ]
 
 
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / _BYTES_PER_GIB:.1f} GiB"
+def _size(num_bytes: int) -> str:
+    for unit, unit_bytes in (("GiB", _BYTES_PER_GIB), ("MiB", 2**20)):
+        if num_bytes >= unit_bytes:
+            return f"{num_bytes / unit_bytes:.1f} {unit}"
+    return f"{num_bytes / 2**10:.0f} KiB"
 
 
 def _read(file: Path) -> str:

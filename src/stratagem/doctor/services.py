@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import time
 import urllib.error
 import urllib.request
@@ -12,12 +14,11 @@ from typing import Any
 
 from stratagem.doctor.finding import Finding, Level
 
-__all__ = ["check_cache", "check_ray"]
+__all__ = ["check_cache", "check_compilation_cache", "check_ray"]
 
 _DASHBOARD_PORT = 8265
 _ANSWER_LIMIT_S = 3.0
 _LARGE_CACHE_BYTES = 20 * 2**30
-_OLD_S = 90 * 24 * 3600
 
 
 def check_ray(
@@ -36,17 +37,15 @@ def check_ray(
     if address is None:
         return []
     if "ray" not in installed:
-        return [
-            Finding(
-                "ray",
-                Level.ERROR,
-                f"The environment names a Ray cluster at {address}, but Ray is not installed.",
-                "pip install 'stratagem[ray]'",
-            )
-        ]
+        text = f"The environment names a Ray cluster at {address}, but Ray is not installed."
+        return [Finding("ray", Level.ERROR, text, "pip install 'stratagem[ray]'")]
+    token = _token(variables)
+    request = _version_request(address, token)
     try:
-        with urllib.request.urlopen(f"{address}/api/version", timeout=limit_s) as answer:
+        with urllib.request.urlopen(request, timeout=limit_s) as answer:
             version: Any = json.load(answer).get("ray_version")
+    except urllib.error.HTTPError as error:
+        return [_refused(address, error, has_token=bool(token))]
     except (OSError, ValueError, AttributeError) as error:
         return [
             Finding(
@@ -69,43 +68,107 @@ def check_ray(
     return [Finding("ray", Level.OK, f"Ray {version} answers at {address}.")]
 
 
-def check_cache(
-    folder: Path, versions: Mapping[str, str], now_s: float | None = None
+def check_cache(folder: Path) -> list[Finding]:
+    """Reports a folder of `STRATAGEM_CACHE_DIR` that is very large or read-only."""
+    if (problem := _unwritable(folder, "STRATAGEM_CACHE_DIR")) is not None:
+        return [problem]
+    size_bytes = sum(stat.st_size for stat in _files(folder))
+    if size_bytes <= _LARGE_CACHE_BYTES:
+        return []
+    return [
+        Finding(
+            "cache",
+            Level.WARNING,
+            f"{folder} holds {size_bytes / 2**30:.0f} GiB.",
+            f"remove what no run uses: du -h {folder}; journals/ restores parameter servers.",
+        )
+    ]
+
+
+def check_compilation_cache(
+    folder: Path, jaxlib: str | None, installed_at_s: float | None
 ) -> list[Finding]:
-    """Reports a cache folder that is very large, unwritable or no longer used.
+    """Reports a cache of compiled programs that is of no use: stale, or read-only.
+
+    JAX looks programs up by a digest that includes the version of jaxlib. It cannot be read back,
+    so the times are compared: no program is older than the jaxlib that can read it.
 
     Args:
-        folder: `STRATAGEM_CACHE_DIR`.
-        versions: versions by package; a cache of another JAX is not read.
-        now_s: Unix time; by default now.
+        folder: `JAX_COMPILATION_CACHE_DIR`.
+        jaxlib: installed version.
+        installed_at_s: when that was installed, as Unix time.
     """
-    if not folder.exists():
+    if (problem := _unwritable(folder, "JAX_COMPILATION_CACHE_DIR")) is not None:
+        return [problem]
+    times_s = [stat.st_mtime for stat in _files(folder, "*-cache")]
+    if not times_s:
         return []
-    now_s = time.time() if now_s is None else now_s
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    stats = [path.stat() for path in files]
-    size_bytes = sum(stat.st_size for stat in stats)
-    findings: list[Finding] = []
-    if size_bytes > _LARGE_CACHE_BYTES:
-        findings.append(
-            Finding(
-                "cache",
-                Level.WARNING,
-                f"{folder} holds {size_bytes / 2**30:.0f} GiB.",
-                f"rm -r {folder}; the next run fills it again.",
-            )
+    if installed_at_s is None or max(times_s) >= installed_at_s:
+        return [Finding("cache", Level.OK, f"Compiled programs in {folder}: {len(times_s)}.")]
+    return [
+        Finding(
+            "cache",
+            Level.WARNING,
+            f"The compiled programs in {folder} ({len(times_s)}) are older than jaxlib {jaxlib}, "
+            f"installed {time.strftime('%Y-%m-%d %H:%M', time.localtime(installed_at_s))}; "
+            "programs of another jaxlib are never read.",
+            f"rm -r {folder}; the next run fills it again.",
         )
-    if stats and now_s - max(stat.st_mtime for stat in stats) > _OLD_S:
-        findings.append(
-            Finding(
-                "cache",
-                Level.WARNING,
-                f"{folder} was last written {(now_s - max(s.st_mtime for s in stats)) / 86400:.0f} "
-                f"days ago; jax {versions.get('jax')} may not read it.",
-                f"rm -r {folder}; the next run fills it again.",
-            )
+    ]
+
+
+def _unwritable(folder: Path, variable: str) -> Finding | None:
+    """Returns a finding if a folder cannot be written, or made."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
+        return None
+    reason = "is read-only here" if existing.is_dir() else "is a file"
+    return Finding(
+        "cache",
+        Level.WARNING,
+        f"{variable} cannot be written: {existing} {reason}. Each start repeats the work.",
+        f"mount it writable, or set {variable} to a folder that is.",
+    )
+
+
+def _files(folder: Path, pattern: str = "*") -> list[os.stat_result]:
+    found: list[os.stat_result] = []
+    for path in folder.rglob(pattern):
+        with contextlib.suppress(OSError):  # removed just now
+            if path.is_file():
+                found.append(path.stat())
+    return found
+
+
+def _version_request(address: str, token: str) -> urllib.request.Request:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    return urllib.request.Request(f"{address}/api/version", headers=headers)
+
+
+def _refused(address: str, error: urllib.error.HTTPError, *, has_token: bool) -> Finding:
+    error.close()
+    if error.code not in (401, 403):
+        text, fix = f"answers {error.code} {error.reason}", "see the log of the head."
+    elif has_token:
+        text, fix = (
+            "refuses the token of this machine",
+            "set RAY_AUTH_TOKEN to the cluster's token.",
         )
-    return findings
+    else:
+        text = "wants a token, and this machine has none"
+        fix = "set RAY_AUTH_TOKEN to the cluster's token, or RAY_AUTH_TOKEN_PATH to its file."
+    return Finding("ray", Level.ERROR, f"Ray's dashboard at {address} {text}.", fix)
+
+
+def _token(variables: Mapping[str, str]) -> str:
+    """Returns the token of Ray on this machine, "" for none."""
+    if token := variables.get("RAY_AUTH_TOKEN", "").strip():
+        return token
+    path = variables.get("RAY_AUTH_TOKEN_PATH") or str(Path.home() / ".ray" / "auth_token")
+    try:
+        return Path(path).expanduser().read_text().strip()
+    except OSError:
+        return ""
 
 
 def _dashboard(variables: Mapping[str, str]) -> str | None:

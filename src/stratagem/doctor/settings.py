@@ -14,10 +14,11 @@ from stratagem import environment
 from stratagem.doctor.finding import Finding, Level
 from stratagem.launch import LaunchOptions
 
-__all__ = ["check_script", "check_settings"]
+__all__ = ["check_script", "check_settings", "keras_backend"]
 
 _TOPIC = "settings"
 _PREFIX = "STRATAGEM_"
+_TF_KERAS = "tensorflow.keras"
 # Set by launchers for their tasks.
 _OF_LAUNCHERS = {
     f"STRATAGEM_{name}"
@@ -35,7 +36,12 @@ _OF_OPTIONS = {
     "STRATAGEM_CONFIG",
     *(f"STRATAGEM_{field.name.upper()}" for field in dataclasses.fields(LaunchOptions)),
 }
-_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+# The second one is its name since JAX 0.10; JAX refuses both together.
+_FRACTIONS = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
+_ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
+_ALLOCATORS = ("default", "platform", "bfc", "cuda_async", "vmm")
+_PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
+_BOOLEANS = ("", "true", "True", "1", "false", "False", "0")
 _WITHOUT_EFFECT = {
     "TF_FORCE_GPU_ALLOW_GROWTH": "XLA_PYTHON_CLIENT_PREALLOCATE=false is the setting of JAX",
     "TF_GPU_ALLOCATOR": "XLA_PYTHON_CLIENT_ALLOCATOR is the setting of JAX",
@@ -78,8 +84,12 @@ def check_settings(variables: Mapping[str, str], keras_config: Path | None = Non
     return findings or [Finding(_TOPIC, Level.OK, "No environment variable is wrong.")]
 
 
-def check_script(path: Path) -> list[Finding]:
-    """Checks the order of imports of a training script.
+def check_script(path: Path, backend: str) -> list[Finding]:
+    """Checks the imports of a training script.
+
+    Args:
+        path: the script.
+        backend: backend of Keras if it is imported first, see `keras_backend`.
 
     Raises:
         OSError: the script cannot be read.
@@ -92,32 +102,69 @@ def check_script(path: Path) -> list[Finding]:
                 "script", Level.ERROR, f"{path}:{error.lineno}: {error.msg}.", "correct the syntax."
             )
         ]
-    lines = {"keras": 0, "stratagem": 0, "tensorflow": 0}
-    for node in ast.walk(tree):
-        for name in _imported(node):
-            if name in lines and isinstance(node, ast.Import | ast.ImportFrom):
-                lines[name] = min(lines[name] or node.lineno, node.lineno)
-    if lines["keras"] and lines["keras"] < (lines["stratagem"] or lines["keras"]):
+    lines = _first_imports(tree)
+    keras, own = lines.get("keras"), lines.get("stratagem")
+    if "tensorflow.keras" in lines and own:
         return [
             Finding(
                 "script",
                 Level.ERROR,
-                f"{path}:{lines['keras']} imports keras before stratagem (line "
-                f"{lines['stratagem']}), so that Keras may load another backend than JAX.",
+                f"{path}:{lines['tensorflow.keras']} uses tf.keras, whose models belong to "
+                "TensorFlow; strategies train models of keras.",
+                f"stratagem migrate {path}",
+            )
+        ]
+    if keras and own and keras < own and backend != "jax":
+        return [
+            Finding(
+                "script",
+                Level.ERROR,
+                f"{path}:{keras} imports keras before stratagem (line {own}); Keras then loads "
+                f"its {backend} backend.",
                 "move `import stratagem` above it, or set KERAS_BACKEND=jax.",
             )
         ]
-    if not lines["stratagem"]:
+    if not own:
         return [Finding("script", Level.NOTE, f"{path} does not import stratagem.")]
-    return [Finding("script", Level.OK, f"{path} imports stratagem first.")]
+    return [Finding("script", Level.OK, f"{path} imports keras with the jax backend.")]
+
+
+def keras_backend(variables: Mapping[str, str], keras_config: Path | None = None) -> str:
+    """Returns the backend that Keras loads if `stratagem` is not imported before it."""
+    return variables.get("KERAS_BACKEND") or _configured_backend(keras_config) or "tensorflow"
+
+
+def _configured_backend(keras_config: Path | None) -> str | None:
+    file = keras_config or Path.home() / ".keras" / "keras.json"
+    try:
+        return str(json.loads(file.read_text())["backend"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _first_imports(tree: ast.AST) -> dict[str, int]:
+    """Returns the first line that imports each package, or uses `tf.keras`."""
+    lines: dict[str, int] = {}
+    for node in ast.walk(tree):
+        names = _imported(node)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("tf.keras", _TF_KERAS):
+            names = [_TF_KERAS]
+        for name in names:
+            line = getattr(node, "lineno", 0)
+            lines[name] = min(lines.get(name, line), line)
+    return lines
 
 
 def _imported(node: ast.AST) -> list[str]:
     if isinstance(node, ast.Import):
-        return [alias.name.partition(".")[0] for alias in node.names]
-    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-        return [node.module.partition(".")[0]]
-    return []
+        full = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        full = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    else:
+        return []
+    tops = [name.partition(".")[0] for name in full]
+    is_tf_keras = any(f"{name}.".startswith(f"{_TF_KERAS}.") for name in full)
+    return [*tops, _TF_KERAS] if is_tf_keras else tops
 
 
 def _check_backend(variables: Mapping[str, str], keras_config: Path) -> list[Finding]:
@@ -131,11 +178,8 @@ def _check_backend(variables: Mapping[str, str], keras_config: Path) -> list[Fin
                 "unset KERAS_BACKEND, or set KERAS_BACKEND=jax.",
             )
         ]
-    try:
-        configured = json.loads(keras_config.read_text()).get("backend", "jax")
-    except (OSError, ValueError, AttributeError):
-        return []
-    if not backend and configured != "jax":
+    configured = _configured_backend(keras_config)
+    if not backend and configured not in (None, "jax"):
         return [
             Finding(
                 _TOPIC,
@@ -175,17 +219,45 @@ def _check_own(variables: Mapping[str, str]) -> list[Finding]:
 
 
 def _check_memory(variables: Mapping[str, str]) -> list[Finding]:
-    text = variables.get(_FRACTION)
-    if text is None:
-        return []
-    value = text if re.fullmatch(r"\d*\.?\d+", text) else "0"
-    if 0 < float(value) < 1:
-        return []
-    return [
-        Finding(
-            _TOPIC,
-            Level.ERROR,
-            f"{_FRACTION}={text} is no fraction of the device's memory.",
-            "set a number above 0 and below 1, or unset it for 0.75.",
+    findings: list[Finding] = []
+    given = [name for name in _FRACTIONS if variables.get(name)]
+    for name in given:
+        text = variables[name]
+        value = text if re.fullmatch(r"\d*\.?\d+", text) else "0"
+        if not 0 < float(value) < 1:
+            findings.append(
+                Finding(
+                    _TOPIC,
+                    Level.ERROR,
+                    f"{name}={text} is no fraction of the device's memory.",
+                    "set a number above 0 and below 1, or unset it for 0.75.",
+                )
+            )
+    if len(given) > 1:
+        findings.append(
+            Finding(
+                _TOPIC,
+                Level.ERROR,
+                f"{given[0]} and {given[1]} are both set; JAX stops on a GPU.",
+                f"unset {given[0]}, the old name.",
+            )
         )
-    ]
+    if (allocator := variables.get(_ALLOCATOR, "default")).lower() not in _ALLOCATORS:
+        findings.append(
+            Finding(
+                _TOPIC,
+                Level.ERROR,
+                f"{_ALLOCATOR}={allocator} is not an allocator of JAX.",
+                f"set one of {', '.join(_ALLOCATORS)}, or unset it.",
+            )
+        )
+    if (text := variables.get(_PREALLOCATE, "")) not in _BOOLEANS:
+        findings.append(
+            Finding(
+                _TOPIC,
+                Level.WARNING,
+                f"{_PREALLOCATE}={text} counts as true: JAX takes most of the device's memory.",
+                f"set {_PREALLOCATE}=false, or unset it.",
+            )
+        )
+    return findings

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
@@ -13,9 +15,11 @@ from stratagem.doctor.finding import Finding, Level
 
 __all__ = [
     "PACKAGES",
+    "check_extras",
     "check_plugins",
     "check_requirements",
     "examined_requirements",
+    "installed_at_s",
     "installed_versions",
     "versions_for",
 ]
@@ -42,6 +46,8 @@ PACKAGES = (
 )
 # Built for exactly one version of jaxlib; JAX ignores the plugin if they differ.
 _PLUGINS = tuple(name for name in PACKAGES if name.startswith("jax-cuda"))
+# Extras of contributors, which repeat the requirements of others.
+_DEVELOPMENT = ("dev", "docs", "test")
 _CHECKED = ("stratagem", "jax", "keras", "orbax-checkpoint", "ray")
 
 
@@ -88,6 +94,47 @@ def check_requirements(
             Finding(_TOPIC, Level.OK, f"Python {platform.python_version()}, {shown} fit together.")
         )
     return findings
+
+
+def check_extras(required: Iterable[str], installed: Mapping[str, str]) -> list[Finding]:
+    """Compares installed optional packages with the extras that name them.
+
+    Args:
+        required: requirements of this package, with its extras.
+        installed: versions by package.
+    """
+    found: dict[str, Finding] = {}
+    for text in required:
+        requirement = Requirement(text)
+        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", str(requirement.marker or ""))
+        version = installed.get(requirement.name)
+        if extra is None or extra[1] in _DEVELOPMENT or version is None:
+            continue
+        if _allows(requirement, version):
+            continue
+        wanted = f"{requirement.name}{requirement.specifier}"
+        found.setdefault(
+            requirement.name,
+            Finding(
+                _TOPIC,
+                Level.WARNING,
+                f"{requirement.name} {version} is installed, but stratagem[{extra[1]}] requires "
+                f"{wanted}.",
+                f'pip install "{_text(requirement)}"',
+            ),
+        )
+    return list(found.values())
+
+
+def installed_at_s(package: str) -> float | None:
+    """Returns when a package was installed, as Unix time; None if unknown."""
+    try:
+        distribution = importlib.metadata.distribution(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    name = re.sub(r"[-_.]+", "_", package)
+    folder = Path(str(distribution.locate_file(f"{name}-{distribution.version}.dist-info")))
+    return folder.stat().st_mtime if folder.exists() else None
 
 
 def check_plugins(installed: Mapping[str, str], jax_requires: Iterable[str] = ()) -> list[Finding]:

@@ -1,0 +1,3 @@
+"""Measurements between the hosts of a cluster: reachability, latency, bandwidth, clocks."""
+
+__all__: list[str] = []
