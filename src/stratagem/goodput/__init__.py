@@ -3,7 +3,7 @@
 from stratagem.goodput.account import CAUSES, Account, Span, account_for
 from stratagem.goodput.failures import Failure
 from stratagem.goodput.reader import RunEvents, read_run
-from stratagem.run_events.process_writer import close_events, current_events, step
+from stratagem.run_events.process_writer import close_events, current_events, progress, step
 from stratagem.run_events.writer import EventWriter
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "account_for",
     "close_events",
     "current_events",
+    "progress",
     "read_run",
     "step",
 ]
