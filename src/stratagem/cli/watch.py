@@ -90,9 +90,12 @@ def _print_once(run_dir: Path, watcher: Watcher, *, as_json: bool) -> None:
         Console().print(frame(str(run_dir), state, watcher.account()))
 
 
-def _follow(watcher: Watcher, interval_s: float) -> None:
-    """Exports until the run is over; a Prometheus server then still answers for a minute."""
-    while not watcher.poll().is_over:
+def _follow(watcher: Watcher, interval_s: float, linger_s: float = 60.0) -> None:
+    """Exports until the run has been over for a minute, so that its last figures are scraped."""
+    over_s: float | None = None
+    while over_s is None or time.monotonic() - over_s < linger_s:
+        is_over = watcher.poll().is_over
+        over_s = (over_s or time.monotonic()) if is_over else None
         time.sleep(interval_s)
 
 

@@ -115,7 +115,9 @@ class RunState:
         latest = {one.task: one for one in sorted(self._processes.values(), key=_start_s)}
         trainers = [one for one in latest.values() if _trains(one.start)]
         leader = max(trainers, key=lambda one: one.step_s or 0.0, default=None)
-        is_over = bool(trainers) and all(one.end is not None for one in trainers)
+        # A launcher may start ended tasks again.
+        group = [*trainers, *(one for one in latest.values() if one.start.task_type == "launcher")]
+        is_over = bool(trainers) and all(one.end is not None for one in group)
         progress = self._progress
         total = None if progress is None else progress.total_steps
         step = self._step(leader)
@@ -135,9 +137,7 @@ class RunState:
             left_s=left_s,
             values=dict(self._values),
             history=tuple(self._history),
-            num_restarts=max(self._num_restarts, *(one.start.attempt for one in trainers), 0)
-            if trainers
-            else self._num_restarts,
+            num_restarts=max([self._num_restarts, *(one.start.attempt for one in trainers)]),
             tasks=_task_views(list(latest.values()), now_s, self._failures),
             num_warnings=self._num_warnings,
             warnings=tuple(self._warnings),

@@ -37,6 +37,7 @@ _CAUSE_STYLES = {
 }
 _SPARKS = "▁▂▃▄▅▆▇█"
 _BAR_WIDTH = 60
+_LAUNCHER = "launcher"
 _MAX_TASKS = 32
 _MAX_WARNINGS = 3
 
@@ -46,7 +47,9 @@ def frame(name: str, state: RunSnapshot, account: Account | None) -> RenderableT
     parts: list[RenderableType] = [_headline(name, state), _progress(state)]
     if account is not None:
         parts.append(_goodput(account))
-    parts.append(_tasks(state.tasks))
+    # A launcher has nothing to show unless it failed.
+    tasks = [one for one in state.tasks if _LAUNCHER not in one.task or one.phase == "failed"]
+    parts.append(_tasks(tasks))
     if state.warnings:
         parts.append(_warnings(state))
     if account is not None:
@@ -79,7 +82,7 @@ def _headline(name: str, state: RunSnapshot) -> RenderableType:
 
 
 def _run_phase(state: RunSnapshot) -> str:
-    phases = [one.phase for one in state.tasks if not one.task.startswith(("launcher", "ps"))]
+    phases = [one.phase for one in state.tasks if not one.task.startswith((_LAUNCHER, "ps"))]
     if state.is_over:
         return "failed" if "failed" in phases else "finished"
     order = ("running", "waiting", "restarting", "starting", "lost", "failed")
@@ -145,7 +148,7 @@ def _tasks(tasks: Sequence[TaskView]) -> RenderableType:
     for task in tasks[:_MAX_TASKS]:
         delay = "-" if task.delay_s is None else duration_text(task.delay_s)
         limit = f" of {bytes_text(task.device_limit_bytes)}" if task.device_limit_bytes else ""
-        is_done = task.phase in ("finished", "failed") or task.task.startswith("launcher")
+        is_done = task.phase in ("finished", "failed")
         table.add_row(
             task.task,
             Text(task.phase, _PHASE_STYLES[task.phase]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -33,22 +34,14 @@ class Watcher:
         self._account: Account | None = None
         self._is_stale = False
         self._next_account_s = 0.0
+        # A server of metrics and a view may share the watcher.
+        self._lock = threading.Lock()
         self.listeners: list[Callable[[ProcessEvents], None]] = []
 
     def poll(self) -> RunSnapshot:
         """Reads new events and returns the state; the account follows if it is due."""
-        news = self._follower.poll()
-        now_s = self._clock()
-        self._state.add(news, now_s)
-        for one in news:
-            for listener in self.listeners:
-                listener(one)
-        self._is_stale = self._is_stale or bool(news)
-        state = self._state.snapshot(now_s)
-        begin_s = time.perf_counter()
-        if self._is_stale and (state.is_over or begin_s >= self._next_account_s):
-            self._compute_account(begin_s)
-        return state
+        with self._lock:
+            return self._poll()
 
     def account(self) -> Account | None:
         """Returns the latest account; None without events."""
@@ -62,6 +55,20 @@ class Watcher:
     def check(self) -> None:
         """Raises NotFoundError if the folder has no readable events."""
         self._follower.events()
+
+    def _poll(self) -> RunSnapshot:
+        news = self._follower.poll()
+        now_s = self._clock()
+        self._state.add(news, now_s)
+        for one in news:
+            for listener in self.listeners:
+                listener(one)
+        self._is_stale = self._is_stale or bool(news)
+        state = self._state.snapshot(now_s)
+        begin_s = time.perf_counter()
+        if self._is_stale and (state.is_over or begin_s >= self._next_account_s):
+            self._compute_account(begin_s)
+        return state
 
     def _compute_account(self, begin_s: float) -> None:
         try:
