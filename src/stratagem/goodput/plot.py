@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["CAUSECAUSE_COLORS", "draw", "figure_of", "shares_over_time"]
+__all__ = ["CAUSE_COLORS", "draw", "figure_of", "shares_over_time"]
 
 CAUSE_COLORS = {
     "useful": "#3a9a5b",
@@ -126,7 +126,9 @@ def _draw_losses(axes: Axes, account: Account) -> None:
     shares = [100 * account.time_s[cause] / (account.whole_s or 1.0) for cause in causes]
     # Useful time is omitted: next to it, losses would be too small to see.
     longest = max([0.1, *shares])
-    axes.barh(range(len(causes)), shares, height=0.7, color=[CAUSE_COLORS[cause] for cause in causes])
+    axes.barh(
+        range(len(causes)), shares, height=0.7, color=[CAUSE_COLORS[cause] for cause in causes]
+    )
     for index, (cause, share) in enumerate(zip(causes, shares, strict=True)):
         text = f"{share:.1f} %, {duration_text(account.time_s[cause])}"
         white = {"facecolor": "white", "edgecolor": "none", "pad": 1}

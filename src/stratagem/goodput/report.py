@@ -8,7 +8,7 @@ from rich.text import Text
 
 from stratagem.goodput.account import CAUSES, Account
 
-__all__ = ["CAUSECAUSE_MEANINGS", "duration_text", "goodput_lines", "show"]
+__all__ = ["CAUSE_MEANINGS", "duration_text", "goodput_lines", "show"]
 
 CAUSE_MEANINGS = {
     "useful": "steps that count",
@@ -45,9 +45,11 @@ def goodput_lines(account: Account) -> tuple[str, str]:
 
     Example:
         >>> from tests.goodput.runs import gang_restart
-        >>> print(*goodput_lines(sg.goodput.account_for(gang_restart())), sep="\\n")
-        Goodput after start-up: 0.588 (40.0 s useful of 1 min 08 s)
-        Goodput with start-up:  0.513 (40.0 s useful of 1 min 18 s; start-up took 10.0 s)
+        >>> after, whole = goodput_lines(sg.goodput.account_for(gang_restart()))
+        >>> after
+        'Goodput after start-up: 0.588 (40.0 s useful of 1 min 08 s)'
+        >>> whole
+        'Goodput with start-up:  0.513 (40.0 s useful of 1 min 18 s; start-up took 10.0 s)'
     """
     useful, after = duration_text(account.time_s["useful"]), account.goodput_after_startup
     startup = duration_text(account.startup_s)

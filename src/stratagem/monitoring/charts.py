@@ -34,9 +34,10 @@ _DELAY_RGB = (0.85, 0.25, 0.15)
 
 
 class TimeFrame:
-    """Axes of time that all charts of a report share: their end, and the failures to mark."""
+    """Axes that all charts of a report share: the end of time, failures to mark, the top speed."""
 
-    def __init__(self, whole_s: float, failures_s: Sequence[float]) -> None:
+    def __init__(self, whole_s: float, failures_s: Sequence[float], top_speed: float = 1.0) -> None:
+        self.top_speed = top_speed
         self.unit_s, self.unit = _time_unit(whole_s)
         self.end = max(whole_s / self.unit_s, 1e-9)
         self.failures = [time_s / self.unit_s for time_s in failures_s]
@@ -90,9 +91,12 @@ def line_chart(
             style = {"drawstyle": "steps-mid"} if is_stepped else {"marker": marker, "ms": 2.5}
             chart.plot(times, line.values, color=color, linewidth=1.6, label=name, **style)
         if len(lines) > 1:
-            chart.legend(frameon=False, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
-        highest = max((one for line in lines.values() for one in line.values), default=1.0)
-        chart.set_ylim(0, 1.08 * (highest if top is None else top) or 1.0)
+            chart.legend(
+                frameon=False, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1)
+            )
+        drawn = [one for line in lines.values() for one in line.values if math.isfinite(one)]
+        lowest, highest = min([0.0, *drawn]), max([0.0, *drawn]) if top is None else top
+        chart.set_ylim(1.08 * lowest, 1.08 * highest if highest > lowest else 1.0)
         chart.set_ylabel(label, rotation=0, ha="right", va="center")
 
     return _svg(draw, frame, heights=(1.3,))
@@ -136,9 +140,7 @@ def _draw_cells(
             begin = column
 
 
-def _svg(
-    draw: Callable[[Sequence[Axes]], None], frame: TimeFrame, heights: Sequence[float]
-) -> str:
+def _svg(draw: Callable[[Sequence[Axes]], None], frame: TimeFrame, heights: Sequence[float]) -> str:
     """Draws axes below each other with a common axis of time, and returns the SVG element."""
     needs = {"needed_by": "The report of a run", "install": "'stratagem[report]'"}
     matplotlib: Any = load("matplotlib", **needs)

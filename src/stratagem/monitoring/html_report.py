@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from stratagem.monitoring.charts import COLORS
-from stratagem.monitoring.report_sections import ReportedRun, load_run, sections_of, tiles_of
+from stratagem.monitoring.report_sections import sections_of
+from stratagem.monitoring.reported_run import ReportedRun, load_run, tiles_of
 from stratagem.optional_libraries import load
 
 __all__ = ["render", "write_report"]

@@ -23,7 +23,7 @@ __all__ = ["LOST_AFTER_S", "Phase", "ProcessState"]
 # Processes give a sign of life every five seconds.
 LOST_AFTER_S = 30.0
 _WAITING_AFTER_S = 10.0
-_RECENT_S = 30.0
+_RECENT_S = 10.0
 
 
 class Phase(enum.Enum):
@@ -96,7 +96,7 @@ class ProcessState:
         return Phase.WAITING if idle_s > allowed_s else Phase.RUNNING
 
     def steps_per_s(self) -> float | None:
-        """Returns the speed over the last half minute of steps; None before the second line."""
+        """Returns the speed over the last ten seconds of steps; None before the second line."""
         elapsed_s = sum(one.elapsed_s for one in self._recent)
         return sum(one.num_steps for one in self._recent) / elapsed_s if elapsed_s > 0 else None
 

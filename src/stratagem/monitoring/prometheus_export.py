@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from stratagem.goodput import Account
@@ -41,9 +41,11 @@ class RunCollector:
 
     def _of_run(self, state: RunSnapshot) -> Iterator[GaugeMetricFamily]:
         yield from self._single("step", "Number of completed steps.", state.step)
-        yield from self._single("total_steps", "Steps after which training ends.", state.total_steps)
         yield from self._single(
-            "steps_per_second", "Speed over the last half minute of steps.", state.steps_per_s
+            "total_steps", "Steps after which training ends.", state.total_steps
+        )
+        yield from self._single(
+            "steps_per_second", "Speed over the last ten seconds of steps.", state.steps_per_s
         )
         yield from self._single("restarts", "Restarts of this launch.", state.num_restarts)
         yield from self._single("warnings", "Recorded warnings.", state.num_warnings)
@@ -89,9 +91,7 @@ class RunCollector:
             [([cause], time_s) for cause, time_s in account.time_s.items()],
         )
 
-    def _single(
-        self, name: str, meaning: str, value: float | None
-    ) -> Iterator[GaugeMetricFamily]:
+    def _single(self, name: str, meaning: str, value: float | None) -> Iterator[GaugeMetricFamily]:
         if value is not None:
             yield self._family(name, meaning, [], [([], value)])
 
@@ -109,13 +109,19 @@ class RunCollector:
         return family
 
 
-def serve(watcher: Watcher, port: int) -> int:
-    """Serves the metrics in threads of this process, and returns the port.
+def serve(watcher: Watcher, port: int) -> tuple[int, Callable[[], None]]:
+    """Serves the metrics in threads of this process; returns the port, and a function to stop.
 
     Raises ImportError without `prometheus_client`, OSError if the port is taken.
     """
     client: Any = load("prometheus_client", **_NEEDS)
     registry = client.CollectorRegistry()
     registry.register(RunCollector(watcher))
-    server, _ = client.start_http_server(port, registry=registry)
-    return server.server_port
+    server, thread = client.start_http_server(port, registry=registry)
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return server.server_port, stop

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from stratagem.goodput.reader import ProcessEvents
@@ -61,7 +61,7 @@ class NotedWarning:
 class RunSnapshot:
     """State of a run at one moment. None is unknown.
 
-    Speed is the fastest worker's over the last half minute of steps. `values` are the latest loss
+    Speed is the fastest worker's over the last ten seconds of steps. `values` are the latest loss
     and metrics, and a value of None is not finite; `history` has earlier values of the first one.
     """
 
@@ -113,6 +113,9 @@ class RunState:
     def snapshot(self, now_s: float) -> RunSnapshot:
         """Returns the state at `now_s` on the viewer's clock."""
         latest = {one.task: one for one in sorted(self._processes.values(), key=_start_s)}
+        for task, (lost_s, _) in self._losses.items():
+            if task in latest and lost_s >= latest[task].start.time_s:
+                latest[task].lost_s = lost_s
         trainers = [one for one in latest.values() if _trains(one.start)]
         leader = max(trainers, key=lambda one: one.step_s or 0.0, default=None)
         # A launcher may start ended tasks again.
@@ -138,7 +141,7 @@ class RunState:
             values=dict(self._values),
             history=tuple(self._history),
             num_restarts=max([self._num_restarts, *(one.start.attempt for one in trainers)]),
-            tasks=_task_views(list(latest.values()), now_s, self._failures),
+            tasks=_task_views(list(latest.values()), now_s, self._losses),
             num_warnings=self._num_warnings,
             warnings=tuple(self._warnings),
         )
@@ -151,7 +154,7 @@ class RunState:
         self._history: collections.deque[float] = collections.deque(maxlen=_NUM_POINTS)
         self._values_s = 0.0
         self._num_restarts = 0
-        self._failures: dict[str, str] = {}
+        self._losses: dict[str, tuple[float, str]] = {}  # by task: when, and why
         self._num_warnings = 0
         self._warnings: collections.deque[NotedWarning] = collections.deque(maxlen=_NUM_WARNINGS)
 
@@ -192,10 +195,7 @@ class RunState:
             elif isinstance(event, RestartEvent):
                 self._num_restarts = max(self._num_restarts, event.attempt)
             elif isinstance(event, FailureEvent) and event.lost is not None:
-                self._failures[event.lost] = event.reason
-                for process in self._processes.values():
-                    if process.task == event.lost and process.start.time_s <= at_s:
-                        process.lost_s = max(at_s, process.lost_s or at_s)
+                self._losses[event.lost] = (at_s, event.reason)
 
     def _add_progress(self, event: ProgressEvent, at_s: float) -> None:
         if at_s >= self._progress_s:
@@ -218,7 +218,7 @@ def _trains(start: StartEvent) -> bool:
 
 
 def _task_views(
-    processes: Sequence[ProcessState], now_s: float, failures: dict[str, str]
+    processes: Sequence[ProcessState], now_s: float, losses: Mapping[str, tuple[float, str]]
 ) -> tuple[TaskView, ...]:
     own_s = {
         one.task: host_s
@@ -243,17 +243,17 @@ def _task_views(
                 host_bytes=None if memory is None else memory.host_bytes,
                 device_bytes=None if memory is None else memory.device_bytes,
                 device_limit_bytes=None if memory is None else memory.device_limit_bytes,
-                note=_note(process, phase, failures),
+                note=_note(process, phase, losses),
             )
         )
     return tuple(views)
 
 
-def _note(process: ProcessState, phase: Phase, failures: dict[str, str]) -> str:
+def _note(process: ProcessState, phase: Phase, losses: Mapping[str, tuple[float, str]]) -> str:
     restarted = f"restarted {process.start.attempt}x" if process.start.attempt else ""
     why = ""
     if phase is Phase.FAILED and process.end is not None:
         why = process.end.reason or f"exit code {process.end.code}"
     elif phase is Phase.LOST:
-        why = failures.get(process.task, "no sign of life")
+        why = losses.get(process.task, (0.0, "no sign of life"))[1]
     return "; ".join(part for part in (restarted, why) if part)

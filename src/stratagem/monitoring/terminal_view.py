@@ -75,7 +75,8 @@ def _headline(name: str, state: RunSnapshot) -> RenderableType:
     text = Text.assemble((name, "bold"), "  ", (_run_phase(state), "bold"))
     text.append(f"  {duration_text(state.age_s)} since the start")
     if state.num_restarts:
-        text.append(f", {state.num_restarts} restarted", style="yellow")
+        noun = "restart" if state.num_restarts == 1 else "restarts"
+        text.append(f", {state.num_restarts} {noun}", style="yellow")
     if state.num_launches > 1:
         text.append(f"; launch {state.num_launches} in this folder, goodput covers all of them")
     return text
@@ -109,7 +110,7 @@ def _progress(state: RunSnapshot) -> RenderableType:
     for name in sorted(state.values, key=lambda name: name != "loss"):
         value = state.values[name]
         text = Text("not finite", "bold red") if value is None else Text(f"{value:.5g}", "bold")
-        is_first = name == "loss" or "loss" not in state.values and name == min(state.values)
+        is_first = name == ("loss" if "loss" in state.values else next(iter(state.values)))
         grid.add_row(name, text, Text(_spark_line(state.history) if is_first else "", "green"))
     return Padding(grid, (1, 0, 0, 0))
 
@@ -134,7 +135,13 @@ def _goodput(account: Account) -> RenderableType:
             name = "start-up" if cause == "starting" else cause
             legend.append("█ ", style=_CAUSE_STYLES[cause])
             legend.append(f"{name} {duration_text(account.time_s[cause])}   ")
-    lines = Group(Text(after, "bold"), Text(whole), bar, legend, Text(counts_line(account), "dim"))
+    lines = Group(
+        Text(after, "bold"),
+        Text(whole),
+        bar,
+        legend,
+        Text(counts_line(account).partition(";")[0], "dim"),
+    )
     return Padding(lines, (1, 0, 0, 0))
 
 

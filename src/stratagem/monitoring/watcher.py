@@ -52,9 +52,11 @@ class Watcher:
         account = None if self._account is None else self._account.as_dict()
         return {**state.as_dict(), "account": account}
 
-    def check(self) -> None:
-        """Raises NotFoundError if the folder has no readable events."""
+    def poll_existing(self) -> RunSnapshot:
+        """Polls; raises NotFoundError if the folder has no readable events."""
+        state = self.poll()
         self._follower.events()
+        return state
 
     def _poll(self) -> RunSnapshot:
         news = self._follower.poll()

@@ -19,7 +19,14 @@ from stratagem.run_events.memory_sampler import DeviceMemory, MemorySampler
 from stratagem.run_events.warning_capture import WarningCapture
 from stratagem.run_events.writer import EventWriter
 
-__all__ = ["close_events", "current_events", "is_progress_due", "progress", "sample_devices", "step"]
+__all__ = [
+    "close_events",
+    "current_events",
+    "is_progress_due",
+    "progress",
+    "sample_devices",
+    "step",
+]
 
 PROGRESS_INTERVAL_S = 5.0
 

@@ -209,9 +209,7 @@ def _types_of(annotation: str) -> set[type[Any]]:
 
 # Allowed types of each field, by event type.
 _FIELDS = {
-    event_type: {
-        field.name: _types_of(str(field.type)) for field in dataclasses.fields(event_type)
-    }
+    event_type: {field.name: _types_of(str(field.type)) for field in dataclasses.fields(event_type)}
     for event_type in _KIND_OF
 }
 # Fields that earlier releases did not write, with their defaults.

@@ -161,9 +161,7 @@ class EventWriter:
             )
         self._last_step = int(step)
         with self._lock:
-            for line in self._steps.add(
-                step, num_steps, duration_s, time.monotonic(), waited_s
-            ):
+            for line in self._steps.add(step, num_steps, duration_s, time.monotonic(), waited_s):
                 self._write_steps(line)
 
     def kept(self, duration_s: float) -> None:
