@@ -114,7 +114,7 @@ def test_follower_waits_for_the_rest_of_a_line(tmp_path) -> None:
     write(tmp_path, gang_restart())
     follower = RunFollower(tmp_path)
     follower.poll()
-    line = encode(end(90, 1, "caf\u00e9")).encode() + b"\n"
+    line = encode(end(90, 1, "\u00e9t\u00e9")).encode() + b"\n"
     with (tmp_path / "events" / "worker-0.1.jsonl").open("ab") as file:
         for cut in range(0, len(line), 7):
             assert follower.poll() == ()
@@ -122,7 +122,7 @@ def test_follower_waits_for_the_rest_of_a_line(tmp_path) -> None:
             file.write(line[cut : cut + 7])
             file.flush()
     (new,) = follower.poll()
-    assert new.events == (end(90, 1, "caf\u00e9"),)
+    assert new.events == (end(90, 1, "\u00e9t\u00e9"),)
 
 
 def test_follower_reports_an_unknown_event_and_reads_on(tmp_path) -> None:

@@ -343,9 +343,11 @@ class EventWriter:
             self._write(event)
 
     def _record_beside(self, event: Event) -> None:
-        """Writes an event that leaves the line of steps in progress whole."""
-        with self._lock:
-            self._write(event)
+        """Writes an event that leaves the line of steps in progress whole.
+
+        Takes no lock, which a fork could copy while another thread holds it. A line is one append.
+        """
+        self._write(event)
 
     def _write_pending(self) -> None:
         line = self._steps.take()
