@@ -34,8 +34,11 @@ def local_devices() -> tuple[jax.Device, ...]:
 
 
 def device_memory() -> tuple[int | None, int | None]:
-    """Returns the memory in use on the fullest local device, and its limit; None on CPUs."""
-    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    """Returns the memory in use on the fullest local device, and its limit; None if unknown."""
+    try:
+        stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    except RuntimeError:  # the platform does not count, or has shut down
+        return None, None
     used = [(one["bytes_in_use"], one.get("bytes_limit")) for one in stats if "bytes_in_use" in one]
     return max(used, key=lambda one: one[0], default=(None, None))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -57,9 +57,9 @@ class FitProgress(keras.callbacks.Callback):
             self.record(logs(), self._events.last_step)
 
     def record(self, logs: Mapping[str, Any], step: int) -> None:
-        """Records logs that are single numbers."""
+        """Records logs, without those that are no single numbers."""
         self._events.progress(
-            {name: one for name, one in logs.items() if getattr(one, "size", 1) == 1},
+            dict(_numbers(logs)),
             step=step,
             total_steps=self._total_steps,
             epoch=self._epoch,
@@ -71,3 +71,11 @@ class FitProgress(keras.callbacks.Callback):
         if self._steps_per_epoch and self._num_epochs:
             left = max(0, self._num_epochs - self._epoch)
             self._total_steps = num_done + left * self._steps_per_epoch
+
+
+def _numbers(logs: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, value in logs.items():
+        try:
+            yield name, float(value)
+        except (RuntimeError, TypeError, ValueError):
+            continue

@@ -194,7 +194,9 @@ class TrainOrTestFunction(_GroupedStepFunction):
 
         batches, result = call()[1] if self.events is None else self.events.run(call)
         logs = _last_logs(batches, result)
-        are_real = logs is not None or logs_wanted.value
+        # A wait for results that other processes take part in must not hide in a conversion.
+        is_alone = not self._strategy.topology.spans_processes
+        are_real = logs_wanted.value or (logs is not None and is_alone)
         if logs is not None:  # logs of a custom step
             logs = dict(logs)
         elif logs_wanted.value:
