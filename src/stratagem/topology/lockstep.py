@@ -101,8 +101,11 @@ def run_together(name: str, start: Callable[[], tuple[Any, Any]], *, platform: s
     begun = group.num_steps
     try:
         number = group.begin_step()
+        begin_s = time.monotonic()
         with group.in_step(number, name):  # a small program may finish within this call
             results, token = start()
+        if platform == "cpu":  # it then waits for the other processes there
+            _waits.total_s += time.monotonic() - begin_s
     except BaseException as error:
         # The others wait for a step that this process did not start, and may leave it now.
         group.return_to_step(begun)
