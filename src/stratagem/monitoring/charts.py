@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 __all__ = ["COLORS", "TimeFrame", "line_chart", "straggler_chart", "time_chart"]
 
 # Colors by role. Each is unique, and becomes a variable of the page's style sheet.
-COLORS = {f"cause-{cause}": color for cause, color in CAUSE_COLORS.items()}
-COLORS |= {"text": "#010203", "faint": "#d9d9da", "failure": "#c8372e"}
 _LINE_COLORS = ("#2a78b9", "#e8862f", "#3a9a5c", "#8a5bb9", "#c8378d", "#4bb4c4", "#8c8c2b")
-COLORS |= {f"line-{number}": color for number, color in enumerate(_LINE_COLORS)}
+COLORS = {
+    **{f"cause-{cause}": color for cause, color in CAUSE_COLORS.items()},
+    **{f"line-{number}": color for number, color in enumerate(_LINE_COLORS)},
+    "text": "#010203",
+    "faint": "#d9d9da",
+    "failure": "#c8372e",
+}
 _WIDTH_IN = 7.2
 # The same for all charts, so that their times are below each other.
 _LEFT_IN = 1.25
@@ -88,7 +92,9 @@ def line_chart(
             times = [time_s / frame.unit_s for time_s in line.times_s]
             color = _LINE_COLORS[number % len(_LINE_COLORS)]
             marker = "o" if len(times) < 40 else None
-            style = {"drawstyle": "steps-mid"} if is_stepped else {"marker": marker, "ms": 2.5}
+            style: dict[str, Any] = (
+                {"drawstyle": "steps-mid"} if is_stepped else {"marker": marker, "ms": 2.5}
+            )
             chart.plot(times, line.values, color=color, linewidth=1.6, label=name, **style)
         if len(lines) > 1:
             chart.legend(
