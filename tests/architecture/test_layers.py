@@ -45,6 +45,7 @@ LAYERS = (
     ("values",),
     ("topology",),
     # no JAX below this line
+    ("monitoring",),
     ("doctor", "goodput", "remote"),
     ("process_group", "parameter_server.server"),
     ("parameter_server.transport",),
@@ -104,7 +105,9 @@ OPTIONAL = {
     "grain",
     "kubernetes",
     "matplotlib",
+    "opentelemetry",
     "orbax",
+    "prometheus_client",
     "ray",
     "tensorboard",
     "tensorflow",

@@ -21,6 +21,8 @@ HEAVY = (
     "yaml",
     "kubernetes_validate",
     "libcst",
+    "opentelemetry",
+    "prometheus_client",
 )
 LIGHT_STATEMENTS = [
     "import stratagem",
@@ -36,6 +38,7 @@ LIGHT_STATEMENTS = [
             "stratagem.launch",
             "stratagem.manifests",
             "stratagem.migrate",
+            "stratagem.monitoring",
             "stratagem.preemption",
             "stratagem.remote",
         )
@@ -48,6 +51,7 @@ LIGHT_STATEMENTS = [
     "from stratagem.cli import main; main(['config', '--show', '-q'], standalone_mode=False)",
     "from stratagem.cli import main; main(['completion', 'zsh'], standalone_mode=False)",
     "from stratagem.cli import main; main(['goodput', '--help'], standalone_mode=False)",
+    "from stratagem.cli import main; main(['watch', '--help'], standalone_mode=False)",
     "from stratagem.cli import main; main(['server', '--help'], standalone_mode=False)",
     "from stratagem.cli import main; main(['plan', '--help'], standalone_mode=False)",
     "from stratagem.cli import main; main(['kubernetes', 'render', '-h'], standalone_mode=False)",

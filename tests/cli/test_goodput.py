@@ -20,7 +20,7 @@ def test_tables_of_a_run(tmp_path) -> None:
     write(tmp_path, gang_restart())
     result = _call(tmp_path)
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout.startswith("Goodput 0.513 of 1 min 18 s")
+    assert result.stdout.startswith("Goodput after start-up: 0.588 (40.0 s useful of 1 min 08 s)")
     assert "worker 1 lost" in result.stdout
 
 
@@ -30,6 +30,8 @@ def test_json_is_the_account(tmp_path) -> None:
     values = json.loads(result.stdout)
     assert (result.exit_code, result.stderr) == (0, "")
     assert values["goodput"] == pytest.approx(40 / 78)
+    assert values["goodput_after_startup"] == pytest.approx(40 / 68)
+    assert values["startup_s"] == pytest.approx(10)
     assert values["time_s"]["repeated"] == pytest.approx(10)
     assert sum(values["time_s"].values()) == pytest.approx(values["whole_s"])
 
@@ -38,7 +40,7 @@ def test_plot_is_written_along_with_the_tables(tmp_path) -> None:
     write(tmp_path, gang_restart())
     result = _call(tmp_path, "--plot", tmp_path / "run.png")
     assert result.exit_code == 0
-    assert "Goodput 0.513" in result.stdout
+    assert "Goodput with start-up:  0.513" in result.stdout
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -11,13 +11,16 @@ from stratagem.run_events.records import (
     EndEvent,
     Event,
     FailureEvent,
+    MemoryEvent,
     NoticeEvent,
+    ProgressEvent,
     RestartEvent,
     RestoredEvent,
     SaveEndedEvent,
     SaveStartedEvent,
     StartEvent,
     StepEvent,
+    WarningEvent,
     encode,
 )
 
@@ -59,6 +62,7 @@ def steps(
     *,
     busy: float | None = None,
     keeping: float = 0.0,
+    waited: float | None = None,
 ) -> StepEvent:
     """Steps `first` to `last`, both included."""
     return StepEvent(
@@ -68,6 +72,7 @@ def steps(
         duration_s=end_s - begin_s if busy is None else busy,
         elapsed_s=end_s - begin_s,
         keeping_s=keeping,
+        waited_s=waited,
     )
 
 
@@ -116,6 +121,46 @@ def notice(at_s: float) -> NoticeEvent:
 
 def end(at_s: float, code: int = 0, reason: str | None = None) -> EndEvent:
     return EndEvent(**at(at_s), code=code, reason=reason)
+
+
+def progress(
+    at_s: float, step: int, total: int | None = None, **values: float | None
+) -> ProgressEvent:
+    return ProgressEvent(
+        **at(at_s), step=step, total_steps=total, epoch=None, num_epochs=None, values=values
+    )
+
+
+def memory(at_s: float, host: int | None, device: int | None = None) -> MemoryEvent:
+    limit = None if device is None else 1000
+    return MemoryEvent(**at(at_s), host_bytes=host, device_bytes=device, device_limit_bytes=limit)
+
+
+def warning(at_s: float, text: str) -> WarningEvent:
+    return WarningEvent(**at(at_s), text=text, category="UserWarning", origin="train.py:3")
+
+
+def straggling() -> RunEvents:
+    """Worker 1 takes 0.3 s of each step for itself from second 20 to 40, and worker 0 waits."""
+    own = {"worker 0": 0.1, "worker 1": 0.3}
+    return run(
+        *(
+            process(
+                task,
+                0,
+                first_step(10, 1),
+                steps(10, 20, 2, 51, waited=0.0),
+                steps(20, 40, 52, 101, waited=20 - 50 * own_s),
+                progress(20, 51, 101, loss=2.0, accuracy=0.5),
+                progress(40, 101, 101, loss=1.0, accuracy=0.75),
+                memory(5, 100 * 1024**2, 400),
+                memory(35, 300 * 1024**2, 600),
+                warning(12, "slow <data>"),
+                end(41),
+            )
+            for task, own_s in own.items()
+        )
+    )
 
 
 def gang_restart() -> RunEvents:

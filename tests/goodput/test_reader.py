@@ -7,7 +7,7 @@ import json
 import pytest
 
 from stratagem.errors import NotFoundError
-from stratagem.goodput import read_run
+from stratagem.goodput import RunFollower, read_run
 from stratagem.run_events.records import Event, encode
 from tests.goodput.runs import end, first_step, gang_restart, process, restored, save, write
 
@@ -90,3 +90,59 @@ def test_lines_of_threads_are_put_in_order(tmp_path) -> None:
     (tmp_path / "events" / "worker-0.jsonl").write_text("\n".join(lines))
     (read,) = read_run(tmp_path).processes
     assert [event.monotonic_s for event in read.events] == [0, 3, 4, 5, 6]
+
+
+def test_follower_reads_each_event_once(tmp_path) -> None:
+    follower = RunFollower(tmp_path)
+    assert follower.poll() == ()
+    with pytest.raises(NotFoundError, match="has no events"):
+        follower.events()
+    write(tmp_path, gang_restart())
+    news = follower.poll()
+    assert sorted(news, key=str) == sorted(gang_restart().processes, key=str)
+    assert follower.poll() == ()
+    with (tmp_path / "events" / "worker-0.1.jsonl").open("a") as file:
+        file.write(encode(end(90)) + "\n")
+    (new,) = follower.poll()
+    assert (new.task, new.events) == ("worker 0", (end(90),))
+    assert sorted(follower.events().processes, key=str) == sorted(
+        read_run(tmp_path).processes, key=str
+    )
+
+
+def test_follower_waits_for_the_rest_of_a_line(tmp_path) -> None:
+    write(tmp_path, gang_restart())
+    follower = RunFollower(tmp_path)
+    follower.poll()
+    line = encode(end(90, 1, "\u00e9t\u00e9")).encode() + b"\n"
+    with (tmp_path / "events" / "worker-0.1.jsonl").open("ab") as file:
+        for cut in range(0, len(line), 7):
+            assert follower.poll() == ()
+            assert follower.events().problems == ()
+            file.write(line[cut : cut + 7])
+            file.flush()
+    (new,) = follower.poll()
+    assert new.events == (end(90, 1, "\u00e9t\u00e9"),)
+
+
+def test_follower_reports_an_unknown_event_and_reads_on(tmp_path) -> None:
+    write(tmp_path, gang_restart())
+    follower = RunFollower(tmp_path)
+    follower.poll()
+    strange = json.dumps(json.loads(encode(end(90))) | {"kind": "coffee"})
+    with (tmp_path / "events" / "worker-0.1.jsonl").open("a") as file:
+        file.write(f"{strange}\n{encode(end(91))}\n")
+    (new,) = follower.poll()
+    assert new.events == (end(91),)
+    (problem,) = follower.events().problems
+    assert problem.startswith("worker-0.1.jsonl, line ")
+    assert "its kind is 'coffee'" in problem
+
+
+def test_whole_last_line_without_an_end_counts_once_the_run_is_over(tmp_path) -> None:
+    write(tmp_path, gang_restart())
+    with (tmp_path / "events" / "worker-0.1.jsonl").open("a") as file:
+        file.write(encode(end(90)))
+    read = read_run(tmp_path)
+    assert read.problems == ()
+    assert any(end(90) in one.events for one in read.processes)

@@ -10,7 +10,17 @@ from rich.console import Console
 
 from stratagem.goodput import account_for
 from stratagem.goodput.report import duration_text, show
-from tests.goodput.runs import failure, first_step, gang_restart, long_run, process, run, steps
+from tests.goodput.runs import (
+    end,
+    failure,
+    first_step,
+    gang_restart,
+    long_run,
+    notice,
+    process,
+    run,
+    steps,
+)
 
 
 def shown(account) -> str:
@@ -45,7 +55,9 @@ def test_duration_is_rounded_into_the_next_unit(seconds, text) -> None:
 def test_tables_show_the_account() -> None:
     text = shown(account_for(gang_restart()))
     assert text.startswith(
-        "Goodput 0.513 of 1 min 18 s: 42 steps, 10 repeated, 1 failure, 5 processes\n"
+        "Goodput after start-up: 0.588 (40.0 s useful of 1 min 08 s)\n"
+        "Goodput with start-up:  0.513 (40.0 s useful of 1 min 18 s; start-up took 10.0 s)\n"
+        "42 steps, 10 repeated, 1 failure, 5 processes\n"
     )
     table = rows(text)
     assert table["useful"][:2] == ["40.0 s", "51.3%"]
@@ -67,7 +79,22 @@ def test_unknown_times_are_dashes() -> None:
 def test_run_without_failures_has_no_table_of_them() -> None:
     text = shown(account_for(run(process("worker 0", 0, first_step(1, 1), steps(1, 3, 2, 2)))))
     assert "Failures" not in text
-    assert "0 failures, 1 process\n" in text
+    assert "0 failures, 1 process; still running or killed\n" in text
+
+
+def test_healthy_short_run_does_not_read_as_a_bad_one() -> None:
+    """Two seconds of steps after ten seconds of start-up."""
+    lines = (first_step(10, 1), steps(10, 12, 2, 41), end(12))
+    text = shown(account_for(run(process("worker 0", 0, *lines))))
+    assert text.startswith(
+        "Goodput after start-up: 1.000 (2.0 s useful of 2.0 s)\n"
+        "Goodput with start-up:  0.167 (2.0 s useful of 12.0 s; start-up took 10.0 s)\n"
+    )
+
+
+def test_run_before_its_first_step_has_no_goodput_yet() -> None:
+    text = shown(account_for(run(process("worker 0", 0, notice(8)))))
+    assert text.startswith("Goodput after start-up: none yet\nStart-up has taken 8.0 s.\n")
 
 
 def test_only_the_first_of_many_failures_are_listed() -> None:

@@ -12,10 +12,14 @@ from tests.goodput.runs import (
     failure,
     first_step,
     gang_restart,
+    memory,
     notice,
+    progress,
     restart,
     restored,
     save,
+    steps,
+    warning,
 )
 
 ONE_OF_EACH: list[Event] = [
@@ -27,6 +31,11 @@ ONE_OF_EACH: list[Event] = [
     failure(6),
     restart(7, 1),
     notice(8),
+    steps(3, 4, 2, 3, waited=0.5),
+    progress(8, 7, 10, loss=0.5, accuracy=None),
+    memory(8, None),
+    memory(8, 12, 34),
+    warning(8, "first\nsecond \u00e9"),
     end(9, -9, "killed by SIGKILL\nand more: \u00e9"),
     end(9),
 ]
@@ -71,6 +80,25 @@ def test_field_of_a_later_release_is_left_out() -> None:
 def test_line_of_another_form_is_refused(change, message) -> None:
     line = json.dumps(json.loads(encode(restored(5, 17))) | change)
     with pytest.raises(ValueError, match=message):
+        decode(line)
+
+
+def test_steps_of_an_earlier_release_have_no_waits() -> None:
+    values = json.loads(encode(first_step(3, 1)))
+    del values["waited_s"]
+    assert decode(json.dumps(values)) == first_step(3, 1)
+
+
+@pytest.mark.parametrize("values", [None, [1.0], {"loss": "1"}, {"loss": True}, {"loss": {}}])
+def test_values_of_another_form_are_refused(values) -> None:
+    line = json.dumps(json.loads(encode(progress(8, 7))) | {"values": values})
+    with pytest.raises(ValueError, match="its values is"):
+        decode(line)
+
+
+def test_infinite_value_is_refused() -> None:
+    line = encode(progress(8, 7, loss=1.0)).replace('"loss": 1.0', '"loss": Infinity')
+    with pytest.raises(ValueError, match=r"its values is \{'loss': inf\}"):
         decode(line)
 
 

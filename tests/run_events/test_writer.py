@@ -80,7 +80,14 @@ def test_every_event_has_its_kind_and_its_fields(tmp_path) -> None:
             "pid": os.getpid(),
         },
         {"kind": "restored", "step": 10, "source": os.path.join("backup", "1")},
-        {"kind": "step", "step": 12, "num_steps": 2, "duration_s": 1e-9, "keeping_s": 0.25},
+        {
+            "kind": "step",
+            "step": 12,
+            "num_steps": 2,
+            "duration_s": 1e-9,
+            "keeping_s": 0.25,
+            "waited_s": None,
+        },
         {"kind": "save_started", "step": 12, "is_asynchronous": True},
         {
             "kind": "save_ended",

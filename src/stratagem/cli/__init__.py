@@ -20,9 +20,11 @@ from stratagem.cli.kubernetes import kubernetes_group
 from stratagem.cli.launch import command as launch_command
 from stratagem.cli.migrate import command as migrate_command
 from stratagem.cli.plan import command as plan_command
+from stratagem.cli.report import command as report_command
 from stratagem.cli.selftest import command as test_command
 from stratagem.cli.server import command as server_command
 from stratagem.cli.slurm import slurm_group
+from stratagem.cli.watch import command as watch_command
 
 __all__ = ["main"]
 
@@ -54,6 +56,8 @@ main.add_command(test_command)
 main.add_command(launch_command)
 main.add_command(plan_command)
 main.add_command(server_command)
+main.add_command(watch_command)
+main.add_command(report_command)
 main.add_command(goodput_command)
 main.add_command(explain_command)
 main.add_command(migrate_command)

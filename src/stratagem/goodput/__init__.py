@@ -2,8 +2,8 @@
 
 from stratagem.goodput.account import CAUSES, Account, Span, account_for
 from stratagem.goodput.failures import Failure
-from stratagem.goodput.reader import RunEvents, read_run
-from stratagem.run_events.process_writer import close_events, current_events, step
+from stratagem.goodput.reader import RunEvents, RunFollower, read_run
+from stratagem.run_events.process_writer import close_events, current_events, progress, step
 from stratagem.run_events.writer import EventWriter
 
 __all__ = [
@@ -12,10 +12,12 @@ __all__ = [
     "EventWriter",
     "Failure",
     "RunEvents",
+    "RunFollower",
     "Span",
     "account_for",
     "close_events",
     "current_events",
+    "progress",
     "read_run",
     "step",
 ]

@@ -106,6 +106,18 @@ class Account:
         """Useful fraction of the wall time, from 0 to 1; 0 for an empty run."""
         return self.time_s["useful"] / self.whole_s if self.whole_s > 0 else 0.0
 
+    @property
+    def startup_s(self) -> float:
+        """Seconds of start-up: the time with the cause `starting`."""
+        return self.time_s["starting"]
+
+    @property
+    def goodput_after_startup(self) -> float | None:
+        """Useful fraction of the wall time without start-up; None before the first step ended."""
+        rest_s = self.whole_s - self.startup_s
+        # Sums of spans may differ in the last digits.
+        return min(1.0, self.time_s["useful"] / rest_s) if rest_s > 1e-6 else None
+
     def as_dict(self) -> dict[str, Any]:
         """Returns everything except the spans, ready for JSON.
 
@@ -116,6 +128,8 @@ class Account:
         resume_s = [one.resume_s for one in self.failures if one.resume_s is not None]
         return {
             "goodput": self.goodput,
+            "goodput_after_startup": self.goodput_after_startup,
+            "startup_s": self.startup_s,
             "begin_s": self.begin_s,
             "whole_s": self.whole_s,
             "time_s": dict(self.time_s),

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stratagem.goodput.account import CAUSES, Account
-from stratagem.goodput.report import duration_text
+from stratagem.goodput.report import counts_line, duration_text, goodput_lines
 from stratagem.optional_libraries import load
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw", "figure_of", "shares_over_time"]
+__all__ = ["CAUSE_COLORS", "draw", "figure_of", "shares_over_time"]
 
-_COLORS = {
+CAUSE_COLORS = {
     "useful": "#3a9a5b",
     "repeated": "#8a5bb8",
     "detecting": "#c8372d",
@@ -53,13 +53,7 @@ def figure_of(account: Account) -> Figure:
     over_time, totals = figure.subplots(2, 1, height_ratios=(1, 2))
     _draw_time_line(over_time, account)
     _draw_losses(totals, account)
-    num_failures = len(account.failures)
-    figure.suptitle(
-        f"Goodput {account.goodput:.3f} of {duration_text(account.whole_s)}, "
-        f"{account.num_steps} steps, {num_failures} "
-        f"{'failure' if num_failures == 1 else 'failures'}",
-        fontsize=12,
-    )
+    figure.suptitle("\n".join([goodput_lines(account)[0], counts_line(account)]), fontsize=12)
     return figure
 
 
@@ -89,7 +83,7 @@ def _draw_time_line(axes: Axes, account: Account) -> None:
     # Repeat the last column at the last edge: each value holds until the next edge.
     rows = [[*row, row[-1]] for row in shares_over_time(account, _NUM_COLUMNS).values()]
     edges = [index * width for index in range(_NUM_COLUMNS + 1)]
-    colors = [_COLORS[cause] for cause in CAUSES]
+    colors = [CAUSE_COLORS[cause] for cause in CAUSES]
     axes.stackplot(edges, rows, step="post", colors=colors, linewidth=0)
     failure_times = [failure.told_s / unit_s for failure in account.failures]
     # An empty series outside the axes would break the layout.
@@ -108,7 +102,7 @@ def _draw_time_line(axes: Axes, account: Account) -> None:
     axes.set_ylim(0, 1.35)
     axes.set_yticks([])
     marked = "; triangle: failure" if failure_times else ""
-    axes.set_xlabel(f"{unit} from the first start; green: useful{marked}")
+    axes.set_xlabel(f"{unit} from the first start; green: useful, yellow: start-up{marked}")
     axes.spines[["top", "right", "left"]].set_visible(False)
 
 
@@ -132,7 +126,9 @@ def _draw_losses(axes: Axes, account: Account) -> None:
     shares = [100 * account.time_s[cause] / (account.whole_s or 1.0) for cause in causes]
     # Useful time is omitted: next to it, losses would be too small to see.
     longest = max([0.1, *shares])
-    axes.barh(range(len(causes)), shares, height=0.7, color=[_COLORS[cause] for cause in causes])
+    axes.barh(
+        range(len(causes)), shares, height=0.7, color=[CAUSE_COLORS[cause] for cause in causes]
+    )
     for index, (cause, share) in enumerate(zip(causes, shares, strict=True)):
         text = f"{share:.1f} %, {duration_text(account.time_s[cause])}"
         white = {"facecolor": "white", "edgecolor": "none", "pad": 1}

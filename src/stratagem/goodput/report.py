@@ -8,15 +8,15 @@ from rich.text import Text
 
 from stratagem.goodput.account import CAUSES, Account
 
-__all__ = ["duration_text", "show"]
+__all__ = ["CAUSE_MEANINGS", "duration_text", "goodput_lines", "show"]
 
-_MEANINGS = {
+CAUSE_MEANINGS = {
     "useful": "steps that count",
     "repeated": "steps lost and run again",
     "detecting": "from the last step to the detection of a failure",
     "restarting": "from detection to the next step",
     "saving": "training waited for a checkpoint",
-    "starting": "from a start to the first step",
+    "starting": "start-up: from a start to the end of the first step",
     "waiting": "waiting for data, evaluation, everything else",
 }
 _MAX_FAILURES = 20
@@ -40,18 +40,46 @@ def duration_text(seconds: float) -> str:
     return f"{hours} h {minutes:02} min"
 
 
-def show(account: Account, console: Console | None = None) -> None:
-    """Prints the breakdown by cause, and the failures."""
-    console = console or Console()
-    state = "" if account.is_over else ", still running or killed"
+def goodput_lines(account: Account) -> tuple[str, str]:
+    """Describes goodput after start-up, and with it, one line each.
+
+    Example:
+        >>> from tests.goodput.runs import gang_restart
+        >>> after, whole = goodput_lines(sg.goodput.account_for(gang_restart()))
+        >>> after
+        'Goodput after start-up: 0.588 (40.0 s useful of 1 min 08 s)'
+        >>> whole
+        'Goodput with start-up:  0.513 (40.0 s useful of 1 min 18 s; start-up took 10.0 s)'
+    """
+    useful, after = duration_text(account.time_s["useful"]), account.goodput_after_startup
+    startup = duration_text(account.startup_s)
+    if after is None:
+        return "Goodput after start-up: none yet", f"Start-up has taken {startup}."
+    rest = duration_text(account.whole_s - account.startup_s)
+    whole = duration_text(account.whole_s)
+    return (
+        f"Goodput after start-up: {after:.3f} ({useful} useful of {rest})",
+        f"Goodput with start-up:  {account.goodput:.3f} ({useful} useful of {whole}; "
+        f"start-up took {startup})",
+    )
+
+
+def counts_line(account: Account) -> str:
+    """Describes the numbers of steps, failures and processes."""
+    state = "" if account.is_over else "; still running or killed"
     repeated = f", {account.num_repeated} repeated" if account.num_repeated else ""
-    console.print(
-        f"Goodput {account.goodput:.3f} of {duration_text(account.whole_s)}{state}: "
+    return (
         f"{account.num_steps} steps{repeated}, {len(account.failures)} "
         f"{'failure' if len(account.failures) == 1 else 'failures'}, "
-        f"{account.num_processes} {'process' if account.num_processes == 1 else 'processes'}",
-        highlight=False,
+        f"{account.num_processes} {'process' if account.num_processes == 1 else 'processes'}{state}"
     )
+
+
+def show(account: Account, console: Console | None = None) -> None:
+    """Prints goodput, the breakdown by cause, and the failures."""
+    console = console or Console()
+    for line in (*goodput_lines(account), counts_line(account)):
+        console.print(line, highlight=False)
     console.print(_time_table(account))
     if account.failures:
         console.print(_failure_table(account))
@@ -68,7 +96,7 @@ def _time_table(account: Account) -> Table:
     for cause in CAUSES:
         time_s = account.time_s[cause]
         share = time_s / account.whole_s if account.whole_s > 0 else 0.0
-        table.add_row(cause, duration_text(time_s), f"{share:.1%}", _MEANINGS[cause])
+        table.add_row(cause, duration_text(time_s), f"{share:.1%}", CAUSE_MEANINGS[cause])
     return table
 
 

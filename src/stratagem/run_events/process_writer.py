@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import SupportsFloat
 
 from stratagem import environment
 from stratagem.cluster import detect
 from stratagem.exit_codes import INTERRUPTED
+from stratagem.run_events.memory_sampler import DeviceMemory, MemorySampler
+from stratagem.run_events.warning_capture import WarningCapture
 from stratagem.run_events.writer import EventWriter
 
-__all__ = ["close_events", "current_events", "step"]
+__all__ = [
+    "close_events",
+    "current_events",
+    "is_progress_due",
+    "progress",
+    "sample_devices",
+    "step",
+]
+
+PROGRESS_INTERVAL_S = 5.0
 
 _STAT = Path("/proc/self/stat")
 
 
 class _EventState:
     writer: EventWriter | None = None
+    sampler: MemorySampler | None = None
+    capture: WarningCapture | None = None
+    progress_s: float = -math.inf
     exit_code: int = 0
     reason: str | None = None
 
@@ -54,7 +71,10 @@ def current_events() -> EventWriter | None:
             return None
         with _lock:
             if _current.writer is None:
-                _current.writer = _open_writer(run_dir)
+                _current.writer = writer = _open_writer(run_dir)
+                _current.sampler = MemorySampler(writer)
+                _current.capture = WarningCapture(writer)
+                _current.capture.start()
                 _watch_exceptions()
     return _current.writer
 
@@ -83,6 +103,52 @@ def step(step: int, *, num_steps: int = 1, duration_s: float | None = None) -> N
         events.step(step, num_steps=num_steps, duration_s=duration_s)
 
 
+def progress(
+    values: Mapping[str, SupportsFloat] | None = None,
+    *,
+    total_steps: int | None = None,
+    interval_s: float = PROGRESS_INTERVAL_S,
+) -> None:
+    """Records the loss and metrics of a custom training loop; `fit` does so itself.
+
+    Call it after each step: values are read, and arrays waited for, once per interval. Does nothing
+    if `STRATAGEM_RUN_DIR` is not set.
+
+    Args:
+        values: loss and metrics by name: numbers or arrays of one element.
+        total_steps: number of steps after which training ends, or None if unknown.
+        interval_s: seconds in which further calls are ignored; 0 records each call.
+
+    Raises:
+        TypeError: a value is no number.
+
+    Example:
+        >>> for step in range(1, 101):
+        ...     sg.goodput.step(step)
+        ...     sg.goodput.progress({"loss": 1 / step}, total_steps=100)
+
+    Source: specific to Stratagem.
+    """
+    events = current_events()
+    if events is not None and is_progress_due(interval_s):
+        events.progress(values, total_steps=total_steps)
+
+
+def is_progress_due(interval_s: float = PROGRESS_INTERVAL_S) -> bool:
+    """Returns True at most once per interval; the caller then records the progress."""
+    now_s = time.monotonic()
+    if now_s - _current.progress_s < interval_s:
+        return False
+    _current.progress_s = now_s
+    return True
+
+
+def sample_devices(device_memory: DeviceMemory) -> None:
+    """Adds the memory of devices to the samples of this process."""
+    if _current.sampler is not None:
+        _current.sampler.device_memory = device_memory
+
+
 def close_events(exit_code: int, reason: str | None = None) -> None:
     """Records that this process exits, and closes its events; call it before `os._exit`.
 
@@ -96,6 +162,10 @@ def close_events(exit_code: int, reason: str | None = None) -> None:
     Source: specific to Stratagem.
     """
     if _current.writer is not None:
+        if _current.sampler is not None:
+            _current.sampler.stop()
+        if _current.capture is not None:
+            _current.capture.stop()
         _current.writer.end(exit_code, reason)
         _current.writer.close()
 

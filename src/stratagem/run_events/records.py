@@ -14,13 +14,16 @@ __all__ = [
     "Event",
     "FORMAT_VERSION",
     "FailureEvent",
+    "MemoryEvent",
     "NoticeEvent",
+    "ProgressEvent",
     "RestartEvent",
     "RestoredEvent",
     "SaveEndedEvent",
     "SaveStartedEvent",
     "StartEvent",
     "StepEvent",
+    "WarningEvent",
     "decode",
     "encode",
 ]
@@ -57,7 +60,8 @@ class StepEvent(Event):
 
     `step` counts the steps completed in the run so far, `num_steps` those in this event.
     `duration_s` is the time inside the step calls. `elapsed_s` includes gaps between them, and
-    `keeping_s` of it was spent on in-memory snapshots of the state.
+    `keeping_s` of it was spent on in-memory snapshots of the state. `waited_s` is the part of
+    `duration_s` in which the host waited for the devices; None if not measured.
     """
 
     step: int
@@ -65,6 +69,46 @@ class StepEvent(Event):
     duration_s: float
     elapsed_s: float
     keeping_s: float
+    waited_s: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProgressEvent(Event):
+    """Progress of training: `step` of `total_steps`, and the latest loss and metrics.
+
+    `epoch` counts completed epochs, of `num_epochs`. None is unknown; a value of None is not
+    finite.
+    """
+
+    step: int
+    total_steps: int | None
+    epoch: int | None
+    num_epochs: int | None
+    values: dict[str, float | None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryEvent(Event):
+    """Memory of a process: resident on the host, and in use on its fullest device.
+
+    Written every few seconds by a thread of its own, so it is also a sign of life.
+    """
+
+    host_bytes: int | None
+    device_bytes: int | None
+    device_limit_bytes: int | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WarningEvent(Event):
+    """A warning of Python, or a log record of level WARNING or above; each text once.
+
+    `origin` is the file and line, or the logger.
+    """
+
+    text: str
+    category: str
+    origin: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,6 +187,9 @@ _KINDS: dict[str, type[Event]] = {
     "restart": RestartEvent,
     "notice": NoticeEvent,
     "end": EndEvent,
+    "progress": ProgressEvent,
+    "memory": MemoryEvent,
+    "warning": WarningEvent,
 }
 _KIND_OF = {event_type: kind for kind, event_type in _KINDS.items()}
 _TYPES: dict[str, tuple[type[Any], ...]] = {
@@ -151,12 +198,26 @@ _TYPES: dict[str, tuple[type[Any], ...]] = {
     "bool": (bool,),
     "str": (str,),
     "None": (type(None),),
+    "dict[str, float | None]": (dict,),
 }
+
+
+def _types_of(annotation: str) -> set[type[Any]]:
+    parts = [annotation] if annotation in _TYPES else annotation.split(" | ")
+    return {one for part in parts for one in _TYPES[part]}
+
+
 # Allowed types of each field, by event type.
 _FIELDS = {
+    event_type: {field.name: _types_of(str(field.type)) for field in dataclasses.fields(event_type)}
+    for event_type in _KIND_OF
+}
+# Fields that earlier releases did not write, with their defaults.
+_DEFAULTS = {
     event_type: {
-        field.name: {one for part in str(field.type).split(" | ") for one in _TYPES[part]}
+        field.name: field.default
         for field in dataclasses.fields(event_type)
+        if field.default is not dataclasses.MISSING
     }
     for event_type in _KIND_OF
 }
@@ -194,12 +255,20 @@ def decode(line: str) -> Event:
     if event_type is None:
         raise _unreadable_error(f"its kind is {values.get('kind')!r}")
     allowed = _FIELDS[event_type]
+    values = _DEFAULTS[event_type] | values
     for name, types in allowed.items():
         value = values.get(name)
-        is_finite = not isinstance(value, float) or math.isfinite(value)
-        if name not in values or type(value) not in types or not is_finite:
+        if name not in values or type(value) not in types or not _is_finite(value):
             raise _unreadable_error(f"its {name} is {value!r}")
     return event_type(**{name: values[name] for name in allowed})
+
+
+def _is_finite(value: object) -> bool:
+    """Returns False for a number that is not finite, and for a dict of other than numbers."""
+    if isinstance(value, dict):
+        numbers = _TYPES["float"] + _TYPES["None"]
+        return all(type(one) in numbers and _is_finite(one) for one in value.values())
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _unreadable_error(why: str) -> ValueError:

@@ -11,8 +11,8 @@ __all__ = ["StepAggregator", "StepRecord"]
 class StepRecord:
     """Consecutive steps of one event.
 
-    `duration_s` is the time inside the calls, `keeping_s` the time of in-memory snapshots between
-    them.
+    `duration_s` is the time inside the calls, `waited_s` its part spent waiting for devices, and
+    `keeping_s` the time of in-memory snapshots between them.
     """
 
     begin_s: float
@@ -21,6 +21,7 @@ class StepRecord:
     num_steps: int
     duration_s: float
     keeping_s: float = 0.0
+    waited_s: float | None = None
 
 
 class StepAggregator:
@@ -36,7 +37,12 @@ class StepAggregator:
         self._keeping_s = 0.0  # for the next record
 
     def add(
-        self, step: int, num_steps: int, duration_s: float | None, now_s: float
+        self,
+        step: int,
+        num_steps: int,
+        duration_s: float | None,
+        now_s: float,
+        waited_s: float | None = None,
     ) -> tuple[StepRecord, ...]:
         """Adds the steps of a call that ended at `now_s`, and returns the completed records.
 
@@ -55,6 +61,8 @@ class StepAggregator:
                 line.num_steps += num_steps
                 line.duration_s += duration_s
                 line.keeping_s += keeping_s
+                if line.waited_s is not None:
+                    line.waited_s = None if waited_s is None else line.waited_s + waited_s
                 if now_s - self._written_s < self._interval_s:
                     return ()
                 self._line, self._written_s = None, now_s
@@ -66,7 +74,7 @@ class StepAggregator:
             begin_s = self._mark_s
         else:
             keeping_s = 0.0
-        new = StepRecord(begin_s, now_s, step, num_steps, duration_s, keeping_s)
+        new = StepRecord(begin_s, now_s, step, num_steps, duration_s, keeping_s, waited_s)
         self._mark_s = now_s
         is_full = self._is_first or now_s - self._written_s >= self._interval_s
         self._is_first = False

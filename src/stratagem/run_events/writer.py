@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import threading
 import time
-import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import SupportsFloat
 
 from stratagem import environment
 from stratagem.messages import explain
+from stratagem.run_events.event_log import EventLog
 from stratagem.run_events.records import (
     EndEvent,
     Event,
     FailureEvent,
+    MemoryEvent,
     NoticeEvent,
+    ProgressEvent,
     RestartEvent,
     RestoredEvent,
     SaveEndedEvent,
     SaveStartedEvent,
     StartEvent,
     StepEvent,
+    WarningEvent,
     encode,
 )
 from stratagem.run_events.step_aggregator import StepAggregator, StepRecord
@@ -86,16 +90,13 @@ class EventWriter:
                     fix="pass 1.0, or 0 for one line per call.",
                 )
             )
-        self._pid = os.getpid()
         # Reentrant: a signal handler may interrupt a write.
         self._lock = threading.RLock()
-        self._has_warned = False
         self._last_step = 0
-        self._is_torn = False
         self._has_ended = False
         attempt = _restart_count() if attempt is None else attempt
-        name = f"{task_type}-{task_index}.attempt-{attempt}.pid-{self._pid}"
-        self._descriptor = self._open(Path(run_dir) / "events", name)
+        name = f"{task_type}-{task_index}.attempt-{attempt}.pid-{os.getpid()}"
+        self._log = EventLog(Path(run_dir) / "events", name)
         self._steps = StepAggregator(interval_s, time.monotonic())
         started = {name: now_s - age_s for name, now_s in _now().items()}
         self._write(
@@ -105,7 +106,7 @@ class EventWriter:
                 task_index=int(task_index),
                 attempt=attempt,
                 num_processes=int(num_processes),
-                pid=self._pid,
+                pid=os.getpid(),
             )
         )
 
@@ -126,7 +127,14 @@ class EventWriter:
         """Number of steps completed in the run, as last reported."""
         return self._last_step
 
-    def step(self, step: int, *, num_steps: int = 1, duration_s: float | None = None) -> None:
+    def step(
+        self,
+        step: int,
+        *,
+        num_steps: int = 1,
+        duration_s: float | None = None,
+        waited_s: float | None = None,
+    ) -> None:
         """Records that a call just finished one or more steps.
 
         Args:
@@ -135,6 +143,7 @@ class EventWriter:
             num_steps: number of steps that the call ran.
             duration_s: duration of the call in seconds, until its result was ready; None for
                 the time since the previous step.
+            waited_s: part of the duration in which the host waited for the devices, or None.
 
         Raises:
             ValueError: `num_steps` is below 1 or above `step`, or the duration is negative.
@@ -152,7 +161,7 @@ class EventWriter:
             )
         self._last_step = int(step)
         with self._lock:
-            for line in self._steps.add(step, num_steps, duration_s, time.monotonic()):
+            for line in self._steps.add(step, num_steps, duration_s, time.monotonic(), waited_s):
                 self._write_steps(line)
 
     def kept(self, duration_s: float) -> None:
@@ -163,6 +172,70 @@ class EventWriter:
         """
         with self._lock:
             self._steps.keep(float(duration_s))
+
+    def progress(
+        self,
+        values: Mapping[str, SupportsFloat] | None = None,
+        *,
+        step: int | None = None,
+        total_steps: int | None = None,
+        epoch: int | None = None,
+        num_epochs: int | None = None,
+    ) -> None:
+        """Records the progress of training, and its latest loss and metrics.
+
+        Each value is read at once: an array is waited for.
+
+        Args:
+            values: loss and metrics by name.
+            step: number of steps completed; None for the one last reported.
+            total_steps: number of steps after which training ends, or None if unknown.
+            epoch: number of completed epochs, or None.
+            num_epochs: number of epochs after which training ends, or None.
+        """
+        numbers = {name: float(value) for name, value in (values or {}).items()}
+        event = ProgressEvent(
+            **_now(),
+            step=self._last_step if step is None else int(step),
+            total_steps=total_steps,
+            epoch=epoch,
+            num_epochs=num_epochs,
+            values={name: one if math.isfinite(one) else None for name, one in numbers.items()},
+        )
+        self._record_beside(event)
+
+    def memory(
+        self,
+        host_bytes: int | None,
+        device_bytes: int | None = None,
+        device_limit_bytes: int | None = None,
+    ) -> None:
+        """Records the memory in use, and that the process is alive.
+
+        Args:
+            host_bytes: resident memory of the process, or None if unknown.
+            device_bytes: memory in use on the fullest device, or None.
+            device_limit_bytes: memory of that device, or None.
+        """
+        self._record_beside(
+            MemoryEvent(
+                **_now(),
+                host_bytes=host_bytes,
+                device_bytes=device_bytes,
+                device_limit_bytes=device_limit_bytes,
+            )
+        )
+
+    def warning(self, text: str, *, category: str, origin: str) -> None:
+        """Records a warning.
+
+        Args:
+            text: the message.
+            category: class of the warning, or level of the log record.
+            origin: file and line, or the logger.
+        """
+        event = WarningEvent(**_now(), text=text, category=category, origin=origin)
+        self._record_beside(event)
 
     def save_started(self, step: int, *, is_asynchronous: bool = False) -> None:
         """Records that a checkpoint is about to be written.
@@ -260,9 +333,7 @@ class EventWriter:
         """Writes pending steps and closes the file; later events are dropped."""
         with self._lock:
             self._write_pending()
-            descriptor, self._descriptor = self._descriptor, None
-            if descriptor is not None:
-                os.close(descriptor)
+            self._log.close()
 
     def _record(self, event: Event, *, interrupts: bool = True, is_restart: bool = False) -> None:
         with self._lock:
@@ -270,6 +341,13 @@ class EventWriter:
             if interrupts:
                 self._steps.interrupt(event.monotonic_s, is_restart=is_restart)
             self._write(event)
+
+    def _record_beside(self, event: Event) -> None:
+        """Writes an event that leaves the line of steps in progress whole.
+
+        Takes no lock, which a fork could copy while another thread holds it. A line is one append.
+        """
+        self._write(event)
 
     def _write_pending(self) -> None:
         line = self._steps.take()
@@ -287,52 +365,12 @@ class EventWriter:
                 duration_s=float(line.duration_s),
                 elapsed_s=float(line.end_s - line.begin_s),
                 keeping_s=float(line.keeping_s),
+                waited_s=None if line.waited_s is None else float(line.waited_s),
             )
         )
 
     def _write(self, event: Event) -> None:
-        if self._descriptor is None or os.getpid() != self._pid:
-            return
-        line = f"{encode(event)}\n".encode()
-        # End a partly written line first.
-        data = b"\n" + line if self._is_torn else line
-        try:
-            num_written = os.write(self._descriptor, data)
-        except OSError as error:
-            self._is_torn = True
-            self._warn(str(error))
-            return
-        self._is_torn = num_written < len(data)
-        if self._is_torn:
-            self._warn("only part of a line was written; the disk may be full.")
-
-    def _open(self, folder: Path, name: str) -> int | None:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            # Processes in different containers may have the same PID.
-            for number in itertools.count(1):
-                ending = "jsonl" if number == 1 else f"{number}.jsonl"
-                try:
-                    return os.open(folder / f"{name}.{ending}", flags, 0o644)
-                except FileExistsError:
-                    continue
-        except OSError as error:
-            self._warn(str(error))
-        return None
-
-    def _warn(self, why: str) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            warnings.warn(
-                explain(
-                    f"Events of this run are lost: {why}",
-                    expected="a run folder with room, to which this process can write.",
-                    fix="check the disk and the permissions of the run folder, STRATAGEM_RUN_DIR.",
-                ),
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        self._log.write(encode(event))
 
 
 def _now() -> dict[str, float]:

@@ -13,7 +13,7 @@ from stratagem.messages import explain
 from stratagem.topology.abstract_devices import planned_devices, planned_groups
 from stratagem.topology.groups import check_groups
 
-__all__ = ["DeviceLike", "find_devices", "find_groups", "local_devices"]
+__all__ = ["DeviceLike", "device_memory", "find_devices", "find_groups", "local_devices"]
 
 DeviceLike: TypeAlias = str | int | jax.Device
 
@@ -31,6 +31,16 @@ def local_devices() -> tuple[jax.Device, ...]:
         return planned
     _size_thread_pool()
     return tuple(jax.local_devices())
+
+
+def device_memory() -> tuple[int | None, int | None]:
+    """Returns the memory in use on the fullest local device, and its limit; None if unknown."""
+    try:
+        stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    except RuntimeError:  # the platform does not count, or has shut down
+        return None, None
+    used = [(one["bytes_in_use"], one.get("bytes_limit")) for one in stats if "bytes_in_use" in one]
+    return max(used, key=lambda one: one[0], default=(None, None))
 
 
 def _size_thread_pool() -> None:

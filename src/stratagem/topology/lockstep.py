@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Generator
 from typing import Any, NoReturn
 
@@ -29,6 +30,7 @@ __all__ = [
     "run_together",
     "wait_for_program",
     "wait_until_ready",
+    "waited_s",
     "waiting_for_input",
 ]
 
@@ -48,7 +50,18 @@ class InFlightProgram:
     token: Any = None
 
 
+@dataclasses.dataclass
+class _Waits:
+    total_s: float = 0.0
+
+
 _last = InFlightProgram()
+_waits = _Waits()
+
+
+def waited_s() -> float:
+    """Returns the seconds that this process has waited for programs in all."""
+    return _waits.total_s
 
 
 def last_program() -> InFlightProgram:
@@ -65,7 +78,9 @@ def record_program(token: object) -> None:
 def wait_for_program(flight: InFlightProgram) -> None:
     """Waits until a program is done; raises as `run_together`."""
     if current_group() is None:
+        begin_s = time.monotonic()
         jax.block_until_ready(flight.token)
+        _waits.total_s += time.monotonic() - begin_s
     else:
         _wait_for(flight)
 
@@ -86,8 +101,11 @@ def run_together(name: str, start: Callable[[], tuple[Any, Any]], *, platform: s
     begun = group.num_steps
     try:
         number = group.begin_step()
+        begin_s = time.monotonic()
         with group.in_step(number, name):  # a small program may finish within this call
             results, token = start()
+        if platform == "cpu":  # it then waits for the other processes there
+            _waits.total_s += time.monotonic() - begin_s
     except BaseException as error:
         # The others wait for a step that this process did not start, and may leave it now.
         group.return_to_step(begun)
@@ -118,6 +136,7 @@ def _wait_for(flight: InFlightProgram) -> None:
         return
     # Arrays of random keys have no `is_ready`; they come with other arrays.
     arrays = [leaf for leaf in jax.tree.leaves(flight.token) if hasattr(leaf, "is_ready")]
+    begin_s = time.monotonic()
     try:
         for array in arrays:
             # A donated array is ready, or the program that took it fails itself.
@@ -126,6 +145,7 @@ def _wait_for(flight: InFlightProgram) -> None:
                 array.block_until_ready()  # raises the program's error
     except _MAY_BE_LOSSES as error:
         _raise_loss(group, error)
+    _waits.total_s += time.monotonic() - begin_s
 
 
 def _raise_loss(group: Group, error: Exception) -> NoReturn:

@@ -44,7 +44,8 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         step_events = [event for event in process.events if isinstance(event, StepEvent)]
         return [(event.step, event.num_steps) for event in step_events]
 
-    return read
+    yield read
+    process_writer.close_events(0)
 
 
 def _model(scope: Scope, *, optimizer: Any = "sgd", steps_per_execution: int = 1) -> Any:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from stratagem.keras.private import calls_in_thread
+from stratagem.keras.training.fit_progress import FitProgress
+from stratagem.run_events import current_events
 from stratagem.tracebacks import filters_traceback
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "active_progress",
     "awaits_each_step",
     "epoch_iterator",
     "ordering_callbacks",
@@ -36,6 +39,7 @@ class _Fit:
 
     iterator: Any = None
     awaits_steps: bool = False
+    progress: FitProgress | None = None
 
 
 class _Running(threading.local):
@@ -61,6 +65,11 @@ def awaits_each_step() -> bool:
     True if a callback reads batch logs or stores the state, and for steps outside `fit`.
     """
     return _running.fits[-1].awaits_steps if _running.fits else True
+
+
+def active_progress() -> FitProgress | None:
+    """Returns the recorder of the progress of the innermost `fit`; None without a run folder."""
+    return _running.fits[-1].progress if _running.fits else None
 
 
 def recorded_fit(original: Callable[..., Any]) -> Any:
@@ -110,8 +119,8 @@ def ordering_callbacks(original: Callable[..., Any]) -> Any:
     def made(
         self: keras.callbacks.CallbackList,
         callbacks: object = None,
-        *args: object,
-        **kwargs: object,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         # Keras would call a single callback in another thread while the next step reuses memory.
         alone = isinstance(callbacks, keras.callbacks.Callback)
@@ -120,6 +129,11 @@ def ordering_callbacks(original: Callable[..., Any]) -> Any:
         for callback in filter(_runs_last, self.callbacks):
             callback.callback_list = self
         if _running.fits:
+            events = current_events()
+            if events is not None and "epochs" in kwargs:
+                progress = FitProgress(events, kwargs["epochs"], kwargs.get("steps"))
+                _running.fits[-1].progress = progress
+                self.callbacks.append(progress)
             _running.fits[-1].awaits_steps = not calls_in_thread(self) and any(
                 map(_awaits_steps, self.callbacks)
             )

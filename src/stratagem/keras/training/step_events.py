@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stratagem.keras.training.active_fit import awaits_each_step
-from stratagem.run_events import EventWriter
+from stratagem.keras.training.active_fit import active_progress, awaits_each_step
+from stratagem.keras.training.fit_progress import FitProgress
+from stratagem.run_events import EventWriter, sample_devices
+from stratagem.topology.devices import device_memory
 from stratagem.topology.lockstep import (
     InFlightProgram,
     last_program,
     record_program,
     wait_for_program,
+    waited_s,
 )
 
 if TYPE_CHECKING:
@@ -35,6 +38,8 @@ class StepEvents:
         self._num_done = 0
         self._is_new = True
         self._flight = InFlightProgram()
+        self._progress: FitProgress | None = None
+        sample_devices(device_memory)
 
     def begin(self) -> None:
         """Marks the state as possibly changed, so that the step count is read again."""
@@ -53,15 +58,26 @@ class StepEvents:
         if self._is_new:
             self._num_done = self._count(values)
             self._is_new = False
-        begin_s, before = time.monotonic(), self._flight
+            self._progress = active_progress()
+            if self._progress is not None:
+                self._progress.begin(self._num_done)
+        begin_s, before_s, before = time.monotonic(), waited_s(), self._flight
         num_steps, result = call()
         self._flight = last_program()
         wait_for_program(self._flight if is_awaited else before)
         self._num_done += num_steps
         self._events.step(
-            self._num_done, num_steps=num_steps, duration_s=time.monotonic() - begin_s
+            self._num_done,
+            num_steps=num_steps,
+            duration_s=time.monotonic() - begin_s,
+            waited_s=waited_s() - before_s,
         )
         return result
+
+    def report(self, logs: Callable[[], Mapping[str, Any]]) -> None:
+        """Records logs of the latest step; they are read every few seconds."""
+        if self._progress is not None:
+            self._progress.record_if_due(logs)
 
     def _count(self, values: Sequence[jax.Array] | None) -> int:
         optimizer = getattr(self._model, "optimizer", None)
@@ -92,7 +108,9 @@ class ReportedTrainFunction:
             record_program(result[0])  # the logs
             return getattr(counted, "num_taken", 1), result
 
-        return self.events.run(call, state[2])
+        result = self.events.run(call, state[2])
+        self.events.report(lambda: result[0])
+        return result
 
 
 class _Counted:

@@ -194,13 +194,24 @@ class TrainOrTestFunction(_GroupedStepFunction):
 
         batches, result = call()[1] if self.events is None else self.events.run(call)
         logs = _last_logs(batches, result)
+        # A wait for results that other processes take part in must not hide in a conversion.
+        is_alone = not self._strategy.topology.spans_processes
+        are_real = logs_wanted.value or (logs is not None and is_alone)
         if logs is not None:  # logs of a custom step
             logs = dict(logs)
         elif logs_wanted.value:
             logs = self.metric_logs.current()
         else:
             logs = self.metric_logs.placeholder()
+        self._report(logs, are_real=are_real)
         return logs, tuple([] for _ in range(self._num_states))
+
+    def _report(self, logs: Any, *, are_real: bool) -> None:
+        """Records logs every few seconds; reading those of several processes takes all of them."""
+        if self.events is not None and are_real:
+            self.events.report(lambda: logs)
+        elif self.events is not None and not self._strategy.topology.spans_processes:
+            self.events.report(self.metric_logs.current)
 
     def last_logs(self, results: list[tuple[list[HostBatch], Any]]) -> Any:
         """Returns logs of the last step and names of metric results; None for Keras's steps."""

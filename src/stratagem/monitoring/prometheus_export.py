@@ -1,0 +1,127 @@
+"""Metrics of a run for Prometheus, computed from its folder at each scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from stratagem.goodput import Account
+from stratagem.monitoring.process_state import Phase
+from stratagem.monitoring.run_state import RunSnapshot
+from stratagem.monitoring.watcher import Watcher
+from stratagem.optional_libraries import load
+
+if TYPE_CHECKING:
+    from prometheus_client.core import GaugeMetricFamily
+
+__all__ = ["RunCollector", "serve"]
+
+_NEEDS = {"needed_by": "The export to Prometheus", "install": "'stratagem[prometheus]'"}
+
+
+class RunCollector:
+    """A collector of `prometheus_client`: each scrape reads new events, and nothing else runs."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._core: Any = load("prometheus_client.core", **_NEEDS)
+        self._watcher = watcher
+
+    def describe(self) -> list[Any]:
+        """Returns no names, so that a registration needs no scrape."""
+        return []
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yields all metrics; unknown ones are left out."""
+        state = self._watcher.poll()
+        account = self._watcher.account()
+        yield from self._of_run(state)
+        yield from self._of_tasks(state)
+        if account is not None:
+            yield from self._of_account(account)
+
+    def _of_run(self, state: RunSnapshot) -> Iterator[GaugeMetricFamily]:
+        yield from self._single("step", "Number of completed steps.", state.step)
+        yield from self._single(
+            "total_steps", "Steps after which training ends.", state.total_steps
+        )
+        yield from self._single(
+            "steps_per_second", "Speed over the last ten seconds of steps.", state.steps_per_s
+        )
+        yield from self._single("restarts", "Restarts of this launch.", state.num_restarts)
+        yield from self._single("warnings", "Recorded warnings.", state.num_warnings)
+        values = (([name], value) for name, value in state.values.items())
+        yield self._family(
+            "metric",
+            "Latest loss and metrics, by name.",
+            ["name"],
+            [(labels, float("nan") if value is None else value) for labels, value in values],
+        )
+
+    def _of_tasks(self, state: RunSnapshot) -> Iterator[GaugeMetricFamily]:
+        phases = [task.phase for task in state.tasks]
+        yield self._family(
+            "processes",
+            "Number of processes in each state.",
+            ["state"],
+            [([phase.value], float(phases.count(phase.value))) for phase in Phase],
+        )
+        for name, meaning, field in (
+            ("last_heard_seconds", "Seconds since the last event of a process.", "heard_s"),
+            ("step_delay_seconds", "Time that a worker holds up each step.", "delay_s"),
+            ("host_memory_bytes", "Resident memory.", "host_bytes"),
+            ("device_memory_bytes", "Memory in use on the fullest device.", "device_bytes"),
+        ):
+            found = [([task.task], getattr(task, field)) for task in state.tasks]
+            yield self._family(name, meaning, ["process"], found)
+
+    def _of_account(self, account: Account) -> Iterator[GaugeMetricFamily]:
+        yield from self._single(
+            "goodput_after_startup_ratio",
+            "Useful share of the wall time without start-up.",
+            account.goodput_after_startup,
+        )
+        yield from self._single(
+            "goodput_with_startup_ratio", "Useful share of all wall time.", account.goodput
+        )
+        yield from self._single("failures", "Failures of the run.", len(account.failures))
+        yield self._family(
+            "time_seconds",
+            "Wall time by cause.",
+            ["cause"],
+            [([cause], time_s) for cause, time_s in account.time_s.items()],
+        )
+
+    def _single(self, name: str, meaning: str, value: float | None) -> Iterator[GaugeMetricFamily]:
+        if value is not None:
+            yield self._family(name, meaning, [], [([], value)])
+
+    def _family(
+        self,
+        name: str,
+        meaning: str,
+        labels: list[str],
+        samples: Iterable[tuple[list[str], float | None]],
+    ) -> GaugeMetricFamily:
+        family = self._core.GaugeMetricFamily(f"stratagem_{name}", meaning, labels=labels)
+        for texts, value in samples:
+            if value is not None:
+                family.add_metric(texts, value)
+        return family
+
+
+def serve(watcher: Watcher, port: int) -> tuple[int, Callable[[], None]]:
+    """Serves the metrics in threads of this process; returns the port, and a function to stop.
+
+    Raises ImportError without `prometheus_client`, OSError if the port is taken.
+    """
+    client: Any = load("prometheus_client", **_NEEDS)
+    registry = client.CollectorRegistry()
+    registry.register(RunCollector(watcher))
+    server, thread = client.start_http_server(port, registry=registry)
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return server.server_port, stop

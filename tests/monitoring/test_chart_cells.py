@@ -1,0 +1,56 @@
+"""Cells with charts, and reasons for empty ones."""
+
+from __future__ import annotations
+
+from stratagem.monitoring.cell import Cell
+from stratagem.monitoring.chart_cells import (
+    memory_cell,
+    speed_cell,
+    straggler_cell,
+    time_cell,
+    values_cell,
+)
+from stratagem.monitoring.charts import TimeFrame
+from stratagem.monitoring.reported_run import load_run
+from tests.goodput.runs import gang_restart, process, run, straggling, write
+
+
+def made(cell, folder, events) -> Cell:
+    write(folder, events)
+    return cell(load_run(folder), TimeFrame(100.0, []))
+
+
+CHARTS = (time_cell, values_cell, speed_cell, straggler_cell, memory_cell)
+
+
+def test_cells_of_a_full_run_hold_charts(tmp_path) -> None:
+    for number, cell in enumerate(CHARTS):
+        found = made(cell, tmp_path / str(number), straggling())
+        assert found.charts
+        assert not found.empty
+
+
+def test_causes_are_in_a_table_with_their_colors(tmp_path) -> None:
+    found = made(time_cell, tmp_path, gang_restart())
+    rows = {row[0]: row[1:3] for row in found.rows}
+    assert rows["start-up"] == ("10.0 s", "12.8%")
+    assert rows["repeated"] == ("10.0 s", "12.8%")
+    assert ("cause-starting", "start-up") in found.legend
+
+
+def test_longest_delay_is_named(tmp_path) -> None:
+    found = made(straggler_cell, tmp_path, straggling())
+    assert found.note == "Darkest: 200 ms per step."
+
+
+def test_empty_cells_say_why_and_how_to_fill_them(tmp_path) -> None:
+    alone = run(process("worker 0", 0))
+    assert "sg.goodput.progress" in made(values_cell, tmp_path / "a", alone).empty
+    assert "sg.goodput.step" in made(speed_cell, tmp_path / "b", alone).empty
+    assert "one worker" in made(straggler_cell, tmp_path / "c", alone).empty
+    assert "STRATAGEM_RUN_DIR" in made(memory_cell, tmp_path / "d", alone).empty
+
+
+def test_unmeasured_waits_of_several_workers_are_named(tmp_path) -> None:
+    found = made(straggler_cell, tmp_path, gang_restart())
+    assert found.empty.startswith("8 lines of steps have no measured waits.")

@@ -1,0 +1,76 @@
+"""Metrics as Prometheus reads them."""
+
+from __future__ import annotations
+
+import math
+import urllib.request
+
+import pytest
+
+from stratagem import optional_libraries
+from stratagem.monitoring.prometheus_export import RunCollector, serve
+from stratagem.monitoring.watcher import Watcher
+from stratagem.run_events.records import encode
+from tests.goodput.runs import EPOCH_S, process, progress, run, straggling, write
+
+client = pytest.importorskip("prometheus_client")
+parser = pytest.importorskip("prometheus_client.parser")
+
+
+def samples(text: str) -> dict[tuple[str, ...], float]:
+    return {
+        (sample.name.removeprefix("stratagem_"), *sample.labels.values()): sample.value
+        for family in parser.text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def scraped(watcher: Watcher) -> dict[tuple[str, ...], float]:
+    registry = client.CollectorRegistry()
+    registry.register(RunCollector(watcher))
+    return samples(client.generate_latest(registry).decode())
+
+
+def test_metrics_are_those_of_the_run(tmp_path) -> None:
+    write(tmp_path, straggling())
+    found = scraped(Watcher(tmp_path, clock=lambda: EPOCH_S + 41))
+    assert found["step",] == found["total_steps",] == 101
+    assert found["metric", "loss"] == 1.0
+    assert found["processes", "finished"] == 2
+    assert found["processes", "lost"] == 0
+    assert found["step_delay_seconds", "worker 1"] == pytest.approx(0.2)
+    assert found["host_memory_bytes", "worker 0"] == 300 * 1024**2
+    assert found["time_seconds", "starting"] == pytest.approx(10)
+    assert found["goodput_with_startup_ratio",] < found["goodput_after_startup_ratio",] <= 1
+    assert found["warnings",] == 2
+
+
+def test_each_scrape_reads_what_is_new(tmp_path) -> None:
+    watcher = Watcher(tmp_path)
+    assert ("step",) not in scraped(watcher)
+    write(tmp_path, run(process("worker 0", 0)))
+    assert scraped(watcher)["processes", "lost"] == 1
+    with (tmp_path / "events" / "worker-0.0.jsonl").open("a") as file:
+        file.write(encode(progress(5, 7, loss=None)) + "\n")
+    found = scraped(watcher)
+    assert found["step",] == 7
+    assert math.isnan(found["metric", "loss"])
+
+
+def test_metrics_are_served(tmp_path) -> None:
+    write(tmp_path, straggling())
+    port, stop = serve(Watcher(tmp_path), 0)
+    try:
+        with urllib.request.urlopen(f"http://localhost:{port}/metrics", timeout=30) as answer:
+            assert samples(answer.read().decode())["step",] == 101
+    finally:
+        stop()
+
+
+def test_missing_library_is_named(tmp_path, monkeypatch) -> None:
+    def without(name: str) -> None:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(optional_libraries, "importlib", type("", (), {"import_module": without}))
+    with pytest.raises(ImportError, match=r"(?s)Prometheus needs.*stratagem\[prometheus\]"):
+        serve(Watcher(tmp_path), 0)

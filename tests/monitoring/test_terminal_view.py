@@ -1,0 +1,91 @@
+"""Frames of the terminal view."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+
+import pytest
+from rich.console import Console
+
+from stratagem.goodput import account_for
+from stratagem.monitoring.run_state import RunState
+from stratagem.monitoring.terminal_view import frame
+from tests.goodput.runs import (
+    EPOCH_S,
+    first_step,
+    gang_restart,
+    process,
+    progress,
+    run,
+    straggling,
+)
+
+
+def shown(events, second: float, account=None) -> str:
+    state = RunState()
+    state.add(events.processes, EPOCH_S + second)
+    console = Console(file=io.StringIO(), width=140)
+    account = account or account_for(events)
+    console.print(frame("runs/digits", state.snapshot(EPOCH_S + second), account))
+    return console.file.getvalue()
+
+
+def row(text: str, name: str) -> list[str]:
+    (line,) = [line for line in text.splitlines() if line.startswith(f"│ {name}")]
+    return [cell.strip() for cell in line.split("│")[1:-1]]
+
+
+def test_frame_shows_a_straggler_and_all_figures() -> None:
+    text = shown(straggling(), 41)
+    assert text.startswith("runs/digits  finished  41.0 s since the start\n")
+    assert "101 of 101" in text
+    assert "2.5 steps/s" in text
+    assert "Goodput after start-up: " in text
+    assert "start-up took 10.0 s" in text
+    assert "start-up 10.0 s" in text
+    assert row(text, "worker 1") == [
+        "worker 1",
+        "finished",
+        "101",
+        "-",
+        "200 ms",
+        "300 MiB",
+        "0 MiB of 0 MiB",
+        "",
+    ]
+    assert "2 warnings, the last ones" in text
+    assert "12.0 s worker 1 UserWarning: slow <data>" in text
+    values = [line.split()[0] for line in text.splitlines() if line.startswith(("loss", "acc"))]
+    assert values == ["loss", "accuracy"]
+    assert "█▁" in text
+
+
+def test_running_worker_says_when_it_was_heard() -> None:
+    text = shown(run(process("worker 0", 0, first_step(5, 1))), 9)
+    assert text.startswith("runs/digits  running  9.0 s since the start\n")
+    assert row(text, "worker 0")[1:5] == ["running", "1", "4 s ago", "-"]
+
+
+def test_launcher_has_no_row_and_restarts_are_counted() -> None:
+    text = shown(gang_restart(), 78)
+    assert "launcher" not in text
+    assert ", 1 restart\n" in text
+
+
+@pytest.mark.parametrize("loss", [1.0, None])
+def test_value_that_is_not_finite_is_named(loss) -> None:
+    text = shown(run(process("worker 0", 0, progress(5, 1, loss=loss))), 6)
+    assert ("not finite" in text) is (loss is None)
+
+
+def test_only_some_of_many_workers_have_a_row() -> None:
+    text = shown(run(*(process(f"worker {index}", 0) for index in range(40))), 5)
+    assert "and 8 more" in text
+    assert text.count("│ starting") == 32
+
+
+def test_text_of_a_run_is_not_markup_and_problems_are_shown() -> None:
+    events = straggling()
+    account = dataclasses.replace(account_for(events), problems=("[bold]torn[/bold]",))
+    assert "Unreadable: [bold]torn[/bold]" in shown(events, 41, account)

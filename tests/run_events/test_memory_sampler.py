@@ -1,0 +1,62 @@
+"""Samples of memory, by a thread of their own."""
+
+from __future__ import annotations
+
+import threading
+
+from stratagem.goodput import EventWriter, read_run
+from stratagem.run_events import memory_sampler
+from stratagem.run_events.memory_sampler import MemorySampler, resident_bytes
+from stratagem.run_events.records import MemoryEvent
+
+
+def samples(folder) -> list[MemoryEvent]:
+    (process,) = read_run(folder).processes
+    return [event for event in process.events if isinstance(event, MemoryEvent)]
+
+
+def test_samples_are_written_until_the_stop(tmp_path) -> None:
+    third = threading.Event()
+
+    class Counting(EventWriter):
+        count = 0
+
+        def memory(self, *arguments, **keywords) -> None:
+            super().memory(*arguments, **keywords)
+            self.count += 1
+            if self.count == 3:
+                third.set()
+
+    with Counting(tmp_path, "worker", 0, num_processes=1) as writer:
+        sampler = MemorySampler(writer, interval_s=0.01)
+        assert third.wait(30)
+        sampler.stop()
+        sampler._thread.join(30)
+        assert not sampler._thread.is_alive()
+    found = samples(tmp_path)
+    assert len(found) >= 3
+    assert found[0].device_bytes is None
+
+
+def test_memory_of_devices_is_in_the_sample(tmp_path) -> None:
+    with EventWriter(tmp_path, "worker", 0, num_processes=1) as writer:
+        sampler = MemorySampler(writer, interval_s=1e6)
+        sampler.device_memory = lambda: (12, 34)
+        sampler.sample()
+        sampler.stop()
+        sampler._thread.join(30)
+    assert (12, 34) in [(one.device_bytes, one.device_limit_bytes) for one in samples(tmp_path)]
+
+
+def test_resident_memory_grows_with_what_is_used() -> None:
+    before = resident_bytes()
+    assert before is not None
+    held = bytearray(b"\1" * (64 * 1024**2))
+    after = resident_bytes()
+    assert after is not None
+    assert after - before > len(held) // 2
+
+
+def test_system_without_proc_reports_nothing(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(memory_sampler, "_STATM", tmp_path / "none")
+    assert resident_bytes() is None
