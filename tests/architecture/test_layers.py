@@ -62,6 +62,7 @@ LAYERS = (
         "errors",
         "folders",
         "messages",
+        "notebooks",
         "old_names",
         "optional_libraries",
         "options",
