@@ -68,7 +68,9 @@ LAYERS = (
         "options",
         "partitioners",
         "placement",
+        "public_dir",
         "public_names",
+        "rendering",
         "tracebacks",
     ),
 )

@@ -16,10 +16,10 @@ from stratagem.planning.report import (
     count_text,
     headline,
     show,
-    size_text,
     time_text,
     verdict,
 )
+from stratagem.rendering import size_text
 
 _GIB = 2**30
 

@@ -1,0 +1,103 @@
+"""Bytes that a training step moves for the variables of a strategy, from their placement."""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from stratagem.strategies.base.description import DescribedTransfer
+from stratagem.topology import Topology
+from stratagem.variables import Placement, ShardedStore, is_remote, store_of
+
+__all__ = ["array_bytes", "transfers_of"]
+
+# How, and what.
+_Transfer = tuple[str, str]
+
+_SUM: _Transfer = ("all-reduce", "gradients")
+_SCATTER: _Transfer = ("reduce-scatter", "gradients")
+_GATHER: _Transfer = ("all-gather", "values")
+_PULL: _Transfer = ("pull from servers", "values")
+_PUSH: _Transfer = ("push to servers", "gradients")
+_PULL_ROWS: _Transfer = ("pull from servers", "rows looked up")
+_PUSH_ROWS: _Transfer = ("push to servers", "gradients of rows")
+_COPY: _Transfer = ("copy from the host to each replica", "values")
+_COPY_BACK: _Transfer = ("copy from replica 0 to the host", "gradients")
+_ROWS: _Transfer = ("exchange of rows", "rows looked up, and their gradients")
+_BRING: _Transfer = ("copy from pinned host memory", "values and optimizer state")
+_PUT_BACK: _Transfer = ("copy to pinned host memory", "values and optimizer state")
+_BY_BATCH = (_PULL_ROWS, _PUSH_ROWS, _ROWS)
+
+
+def array_bytes(variable: Any) -> int:
+    """Returns the size of a whole variable, counted once."""
+    return math.prod(variable.shape) * jnp.dtype(variable.dtype).itemsize
+
+
+def transfers_of(
+    variables: Sequence[Any], placement: Placement, topology: Topology
+) -> list[DescribedTransfer]:
+    """Returns the transfers of a step that trains the trainable ones of these variables.
+
+    The sums of losses and metrics, a few bytes each, are left out.
+    """
+    totals: collections.Counter[_Transfer] = collections.Counter()
+    for variable in variables:
+        if _is_trained(variable):
+            kinds = _kinds(variable, variables, placement, topology.num_replicas)
+            totals.update(dict.fromkeys(kinds, array_bytes(variable)))
+        if getattr(store_of(variable), "is_pinned", False):
+            part = array_bytes(variable) // topology.num_replicas
+            totals.update(dict.fromkeys((_BRING, _PUT_BACK), part))
+    return [_described(kind, size, topology.num_replicas) for kind, size in totals.items()]
+
+
+def _is_trained(variable: Any) -> bool:
+    is_slot = getattr(variable, "slot_of", None) is not None
+    return bool(getattr(variable, "trainable", False)) and not is_slot
+
+
+def _kinds(
+    variable: Any, variables: Sequence[Any], placement: Placement, num_replicas: int
+) -> Sequence[_Transfer]:
+    """Returns the transfers of one trained variable."""
+    store, has_rows = store_of(variable), getattr(variable, "has_rows", False)
+    if is_remote(variable):
+        return (_PULL_ROWS, _PUSH_ROWS) if has_rows else (_PULL, _PUSH)
+    if store is None:
+        if num_replicas == 1:
+            return ()
+        is_sharded = isinstance(_slot_store(variable, variables, placement), ShardedStore)
+        return (_SCATTER, _GATHER) if is_sharded else (_SUM,)
+    if has_rows:
+        return (_ROWS,)
+    if not store.is_on_replicas:
+        return (_COPY, *((_SUM,) if num_replicas > 1 else ()), _COPY_BACK)
+    return (_GATHER, _SCATTER) if num_replicas > 1 else ()
+
+
+def _slot_store(variable: Any, variables: Sequence[Any], placement: Placement) -> object:
+    """Returns the store of an optimizer's slots, which may not exist yet."""
+    slots = [one for one in variables if getattr(one, "slot_of", None) is variable]
+    if slots:
+        return store_of(slots[0])
+    return placement.choose(variable, variable) if placement.uses_stores else None
+
+
+def _described(kind: _Transfer, size: int, num_replicas: int) -> DescribedTransfer:
+    if kind in _BY_BATCH:
+        return DescribedTransfer(*kind, None, None)
+    sent = {
+        # A ring: every replica passes on one part at a time.
+        _SUM: 2 * size * (num_replicas - 1) // num_replicas,
+        _SCATTER: size * (num_replicas - 1) // num_replicas,
+        _GATHER: size * (num_replicas - 1) // num_replicas,
+        _PULL: 0,
+        _COPY: 0,
+        _BRING: 0,
+    }
+    return DescribedTransfer(*kind, size, sent.get(kind, size))
