@@ -48,7 +48,14 @@ def new_table(title: str | None, left: Sequence[str], right: Sequence[str] = ())
 def as_text(parts: Sequence[str | Table], *, width: int = _WIDTH) -> str:
     """Returns lines and tables as plain text, without colors."""
     written = io.StringIO()
-    console = Console(file=written, width=width, color_system=None, force_jupyter=False)
+    console = Console(
+        file=written,
+        width=width,
+        color_system=None,
+        force_jupyter=False,
+        markup=False,  # brackets are text
+        emoji=False,
+    )
     for part in parts:
         if isinstance(part, Table) and part.title:  # rich would wrap it to the table's width
             console.print(Text(str(part.title)))
