@@ -80,7 +80,7 @@ def test_answers_are_those_of_the_last_start() -> None:
         (
             len,
             (threading.Lock(),),
-            "Argument 0 of <built-in function len>, of type lock, cannot",
+            "Argument 0 of len, of type lock, cannot be sent",
         ),
         (len, (Stubborn(),), "of type Stubborn, cannot be sent to another process: not me"),
         (3, (), "fn=3 is of type int(?s:.)*spawn\\(train"),

@@ -107,7 +107,7 @@ def test_script_is_imported_only_from_the_body_of_its_guard(
     [
         (
             lambda: sg.OneDeviceStrategy("cpu:0"),
-            "Variable 'thing' of <function work at .*, of type OneDeviceStrategy, cannot be sent"
+            "Variable 'thing' of work, of type OneDeviceStrategy, cannot be sent"
             "(?s:.)*inside the function: strategy = sg.MultiWorkerMirroredStrategy",
         ),
         (
@@ -129,9 +129,9 @@ def test_captured_object_of_this_process_is_named_with_the_fix(monkeypatch, make
 
 def test_argument_is_named(monkeypatch) -> None:
     session = _session(monkeypatch, "def work(*args, **kwargs):\n    pass\n")
-    with pytest.raises(TypeError, match=r"^Argument 'opened' of <function work"):
+    with pytest.raises(TypeError, match=r"^Argument 'opened' of work, of type"):
         pack_function_call(session.work, (1,), {"opened": sys.stdout})
-    with pytest.raises(TypeError, match=r"^Argument 1 of <function work"):
+    with pytest.raises(TypeError, match=r"^Argument 1 of work, of type"):
         pack_function_call(session.work, (1, sys.stdout), {})
 
 

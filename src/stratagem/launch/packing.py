@@ -120,7 +120,8 @@ def _unsendable(
     parts |= {f"Argument {name!r}": value for name, value in kwargs.items()}
     parts |= captured_values(fn)
     name, value = find_unpicklable(parts, pickled=dumps_without_state) or ("", None)
-    subject = f"{name} of {fn!r}, of type {type(value).__name__}," if name else f"{fn!r}"
+    called = getattr(fn, "__qualname__", repr(fn))
+    subject = f"{name} of {called}, of type {type(value).__name__}," if name else called
     expected = "arguments and captured variables that can be pickled."
     fix = "create the object inside the function, or pass the values that it is made of."
     kind = live_kind(value)
