@@ -73,6 +73,12 @@ def spawn(
 
     Source: specific to Stratagem.
     """
+    _require_loaded_script()
+    call = pack_function_call(fn, args, kwargs or {})
+    return _spawn(call, LaunchOptions(**options), elastic)
+
+
+def _require_loaded_script() -> None:
     if is_loading_script():
         raise RuntimeError(
             explain(
@@ -82,8 +88,6 @@ def spawn(
                 code="SG804",
             )
         )
-    call = pack_function_call(fn, args, kwargs or {})
-    return _spawn(call, LaunchOptions(**options), elastic)
 
 
 def _spawn(call: bytes, options: LaunchOptions, elastic: ElasticConfig | None) -> list[Any]:

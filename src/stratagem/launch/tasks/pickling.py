@@ -41,7 +41,8 @@ def live_kind(value: object) -> Literal["strategy", "state"] | None:
     if keras is None or not hasattr(keras, "Model"):
         return None
     state = (keras.Model, keras.Variable, keras.optimizers.Optimizer, keras.metrics.Metric)
-    is_built = isinstance(value, keras.layers.Layer) and bool(value.variables)
+    is_layer = isinstance(value, keras.layers.Layer)
+    is_built = is_layer and bool(getattr(value, "variables", ()))
     return "state" if is_built or isinstance(value, state) else None
 
 
