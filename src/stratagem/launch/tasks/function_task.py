@@ -151,7 +151,7 @@ def _end_by_interrupt() -> NoReturn:
         stream.flush()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.raise_signal(signal.SIGINT)
-    raise AssertionError("The signal has ended this process.")
+    raise SystemExit(128 + signal.SIGINT)  # if the signal is blocked
 
 
 def _pickled_value(fn: object, value: object, dumps: Callable[[Any], bytes]) -> bytes:
