@@ -21,7 +21,8 @@ from nbclient import NotebookClient
 from PIL import Image
 
 PICTURE = Path(__file__).with_name("notebook.png")
-SIZE = (1000, 1480)
+SIZE = (1000, 1700)
+CELLS_BOX = (42, 96, 960, 1540)  # without the menus of Jupyter
 COLORS = 64
 CELLS = [
     """\
@@ -43,7 +44,7 @@ sg.launch.spawn(train, (2,), workers=2)""",
 strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"], shard_state="optimizer")
 with strategy.scope():
     model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(128), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
+    model.compile("adam", "mse")
 model.fit(x, x[:, :1], batch_size=256, verbose=0)
 strategy.describe(model)""",
 ]
@@ -60,7 +61,7 @@ def main():
         with served(folder) as address:
             shot = Path(folder, "shot.png")
             take(browser, f"{address}/doc/tree/notebook.ipynb", shot)
-            image = Image.open(shot).convert("RGB")
+            image = Image.open(shot).convert("RGB").crop(CELLS_BOX)
         image.quantize(COLORS).save(PICTURE, optimize=True)
     print(f"{PICTURE}: {PICTURE.stat().st_size / 1000:.0f} kB")
 

@@ -15,16 +15,16 @@ _COUNT = len(_DEVICES)
 _BATCH = (np.ones((8, 64), "float32"), np.ones((8, 4), "float32"))
 
 
-def _model(dtype: str = "float32") -> keras.Model:
+def _model(optimizer: str = "adam") -> keras.Model:
     """A large kernel and small variables; of batch normalization, two are trained and two not."""
     layers = [
-        keras.Input((64,), dtype=dtype),
-        keras.layers.Dense(128, "relu", dtype=dtype),
-        keras.layers.BatchNormalization(dtype=dtype),
-        keras.layers.Dense(4, dtype=dtype),
+        keras.Input((64,)),
+        keras.layers.Dense(128, "relu"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dense(4),
     ]
     model = keras.Sequential(layers)
-    model.compile("adam", "mse")
+    model.compile(optimizer, "mse")
     return model
 
 
@@ -57,17 +57,28 @@ def test_sizes_are_of_the_gradients_and_values(shard_state) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 @pytest.mark.parametrize("shard_state", [None, "optimizer", "all"])
-def test_sizes_are_of_the_collectives_in_the_compiled_step(shard_state) -> None:
+def test_sizes_are_of_the_collectives_in_the_compiled_step(shard_state, optimizer) -> None:
     strategy = sg.MirroredStrategy(_DEVICES, shard_state=shard_state)
     with strategy.scope():
-        model = _model()
+        model = _model(optimizer)
+        model.optimizer.build(model.trainable_variables)
     plan = sg.plan(model, _BATCH, f"{_COUNT}xH100", strategy=strategy)
     compiled: collections.Counter[str] = collections.Counter()
     for message in plan.reductions:
         compiled[message.kind] += message.num_bytes * message.times
     described = {kind: size for (kind, _), size in _sizes(strategy, model).items()}
     assert described == dict(compiled)
+
+
+def test_optimizer_without_state_shards_nothing() -> None:
+    strategy = sg.MirroredStrategy(_DEVICES, shard_state="optimizer")
+    with strategy.scope():
+        model = _model("sgd")
+    assert ("reduce-scatter", "gradients") in _sizes(strategy, model)  # it might have state
+    model.optimizer.build(model.trainable_variables)
+    assert _sizes(strategy, model) == {("all-reduce", "gradients"): _LARGE + _SMALL}
 
 
 def test_ring_sends_each_part_on() -> None:

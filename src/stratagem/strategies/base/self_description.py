@@ -56,8 +56,9 @@ class SelfDescription(PublicDir):
     def describe(self, model: _Model | None = None) -> StrategyDescription:
         """Describes devices, variables, traffic and compiled programs. Call anywhere.
 
-        Sizes and traffic follow from the placement of the variables, also before the first step. A
-        step that uses summed gradients otherwise, to clip them for example, sums more of them by
+        Sizes and traffic follow from the placement of the variables, also before the first step;
+        until then, an optimizer is assumed to have state for each trained variable. A step that
+        uses summed gradients otherwise, to clip them for example, sums more of them by
         all-reduce. Nothing is sent to other processes.
 
         Args:
@@ -85,17 +86,18 @@ class SelfDescription(PublicDir):
         Source: specific to Stratagem.
         """
         found = list(self.variables.live()) if model is None else self._variables_of(model)
+        compiled = compilations_of(self)
+        is_built = getattr(getattr(model, "optimizer", None), "built", False)
         sizes = [_sized(variable, self.topology) for variable in found]
         return StrategyDescription(
             title=str(self),
             num_replicas=self.topology.num_replicas,
             devices=_devices(sizes, self.topology),
             variables=sizes,
-            transfers=transfers_of(found, self.placement, self.topology),
-            programs={
-                _KERAS_METHODS.get(name, name): count
-                for name, count in compilations_of(self).items()
-            },
+            transfers=transfers_of(
+                found, self.placement, self.topology, has_slots=is_built or bool(compiled)
+            ),
+            programs={_KERAS_METHODS.get(name, name): count for name, count in compiled.items()},
         )
 
     def _variables_of(self, model: Any) -> list[Any]:

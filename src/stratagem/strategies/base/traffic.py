@@ -39,16 +39,22 @@ def array_bytes(variable: Any) -> int:
 
 
 def transfers_of(
-    variables: Sequence[Any], placement: Placement, topology: Topology
+    variables: Sequence[Any], placement: Placement, topology: Topology, *, has_slots: bool
 ) -> list[DescribedTransfer]:
     """Returns the transfers of a step that trains the trainable ones of these variables.
 
-    The sums of losses and metrics, a few bytes each, are left out.
+    `has_slots` means that the optimizer's state is among them; otherwise each trained variable is
+    assumed to have a slot. The sums of losses and metrics, a few bytes each, are left out.
     """
     totals: collections.Counter[_Transfer] = collections.Counter()
     for variable in variables:
         if _is_trained(variable):
-            kinds = _kinds(variable, variables, placement, topology.num_replicas)
+            slots = [one for one in variables if getattr(one, "slot_of", None) is variable]
+            if slots or has_slots:
+                slot_store = store_of(slots[0]) if slots else None
+            else:
+                slot_store = placement.choose(variable, variable)
+            kinds = _kinds(variable, slot_store, topology.num_replicas)
             totals.update(dict.fromkeys(kinds, array_bytes(variable)))
         if getattr(store_of(variable), "is_pinned", False):
             part = array_bytes(variable) // topology.num_replicas
@@ -61,9 +67,7 @@ def _is_trained(variable: Any) -> bool:
     return bool(getattr(variable, "trainable", False)) and not is_slot
 
 
-def _kinds(
-    variable: Any, variables: Sequence[Any], placement: Placement, num_replicas: int
-) -> Sequence[_Transfer]:
+def _kinds(variable: Any, slot_store: object, num_replicas: int) -> Sequence[_Transfer]:
     """Returns the transfers of one trained variable."""
     store, has_rows = store_of(variable), getattr(variable, "has_rows", False)
     if is_remote(variable):
@@ -71,21 +75,12 @@ def _kinds(
     if store is None:
         if num_replicas == 1:
             return ()
-        is_sharded = isinstance(_slot_store(variable, variables, placement), ShardedStore)
-        return (_SCATTER, _GATHER) if is_sharded else (_SUM,)
+        return (_SCATTER, _GATHER) if isinstance(slot_store, ShardedStore) else (_SUM,)
     if has_rows:
         return (_ROWS,)
     if not store.is_on_replicas:
         return (_COPY, *((_SUM,) if num_replicas > 1 else ()), _COPY_BACK)
     return (_GATHER, _SCATTER) if num_replicas > 1 else ()
-
-
-def _slot_store(variable: Any, variables: Sequence[Any], placement: Placement) -> object:
-    """Returns the store of an optimizer's slots, which may not exist yet."""
-    slots = [one for one in variables if getattr(one, "slot_of", None) is variable]
-    if slots:
-        return store_of(slots[0])
-    return placement.choose(variable, variable) if placement.uses_stores else None
 
 
 def _described(kind: _Transfer, size: int, num_replicas: int) -> DescribedTransfer:
