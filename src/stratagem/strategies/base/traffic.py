@@ -50,7 +50,7 @@ def transfers_of(
     for variable in variables:
         if _is_trained(variable):
             slots = [one for one in variables if getattr(one, "slot_of", None) is variable]
-            if slots or has_slots:
+            if slots or has_slots or is_remote(variable):
                 slot_store = store_of(slots[0]) if slots else None
             else:
                 slot_store = placement.choose(variable, variable)
