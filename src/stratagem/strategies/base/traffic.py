@@ -47,11 +47,11 @@ def transfers_of(
     assumed to have a slot. The sums of losses and metrics, a few bytes each, are left out.
     """
     totals: collections.Counter[_Transfer] = collections.Counter()
+    stores = {id(one.slot_of): store_of(one) for one in variables if _is_slot(one)}
     for variable in variables:
         if _is_trained(variable):
-            slots = [one for one in variables if getattr(one, "slot_of", None) is variable]
-            if slots or has_slots or is_remote(variable):
-                slot_store = store_of(slots[0]) if slots else None
+            if id(variable) in stores or has_slots or is_remote(variable):
+                slot_store = stores.get(id(variable))
             else:
                 slot_store = placement.choose(variable, variable)
             kinds = _kinds(variable, slot_store, topology.num_replicas)
@@ -62,9 +62,12 @@ def transfers_of(
     return [_described(kind, size, topology.num_replicas) for kind, size in totals.items()]
 
 
-def _is_trained(variable: Any) -> bool:
-    is_slot = getattr(variable, "slot_of", None) is not None
-    return bool(getattr(variable, "trainable", False)) and not is_slot
+def _is_slot(variable: object) -> bool:
+    return getattr(variable, "slot_of", None) is not None
+
+
+def _is_trained(variable: object) -> bool:
+    return bool(getattr(variable, "trainable", False)) and not _is_slot(variable)
 
 
 def _kinds(variable: Any, slot_store: object, num_replicas: int) -> Sequence[_Transfer]:
