@@ -46,7 +46,7 @@ def test_there_is_one_coordinator_a_strategy(coordinator) -> None:
     assert ClusterCoordinator(coordinator.strategy) is coordinator
     assert coordinator.strategy.executor.coordinator is coordinator
     assert coordinator.num_workers == 3
-    assert repr(coordinator).startswith("ClusterCoordinator(3 of 3 workers, ParameterServer")
+    assert repr(coordinator) == f"ClusterCoordinator(3 of 3 workers, {coordinator.strategy})"
     assert require_plain(coordinator._repr_html_()).texts[:3] == [
         "ClusterCoordinator",
         "workers",
