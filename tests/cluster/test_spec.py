@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from stratagem.cluster import ClusterDef, ClusterSpec, JobDef
 from stratagem.cluster.spec import parse_task_index
+from tests.test_rendering import require_plain
 
 # TF 2.21 server_lib.ClusterSpec: given, as_dict(), jobs, {job: (num_tasks, task_indices,
 # job_tasks)}, repr(), as_cluster_def().job.
@@ -159,3 +160,17 @@ def test_index_is_a_number_or_a_string(index, number) -> None:
 def test_other_text_is_no_index(index) -> None:
     with pytest.raises(ValueError, match=r"is invalid\.(?s:.)*number tasks from 0"):
         parse_task_index(index)
+
+
+def test_notebook_shows_the_tasks() -> None:
+    spec = ClusterSpec({"worker": {0: "a:1", 2: "<b>:1"}, "ps": ["c:1"]})
+    texts = require_plain(spec._repr_html_()).texts
+    heads = ["ClusterSpec", "job", "task", "address"]
+    rows = ["ps", "0", "c:1", "worker", "0", "a:1", "worker", "2", "<b>:1"]
+    assert texts == [*heads, *rows]
+
+
+def test_many_tasks_are_counted() -> None:
+    html = ClusterSpec({"worker": [f"h{index}:1" for index in range(1000)]})._repr_html_()
+    assert "... 968 more" in html
+    assert html.count("<tr>") == 34

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import types
 
 import pytest
 
@@ -78,9 +77,12 @@ def test_answers_are_those_of_the_last_start() -> None:
 @pytest.mark.parametrize(
     ("fn", "args", "words"),
     [
-        (lambda: None, (), "cannot be sent to another process(?s:.)*at the top of a module"),
-        (len, (threading.Lock(),), "<built-in function len> with its arguments cannot be sent"),
-        (len, (Stubborn(),), "cannot be sent to another process: not me"),
+        (
+            len,
+            (threading.Lock(),),
+            "Argument 0 of len, of type lock, cannot be sent",
+        ),
+        (len, (Stubborn(),), "of type Stubborn, cannot be sent to another process: not me"),
         (3, (), "fn=3 is of type int(?s:.)*spawn\\(train"),
     ],
 )
@@ -130,25 +132,81 @@ def test_function_of_a_script_is_found_in_the_script(folder) -> None:
     assert ended.stdout.splitlines() == [line, line, "caught here"]
 
 
-def test_function_of_a_session_is_refused(monkeypatch) -> None:
-    session = types.ModuleType("__main__")
-    exec("def work(): pass", session.__dict__)
-    monkeypatch.setitem(sys.modules, "__main__", session)
-    with pytest.raises(
-        TypeError,
-        match=r"function work at .* are defined in an interactive session(?s:.)*into a module",
-    ):
-        sg.launch.spawn(session.work)
-
-
 def test_task_may_start_tasks_of_its_own() -> None:
     assert sg.launch.spawn(sg.launch.spawn, (task_functions.leave_well,)) == [[None]]
 
 
-def test_script_that_does_its_work_without_a_guard_is_stopped(folder) -> None:
-    """Each task would start tasks of its own; as with multiprocessing, it must not come to that."""
-    (folder / "main.py").write_text(MAIN.split("if __name__")[0] + "sg.launch.spawn(work, (4,))\n")
+UNGUARDED = (
+    MAIN.split("if __name__")[0]
+    + """
+import pathlib
+pathlib.Path("runs").open("a").write("x")
+for result, name, _ in sg.launch.spawn(work, (4,), workers=2):
+    print(type(result) is Result, result.value, name)
+try:
+    sg.launch.spawn(fail)
+except WorkError as error:
+    print("caught", error)
+print(sg.launch.spawn(lambda: WorkError.__name__))
+"""
+)
+
+
+@pytest.mark.parametrize("how", ["script", pytest.param("prompt", marks=pytest.mark.slow)])
+def test_function_of_a_program_without_a_guard_is_sent_by_value(folder, how) -> None:
+    """The tasks do not run the program: each would start tasks of its own."""
+    (folder / "main.py").write_text(UNGUARDED)
+    command = [sys.executable, *(["main.py"] if how == "script" else ["-"])]
+    program = UNGUARDED if how == "prompt" else None
+    ended = subprocess.run(
+        command, input=program, capture_output=True, text=True, cwd=folder, timeout=60, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    line = "True 5 __main__"
+    assert ended.stdout.splitlines() == [line, line, "caught here", "['WorkError']"]
+    assert (folder / "runs").read_text() == "x"
+
+
+def test_script_that_spawns_before_its_guard_and_in_it_is_stopped(folder) -> None:
+    """The call under the guard imports the script, and the first one would start more tasks."""
+    first, guarded = MAIN.split("if __name__")
+    program = f"{first}sg.launch.spawn(work, (1,))\nif __name__{guarded}"
+    (folder / "main.py").write_text(program)
     ended = run_script("main.py", folder)
     assert ended.returncode == 1
     assert "A task called spawn while it was loading its script." in ended.stderr
     assert 'if __name__ == "__main__":' in ended.stderr
+
+
+@pytest.mark.slow
+def test_interrupt_ends_a_task_that_ignores_it(folder) -> None:
+    """The stop button of a notebook is pressed once."""
+    (folder / "main.py").write_text(IGNORES)
+    ended = run_script("main.py", folder)
+    assert ended.stdout.splitlines() == ["interrupted"], ended.stderr
+    for worker in ("0", "1"):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((folder / worker).read_text()), 0)
+
+
+IGNORES = """
+import json, os, pathlib, signal, threading, time
+import stratagem as sg
+def work():
+    task = json.loads(os.environ["TF_CONFIG"])["task"]
+    if task["index"] == 0:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    path = pathlib.Path(str(task["index"]))
+    path.with_suffix(".part").write_text(str(os.getpid()))
+    path.with_suffix(".part").rename(path)
+    time.sleep(1000)
+def press():
+    while not (pathlib.Path("0").exists() and pathlib.Path("1").exists()):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=press, daemon=True).start()
+try:
+    sg.launch.spawn(work, workers=2, grace_s=0.2)
+except KeyboardInterrupt:
+    print("interrupted")
+"""

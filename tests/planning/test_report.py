@@ -16,10 +16,11 @@ from stratagem.planning.report import (
     count_text,
     headline,
     show,
-    size_text,
     time_text,
     verdict,
 )
+from stratagem.rendering import size_text
+from tests.test_rendering import require_plain
 
 _GIB = 2**30
 
@@ -126,3 +127,14 @@ def test_sizes_times_and_counts() -> None:
         "2.00 s",
     ]
     assert [count_text(number) for number in (7, 1200, 2.5e15)] == ["7", "1.2 k", "2.5 P"]
+
+
+def test_plan_prints_its_tables(plan) -> None:
+    text = str(plan)
+    for line in (headline(plan), verdict(plan), "Communication per step", "all-reduce"):
+        assert line in text
+    assert max(map(len, text.splitlines())) <= 120
+    assert repr(plan) == f"<Plan: {headline(plan)}. {verdict(plan)}>"
+    texts = require_plain(plan._repr_html_()).texts
+    assert texts[:2] == [headline(plan), verdict(plan)]
+    assert size_text(plan.memory.total_bytes) in texts

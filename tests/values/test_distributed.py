@@ -11,6 +11,7 @@ import pytest
 
 from stratagem.topology import Topology, find_devices
 from stratagem.values import DistributedValues, Mirrored, PerReplica
+from tests.test_rendering import require_plain
 
 ROWS = np.arange(12, dtype=np.float32).reshape(3, 2, 2)
 
@@ -190,3 +191,31 @@ def test_mirrored_counts_like_its_value() -> None:
     np.testing.assert_array_equal(rows[1], [2.0, 3.0])
     assert [float(row[0]) for row in rows] == [0.0, 2.0, 4.0]
     assert not hasattr(rows, "no_such_thing")
+
+
+def test_notebook_shows_the_components(three) -> None:
+    value = PerReplica(stacked=three.put_stacked(ROWS), lengths=(2, 1, 0))
+    texts = require_plain(value._repr_html_()).texts
+    assert texts[:5] == ["PerReplica", "replica", "shape", "dtype", "value"]
+    assert texts[5:9] == ["0", "(2, 2)", "float32", "[[0. 1.] [2. 3.]]"]
+    assert texts[9:11] == ["1", "(1, 2)"]
+    objects = PerReplica(objects=("<b>", 2))
+    assert require_plain(objects._repr_html_()).texts[5:9] == ["0", "-", "str", "<b>"]
+
+
+def test_large_components_and_many_replicas_are_shortened() -> None:
+    html = PerReplica(objects=tuple(["x" * 1000] * 100))._repr_html_()
+    assert "... 68 more" in html
+    assert len(html) < 20_000
+
+
+def test_values_in_a_step_are_not_shown() -> None:
+    assert PerReplica(local=1.0)._repr_html_() is None
+    found = []
+    jax.make_jaxpr(lambda x: found.append(PerReplica(stacked=x)._repr_html_()))(ROWS)
+    assert found == [None]
+
+
+def test_mirrored_value_is_shown_once() -> None:
+    texts = require_plain(Mirrored(jnp.arange(3))._repr_html_()).texts
+    assert texts[5:] == ["all", "(3,)", "int32", "[0 1 2]"]

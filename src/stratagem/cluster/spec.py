@@ -6,9 +6,15 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from stratagem.messages import explain
+from rich.table import Table
 
-__all__ = ["ClusterDef", "ClusterSpec", "JobDef", "parse_task_index"]
+from stratagem.messages import explain
+from stratagem.public_dir import PublicDir
+from stratagem.rendering import as_html, new_table
+
+__all__ = ["ClusterDef", "ClusterSpec", "JobDef", "parse_task_index", "table_of_tasks"]
+
+_MAX_SHOWN = 32  # in a notebook
 
 
 def parse_task_index(index: object) -> int:
@@ -73,7 +79,7 @@ class ClusterDef:
     job: tuple[JobDef, ...]
 
 
-class ClusterSpec:
+class ClusterSpec(PublicDir):
     """The addresses of a cluster's tasks by job. Immutable.
 
     Addresses are not validated here; `check_cluster` validates them.
@@ -133,6 +139,9 @@ class ClusterSpec:
     def __repr__(self) -> str:
         jobs = self.as_dict()
         return f"ClusterSpec({{{', '.join(f'{job!r}: {jobs[job]!r}' for job in sorted(jobs))}}})"
+
+    def _repr_html_(self) -> str:
+        return as_html([type(self).__name__, table_of_tasks(self)])
 
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
         """Returns the cluster as a dict that `ClusterSpec` accepts.
@@ -293,3 +302,14 @@ def _tasks_of_job(job: str, tasks: object) -> dict[int, str]:
             )
         addresses[index] = address
     return addresses
+
+
+def table_of_tasks(spec: ClusterSpec) -> Table:
+    """Returns a table of the tasks of a cluster and their addresses, for a notebook."""
+    table = new_table(None, ["job", "task", "address"])
+    tasks = [(job, index) for job in sorted(spec.jobs) for index in spec.task_indices(job)]
+    for job, index in tasks[:_MAX_SHOWN]:
+        table.add_row(job, str(index), spec.task_address(job, index))
+    if len(tasks) > _MAX_SHOWN:
+        table.add_row(f"... {len(tasks) - _MAX_SHOWN} more", "", "")
+    return table

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import pickle
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
+from stratagem.launch.packing import pack_function_call
 from stratagem.launch.plan.elastic import ElasticConfig
 from stratagem.launch.plan.options import LaunchArguments, LaunchOptions
 from stratagem.launch.plan.task_plan import TaskPlan
@@ -21,14 +20,13 @@ from stratagem.launch.tasks.function_task import (
     CALL,
     CallResult,
     is_loading_script,
-    pack_call,
     read_result,
     task_command,
 )
 from stratagem.launch.tasks.output.tracebacks import failure_lines
 from stratagem.messages import explain
 
-__all__ = ["require_callable", "spawn"]
+__all__ = ["spawn"]
 
 
 def spawn(
@@ -41,8 +39,13 @@ def spawn(
 ) -> list[Any]:
     """Calls a function in every task of a cluster on this machine, each in a new process.
 
-    As with `multiprocessing`'s spawn, each task imports the function. It must be in a module, or in
-    a script that does its work under `if __name__ == "__main__":`.
+    Each task imports a function of a module. A function of a notebook, of the prompt or of a script
+    is sent by value, with the variables that it uses; so is a `lambda`, or a function in another
+    one. A script that calls this under `if __name__ == "__main__":` is imported instead, as by
+    `multiprocessing`.
+
+    In a notebook the output appears below the cell. An interrupt, such as the stop button, ends all
+    tasks within `grace_s` seconds.
 
     Args:
         fn: the function.
@@ -57,8 +60,10 @@ def spawn(
 
     Raises:
         Exception: raised by the task that failed first; its cause has the traceback of that task.
-        RuntimeError: the task that failed first raised no exception, or a script has no guard.
-        TypeError: the call or a returned value cannot be pickled.
+        RuntimeError: the task that failed first raised no exception, or a task called this while it
+            was importing its script.
+        TypeError: the call or a returned value cannot be pickled; a strategy, a model and other
+            variables cannot.
         ValueError: an option is out of range, or there are fewer GPUs than requested.
         UnavailableError: too few workers could run for longer than the limit.
 
@@ -68,6 +73,12 @@ def spawn(
 
     Source: specific to Stratagem.
     """
+    _require_loaded_script()
+    call = pack_function_call(fn, args, kwargs or {})
+    return _spawn(call, LaunchOptions(**options), elastic)
+
+
+def _require_loaded_script() -> None:
     if is_loading_script():
         raise RuntimeError(
             explain(
@@ -75,19 +86,6 @@ def spawn(
                 expected="a script whose functions can be imported without doing its work.",
                 fix='move the call of spawn under `if __name__ == "__main__":`.',
                 code="SG804",
-            )
-        )
-    return _spawn(_pickled(fn, args, kwargs or {}), LaunchOptions(**options), elastic)
-
-
-def require_callable(fn: object, example: str) -> None:
-    """Raises TypeError unless `fn` is callable; `example` shows a correct call."""
-    if not callable(fn):
-        raise TypeError(
-            explain(
-                f"fn={fn!r} is of type {type(fn).__name__}.",
-                expected="a function.",
-                fix=f"pass the function and its arguments separately: {example}.",
             )
         )
 
@@ -102,6 +100,7 @@ def _spawn(call: bytes, options: LaunchOptions, elastic: ElasticConfig | None) -
             options,
             finish=functools.partial(_finish, plans=plans),
             elastic=elastic,
+            kills_interrupted=True,
         )
         cause = raise_received_signal(outcome)
         if cause is not None:
@@ -117,35 +116,6 @@ def _finish(plan: TaskPlan, *, plans: dict[str, TaskPlan]) -> TaskPlan:
     plan = dataclasses.replace(plan, command=(*plan.command, f"{plan.file_name}-{restart}"))
     plans[plan.name] = plan
     return plan
-
-
-def _pickled(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-    require_callable(fn, "spawn(train, (3,))")
-    try:
-        call = pickle.dumps((fn, tuple(args), dict(kwargs)))
-    except Exception as error:
-        raise TypeError(
-            explain(
-                f"{fn!r} with its arguments cannot be sent to another process: {error}",
-                expected="a function at the top of a module, and arguments that can be pickled.",
-                fix="move the function to a module, and create unpicklable objects inside it.",
-                code="SG606",
-            )
-        ) from error
-    main_path = None
-    if b"__main__" in call:
-        script = getattr(sys.modules["__main__"], "__file__", None)
-        if script is None:
-            raise TypeError(
-                explain(
-                    f"{fn!r} or its arguments are defined in an interactive session.",
-                    expected="definitions that another process can import.",
-                    fix="move them into a module.",
-                    code="SG606",
-                )
-            )
-        main_path = str(Path(script).resolve())
-    return pack_call(call, path=sys.path, main_path=main_path)
 
 
 def _result(folder: Path, plan: TaskPlan) -> CallResult:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stratagem.optional_libraries import load
-from stratagem.planning.report import headline, size_text, time_text, verdict
+from stratagem.planning.report import headline, time_text, verdict
 from stratagem.planning.result import Plan
+from stratagem.rendering import size_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

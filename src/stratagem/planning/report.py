@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stratagem.planning.result import Plan
-from stratagem.planning.schedule import Reduction
+from stratagem.rendering import size_text
 
-__all__ = ["count_text", "headline", "show", "size_text", "time_text", "verdict"]
+if TYPE_CHECKING:
+    from stratagem.planning.result import Plan
+    from stratagem.planning.schedule import Reduction
 
-_BYTES_PER_GIB = 2**30
-_BYTES_PER_MIB = 2**20
-
-
-def size_text(num_bytes: float) -> str:
-    """Formats a size: "740 B", "12.5 MiB", "4.00 GiB"."""
-    if num_bytes >= _BYTES_PER_GIB / 10:
-        return f"{num_bytes / _BYTES_PER_GIB:.2f} GiB"
-    if num_bytes >= _BYTES_PER_MIB / 10:
-        return f"{num_bytes / _BYTES_PER_MIB:.1f} MiB"
-    return f"{num_bytes / 1024:.1f} KiB" if num_bytes >= 1000 else f"{num_bytes:.0f} B"
+__all__ = ["count_text", "headline", "parts_of", "show", "time_text", "verdict"]
 
 
 def time_text(seconds: float) -> str:
@@ -82,6 +74,13 @@ def show(plan: Plan, console: Console | None = None) -> None:
     console.print(_time_table(plan))
     for line in _assumption_lines(plan):
         console.print(Text(f"- {line}"), style="dim")
+
+
+def parts_of(plan: Plan) -> list[str | Table]:
+    """Returns the lines and tables of a plan, without its assumptions."""
+    tables = [_memory_table(plan), _reduction_table(plan), _time_table(plan)]
+    advice = [_shard_state_advice(plan)] if not plan.fits and plan.shared_state_bytes else []
+    return [headline(plan), verdict(plan), *advice, *tables, *plan.notes]
 
 
 def _shard_state_advice(plan: Plan) -> str:

@@ -7,14 +7,16 @@ from typing import Any
 
 from stratagem.planning.accelerators import Accelerator
 from stratagem.planning.memory import MemoryPlan
+from stratagem.planning.report import headline, parts_of, verdict
 from stratagem.planning.schedule import Reduction, share_behind
 from stratagem.planning.step_time import Assumptions, StepTime
 from stratagem.planning.targets import Target
+from stratagem.rendering import as_html, as_text
 
 __all__ = ["Plan"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Plan:
     """Estimated memory, communication and time of a training step on a target.
 
@@ -79,6 +81,15 @@ class Plan:
     scaling: tuple[StepTime, ...]
     assumptions: Assumptions
     notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"<Plan: {headline(self)}. {verdict(self)}>"
+
+    def __str__(self) -> str:
+        return as_text(parts_of(self))
+
+    def _repr_html_(self) -> str:
+        return as_html(parts_of(self))
 
     @property
     def fits(self) -> bool:

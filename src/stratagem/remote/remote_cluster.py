@@ -22,10 +22,11 @@ from stratagem import environment, logs
 from stratagem.cluster import ClusterDef, ClusterResolver, ClusterSpec, task_count
 from stratagem.cluster.addresses import join_address, split_address
 from stratagem.errors import DeadlineExceededError, UnavailableError
-from stratagem.launch.functions import require_callable
+from stratagem.launch.packing import require_callable
 from stratagem.launch.restart.signals import CaughtSignals
 from stratagem.launch.scripts import RemoteError
 from stratagem.launch.tasks.function_task import CALL, PROGRAM, pack_call, read_result
+from stratagem.launch.tasks.pickling import captured_values, dumps, find_unpicklable
 from stratagem.messages import explain
 from stratagem.remote.jobs.job_log import JobResult, follow
 from stratagem.remote.jobs.job_output import JobOutput
@@ -34,7 +35,6 @@ from stratagem.remote.jobs.jobs_client import JobsClient
 from stratagem.remote.jobs.lease import Lease
 from stratagem.remote.jobs.local_code import Package, local_modules, pack
 from stratagem.remote.jobs.log_frames import verified
-from stratagem.remote.jobs.pickling import captured_values, dumps, find_unpicklable
 from stratagem.remote.ray.leader import leader_of, tasks_of
 from stratagem.remote.ray.ray_nodes import resource_of_task
 

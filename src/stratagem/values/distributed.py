@@ -11,12 +11,18 @@ import numpy as np
 from jax.core import Tracer
 
 from stratagem.messages import explain
+from stratagem.public_dir import PublicDir
+from stratagem.rendering import as_html, new_table
 from stratagem.topology.lockstep import wait_until_ready
 
 __all__ = ["DistributedValues", "Mirrored", "PerReplica"]
 
+# In a notebook.
+_MAX_SHOWN = 32
+_MAX_CHARS = 200
 
-class DistributedValues:
+
+class DistributedValues(PublicDir):
     """Base class of values with one component per replica.
 
     Example:
@@ -110,6 +116,18 @@ class PerReplica(DistributedValues):
             return f"PerReplica(stacked={self.stacked!r})"  # JAX may put any object into a pytree
         return "PerReplica[" + " | ".join(str(part) for part in self.components) + "]"
 
+    def _repr_html_(self) -> str | None:
+        is_array = isinstance(self.stacked, jax.Array | np.ndarray)
+        if self.objects is None and (not is_array or isinstance(self.stacked, Tracer)):
+            return None  # in a step there are no values
+        first = 0 if self.objects is not None else _split_replica_axis(self.stacked)[0]
+        table = new_table(None, ["replica", "shape", "dtype", "value"])
+        for replica, part in enumerate(self.components[:_MAX_SHOWN], start=first):
+            shape, dtype = getattr(part, "shape", "-"), getattr(part, "dtype", type(part).__name__)
+            table.add_row(str(replica), str(shape), str(dtype), _short(part))
+        more = len(self.components) - _MAX_SHOWN
+        return as_html(["PerReplica", table, *([f"... {more} more"] if more > 0 else [])])
+
     def _refuse(self, use: str) -> NoReturn:
         raise ValueError(
             explain(
@@ -145,6 +163,11 @@ class PerReplica(DistributedValues):
     __mod__ = __rmod__ = __pow__ = __rpow__ = __neg__ = __pos__ = __abs__ = _refuse_as_number
     __lt__ = __le__ = __gt__ = __ge__ = _refuse_as_number
     __matmul__ = __rmatmul__ = __getitem__ = __iter__ = __len__ = _refuse_as_array
+
+
+def _short(value: object) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]} ..."
 
 
 def _split_replica_axis(stacked: jax.Array | np.ndarray) -> tuple[int, tuple[Any, ...]]:
@@ -217,6 +240,12 @@ class Mirrored(DistributedValues):
         self, dtype: np.typing.DTypeLike | None = None, copy: bool | None = None
     ) -> np.ndarray[Any, Any]:
         return np.array(self.value, dtype=dtype, copy=copy)
+
+    def _repr_html_(self) -> str:
+        array = jax.numpy.asarray(self.value)
+        table = new_table(None, ["replica", "shape", "dtype", "value"])
+        table.add_row("all", str(array.shape), str(array.dtype), _short(array))
+        return as_html(["Mirrored", table])
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "value":  # during construction or copying

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stratagem.cluster import ClusterResolver, ClusterSpec, Processes
+from tests.test_rendering import require_plain
 
 
 class _Resolver(ClusterResolver):
@@ -47,3 +48,31 @@ def test_accelerators_are_those_of_this_process(variables) -> None:
     assert resolver.num_accelerators("worker", 0) == {}
     variables(CUDA_VISIBLE_DEVICES="")
     assert resolver.num_accelerators() == {}
+
+
+class _Local(ClusterResolver):
+    _is_local = True
+    _task_type, _task_id = "worker", 1
+
+    def cluster_spec(self) -> ClusterSpec:
+        return ClusterSpec({"worker": ["a:1", "b:1"]})
+
+
+class _Asking(_Local):
+    _is_local = False
+
+    def cluster_spec(self) -> ClusterSpec:
+        raise AssertionError("printing must not send a request")
+
+
+class _Broken(_Local):
+    def cluster_spec(self) -> ClusterSpec:
+        raise ValueError("malformed")
+
+
+def test_resolver_is_shown_without_a_request() -> None:
+    assert repr(_Local()) == "_Local(ClusterSpec({'worker': ['a:1', 'b:1']}), task='worker 1')"
+    assert require_plain(_Local()._repr_html_()).texts[0] == "_Local: this is worker 1"
+    for resolver in (_Asking(), _Broken()):
+        assert repr(resolver) == f"{type(resolver).__name__}()"
+        assert "is looked up when it is used" in resolver._repr_html_()

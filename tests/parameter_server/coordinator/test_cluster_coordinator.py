@@ -31,6 +31,7 @@ from tests.parameter_server.shared_with_workers import (
     ten_more,
     wait_to_go_on,
 )
+from tests.test_rendering import require_plain
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_shared"),
@@ -45,6 +46,13 @@ def test_there_is_one_coordinator_a_strategy(coordinator) -> None:
     assert ClusterCoordinator(coordinator.strategy) is coordinator
     assert coordinator.strategy.executor.coordinator is coordinator
     assert coordinator.num_workers == 3
+    assert repr(coordinator) == f"ClusterCoordinator(3 of 3 workers, {coordinator.strategy})"
+    assert require_plain(coordinator._repr_html_()).texts[:3] == [
+        "ClusterCoordinator",
+        "workers",
+        "3",
+    ]
+    assert not any(name.startswith("_") for name in dir(coordinator))
     with pytest.raises(ValueError, match="ClusterCoordinator received OneDeviceStrategy"):
         ClusterCoordinator(sg.OneDeviceStrategy("cpu:0"))
     with pytest.raises(ValueError, match="ClusterCoordinator received None"):

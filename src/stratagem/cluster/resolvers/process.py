@@ -33,6 +33,8 @@ class ProcessClusterResolver(ClusterResolver):
     Source: specific to Stratagem.
     """
 
+    _is_local = True
+
     def __init__(self, processes: Processes, environment: str = "") -> None:
         if not isinstance(processes, Processes):
             raise TypeError(

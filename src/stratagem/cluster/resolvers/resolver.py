@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 
 from stratagem.accelerators import local_gpus
 from stratagem.cluster.processes import Processes, processes_of_task
-from stratagem.cluster.spec import ClusterSpec, parse_task_index
+from stratagem.cluster.spec import ClusterSpec, parse_task_index, table_of_tasks
+from stratagem.public_dir import PublicDir
+from stratagem.rendering import as_html
 
 __all__ = ["ClusterResolver", "has_one_task", "master_url"]
 
 
-class ClusterResolver(abc.ABC):
+class ClusterResolver(PublicDir, abc.ABC):
     """Finds the cluster of this process and its task in the cluster.
 
     Subclasses define `cluster_spec` and set `_task_type`, `_task_id`, `_rpc_layer` and
@@ -35,6 +38,32 @@ class ClusterResolver(abc.ABC):
     _task_id: int | None = None
     _rpc_layer: str | None = None
     _environment: str | None = ""
+    _is_local = False  # True if the cluster is known without a request to another machine
+
+    def __repr__(self) -> str:
+        name, known = type(self).__name__, self._known()
+        if known is None:
+            return f"{name}()"
+        spec, task = known
+        return f"{name}({spec}, task={task!r})"
+
+    def _repr_html_(self) -> str:
+        name, known = type(self).__name__, self._known()
+        if known is None:
+            return as_html([f"{name}: the cluster is looked up when it is used."])
+        spec, task = known
+        return as_html([f"{name}: this is {task}", table_of_tasks(spec)])
+
+    def _known(self) -> tuple[ClusterSpec, str] | None:
+        """Returns the cluster and the name of this task; None if that takes a request or fails."""
+        if not self._is_local:
+            return None
+        with contextlib.suppress(Exception):  # printing a resolver never raises
+            task = " ".join(
+                str(part) for part in (self.task_type, self.task_id) if part is not None
+            )
+            return self.cluster_spec(), task or "no task"
+        return None
 
     @abc.abstractmethod
     def cluster_spec(self) -> ClusterSpec:

@@ -37,6 +37,8 @@ class SageMakerClusterResolver(ClusterResolver):
     Source: TF 2.21 sagemaker_cluster_resolver.py, SageMakerClusterResolver.
     """
 
+    _is_local = True
+
     def __init__(
         self,
         port: int = 2223,

@@ -33,6 +33,8 @@ class SimpleClusterResolver(ClusterResolver):
     Source: TF 2.21 cluster_resolver.py, SimpleClusterResolver.
     """
 
+    _is_local = True
+
     def __init__(
         self,
         cluster_spec: ClusterSpec,

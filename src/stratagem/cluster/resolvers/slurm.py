@@ -49,6 +49,8 @@ class SlurmClusterResolver(ClusterResolver):
     Source: TF 2.21 slurm_cluster_resolver.py, SlurmClusterResolver.
     """
 
+    _is_local = True
+
     def __init__(
         self,
         jobs: Mapping[str, int] | None = None,

@@ -37,6 +37,8 @@ class TFConfigClusterResolver(ClusterResolver):
     Source: TF 2.21 tfconfig_cluster_resolver.py, TFConfigClusterResolver.
     """
 
+    _is_local = True
+
     def __init__(
         self,
         task_type: str | None = None,

@@ -17,7 +17,9 @@ from stratagem.execution.functions.function_program import (
     flatten_call,
     trace_function,
 )
+from stratagem.execution.programs.compilations import note_compilation
 from stratagem.execution.programs.recompilations import Recompilations
+from stratagem.execution.tracing.program_fingerprint import name_of
 from stratagem.execution.tracing.returned_values import as_values, rebuilt
 from stratagem.messages import explain
 from stratagem.summary.settings import trace_key
@@ -58,6 +60,8 @@ class Function:
                 self._known.strategies.append(current)
             program = trace_function(self._fn, call, self._known)
             self._programs[key] = program
+            for strategy in self._known.strategies:
+                note_compilation(strategy, name_of(self._fn))
             _recompilations.note(self._fn, (call.structure, call.kinds, current), program.usage)
             if program.summaries is not None:
                 self._programs[(key, trace_key())] = program

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stratagem import config
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution.eager.replicas import run_eagerly
+from stratagem.execution.programs.compilations import note_compilation
 from stratagem.execution.programs.multistep import run_steps
 from stratagem.execution.programs.offloaded_program import OffloadedProgram, is_offloaded
 from stratagem.execution.programs.program import Program
@@ -127,6 +128,7 @@ class Lockstep:
             is_remote=self._strategy.placement.is_remote,
         )
         if not is_inside:  # otherwise the outer function was recompiled
+            note_compilation(self._strategy, name_of(fn))
             self._recompilations.note(fn, (arguments.structure, arguments.leaves), program.usage)
         if trace.summaries is not None:
             self._programs[(key, trace_key())] = program

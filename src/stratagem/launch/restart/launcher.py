@@ -77,11 +77,13 @@ def launch(
     *,
     finish: Callable[[TaskPlan], TaskPlan] | None = None,
     elastic: ElasticConfig | None = None,
+    kills_interrupted: bool = False,
 ) -> Outcome:
     """Runs a command as every task of a cluster on this machine.
 
     `finish` completes the plan of each task before it starts; `elastic` replaces `min_workers` and
-    `max_workers` of the options. Raises UnavailableError if too few workers could run for longer
+    `max_workers` of the options. `kills_interrupted` kills tasks that still run `grace_s` after a
+    signal to end. Raises UnavailableError if too few workers could run for longer
     than the limit, ValueError with fewer GPUs than requested, OSError for a failed start or write.
     """
     if elastic is not None:
@@ -111,6 +113,7 @@ def launch(
             events=events,
             folders=folders,
             discovery=Discovery(elastic, options.full_workers),
+            kills_interrupted=kills_interrupted,
         )
         return job.run(warm)
 
@@ -129,6 +132,7 @@ class _Job:
     events: LaunchEvents
     folders: RestartFolders
     discovery: Discovery
+    kills_interrupted: bool
 
     def run(self, warm: WarmStart | None) -> Outcome:
         """Runs all tasks, restarts them as often as allowed, and returns the last outcome."""
@@ -190,6 +194,7 @@ class _Job:
             events=self.events,
             warm=warm,
             is_notice_due=functools.partial(self.is_notice_due, num_workers),
+            kills_interrupted=self.kills_interrupted,
         )
         return Outcome(
             statuses=statuses, signum=self.caught.ending, restart=restart, were_asked=were_asked

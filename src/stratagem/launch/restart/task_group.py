@@ -63,16 +63,19 @@ def run_group(
     events: LaunchEvents,
     warm: WarmStart | None = None,
     is_notice_due: Callable[[float], bool] | None = None,
+    kills_interrupted: bool = False,
 ) -> tuple[tuple[ExitStatus, ...], bool]:
     """Starts tasks, shows their output, and returns when none of their processes is left.
 
     `plans` has the leader first; tasks inherit `base`. `guardian` kills the tasks if this process
     is killed. `warm` forks tasks if possible: several tasks wait until it is ready, for a single
     one it is prepared after a while. `is_notice_due` is called with the seconds since the start;
-    True asks the tasks to save and exit. Returns the exit statuses, and True if the tasks were
+    True asks the tasks to save and exit. `kills_interrupted` kills tasks that still run `grace_s`
+    after a signal to end. Returns the exit statuses, and True if the tasks were
     asked to exit. After an OSError, no task is left.
     """
-    with contextlib.closing(_TaskGroup(options, screen, caught, guardian, events)) as group:
+    made = _TaskGroup(options, screen, caught, guardian, events, kills_interrupted)
+    with contextlib.closing(made) as group:
         if warm is not None:
             warm.load(plans, lambda: caught.ending is not None)
         for plan in plans:
@@ -98,8 +101,10 @@ class _TaskGroup:
         caught: CaughtSignals,
         guardian: Guardian,
         events: LaunchEvents,
+        kills_interrupted: bool,
     ) -> None:
         self._options = options
+        self._kills_interrupted = kills_interrupted
         self._screen = screen
         self._caught = caught
         self._guardian = guardian
@@ -179,6 +184,8 @@ class _TaskGroup:
         for task in self._tasks:
             if not task.process.is_gone:
                 task.process.send(signal.SIGKILL if is_impatient else signum)
+                if signum in ENDING and self._kills_interrupted and task.stopped_at_s is None:
+                    task.stopped_at_s = time.monotonic()
         if signum == signal.SIGINT and not is_impatient:
             self._screen.say(["SIGINT: waiting for the tasks to end. Once more kills them."])
         elif signum in ENDING and not is_impatient:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import linecache
 import os
 import pickle
 import runpy
+import signal
 import sys
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 __all__ = [
     "CALL",
@@ -62,13 +64,21 @@ def pack_call(
     path: list[str] | None = None,
     main_path: str | None = None,
     by_value: bool = False,
+    sources: Mapping[str, str] | None = None,
 ) -> bytes:
     """Returns the content of the file `CALL`, for a pickled function with its arguments.
 
     None for `path` leaves the task's `sys.path` unchanged. `main_path` is the script to run first
     as the main module, if the call refers to it. `by_value` allows cloudpickle for the result.
+    `sources` are texts by file name, for tracebacks, of files that the task cannot read.
     """
-    return pickle.dumps({"path": path, "main_path": main_path, "by_value": by_value}) + call
+    header = {
+        "path": path,
+        "main_path": main_path,
+        "by_value": by_value,
+        "sources": dict(sources or {}),
+    }
+    return pickle.dumps(header) + call
 
 
 def task_command(folder: Path) -> tuple[str, ...]:
@@ -102,6 +112,8 @@ def main() -> None:
             fn, args, kwargs = pickle.load(file)
             value = fn(*args, **kwargs)
             result = _pickled_value(fn, value, dumps)
+        except KeyboardInterrupt:
+            _end_by_interrupt()
         except Exception as error:
             _write(folder / name, _pickled_error(error, dumps))
             raise
@@ -117,11 +129,29 @@ def _prepare(header: dict[str, Any]) -> Callable[[Any], bytes]:
         sys.argv = [header["main_path"]]
         script.__dict__.update(runpy.run_path(header["main_path"], run_name=_MAIN))
         sys.modules["__main__"] = sys.modules[_MAIN] = script
+    if header["sources"]:
+        _remember_sources(header["sources"])
     if not header["by_value"]:
         return pickle.dumps
     from stratagem.optional_libraries import load
 
-    return load("cloudpickle", needed_by="a function that is sent", install="stratagem[ray]").dumps
+    return load("cloudpickle", needed_by="a function that is sent", install="cloudpickle").dumps
+
+
+def _remember_sources(sources: Mapping[str, str]) -> None:
+    """Makes tracebacks show the lines of cells, also those of an error that ends this process."""
+    for name, text in sources.items():
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    sys.excepthook = traceback.print_exception
+
+
+def _end_by_interrupt() -> NoReturn:
+    """Ends this process by SIGINT: the traceback of an interrupt says nothing about the program."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.raise_signal(signal.SIGINT)
+    raise SystemExit(128 + signal.SIGINT)  # if the signal is blocked
 
 
 def _pickled_value(fn: object, value: object, dumps: Callable[[Any], bytes]) -> bytes:

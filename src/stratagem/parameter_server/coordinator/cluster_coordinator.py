@@ -19,6 +19,8 @@ from stratagem.parameter_server.coordinator.remote_value import RemoteValue
 from stratagem.parameter_server.coordinator.scheduling import Scheduling
 from stratagem.parameter_server.coordinator.shipping import Shipments, inputs_of
 from stratagem.parameter_server.coordinator.structures import map_structure
+from stratagem.public_dir import PublicDir
+from stratagem.rendering import as_html, new_table
 from stratagem.tracebacks import filters_traceback
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ _making = threading.Lock()
 _DRAW_EVERY_S = 0.2
 
 
-class ClusterCoordinator(Closing):
+class ClusterCoordinator(PublicDir, Closing):
     """Schedules functions on the workers of a `ParameterServerStrategy`. Call in the coordinator.
 
     Each strategy has one coordinator: a second call returns the same object.
@@ -78,6 +80,18 @@ class ClusterCoordinator(Closing):
 
     def __init__(self, strategy: Strategy) -> None:
         assert strategy is self._strategy
+
+    def __repr__(self) -> str:
+        name, present = type(self).__name__, len(self.present_workers)
+        return f"{name}({present} of {self.num_workers} workers, {self._strategy})"
+
+    def _repr_html_(self) -> str:
+        table = new_table(None, ["", ""])
+        table.add_row("workers", str(self.num_workers))
+        table.add_row("present workers", ", ".join(map(str, self.present_workers)) or "none")
+        table.add_row("lost updates", str(self.num_lost_updates))
+        table.add_row("strategy", str(self._strategy))
+        return as_html([type(self).__name__, table])
 
     def _begin(self, strategy: RemoteStateStrategy) -> None:
         self._strategy = strategy

@@ -23,6 +23,7 @@ from stratagem.strategies.base.cross_device_ops import CrossDeviceOps
 from stratagem.strategies.base.extended import StrategyExtended
 from stratagem.strategies.base.logical_devices import LogicalDevices
 from stratagem.strategies.base.old_methods import OldMethods
+from stratagem.strategies.base.self_description import SelfDescription
 from stratagem.strategies.base.value_methods import ValueMethods
 from stratagem.topology import Topology, planned_topology
 from stratagem.tracebacks import filters_traceback
@@ -36,7 +37,7 @@ from stratagem.variables import (
 __all__ = ["Strategy"]
 
 
-class Strategy(ValueMethods, LogicalDevices, OldMethods):
+class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
     """Distributes training over devices.
 
     A strategy is four parts. A concrete strategy only chooses them.

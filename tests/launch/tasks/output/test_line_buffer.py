@@ -62,3 +62,23 @@ def test_bar_is_shown_once_a_moment() -> None:
         shown += splitter.overdue(now_s)
     assert shown == [b"10%", b"21%"]
     assert splitter.rest() == [b"30%"]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "rewritten"),
+    [
+        ([b"a"], None),
+        ([b"a\r"], b"a"),
+        ([b"\r1%", b"\r2%"], b"2%"),
+        ([b"1%\r", b"2%"], b"2%"),
+        ([b"1%\r2%\n"], None),
+        ([b"1%\r2%\n", b"prompt"], None),
+    ],
+)
+def test_line_with_carriage_returns_is_being_rewritten(pieces, rewritten) -> None:
+    splitter = LineBuffer()
+    for piece in pieces:
+        splitter.feed(piece, 0.0)
+    assert splitter.rewritten == rewritten
+    splitter.rest()
+    assert splitter.rewritten is None

@@ -20,6 +20,12 @@ class LineBuffer:
     def __init__(self) -> None:
         self._pending = b""
         self._since_s = 0.0
+        self._is_rewritten = False
+
+    @property
+    def rewritten(self) -> bytes | None:
+        """Current state of a line that is rewritten in place, such as a progress bar; or None."""
+        return _visible(self._pending) if self._is_rewritten else None
 
     def feed(self, data: bytes, now_s: float) -> list[bytes]:
         """Adds bytes read at `now_s`; returns the complete lines, without their ends."""
@@ -29,6 +35,7 @@ class LineBuffer:
         while len(rest) > _MAX_LINE_BYTES:
             lines.append(_visible(rest[:_MAX_LINE_BYTES]))
             rest = rest[_MAX_LINE_BYTES:]
+        self._is_rewritten = b"\r" in rest or (self._is_rewritten and not complete)
         # Text before a carriage return is overwritten.
         self._pending = _visible(rest) + b"\r" if rest.endswith(b"\r") else _visible(rest)
         if complete or was_empty:
@@ -41,7 +48,7 @@ class LineBuffer:
 
     def rest(self) -> list[bytes]:
         """Removes and returns the pending text, at the end of the stream."""
-        line, self._pending = _visible(self._pending), b""
+        line, self._pending, self._is_rewritten = _visible(self._pending), b"", False
         return [line] if line else []
 
 

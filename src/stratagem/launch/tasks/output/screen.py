@@ -9,7 +9,9 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
+from stratagem.launch.tasks.output.progress_display import open_progress_display
 from stratagem.launch.tasks.output.repeated_tracebacks import RepeatedTracebacks
+from stratagem.notebooks import printable
 
 __all__ = ["STDERR", "STDOUT", "Screen"]
 
@@ -20,10 +22,14 @@ _LAUNCHER = "launch"
 
 
 class Screen:
-    """Writes whole lines to stdout and stderr, behind names that are colored on a terminal."""
+    """Writes whole lines to stdout and stderr, behind names that are colored on a terminal.
+
+    `progress` shows lines that are rewritten in place, in a notebook; None elsewhere.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         self.tracebacks = RepeatedTracebacks()
+        self.progress = open_progress_display()
         self._streams: tuple[TextIO, TextIO] = (sys.stdout, sys.stderr)
         styles = {name: _COLORS[index % len(_COLORS)] for index, name in enumerate(names)}
         styles[_LAUNCHER] = "bold"
@@ -51,6 +57,8 @@ class Screen:
 
     def _closed(self, line: str, stream: int) -> str:
         """Resets the color at the end of a line, so that the next task's line does not have it."""
+        if self.progress is not None:
+            line = printable(line)
         return f"{line}\x1b[0m" if self._is_terminal[stream] and "\x1b[" in line else line
 
 

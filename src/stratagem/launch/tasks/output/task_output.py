@@ -42,8 +42,15 @@ class TaskOutput:
 
     def show_overdue(self, now_s: float) -> None:
         """Shows unfinished lines that have waited too long."""
+        progress = None if self._screen is None else self._screen.progress
+        current = b""
         for stream, buffer in enumerate(self._buffers):
-            self._show(buffer.overdue(now_s), stream, now_s)
+            if progress is not None and buffer.rewritten is not None:
+                current = buffer.rewritten
+            else:
+                self._show(buffer.overdue(now_s), stream, now_s)
+        if progress is not None:
+            progress.show(self._name, current.decode("utf-8", "replace"))
         if self._screen is not None:
             held = self._screen.tracebacks.overdue(self._name, now_s)
             self._screen.show(self._name, held, stream=STDERR)
@@ -55,6 +62,8 @@ class TaskOutput:
         if self._screen is not None:
             held = self._screen.tracebacks.rest(self._name)
             self._screen.show(self._name, held, stream=STDERR)
+            if self._screen.progress is not None:
+                self._screen.progress.show(self._name, "")
 
     @property
     def is_shown(self) -> bool:

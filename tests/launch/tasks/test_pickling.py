@@ -6,11 +6,18 @@ import pickle
 import threading
 from typing import Any
 
+import keras
+import numpy as np
 import pytest
 
-pytest.importorskip("cloudpickle", reason="needs stratagem[ray]")
-
-from stratagem.remote.jobs.pickling import captured_values, dumps, find_unpicklable
+import stratagem as sg
+from stratagem.launch.tasks.pickling import (
+    captured_values,
+    dumps,
+    dumps_without_state,
+    find_unpicklable,
+    live_kind,
+)
 
 LOCK = threading.Lock()
 
@@ -62,3 +69,36 @@ def test_what_can_be_pickled_has_no_such_place() -> None:
 
 def test_depth_limits_the_search() -> None:
     assert find_unpicklable({"it": [[[LOCK]]]}, depth=1) == ("it[0]", [[LOCK]])
+
+
+def _model() -> keras.Model:
+    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda: sg.OneDeviceStrategy("cpu:0"), "strategy"),
+        (_model, "state"),
+        (lambda: _model().layers[0], "state"),
+        (lambda: keras.Variable(1.0), "state"),
+        (lambda: keras.optimizers.SGD(), "state"),
+        (lambda: keras.metrics.Mean(), "state"),
+        (lambda: keras.layers.Dense(1), None),  # not built: a recipe
+        (lambda: np.ones(2), None),
+        (lambda: sg.ReduceOp.SUM, None),
+        (lambda: sg.MirroredStrategy, None),  # the class
+    ],
+    ids=str,
+)
+def test_what_belongs_to_a_process_stays_there(make, kind) -> None:
+    value = make()
+    assert live_kind(value) == kind
+    if kind is None:
+        pickle.loads(dumps_without_state([value]))
+        return
+    with pytest.raises(TypeError, match=f"A {type(value).__name__} belongs to this process"):
+        dumps_without_state({"part": [value]})
+    found = find_unpicklable({"it": [1, value]}, pickled=dumps_without_state)
+    assert found is not None
+    assert (found[0], found[1] is value) == ("it[1]", True)

@@ -1,0 +1,101 @@
+"""Bytes that a training step moves for the variables of a strategy, from their placement."""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from stratagem.strategies.base.description import DescribedTransfer
+from stratagem.topology import Topology
+from stratagem.variables import Placement, ShardedStore, is_remote, store_of
+
+__all__ = ["array_bytes", "transfers_of"]
+
+# How, and what.
+_Transfer = tuple[str, str]
+
+_SUM: _Transfer = ("all-reduce", "gradients")
+_SCATTER: _Transfer = ("reduce-scatter", "gradients")
+_GATHER: _Transfer = ("all-gather", "values")
+_PULL: _Transfer = ("pull from servers", "values")
+_PUSH: _Transfer = ("push to servers", "gradients")
+_PULL_ROWS: _Transfer = ("pull from servers", "rows looked up")
+_PUSH_ROWS: _Transfer = ("push to servers", "gradients of rows")
+_COPY: _Transfer = ("copy from the host to each replica", "values")
+_COPY_BACK: _Transfer = ("copy from replica 0 to the host", "gradients")
+_ROWS: _Transfer = ("exchange of rows", "rows looked up, and their gradients")
+_BRING: _Transfer = ("copy from pinned host memory", "values and optimizer state")
+_PUT_BACK: _Transfer = ("copy to pinned host memory", "values and optimizer state")
+_BY_BATCH = (_PULL_ROWS, _PUSH_ROWS, _ROWS)
+
+
+def array_bytes(variable: Any) -> int:
+    """Returns the size of a whole variable, counted once."""
+    return math.prod(variable.shape) * jnp.dtype(variable.dtype).itemsize
+
+
+def transfers_of(
+    variables: Sequence[Any], placement: Placement, topology: Topology, *, has_slots: bool
+) -> list[DescribedTransfer]:
+    """Returns the transfers of a step that trains the trainable ones of these variables.
+
+    `has_slots` means that the optimizer's state is among them; otherwise each trained variable is
+    assumed to have a slot. The sums of losses and metrics, a few bytes each, are left out.
+    """
+    totals: collections.Counter[_Transfer] = collections.Counter()
+    stores = {id(one.slot_of): store_of(one) for one in variables if _is_slot(one)}
+    for variable in variables:
+        if _is_trained(variable):
+            if id(variable) in stores or has_slots or is_remote(variable):
+                slot_store = stores.get(id(variable))
+            else:
+                slot_store = placement.choose(variable, variable)
+            kinds = _kinds(variable, slot_store, topology.num_replicas)
+            totals.update(dict.fromkeys(kinds, array_bytes(variable)))
+        if getattr(store_of(variable), "is_pinned", False):
+            part = array_bytes(variable) // topology.num_replicas
+            totals.update(dict.fromkeys((_BRING, _PUT_BACK), part))
+    return [_described(kind, size, topology.num_replicas) for kind, size in totals.items()]
+
+
+def _is_slot(variable: object) -> bool:
+    return getattr(variable, "slot_of", None) is not None
+
+
+def _is_trained(variable: object) -> bool:
+    return bool(getattr(variable, "trainable", False)) and not _is_slot(variable)
+
+
+def _kinds(variable: Any, slot_store: object, num_replicas: int) -> Sequence[_Transfer]:
+    """Returns the transfers of one trained variable."""
+    store, has_rows = store_of(variable), getattr(variable, "has_rows", False)
+    if is_remote(variable):
+        return (_PULL_ROWS, _PUSH_ROWS) if has_rows else (_PULL, _PUSH)
+    if store is None:
+        if num_replicas == 1:
+            return ()
+        return (_SCATTER, _GATHER) if isinstance(slot_store, ShardedStore) else (_SUM,)
+    if has_rows:
+        return (_ROWS,)
+    if not store.is_on_replicas:
+        return (_COPY, *((_SUM,) if num_replicas > 1 else ()), _COPY_BACK)
+    return (_GATHER, _SCATTER) if num_replicas > 1 else ()
+
+
+def _described(kind: _Transfer, size: int, num_replicas: int) -> DescribedTransfer:
+    if kind in _BY_BATCH:
+        return DescribedTransfer(*kind, None, None)
+    sent = {
+        # A ring: every replica passes on one part at a time.
+        _SUM: 2 * size * (num_replicas - 1) // num_replicas,
+        _SCATTER: size * (num_replicas - 1) // num_replicas,
+        _GATHER: size * (num_replicas - 1) // num_replicas,
+        _PULL: 0,
+        _COPY: 0,
+        _BRING: 0,
+    }
+    return DescribedTransfer(*kind, size, sent.get(kind, size))

@@ -1,0 +1,134 @@
+"""Bytes of each step, compared with the collectives of the program that XLA compiles."""
+
+from __future__ import annotations
+
+import collections
+
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+
+_DEVICES = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
+_COUNT = len(_DEVICES)
+_BATCH = (np.ones((8, 64), "float32"), np.ones((8, 4), "float32"))
+
+
+def _model(optimizer: str = "adam") -> keras.Model:
+    """A large kernel and small variables; of batch normalization, two are trained and two not."""
+    layers = [
+        keras.Input((64,)),
+        keras.layers.Dense(128, "relu"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dense(4),
+    ]
+    model = keras.Sequential(layers)
+    model.compile(optimizer, "mse")
+    return model
+
+
+_LARGE = 64 * 128 * 4
+_SMALL = (128 + 2 * 128 + 128 * 4 + 4) * 4
+
+
+def _sizes(strategy: sg.Strategy, model: keras.Model | None = None) -> dict[tuple[str, str], int]:
+    transfers = strategy.describe(model).transfers
+    assert len({(one.kind, one.arrays) for one in transfers}) == len(transfers)
+    return {(one.kind, one.arrays): one.num_bytes or 0 for one in transfers}
+
+
+@pytest.mark.parametrize("shard_state", [None, "optimizer", "all"])
+def test_sizes_are_of_the_gradients_and_values(shard_state) -> None:
+    strategy = sg.MirroredStrategy(_DEVICES, shard_state=shard_state)
+    with strategy.scope():
+        model = _model()
+    trained = [np.asarray(one).nbytes for one in model.trainable_variables]
+    if shard_state is None:
+        expected = {("all-reduce", "gradients"): sum(trained)}
+    else:
+        expected = {
+            ("all-gather", "values"): _LARGE,
+            ("reduce-scatter", "gradients"): _LARGE,
+            ("all-reduce", "gradients"): _SMALL,
+        }
+    assert sum(trained) == _LARGE + _SMALL
+    assert _sizes(strategy, model) == _sizes(strategy) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("shard_state", [None, "optimizer", "all"])
+def test_sizes_are_of_the_collectives_in_the_compiled_step(shard_state, optimizer) -> None:
+    strategy = sg.MirroredStrategy(_DEVICES, shard_state=shard_state)
+    with strategy.scope():
+        model = _model(optimizer)
+        model.optimizer.build(model.trainable_variables)
+    plan = sg.plan(model, _BATCH, f"{_COUNT}xH100", strategy=strategy)
+    compiled: collections.Counter[str] = collections.Counter()
+    for message in plan.reductions:
+        compiled[message.kind] += message.num_bytes * message.times
+    described = {kind: size for (kind, _), size in _sizes(strategy, model).items()}
+    assert described == dict(compiled)
+
+
+def test_optimizer_without_state_shards_nothing() -> None:
+    strategy = sg.MirroredStrategy(_DEVICES, shard_state="optimizer")
+    with strategy.scope():
+        model = _model("sgd")
+    assert ("reduce-scatter", "gradients") in _sizes(strategy, model)  # it might have state
+    model.optimizer.build(model.trainable_variables)
+    assert _sizes(strategy, model) == {("all-reduce", "gradients"): _LARGE + _SMALL}
+
+
+def test_ring_sends_each_part_on() -> None:
+    strategy = sg.MirroredStrategy(_DEVICES, shard_state="optimizer")
+    with strategy.scope():
+        model = _model()
+    sent = {one.kind: one.sent_bytes for one in strategy.describe(model).transfers}
+    # Each of n replicas passes n - 1 parts on; for a sum, another n - 1 come back.
+    assert sent == {
+        "all-reduce": 2 * _SMALL * (_COUNT - 1) // _COUNT,
+        "reduce-scatter": _LARGE * (_COUNT - 1) // _COUNT,
+        "all-gather": _LARGE * (_COUNT - 1) // _COUNT,
+    }
+
+
+def test_variables_on_the_host_are_copied_to_replicas_and_gradients_back() -> None:
+    strategy = sg.CentralStorageStrategy(_DEVICES, parameter_device="cpu:0")
+    with strategy.scope():
+        model = _model()
+    size = _LARGE + _SMALL
+    assert _sizes(strategy, model) == {
+        ("copy from the host to each replica", "values"): size,
+        ("all-reduce", "gradients"): size,
+        ("copy from replica 0 to the host", "gradients"): size,
+    }
+
+
+def test_rows_of_a_table_depend_on_the_batch() -> None:
+    strategy = sg.CentralStorageStrategy(_DEVICES, parameter_device="cpu:0")
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Embedding(100_000, 8)])
+    (rows,) = strategy.describe(model).transfers
+    assert (rows.kind, rows.num_bytes, rows.sent_bytes) == ("exchange of rows", None, None)
+
+
+def test_one_replica_and_frozen_variables_send_nothing() -> None:
+    one = sg.OneDeviceStrategy("cpu:0")
+    with one.scope():
+        model = _model()
+    assert _sizes(one, model) == {}
+    two = sg.MirroredStrategy(_DEVICES[:2])
+    with two.scope():
+        frozen = _model()
+    frozen.trainable = False
+    assert _sizes(two, frozen) == {}
+
+
+def test_half_precision_counts_half() -> None:
+    strategy = sg.MirroredStrategy(_DEVICES)
+    with strategy.scope():
+        weights = sg.Variable(np.ones((10, 10)), dtype="bfloat16")
+    assert _sizes(strategy) == {("all-reduce", "gradients"): 200}
+    assert weights.dtype == "bfloat16"
