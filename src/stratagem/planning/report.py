@@ -154,12 +154,14 @@ def _scope_suffix(plan: Plan, one: Reduction) -> str:
 
 def _time_table(plan: Plan) -> Table:
     table = Table(title="Predicted step time (not measured)", title_justify="left")
-    for name in ("devices", "compute", "comm", "hidden", "step", "best case", "efficiency"):
+    names = ("devices", "compute", "launch", "comm", "hidden", "step", "best case", "efficiency")
+    for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     for time in plan.scaling:
         table.add_row(
             str(time.num_devices),
             time_text(time.compute_s),
+            time_text(time.launch_s),
             time_text(time.reduction_s),
             time_text(time.hidden_s),
             time_text(time.step_s),
@@ -176,10 +178,9 @@ def _assumption_lines(plan: Plan) -> list[str]:
         for dtype, count in plan.flops.items()
     )
     rates = rates or "none"
-    bound = "products" if plan.products_s >= plan.memory_s else "memory"
     by_memory = (
-        f"; {size_text(plan.accessed_bytes)} accessed take {time_text(plan.memory_s)}, so the "
-        f"step is bound by {bound}"
+        f", {time_text(plan.products_s)} in all; {size_text(plan.accessed_bytes)} accessed take "
+        f"{time_text(plan.memory_s)}. Each operation takes the longer of both"
         if plan.compiler != "cpu"
         else "; only the compiler for the devices reports the bytes that a step accesses"
     )
@@ -200,15 +201,19 @@ def _assumption_lines(plan: Plan) -> list[str]:
         if plan.from_host_bytes or plan.to_host_bytes
         else []
     )
+    launches = (
+        [f"{plan.num_launches} kernels start per step and device."] if plan.num_launches else []
+    )
     return [
         f"Compiled for {plan.compiler.upper()}. Products per device: {rates}{by_memory}.",
         f"{kind.name}: memory {count_text(kind.memory_bytes_per_s)}B/s, links "
         f"{count_text(kind.link_bytes_per_s)}B/s, network {count_text(kind.network_bytes_per_s)}"
         "B/s, per device and direction.",
+        *launches,
         "Assumed: " + "; ".join(plan.assumptions.lines()) + ".",
         "The batch per device is constant. 'hidden' is communication that the compiler's schedule "
-        "overlaps with products, 'best case' assumes full overlap. Input, kernel launches, "
-        "stragglers, memory of CUDA and communication libraries, and fragmentation are excluded.",
+        "overlaps with products, 'best case' assumes full overlap. Input, stragglers, memory of "
+        "CUDA and communication libraries, and fragmentation are excluded.",
         *host,
         *pinned,
         *plan.notes,

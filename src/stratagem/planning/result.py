@@ -40,6 +40,7 @@ class Plan:
         accessed_bytes: bytes that one device reads and writes, as counted by the compiler.
         products_s: seconds that the matrix products take.
         memory_s: seconds that the memory accesses take.
+        num_launches: number of kernels that a GPU starts per step; 0 if unknown.
         scaling: predicted steps on one replica up to all.
         assumptions: assumptions of the time prediction.
         notes: further remarks.
@@ -76,6 +77,7 @@ class Plan:
     accessed_bytes: float
     products_s: float
     memory_s: float
+    num_launches: int
     scaling: tuple[StepTime, ...]
     assumptions: Assumptions
     notes: tuple[str, ...]
@@ -145,6 +147,7 @@ class Plan:
             "accessed_bytes": self.accessed_bytes,
             "products_s": self.products_s,
             "memory_s": self.memory_s,
+            "num_launches": self.num_launches,
             "scaling": [_time_fields(time) for time in self.scaling],
             "assumptions": dataclasses.asdict(self.assumptions),
             "accelerator": _accelerator_fields(self.target.accelerator),
