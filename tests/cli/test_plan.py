@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from stratagem import environment
 from stratagem.cli import main
+from tests.profiling.fabricated import two_steps, write
 
 _LOOP = Path(__file__).parents[1] / "planning" / "programs" / "loop.py"
 _LARGE = _LOOP.with_name("large.py")
@@ -35,6 +36,21 @@ def test_tables_json_and_picture(tmp_path) -> None:
     written = json.loads(json_file.read_text())
     assert (written["target"], written["memory"]["parameters_bytes"]) == ("4xH100", 128)
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_comparison_with_a_profile(tmp_path) -> None:
+    json_file = tmp_path / "plan.json"
+    write(tmp_path / "a" / "vm.xplane.pb", two_steps())
+    arguments = ("--target", "4xH100", "--json", json_file, "--profile", tmp_path / "a")
+    result = _call(_LOOP, *arguments)
+    assert result.exit_code == 0, result.output
+    assert "Predicted and measured step" in result.stdout
+    parts = json.loads(json_file.read_text())["comparison"]["parts"]
+    assert parts[-1]["name"] == "step"
+    assert parts[-1]["measured_s"] == pytest.approx(1e-6)
+    missing = _call(_LOOP, "--target", "4xH100", "--profile", tmp_path / "missing")
+    assert missing.exit_code == 1
+    assert "does not exist" in missing.stderr
 
 
 def test_another_global_batch() -> None:

@@ -34,6 +34,9 @@ __all__ = ["command"]
 @click.option(
     "--picture", type=click.Path(dir_okay=False, path_type=Path), help="Also plot it: FILE.png."
 )
+@click.option(
+    "--profile", type=click.Path(path_type=Path), help="Compare with a trace by sg.profile."
+)
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
@@ -44,6 +47,7 @@ def command(
     shard_state: str | None,
     json_file: Path | None,
     picture: Path | None,
+    profile: Path | None,
 ) -> None:
     """Plan a training step of SCRIPT for hardware you don't have.
 
@@ -58,14 +62,20 @@ def command(
         from stratagem.planning import plot, report
 
         plan = _make_plan(script, arguments, target, global_batch, shard_state)
+        comparison = None if profile is None else plan.compare(profile)
         if json_file is not None:
+            fields = plan.to_dict()
+            if comparison is not None:
+                fields["comparison"] = comparison.to_dict()
             json_file.parent.mkdir(parents=True, exist_ok=True)
-            json_file.write_text(json.dumps(plan.to_dict(), indent=2) + "\n")
+            json_file.write_text(json.dumps(fields, indent=2) + "\n")
         if picture is not None:
             plot.draw(plan, picture)
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     report.show(plan)
+    if comparison is not None:
+        report.show_comparison(comparison)
 
 
 def _make_plan(

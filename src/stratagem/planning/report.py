@@ -8,10 +8,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from stratagem.planning.comparison import Comparison
 from stratagem.planning.result import Plan
 from stratagem.planning.schedule import Reduction
 
-__all__ = ["count_text", "headline", "show", "size_text", "time_text", "verdict"]
+__all__ = [
+    "count_text",
+    "headline",
+    "show",
+    "show_comparison",
+    "size_text",
+    "time_text",
+    "verdict",
+]
 
 _BYTES_PER_GIB = 2**30
 _BYTES_PER_MIB = 2**20
@@ -84,6 +93,24 @@ def show(plan: Plan, console: Console | None = None) -> None:
         console.print(Text(f"- {line}"), style="dim")
 
 
+def show_comparison(comparison: Comparison, console: Console | None = None) -> None:
+    """Prints predicted and measured parts of a step."""
+    console = console or Console(highlight=False)
+    table = Table(title="Predicted and measured step", title_justify="left")
+    table.add_column("part")
+    for name in ("predicted", "measured", "predicted / measured"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for part in comparison.parts:
+        if part.name == "step":
+            table.add_section()
+        predicted = "-" if part.predicted_s is None else time_text(part.predicted_s)
+        ratio = "-" if part.ratio is None else f"{part.ratio:.2f}"
+        table.add_row(part.name, predicted, time_text(part.measured_s), ratio)
+    console.print(table)
+    for note in comparison.notes:
+        console.print(Text(f"- {note}"), style="dim")
+
+
 def _shard_state_advice(plan: Plan) -> str:
     """Returns the arithmetic of `shard_state` on the variables of a device."""
     held = " or ".join(
@@ -154,14 +181,12 @@ def _scope_suffix(plan: Plan, one: Reduction) -> str:
 
 def _time_table(plan: Plan) -> Table:
     table = Table(title="Predicted step time (not measured)", title_justify="left")
-    names = ("devices", "compute", "launch", "comm", "hidden", "step", "best case", "efficiency")
-    for name in names:
+    for name in ("devices", "compute", "comm", "hidden", "step", "best case", "efficiency"):
         table.add_column(name, justify="right", no_wrap=True)
     for time in plan.scaling:
         table.add_row(
             str(time.num_devices),
-            time_text(time.compute_s),
-            time_text(time.launch_s),
+            time_text(time.compute_s + time.launch_s),
             time_text(time.reduction_s),
             time_text(time.hidden_s),
             time_text(time.step_s),
@@ -202,7 +227,12 @@ def _assumption_lines(plan: Plan) -> list[str]:
         else []
     )
     launches = (
-        [f"{plan.num_launches} kernels start per step and device."] if plan.num_launches else []
+        [
+            f"'compute' includes {plan.num_launches} kernel starts per step, "
+            f"{time_text(plan.step.launch_s)}."
+        ]
+        if plan.num_launches
+        else []
     )
     return [
         f"Compiled for {plan.compiler.upper()}. Products per device: {rates}{by_memory}.",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from stratagem.planning.accelerators import Accelerator
+from stratagem.planning.comparison import Comparison, compare
 from stratagem.planning.memory import MemoryPlan
 from stratagem.planning.schedule import Reduction, share_behind
 from stratagem.planning.step_time import Assumptions, StepTime
 from stratagem.planning.targets import Target
+from stratagem.profiling import Summary
 
 __all__ = ["Plan"]
 
@@ -111,6 +114,22 @@ class Plan:
     def hidden_share(self) -> float:
         """Fraction of these bytes sent while the backward pass computes products."""
         return share_behind(self.reductions)
+
+    def compare(self, profile: Summary | str | Path) -> Comparison:
+        """Compares the predicted step with a measured one.
+
+        Args:
+            profile: a profile by `sg.profile` of the same step on the target: its summary, or the
+                path of its trace.
+
+        Returns:
+            Predicted and measured seconds of each part. The predicted step is on all devices.
+
+        Raises:
+            FileNotFoundError: there is no trace.
+            ValueError: the profile cannot be read, or has no marks of steps.
+        """
+        return compare(self.step, self.target.accelerator.platform, profile)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the whole plan as numbers, strings, lists and dicts, ready for JSON."""

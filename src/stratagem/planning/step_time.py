@@ -2,13 +2,15 @@
 
 Each operation takes the longer of its products at the achieved rate and its bytes at the achieved
 memory bandwidth (the roofline of Williams, Waterman and Patterson, 2009). On GPUs, the start of
-each kernel adds a launch. TPUs read their program themselves. NVIDIA measured 3.8 us per kernel of
-2.9 us launched into a stream, and 3.4 us in a CUDA graph, on a V100 (A. Gray, "Getting Started with
-CUDA Graphs", developer.nvidia.com/blog/cuda-graphs, 2019): 0.9 us is the default. A ring all-reduce over n devices
-sends 2 (n - 1) / n of its bytes over each link, a reduce-scatter or all-gather half of that. Over
-several hosts or slices it runs inside each, then between them on each device's part, by recursive
-halving and doubling, then inside again (Thakur, Rabenseifner and Gropp, 2005). Each hop of a ring,
-and each round between hosts, adds a latency; the rings of a TPU run along the axes of its slice.
+each kernel adds a launch; TPUs read their program themselves. NVIDIA measured 3.8 us per kernel of
+2.9 us in a stream, and 3.4 us in a CUDA graph, on a V100 (A. Gray, "Getting Started with CUDA
+Graphs", developer.nvidia.com/blog/cuda-graphs, 2019). The default is the difference in a stream.
+
+A ring all-reduce over n devices sends 2 (n - 1) / n of its bytes over each link, a reduce-scatter
+or all-gather half of that. Over several hosts or slices it runs inside each, then between them on
+each device's part, by recursive halving and doubling, then inside again (Thakur, Rabenseifner and
+Gropp, 2005). Each hop of a ring, and each round between hosts, adds a latency; the rings of a TPU
+run along the axes of its slice.
 """
 
 from __future__ import annotations

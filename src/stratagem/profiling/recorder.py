@@ -110,8 +110,8 @@ class StepRecorder:
         warnings.warn(
             explain(
                 f"sg.profile recorded nothing: {why}.",
-                expected="fit or strategy.run to reach the first step, and no other profiler. Steps "
-                "that run op by op, and those of parameter servers' workers, are not counted.",
+                expected="fit or strategy.run to reach the first step, and no other profiler. "
+                "Eager steps, and those of parameter servers' workers, are not counted.",
                 fix="pass earlier steps, such as steps=(1, 3), or train longer.",
             ),
             RuntimeWarning,

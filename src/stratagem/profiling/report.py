@@ -72,4 +72,3 @@ def _operations_table(summary: Summary, top: int) -> Table:
             f"{one.time_s / summary.whole_s:.1%}" if summary.whole_s else "-",
         )
     return table
-

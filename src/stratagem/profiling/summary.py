@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -240,7 +241,7 @@ def _executions(operations: Sequence[DeviceOperation]) -> list[Interval]:
     gaps: list[Interval] = []
     for intervals in by_program.values():
         merged = union(intervals)
-        for (_, end), (begin, _) in zip(merged, merged[1:], strict=False):
+        for (_, end), (begin, _) in itertools.pairwise(merged):
             if begin - end <= _LONGEST_LAUNCH_NS:
                 gaps.append((end, begin))
     return union(gaps)

@@ -97,7 +97,9 @@ def _read_instructions(trace: Path) -> dict[str, dict[str, tuple[str, str]]]:
     try:
         programs: Any = json.loads(path.read_text(encoding="utf-8"))["programs"]
         return {
-            str(program): {str(name): (str(kind), str(scope)) for name, (kind, scope) in ops.items()}
+            str(program): {
+                str(name): (str(kind), str(scope)) for name, (kind, scope) in ops.items()
+            }
             for program, ops in programs.items()
         }
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -20,8 +20,8 @@ from stratagem.execution.functions.function_program import (
 from stratagem.execution.programs.recompilations import Recompilations
 from stratagem.execution.tracing.returned_values import as_values, rebuilt
 from stratagem.messages import explain
-from stratagem.summary.settings import trace_key
 from stratagem.profiling.step_observer import observed_call
+from stratagem.summary.settings import trace_key
 from stratagem.tracebacks import filters_traceback
 
 __all__ = ["Function", "function"]

@@ -92,7 +92,9 @@ class StepProfile(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self.steps = _checked_steps(steps)
-        self.folder = Path(_default_folder() if folder is None else checked_folder("folder", folder))
+        self.folder = Path(
+            _default_folder() if folder is None else checked_folder("folder", folder)
+        )
         self.workers = _checked_workers(workers)
         self.top = top
         self.verbose = verbose
@@ -155,7 +157,8 @@ class StepProfile(keras.callbacks.Callback):
         if self.verbose and self._recorder is not None:
             console = Console(highlight=False)
             first = self._recorder.num_before
-            title = f"Worker {jax.process_index()}, {first} to {first + summary.num_steps}"
+            last = first + max(summary.num_steps, 1) - 1
+            title = f"Worker {jax.process_index()}, steps {first} to {last}"
             report.show(summary, title, top=self.top, console=console)
             console.print(Text(f"Trace: {trace.parent}"), soft_wrap=True)
 

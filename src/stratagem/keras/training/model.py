@@ -23,9 +23,9 @@ from stratagem.keras.private import (
 from stratagem.keras.training.active_fit import uses_batch_logs
 from stratagem.keras.training.callback_support import check_callbacks, listed
 from stratagem.keras.training.dataset_adapter import adapted, is_dataset
+from stratagem.keras.training.observed_steps import observe_steps, restore_steps
 from stratagem.keras.training.planned_models import strategy_for_plan
 from stratagem.keras.training.several_processes import settle_call
-from stratagem.keras.training.observed_steps import observe_steps, restore_steps
 from stratagem.keras.training.step_events import ReportedTrainFunction
 from stratagem.keras.training.step_functions import (
     HostBatches,
