@@ -12,11 +12,11 @@ from rich.console import Console
 from stratagem.planning import ComparedPart, StepTime
 from stratagem.planning.comparison import compare
 from stratagem.planning.report import show_comparison
-from stratagem.profiling import Summary
+from stratagem.profiling import ProfileSummary
 from tests.profiling.fabricated import two_steps, write
 
 # Ten steps of 40 ms.
-_MEASURED = Summary(
+_MEASURED = ProfileSummary(
     platform="gpu",
     num_devices=8,
     num_steps=10,

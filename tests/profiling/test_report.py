@@ -9,7 +9,7 @@ import pytest
 from jax.profiler import ProfileData
 from rich.console import Console
 
-from stratagem.profiling import Summary
+from stratagem.profiling import ProfileSummary
 from stratagem.profiling.report import show
 from stratagem.profiling.summary import summarize
 from stratagem.profiling.trace import parse_trace
@@ -17,7 +17,7 @@ from tests.profiling.fabricated import OPERATIONS, two_steps
 
 
 @pytest.fixture(scope="module")
-def summary() -> Summary:
+def summary() -> ProfileSummary:
     """A thousand times as long as `two_steps`."""
     found = summarize(parse_trace(ProfileData.from_serialized_xspace(two_steps())), OPERATIONS)
     return dataclasses.replace(
@@ -31,7 +31,7 @@ def summary() -> Summary:
     )
 
 
-def _shown(summary: Summary, top: int = 10, width: int = 80) -> list[str]:
+def _shown(summary: ProfileSummary, top: int = 10, width: int = 80) -> list[str]:
     text = io.StringIO()
     show(summary, "Worker 0", top=top, console=Console(width=width, file=text))
     return text.getvalue().splitlines()

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.profiler import ProfileData
 
-from stratagem.profiling import PARTS, Operation, Summary
+from stratagem.profiling import PARTS, ProfiledOperation, ProfileSummary
 from stratagem.profiling.intervals import union
 from stratagem.profiling.summary import summarize
-from stratagem.profiling.trace import DeviceOperation, Trace, parse_trace
+from stratagem.profiling.trace import DeviceOperation, DeviceTrace, parse_trace
 from tests.profiling.fabricated import OPERATIONS, two_steps
 
 _WHOLE_NS = 60
@@ -20,10 +20,10 @@ _SPAN = st.tuples(st.integers(0, _WHOLE_NS), st.integers(1, 12)).map(
 _SPANS = st.lists(_SPAN.filter(lambda one: one[0] < one[1]), max_size=6)
 
 
-def _trace(operations, **fields) -> Trace:
+def _trace(operations, **fields) -> DeviceTrace:
     steps = fields.pop("steps", [((0, 1), 1)])
     given = {"input": [], "compilation": [], "end_ns": None, "executions": {}} | fields
-    return Trace("gpu", operations, steps=steps, **given)
+    return DeviceTrace("gpu", operations, steps=steps, **given)
 
 
 def _operation(begin, end, kind="compute", name="dot", module="jit_step", run=None):
@@ -148,7 +148,7 @@ def test_trace_without_marks_is_one_whole() -> None:
 
 
 def test_empty_summary_has_no_shares() -> None:
-    summary = Summary(
+    summary = ProfileSummary(
         platform="cpu",
         num_devices=1,
         num_steps=0,
@@ -166,4 +166,4 @@ def test_dict_is_ready_for_json_and_has_the_longest_operations() -> None:
     assert [one["name"] for one in fields["operations"]] == ["dot"]
     assert fields["step_s"] == summary.step_s
     assert len(summary.to_dict()["operations"]) == 2
-    assert isinstance(summary.operations[0], Operation)
+    assert isinstance(summary.operations[0], ProfiledOperation)

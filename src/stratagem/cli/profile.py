@@ -20,7 +20,7 @@ def command(trace: Path, top: int, *, as_json: bool) -> None:
     """Show what the time of profiled training steps was spent on.
 
     TRACE is the folder given to sg.profile or jax.profiler.start_trace, or an .xplane.pb file in
-    it. Of several profiles of a worker, the latest counts.
+    it. The latest profile of each worker counts.
     """
     # Reading needs no accelerator.
     environment.set_defaults({"JAX_PLATFORMS": "cpu"})

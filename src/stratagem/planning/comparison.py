@@ -8,7 +8,7 @@ from typing import Any
 
 from stratagem.messages import explain
 from stratagem.planning.step_time import StepTime
-from stratagem.profiling import Summary, read_profile
+from stratagem.profiling import ProfileSummary, read_profile
 
 __all__ = ["ComparedPart", "Comparison", "compare"]
 
@@ -79,9 +79,9 @@ class Comparison:
         return {"parts": parts, "notes": list(self.notes)}
 
 
-def compare(step: StepTime, platform: str, profile: Summary | str | Path) -> Comparison:
+def compare(step: StepTime, platform: str, profile: ProfileSummary | str | Path) -> Comparison:
     """Compares a predicted step on a platform with a profile; see `Plan.compare`."""
-    summary = profile if isinstance(profile, Summary) else read_profile(profile)
+    summary = profile if isinstance(profile, ProfileSummary) else read_profile(profile)
     if not summary.num_steps:
         raise ValueError(
             explain(
@@ -109,7 +109,7 @@ def compare(step: StepTime, platform: str, profile: Summary | str | Path) -> Com
     return Comparison(parts=tuple(parts), notes=tuple(_notes(step, platform, summary)))
 
 
-def _notes(step: StepTime, platform: str, summary: Summary) -> list[str]:
+def _notes(step: StepTime, platform: str, summary: ProfileSummary) -> list[str]:
     notes: list[str] = []
     if summary.platform != platform:
         notes.append(f"Measured on {summary.platform.upper()}, planned for {platform.upper()}.")

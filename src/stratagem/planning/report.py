@@ -196,6 +196,13 @@ def _time_table(plan: Plan) -> Table:
     return table
 
 
+def _launch_lines(plan: Plan) -> list[str]:
+    if not plan.num_launches:
+        return []
+    launches = time_text(plan.step.launch_s)
+    return [f"'compute' includes {plan.num_launches} kernel starts per step, {launches}."]
+
+
 def _assumption_lines(plan: Plan) -> list[str]:
     kind = plan.target.accelerator
     rates = ", ".join(
@@ -226,20 +233,12 @@ def _assumption_lines(plan: Plan) -> list[str]:
         if plan.from_host_bytes or plan.to_host_bytes
         else []
     )
-    launches = (
-        [
-            f"'compute' includes {plan.num_launches} kernel starts per step, "
-            f"{time_text(plan.step.launch_s)}."
-        ]
-        if plan.num_launches
-        else []
-    )
     return [
         f"Compiled for {plan.compiler.upper()}. Products per device: {rates}{by_memory}.",
         f"{kind.name}: memory {count_text(kind.memory_bytes_per_s)}B/s, links "
         f"{count_text(kind.link_bytes_per_s)}B/s, network {count_text(kind.network_bytes_per_s)}"
         "B/s, per device and direction.",
-        *launches,
+        *_launch_lines(plan),
         "Assumed: " + "; ".join(plan.assumptions.lines()) + ".",
         "The batch per device is constant. 'hidden' is communication that the compiler's schedule "
         "overlaps with products, 'best case' assumes full overlap. Input, stragglers, memory of "

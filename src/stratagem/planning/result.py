@@ -12,7 +12,7 @@ from stratagem.planning.memory import MemoryPlan
 from stratagem.planning.schedule import Reduction, share_behind
 from stratagem.planning.step_time import Assumptions, StepTime
 from stratagem.planning.targets import Target
-from stratagem.profiling import Summary
+from stratagem.profiling import ProfileSummary
 
 __all__ = ["Plan"]
 
@@ -115,7 +115,7 @@ class Plan:
         """Fraction of these bytes sent while the backward pass computes products."""
         return share_behind(self.reductions)
 
-    def compare(self, profile: Summary | str | Path) -> Comparison:
+    def compare(self, profile: ProfileSummary | str | Path) -> Comparison:
         """Compares the predicted step with a measured one.
 
         Args:

@@ -17,8 +17,8 @@ from stratagem.messages import explain
 from stratagem.profiling.marks import END, STEP
 from stratagem.profiling.scopes import instructions_of
 from stratagem.profiling.step_observer import end_observation
-from stratagem.profiling.summary import Summary, summarize
-from stratagem.profiling.trace import Trace, read_trace
+from stratagem.profiling.summary import ProfileSummary, summarize
+from stratagem.profiling.trace import DeviceTrace, read_trace
 from stratagem.profiling.trace_files import INSTRUCTIONS, find_traces
 
 __all__ = ["StepRecorder"]
@@ -33,7 +33,7 @@ class StepRecorder:
     """
 
     def __init__(
-        self, first: int, end: int, folder: Path, on_summary: Callable[[Path, Summary], None]
+        self, first: int, end: int, folder: Path, on_summary: Callable[[Path, ProfileSummary], None]
     ) -> None:
         self._first, self._end = first, end
         self._folder = folder
@@ -119,7 +119,7 @@ class StepRecorder:
         )
 
 
-def _instructions(trace: Trace) -> dict[str, Mapping[str, tuple[str, str]]]:
+def _instructions(trace: DeviceTrace) -> dict[str, Mapping[str, tuple[str, str]]]:
     """Returns the instructions of each program in a trace that ran, from its compiled program."""
     ran: dict[str, set[str]] = defaultdict(set)
     for operations in trace.devices.values():

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stratagem.profiling.summary import Summary
+from stratagem.profiling.summary import ProfileSummary
 
 __all__ = ["show"]
 
@@ -21,7 +21,9 @@ _MEANINGS = {
 }
 
 
-def show(summary: Summary, title: str, *, top: int = 10, console: Console | None = None) -> None:
+def show(
+    summary: ProfileSummary, title: str, *, top: int = 10, console: Console | None = None
+) -> None:
     """Prints the shares of a profile and its `top` longest operations."""
     console = console or Console(highlight=False)
     devices = "device" if summary.num_devices == 1 else "devices"
@@ -43,7 +45,7 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms"
 
 
-def _parts_table(summary: Summary) -> Table:
+def _parts_table(summary: ProfileSummary) -> Table:
     table = Table(title="Time of a step" if summary.num_steps else "Time", title_justify="left")
     table.add_column("part", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
@@ -56,7 +58,7 @@ def _parts_table(summary: Summary) -> Table:
     return table
 
 
-def _operations_table(summary: Summary, top: int) -> Table:
+def _operations_table(summary: ProfileSummary, top: int) -> Table:
     table = Table(title="Longest operations", title_justify="left")
     table.add_column("operation", overflow="ellipsis", no_wrap=True, max_width=30)
     table.add_column("layer", overflow="fold")

@@ -35,11 +35,11 @@ class StepObserver(Protocol):
         ...
 
 
-class _State:
+class _ObserverState:
     observer: StepObserver | None = None
 
 
-_state = _State()
+_state = _ObserverState()
 
 
 def current_observer() -> StepObserver | None:

@@ -1,4 +1,4 @@
-"""Summary of a trace: shares of the time of profiled steps, and the longest operations."""
+"""Shares of the time of profiled steps, and the longest operations of a trace."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 from stratagem.profiling.intervals import Interval, clip, intersect, length, subtract, union
 from stratagem.profiling.scopes import layer_of
-from stratagem.profiling.trace import DeviceOperation, Trace, is_collective
+from stratagem.profiling.trace import DeviceOperation, DeviceTrace, is_collective
 
-__all__ = ["Operation", "PARTS", "Summary", "summarize"]
+__all__ = ["PARTS", "ProfileSummary", "ProfiledOperation", "summarize"]
 
 PARTS = ("compute", "collectives", "copies", "launch", "input", "compilation", "host")
 
@@ -27,7 +27,7 @@ Instructions = Mapping[str, Mapping[str, tuple[str, str]]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Operation:
+class ProfiledOperation:
     """An operation of a compiled program, summed over a profile.
 
     Args:
@@ -40,7 +40,7 @@ class Operation:
         time_s: seconds on one device; operations that overlap count in full.
 
     Example:
-        >>> one = sg.profiling.Operation(
+        >>> one = sg.profiling.ProfiledOperation(
         ...     name="dot.2", program="jit_step", layer="model/dense", phase="backward",
         ...     kind="compute", count=10, time_s=0.02)
         >>> one.time_s / one.count
@@ -59,7 +59,7 @@ class Operation:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Summary:
+class ProfileSummary:
     """Shares of the wall time of profiled steps, as a mean over the devices of one process.
 
     Args:
@@ -75,7 +75,7 @@ class Summary:
         operations: all operations, longest first.
 
     Example:
-        >>> summary = sg.profiling.Summary(
+        >>> summary = sg.profiling.ProfileSummary(
         ...     platform="gpu", num_devices=8, num_steps=10, whole_s=0.5, collectives_s=0.2,
         ...     parts_s={"compute": 0.3, "collectives": 0.05, "copies": 0.0, "launch": 0.05,
         ...              "input": 0.06, "compilation": 0.0, "host": 0.04}, operations=())
@@ -91,7 +91,7 @@ class Summary:
     whole_s: float
     parts_s: dict[str, float]
     collectives_s: float
-    operations: tuple[Operation, ...]
+    operations: tuple[ProfiledOperation, ...]
 
     @property
     def step_s(self) -> float:
@@ -138,7 +138,7 @@ class Summary:
         return fields
 
 
-def summarize(trace: Trace, instructions: Instructions | None = None) -> Summary:
+def summarize(trace: DeviceTrace, instructions: Instructions | None = None) -> ProfileSummary:
     """Summarizes a trace that has operations; `instructions` describe those of its programs."""
     instructions = instructions or {}
     window = _window(trace)
@@ -154,7 +154,7 @@ def summarize(trace: Trace, instructions: Instructions | None = None) -> Summary
     mean = {part: sum(one[part] for one in parts) / num_devices * _NS for part in parts[0]}
     collectives_s = mean.pop("all collectives")
     begin_ns, end_ns = window
-    return Summary(
+    return ProfileSummary(
         platform=trace.platform,
         num_devices=num_devices,
         num_steps=sum(count for (begin, _), count in trace.steps if begin < end_ns),
@@ -165,7 +165,7 @@ def summarize(trace: Trace, instructions: Instructions | None = None) -> Summary
     )
 
 
-def _window(trace: Trace) -> Interval:
+def _window(trace: DeviceTrace) -> Interval:
     """Returns the first step's start, and the end of the last one on the host and the devices."""
     operations = [one for several in trace.devices.values() for one in several]
     last_ns = max(one.end_ns for one in operations)
@@ -204,7 +204,7 @@ def _inside(operations: Sequence[DeviceOperation], window: Interval) -> list[Dev
 def _parts(
     operations: Sequence[DeviceOperation],
     executions: Sequence[Interval] | None,
-    trace: Trace,
+    trace: DeviceTrace,
     window: Interval,
 ) -> dict[str, float]:
     """Returns nanoseconds of each part on one device, and of all collectives."""
@@ -249,17 +249,17 @@ def _executions(operations: Sequence[DeviceOperation]) -> list[Interval]:
 
 def _operations(
     devices: Mapping[str, Sequence[DeviceOperation]], window: Interval, instructions: Instructions
-) -> tuple[Operation, ...]:
+) -> tuple[ProfiledOperation, ...]:
     times: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for operations in devices.values():
         for one in _inside(operations, window):
             times[one.module, one.name, one.kind].append(one.end_ns - one.begin_ns)
-    found: list[Operation] = []
+    found: list[ProfiledOperation] = []
     for (module, name, kind), durations in times.items():
         _, scope = instructions.get(module, {}).get(name, ("", ""))
         layer, phase = layer_of(scope)
         found.append(
-            Operation(
+            ProfiledOperation(
                 name=name,
                 program=module,
                 layer=layer,

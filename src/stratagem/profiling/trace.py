@@ -21,7 +21,7 @@ from stratagem.messages import explain
 from stratagem.profiling.intervals import Interval, union
 from stratagem.profiling.marks import COMPILATION, END, INPUT, STEP
 
-__all__ = ["DeviceOperation", "Trace", "is_collective", "parse_trace", "read_trace"]
+__all__ = ["DeviceOperation", "DeviceTrace", "is_collective", "parse_trace", "read_trace"]
 
 _HOST = "/host:CPU"
 _GPU = re.compile(r"^/device:GPU:(\d+)$")
@@ -57,8 +57,8 @@ class DeviceOperation:
 
 
 @dataclasses.dataclass
-class Trace:
-    """What a summary needs of a trace; times are in nanoseconds.
+class DeviceTrace:
+    """Operations and marks of a trace; times are in nanoseconds.
 
     `devices` maps "cpu:0" to operations. `executions` has the intervals in which programs ran,
     where the trace lists them. `steps` are the host's calls with their number of steps. `end_ns` is
@@ -79,7 +79,7 @@ def is_collective(name: str) -> bool:
     return _COLLECTIVE.match(name) is not None
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path) -> DeviceTrace:
     """Reads an `.xplane.pb` file; raises ValueError if it is not one, or lists no operations."""
     try:
         data = ProfileData.from_serialized_xspace(path.read_bytes())
@@ -104,9 +104,9 @@ def read_trace(path: Path) -> Trace:
     return trace
 
 
-def parse_trace(data: ProfileData) -> Trace:
+def parse_trace(data: ProfileData) -> DeviceTrace:
     """Collects operations and marks; the operations of an accelerator replace those of its host."""
-    trace = Trace("cpu", {}, {}, [], [], [], None)
+    trace = DeviceTrace("cpu", {}, {}, [], [], [], None)
     with warnings.catch_warnings():
         # Types of the profile have no module, which Python 3.13 warns about.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -158,7 +158,7 @@ def _read_tpu(plane: Any) -> tuple[list[DeviceOperation], list[Interval]]:
     return operations, executions
 
 
-def _read_host(plane: Any, trace: Trace, *, has_devices: bool) -> None:
+def _read_host(plane: Any, trace: DeviceTrace, *, has_devices: bool) -> None:
     begun: dict[Any, tuple[Any, dict[str, Any]]] = {}
     ended: dict[Any, float] = {}
     readers: dict[str, Callable[[Any], None]] = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stratagem.messages import explain
-from stratagem.profiling.summary import Summary, summarize
+from stratagem.profiling.summary import ProfileSummary, summarize
 from stratagem.profiling.trace import read_trace
 
 __all__ = ["INSTRUCTIONS", "find_traces", "read_profile", "read_profiles"]
@@ -43,7 +43,7 @@ def find_traces(path: Path) -> list[Path]:
     return [trace for trace in traces if latest[trace.parent.parent] == trace.parent]
 
 
-def read_profiles(path: Path) -> dict[Path, Summary]:
+def read_profiles(path: Path) -> dict[Path, ProfileSummary]:
     """Summarizes the traces that `find_traces` returns."""
     return {
         trace: summarize(read_trace(trace), _read_instructions(trace))
@@ -51,7 +51,7 @@ def read_profiles(path: Path) -> dict[Path, Summary]:
     }
 
 
-def read_profile(path: str | Path) -> Summary:
+def read_profile(path: str | Path) -> ProfileSummary:
     """Summarizes a profile of one process.
 
     Args:

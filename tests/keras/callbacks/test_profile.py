@@ -77,6 +77,16 @@ def test_error_in_training_is_not_hidden(tmp_path, recwarn) -> None:
     assert not recwarn.list
 
 
+def test_training_that_fails_ends_the_profile(tmp_path) -> None:
+    class Failing(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        _model().fit(X, Y, verbose=0, callbacks=[sg.profile(folder=tmp_path), Failing()])
+    assert current_observer() is None
+
+
 def _model(strategy: sg.Strategy | None = None, **compiled: object) -> keras.Model:
     def make() -> keras.Model:
         keras.utils.set_random_seed(0)
@@ -194,3 +204,6 @@ def test_model_without_a_strategy(tmp_path, capfd) -> None:
     assert several.summary is not None
     assert several.summary.num_steps == 4
     assert capfd.readouterr().out == ""
+    # It ends with the training, and is printed then.
+    _fit(_model(), sg.profile(steps=(9, 99), folder=tmp_path / "d"), verbose=0)
+    assert "Worker 0, steps 9 to 15: 7 steps of" in capfd.readouterr().out

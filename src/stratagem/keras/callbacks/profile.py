@@ -16,10 +16,11 @@ from rich.text import Text
 
 from stratagem import environment
 from stratagem.folders import checked_folder
+from stratagem.keras.training.active_fit import call_after_fit
 from stratagem.keras.training.model import strategy_of
 from stratagem.keras.training.observed_steps import observe_steps
 from stratagem.messages import explain
-from stratagem.profiling import Summary, report
+from stratagem.profiling import ProfileSummary, report
 from stratagem.profiling.recorder import StepRecorder
 from stratagem.profiling.step_observer import observe
 
@@ -51,8 +52,8 @@ def profile(
         verbose: True prints the summary.
 
     Returns:
-        The profile. Its attribute `summary` is an `sg.profiling.Summary` after the last step, or
-        None; `trace` is the path of the trace.
+        The profile. Its attribute `summary` is an `sg.profiling.ProfileSummary` after the last
+        step, or None; `trace` is the path of the trace.
 
     Raises:
         TypeError: `steps` or `workers` are not integers.
@@ -79,8 +80,6 @@ def profile(
 class StepProfile(keras.callbacks.Callback):
     """The context manager and callback that `sg.profile` returns."""
 
-    needs_batch_logs = False
-
     def __init__(
         self,
         steps: tuple[int, int],
@@ -98,7 +97,7 @@ class StepProfile(keras.callbacks.Callback):
         self.workers = _checked_workers(workers)
         self.top = top
         self.verbose = verbose
-        self.summary: Summary | None = None
+        self.summary: ProfileSummary | None = None
         self.trace: Path | None = None
         self._recorder: StepRecorder | None = None
 
@@ -128,31 +127,45 @@ class StepProfile(keras.callbacks.Callback):
         traceback: TracebackType | None,
     ) -> None:
         del error, traceback
-        recorder, self._recorder = self._recorder, None
-        if recorder is None:
-            return
-        if error_type is None:
-            recorder.close()
-        else:
-            recorder.stop(summarizes=False)
+        if error_type is not None:
+            self._abandon()
+        elif self._recorder is not None:
+            # The recorder's number of steps is read while it closes.
+            try:
+                self._recorder.close()
+            finally:
+                self._recorder = None
 
     def on_train_begin(self, logs: object = None) -> None:
         """Starts counting steps."""
         self.__enter__()
+        call_after_fit(self._abandon)
         model: Any = self.model
         if strategy_of(model) is None:
             observe_steps(model)
 
-    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        """Ends the profile after its last step."""
+    # There is no hook for batches: with one, Keras would wait for the logs of each step.
+
+    def on_test_begin(self, logs: object = None) -> None:
+        """Ends the profile before a validation if its last step has run."""
         if self._recorder is not None:
             self._recorder.end_if_done()
+
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+        """Ends the profile after an epoch if its last step has run."""
+        self.on_test_begin()
 
     def on_train_end(self, logs: object = None) -> None:
         """Ends the profile, and warns if it never started."""
         self.__exit__(None, None, None)
 
-    def _note(self, trace: Path, summary: Summary) -> None:
+    def _abandon(self) -> None:
+        """Ends the profile of a training that failed."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.stop(summarizes=False)
+
+    def _note(self, trace: Path, summary: ProfileSummary) -> None:
         self.trace, self.summary = trace, summary
         if self.verbose and self._recorder is not None:
             console = Console(highlight=False)
