@@ -8,7 +8,7 @@ import pytest
 from stratagem.profiling import recorder as module
 from stratagem.profiling.recorder import StepRecorder
 from stratagem.profiling.step_observer import current_observer, observe
-from tests.profiling.fabricated import two_steps, write
+from tests.profiling.fabricated import cpu_trace, step, two_steps, write
 
 
 class Profiler:
@@ -17,6 +17,7 @@ class Profiler:
     def __init__(self, monkeypatch, folder) -> None:
         self.notes: list[str] = []
         self.fails = False
+        self.content = two_steps()
         self.found: list[object] = []
         self._folder = folder
         monkeypatch.setattr(jax.profiler, "start_trace", self._start)
@@ -31,7 +32,7 @@ class Profiler:
 
     def _stop(self) -> None:
         self.notes.append("stop")
-        write(self._folder / "plugins" / "profile" / "1" / "vm.xplane.pb", two_steps())
+        write(self._folder / "plugins" / "profile" / "1" / "vm.xplane.pb", self.content)
 
     def recorder(self, first: int, end: int) -> StepRecorder:
         made = StepRecorder(first, end, self._folder, lambda *found: self.found.append(found))
@@ -89,6 +90,17 @@ def test_training_that_ends_early_is_summarized(profiler) -> None:
     recorder.close()
     assert profiler.notes[-1] == "stop"
     assert len(profiler.found) == 1
+
+
+@pytest.mark.parametrize("content", [cpu_trace([step(0, 9)], []), b"\xff"])
+def test_trace_that_cannot_be_summarized_is_no_end_of_training(content, profiler) -> None:
+    profiler.content = content
+    recorder = profiler.recorder(0, 1)
+    profiler.run(recorder, 1)
+    with pytest.warns(RuntimeWarning, match=r"has no summary: .*vm\.xplane\.pb"):
+        recorder.close()
+    assert profiler.found == []
+    assert current_observer() is None
 
 
 def test_results_are_awaited_before_and_after(profiler, monkeypatch) -> None:

@@ -90,12 +90,18 @@ class StepRecorder:
         finally:
             jax.profiler.stop_trace()
         if summarizes:
-            path = find_traces(self._folder)[-1]
-            trace = read_trace(path)
-            instructions = _instructions(trace)
-            text = json.dumps({"programs": instructions}, indent=0)
-            path.with_name(INSTRUCTIONS).write_text(text, encoding="utf-8")
-            self._on_summary(path, summarize(trace, instructions))
+            try:
+                self._summarize()
+            except (OSError, ValueError) as error:  # training must not end for it
+                warnings.warn(f"sg.profile has no summary: {error}", RuntimeWarning, stacklevel=2)
+
+    def _summarize(self) -> None:
+        path = find_traces(self._folder)[-1]
+        trace = read_trace(path)
+        instructions = _instructions(trace)
+        text = json.dumps({"programs": instructions}, indent=0)
+        path.with_name(INSTRUCTIONS).write_text(text, encoding="utf-8")
+        self._on_summary(path, summarize(trace, instructions))
 
     def close(self) -> None:
         """Ends the recording with the training, and warns if it never started."""
