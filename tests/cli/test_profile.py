@@ -53,7 +53,7 @@ def test_file_is_named_in_its_title(folder) -> None:
 def test_folder_without_a_trace_ends_with_exit_code_1(name, tmp_path) -> None:
     result = _call(tmp_path / name)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "Expected: a .xplane.pb file" in result.stderr
+    assert "Expected a .xplane.pb file" in result.stderr
 
 
 def test_number_of_operations_below_zero_ends_with_exit_code_2(folder) -> None:

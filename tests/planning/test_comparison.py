@@ -103,6 +103,6 @@ def test_trace_is_read_from_its_path(tmp_path) -> None:
 
 def test_profile_without_steps_is_an_error() -> None:
     with pytest.raises(
-        ValueError, match=r"has no marks of steps(.|\n)*Expected: a profile taken by"
+        ValueError, match=r"has no marks of steps(.|\n)*Expected a profile taken by"
     ):
         compare(_PREDICTED, "gpu", dataclasses.replace(_MEASURED, num_steps=0))

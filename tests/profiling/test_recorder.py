@@ -141,8 +141,8 @@ def test_profiler_of_another_tool_is_no_end_of_training(profiler) -> None:
     assert profiler.notes == ["run 1", "run 1", "run 1"]
 
 
-def test_devices_without_a_trace_end_the_recording(profiler, monkeypatch) -> None:
-    monkeypatch.setattr(jax, "block_until_ready", lambda value: value())
+def test_failing_devices_end_the_recording(profiler, monkeypatch) -> None:
+    monkeypatch.setattr(jax, "block_until_ready", lambda value: value and value())
     recorder = profiler.recorder(0, 2)
 
     def fails() -> None:

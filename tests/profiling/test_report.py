@@ -18,15 +18,15 @@ from tests.profiling.fabricated import OPERATIONS, two_steps
 
 @pytest.fixture(scope="module")
 def summary() -> ProfileSummary:
-    """A thousand times as long as `two_steps`."""
+    """A hundred thousand times as long as `two_steps`."""
     found = summarize(parse_trace(ProfileData.from_serialized_xspace(two_steps())), OPERATIONS)
     return dataclasses.replace(
         found,
-        whole_s=found.whole_s * 1000,
-        parts_s={name: part_s * 1000 for name, part_s in found.parts_s.items()},
-        collectives_s=found.collectives_s * 1000,
+        whole_s=found.whole_s * 1e5,
+        parts_s={name: part_s * 1e5 for name, part_s in found.parts_s.items()},
+        collectives_s=found.collectives_s * 1e5,
         operations=tuple(
-            dataclasses.replace(one, time_s=one.time_s * 1000) for one in found.operations
+            dataclasses.replace(one, time_s=one.time_s * 1e5) for one in found.operations
         ),
     )
 
@@ -44,14 +44,14 @@ def _row(lines: list[str], name: str) -> list[str]:
 
 def test_shares_and_times_are_of_one_step(summary) -> None:
     lines = _shown(summary)
-    assert lines[0] == "Worker 0: 2 steps of 1.00 ms, 2 CPU devices, busy 70%"
-    # 1150 of 2000 us are 575 us of each step.
-    assert _row(lines, "compute")[1:3] == ["57.5%", "0.57 ms"]
-    assert _row(lines, "collectives")[1:3] == ["12.5%", "0.12 ms"]
-    assert _row(lines, "compilation")[1:3] == ["1.5%", "0.01 ms"]
+    assert lines[0] == "Worker 0: 2 steps of 100.00 ms, 2 CPU devices, busy 70%"
+    # 115 of 200 ms are 57.5 ms of each step.
+    assert _row(lines, "compute")[1:3] == ["57.5%", "57.50 ms"]
+    assert _row(lines, "collectives")[1:3] == ["12.5%", "12.50 ms"]
+    assert _row(lines, "compilation")[1:3] == ["1.5%", "1.50 ms"]
     assert not any("copies" in line for line in lines)  # none were made
-    assert "Collectives take 0.17 ms; compute hides 29%." in lines
-    assert _row(lines, "dot") == ["dot", "model/dense", "backward", "0.57 ms", "57.5%"]
+    assert "Collectives take 17.50 ms; compute hides 29%." in lines
+    assert _row(lines, "dot") == ["dot", "model/dense", "backward", "57.50 ms", "57.5%"]
     assert _row(lines, "all-reduce")[1:3] == ["-", "-"]
 
 
@@ -69,5 +69,5 @@ def test_long_names_fit_the_terminal(summary) -> None:
 
 def test_trace_without_marks_has_no_steps(summary) -> None:
     lines = _shown(dataclasses.replace(summary, num_steps=0, num_devices=1, platform="gpu"))
-    assert lines[0] == "Worker 0: 2.00 ms, without marks of steps, 1 GPU device, busy 70%"
+    assert lines[0] == "Worker 0: 200.00 ms, without marks of steps, 1 GPU device, busy 70%"
     assert lines[1].strip() == "Time"

@@ -47,7 +47,7 @@ def test_several_workers_are_no_single_profile(tmp_path) -> None:
 
 @pytest.mark.parametrize(("name", "why"), [("", "has no trace"), ("missing", "does not exist")])
 def test_folder_without_a_trace(name, why, tmp_path) -> None:
-    with pytest.raises(FileNotFoundError, match=rf"{why}\.\nExpected: a \.xplane\.pb file"):
+    with pytest.raises(FileNotFoundError, match=rf"{why}\.\nExpected a \.xplane\.pb file"):
         find_traces(tmp_path / name)
 
 

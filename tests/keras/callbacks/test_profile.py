@@ -21,7 +21,7 @@ Y = X.sum(axis=1, keepdims=True)
 )
 def test_steps_that_are_no_range(steps) -> None:
     kind = ValueError if all(type(one) is int for one in steps) and len(steps) == 2 else TypeError
-    with pytest.raises(kind, match=r"sg\.profile received steps=(.|\n)*Expected: the number"):
+    with pytest.raises(kind, match=r"sg\.profile received steps=(.|\n)*Expected the number"):
         sg.profile(steps)
 
 
