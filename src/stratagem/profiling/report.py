@@ -14,7 +14,7 @@ _MEANINGS = {
     "compute": "devices compute",
     "collectives": "devices exchange data or wait for others",
     "copies": "devices wait for copies from or to the host",
-    "launch": "devices are between two operations of a step",
+    "launch": "devices are between two operations",
     "input": "devices idle, the host loads a batch",
     "compilation": "devices idle, the host compiles",
     "host": "devices idle, the host does other work",
