@@ -11,9 +11,9 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from jax.profiler import ProfileData
 
@@ -33,6 +33,13 @@ _COLLECTIVE = re.compile(
     re.IGNORECASE,
 )
 _COPIES = ("MemcpyH2D", "MemcpyD2H", "MemcpyP2P")
+
+
+class HasPlanes(Protocol):
+    """A `jax.profiler.ProfileData`, which is no type for type checkers."""
+
+    @property
+    def planes(self) -> Iterable[Any]: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -104,7 +111,7 @@ def read_trace(path: Path) -> DeviceTrace:
     return trace
 
 
-def parse_trace(data: ProfileData) -> DeviceTrace:
+def parse_trace(data: HasPlanes) -> DeviceTrace:
     """Collects operations and marks; the operations of an accelerator replace those of its host."""
     trace = DeviceTrace("cpu", {}, {}, [], [], [], None)
     with warnings.catch_warnings():

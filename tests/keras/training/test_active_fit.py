@@ -87,6 +87,7 @@ def test_steps_are_awaited_for_callbacks_that_need_it(callback, expected) -> Non
     assert awaits_each_step(), "outside fit"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True])
 def test_function_is_called_after_fit_even_if_it_fails(fails) -> None:
     notes: list[str] = []
