@@ -141,7 +141,9 @@ def test_callback_of_fit_on_two_replicas(tmp_path, capfd) -> None:
 def _loop(strategy: sg.Strategy, model: keras.Model):
     def step(x: object, y: object) -> object:
         def loss() -> object:
-            return sg.compute_average_loss(keras.losses.mean_squared_error(y, model(x)), global_batch_size=8)
+            return sg.compute_average_loss(
+                keras.losses.mean_squared_error(y, model(x)), global_batch_size=8
+            )
 
         value, gradients = sg.value_and_grad(loss, model.trainable_variables)
         model.optimizer.apply(gradients, model.trainable_variables)
