@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from stratagem import placement as placement
     from stratagem import planning as planning
     from stratagem import preemption as preemption
+    from stratagem import profiling as profiling
     from stratagem import remote as remote
     from stratagem import summary as summary
     from stratagem import tpu as tpu
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from stratagem.keras import apply_gradients as apply_gradients
     from stratagem.keras import compile as compile
     from stratagem.keras import compute_average_loss as compute_average_loss
+    from stratagem.keras import profile as profile
     from stratagem.keras import scale_regularization_loss as scale_regularization_loss
     from stratagem.launch import ElasticConfig as ElasticConfig
     from stratagem.options import AutoShardPolicy as AutoShardPolicy
@@ -202,6 +204,8 @@ __all__ = [
     "plan",
     "planning",
     "preemption",
+    "profile",
+    "profiling",
     "regroup",
     "remote",
     "run_standard_server",

@@ -98,6 +98,8 @@ PUBLIC_NAMES: dict[str, tuple[str, str | None]] = {
     "plan": ("stratagem.planning", "plan"),
     "planning": ("stratagem.planning", None),
     "preemption": ("stratagem.preemption", None),
+    "profile": ("stratagem.keras", "profile"),
+    "profiling": ("stratagem.profiling", None),
     "regroup": ("stratagem.values", "regroup"),
     "remote": ("stratagem.remote", None),
     "run_standard_server": ("stratagem.remote", "run_standard_server"),

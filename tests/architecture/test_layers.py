@@ -43,7 +43,7 @@ LAYERS = (
     ("context",),
     ("collectives",),
     ("values",),
-    ("topology",),
+    ("profiling", "topology"),
     # no JAX below this line
     ("monitoring",),
     ("doctor", "goodput", "remote"),
@@ -79,7 +79,7 @@ LAYERS = (
         "tracebacks",
     ),
 )
-NO_JAX_BELOW = LAYERS.index(("topology",))
+NO_JAX_BELOW = LAYERS.index(("profiling", "topology"))
 DEPTH = {room: depth for depth, layer in enumerate(LAYERS) for room in layer}
 BOTTOM = len(LAYERS) - 1
 

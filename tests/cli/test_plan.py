@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from stratagem import environment
 from stratagem.cli import main
+from tests.profiling.fabricated import two_steps, write
 
 _LOOP = Path(__file__).parents[1] / "planning" / "programs" / "loop.py"
 _LARGE = _LOOP.with_name("large.py")
@@ -43,6 +44,21 @@ def test_json_is_what_the_file_has(tmp_path) -> None:
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout) == json.loads(json_file.read_text())
     assert "replicas 4" in result.stderr  # the script's own
+
+
+def test_comparison_with_a_profile(tmp_path) -> None:
+    json_file = tmp_path / "plan.json"
+    write(tmp_path / "a" / "vm.xplane.pb", two_steps())
+    arguments = ("--target", "4xH100", "--output", json_file, "--profile", tmp_path / "a")
+    result = _call(_LOOP, *arguments)
+    assert result.exit_code == 0, result.output
+    assert "Predicted and measured step" in result.stdout
+    parts = json.loads(json_file.read_text())["comparison"]["parts"]
+    assert parts[-1]["name"] == "step"
+    assert parts[-1]["measured_s"] == pytest.approx(1e-6)
+    missing = _call(_LOOP, "--target", "4xH100", "--profile", tmp_path / "missing")
+    assert missing.exit_code == 1
+    assert "does not exist" in missing.stderr
 
 
 def test_another_global_batch() -> None:

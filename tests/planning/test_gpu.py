@@ -44,6 +44,11 @@ def test_h100_hides_most_sums_and_memory_matches_arithmetic() -> None:
     assert plan.reduced_bytes == pytest.approx(4 * _NUM_PARAMETERS, rel=0.01)
     assert plan.hidden_share > 0.5
     assert 0 < plan.step.hidden_s <= plan.step.most_hidden_s
+    # At least a kernel per product: four layers forward, twice as many backward, and the last.
+    assert plan.num_launches > 3 * 5 - 1
+    assert plan.step.launch_s == pytest.approx(plan.num_launches * 0.9e-6)
+    assert plan.step.compute_s >= max(plan.products_s, plan.memory_s) * (1 - 1e-9)
+    assert plan.step.compute_s <= plan.products_s + plan.memory_s
     # Each device reads parameters and slots at least, and writes them.
     assert plan.accessed_bytes > 2 * (memory.parameters_bytes + memory.optimizer_bytes)
 

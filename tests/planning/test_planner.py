@@ -11,6 +11,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.planning import Plan
+from tests.profiling.fabricated import two_steps, write
 
 _WIDTHS = (64, 512, 10)
 _NUM_PARAMETERS = 64 * 512 + 512 + 512 * 10 + 10
@@ -83,6 +84,17 @@ def test_plan_is_json(plan) -> None:
 def test_the_cpu_stands_in_and_the_plan_says_so(plan) -> None:
     assert plan.compiler == "cpu"
     assert any("jax-cuda12-pjrt" in note for note in plan.notes)
+    # Its operations are not those of a GPU.
+    assert (plan.num_launches, plan.step.launch_s) == (0, 0)
+
+
+def test_plan_is_compared_with_a_profile(plan, tmp_path) -> None:
+    write(tmp_path / "vm.xplane.pb", two_steps())
+    comparison = plan.compare(tmp_path)
+    assert comparison.step.predicted_s == plan.step.step_s
+    assert comparison.step.measured_s == pytest.approx(1e-6)
+    assert "Measured on CPU, planned for GPU." in comparison.notes
+    assert plan.compare(sg.profiling.read_profile(tmp_path)) == comparison
 
 
 def test_plan_matches_the_real_step_and_the_model_is_unchanged() -> None:

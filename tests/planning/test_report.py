@@ -56,6 +56,16 @@ def test_tables_have_the_figures_of_the_plan(plan) -> None:
     assert "pip install jax-cuda12-pjrt" in text
 
 
+def test_kernel_starts_are_in_the_computing_time(plan) -> None:
+    assert "kernel starts" not in _shown(plan)
+    (first, *_) = plan.scaling
+    longer = dataclasses.replace(first, compute_s=1.5, launch_s=0.25)
+    text = _shown(dataclasses.replace(plan, num_launches=1234, scaling=(longer,)))
+    assert "'compute' includes 1234 kernel starts per step, 250.0 ms." in text
+    (row,) = [line for line in text.splitlines() if line.startswith("│       1 │")]
+    assert "1.75 s" in row
+
+
 def test_messages_are_listed_by_where_they_go(plan) -> None:
     reductions = (
         Reduction("a", 4000, (), "reduce-scatter", ((0, 1, 2, 3), (4, 5, 6, 7))),

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from stratagem.planning import Assumptions, Reduction, parse_target
-from stratagem.planning.step_time import compute_s, message_s, predict_scaling, predict_step
+from stratagem.planning.operation_costs import OperationCost
+from stratagem.planning.step_time import (
+    compute_s,
+    message_s,
+    operations_s,
+    predict_scaling,
+    predict_step,
+)
 
 # Everything at its peak, and messages for nothing but their bytes.
 _IDEAL = Assumptions(
@@ -129,4 +136,32 @@ def test_a_message_within_replicas_is_there_on_any_number_of_them() -> None:
 
 def test_assumptions_are_printed_with_their_figures() -> None:
     assert Assumptions(compute_share=0.4).lines()[0].startswith("0.4 of peak FLOP/s")
-    assert len(Assumptions().lines()) == 5
+    assert len(Assumptions().lines()) == 6
+
+
+def test_each_operation_is_bound_by_products_or_by_memory() -> None:
+    """One takes 2 s of products and 1 s of memory, the other 1 s and 3 s, ten times."""
+    rates = parse_target("1xH100").accelerator
+    flops, num_bytes = rates.peak_flops_per_s("bfloat16"), rates.memory_bytes_per_s
+    costs = [
+        OperationCost("bfloat16", 2 * flops, int(num_bytes)),
+        OperationCost("bfloat16", flops, int(3 * num_bytes), times=10),
+    ]
+    target = parse_target("1xH100")
+    assert operations_s(costs, target, _IDEAL) == pytest.approx(2 + 10 * 3)
+    # The compiler counts a quarter of the bytes: the second is bound by products now.
+    assert operations_s(costs, target, _IDEAL, 1 / 4) == pytest.approx(2 + 10 * 1)
+    assert operations_s([], target, _IDEAL) == 0
+
+
+def test_starts_of_kernels_are_a_part_of_each_step() -> None:
+    target = parse_target("8xH100")
+    each_s = 2 * 7 / 8 * 45 / 450
+    alone, together = predict_scaling(target, [_sum(45 * 10**9)], 3.0, _IDEAL, 4, launch_s=0.5)
+    assert (alone.num_devices, together.num_devices) == (4, 8)
+    assert together.launch_s == 0.5
+    assert together.step_s == pytest.approx(3 + 0.5 + each_s)
+    assert together.shortest_s == pytest.approx(3.5)
+    assert together.efficiency == pytest.approx(3.5 / (3.5 + each_s))
+    single = predict_step(target.of_size(1), [], 3.0, _IDEAL, launch_s=0.5)
+    assert (single.step_s, single.efficiency) == (3.5, 1)

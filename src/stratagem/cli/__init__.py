@@ -20,6 +20,7 @@ from stratagem.cli.kubernetes import kubernetes_group
 from stratagem.cli.launch import command as launch_command
 from stratagem.cli.migrate import command as migrate_command
 from stratagem.cli.plan import command as plan_command
+from stratagem.cli.profile import command as profile_command
 from stratagem.cli.report import command as report_command
 from stratagem.cli.selftest import command as test_command
 from stratagem.cli.server import command as server_command
@@ -55,6 +56,7 @@ main.add_command(env_command)
 main.add_command(test_command)
 main.add_command(launch_command)
 main.add_command(plan_command)
+main.add_command(profile_command)
 main.add_command(server_command)
 main.add_command(watch_command)
 main.add_command(report_command)

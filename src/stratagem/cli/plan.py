@@ -38,6 +38,9 @@ __all__ = ["command"]
 @click.option(
     "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Also plot it: FILE.png."
 )
+@click.option(
+    "--profile", type=click.Path(path_type=Path), help="Compare with a trace by sg.profile."
+)
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
@@ -48,6 +51,7 @@ def command(
     shard_state: str | None,
     output: Path | None,
     plot: Path | None,
+    profile: Path | None,
     *,
     as_json: bool,
 ) -> None:
@@ -65,17 +69,23 @@ def command(
         from stratagem.planning import report
 
         plan = _make_plan(script, arguments, target, global_batch, shard_state)
+        comparison = None if profile is None else plan.compare(profile)
+        fields = plan.to_dict()
+        if comparison is not None:
+            fields["comparison"] = comparison.to_dict()
         if output is not None:
             output.parent.mkdir(parents=True, exist_ok=True)
-            output.write_text(json.dumps(plan.to_dict(), indent=2) + "\n")
+            output.write_text(json.dumps(fields, indent=2) + "\n")
         if plot is not None:
             plotting.draw(plan, plot)
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     if as_json:
-        print_json(plan.to_dict())
-    else:
-        report.show(plan)
+        print_json(fields)
+        return
+    report.show(plan)
+    if comparison is not None:
+        report.show_comparison(comparison)
 
 
 def _make_plan(

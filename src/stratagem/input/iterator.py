@@ -12,6 +12,7 @@ from stratagem.input.batches import PlacedBatches
 from stratagem.input.loader import BatchGroup
 from stratagem.input.prefetch import Prefetcher
 from stratagem.messages import explain
+from stratagem.profiling.marks import input_mark
 from stratagem.topology import Topology
 from stratagem.topology.lockstep import waiting_for_input
 from stratagem.tracebacks import filters_traceback
@@ -156,7 +157,8 @@ class DistributedIterator:
         missing = num_steps
         while missing:
             try:
-                group = self._next_group()
+                with input_mark():
+                    group = self._next_group()
             except StopIteration:
                 if runs:
                     break

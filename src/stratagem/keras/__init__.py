@@ -3,6 +3,7 @@
 from stratagem.keras.seam import install
 
 from stratagem.keras.callbacks.backup_and_restore import BackupAndRestore  # isort: skip
+from stratagem.keras.callbacks.profile import profile  # isort: skip
 from stratagem.keras.training.dataset_creator import DatasetCreator  # isort: skip
 from stratagem.keras.numerics.losses import compute_average_loss, scale_regularization_loss  # isort: skip
 from stratagem.keras.training.lowering import lower_training_step  # isort: skip
@@ -29,6 +30,7 @@ __all__ = [
     "compile",
     "compute_average_loss",
     "lower_training_step",
+    "profile",
     "scale_regularization_loss",
     "strategy_of",
 ]

@@ -1,6 +1,7 @@
 """Training-step planning (`sg.plan`): memory, step time and scaling on hardware you don't have."""
 
 from stratagem.planning.accelerators import ACCELERATORS, Accelerator
+from stratagem.planning.comparison import ComparedPart, Comparison
 from stratagem.planning.global_batch import with_global_batch
 from stratagem.planning.memory import CompilerMemory, MemoryPlan
 from stratagem.planning.planner import plan, plan_step
@@ -14,6 +15,8 @@ __all__ = [
     "ACCELERATORS",
     "Accelerator",
     "Assumptions",
+    "ComparedPart",
+    "Comparison",
     "CompilerMemory",
     "MemoryPlan",
     "Plan",

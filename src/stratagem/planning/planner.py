@@ -20,10 +20,16 @@ from stratagem.messages import explain
 from stratagem.planning.compilers import CompiledStep, compile_step
 from stratagem.planning.flops import product_flops
 from stratagem.planning.memory import MemoryPlan, plan_memory, shared_state_bytes
+from stratagem.planning.operation_costs import OperationCost, operation_costs
 from stratagem.planning.planned_strategy import planned_strategy
 from stratagem.planning.result import Plan
 from stratagem.planning.schedule import Reduction, Schedule
-from stratagem.planning.step_time import Assumptions, compute_s, predict_scaling
+from stratagem.planning.step_time import (
+    Assumptions,
+    compute_s,
+    operations_s,
+    predict_scaling,
+)
 from stratagem.planning.targets import Target, parse_target
 from stratagem.strategies.base.strategy import Strategy
 from stratagem.topology import Topology
@@ -222,7 +228,8 @@ def _plan_of(
     reductions = _reductions(schedules, compiled.compiler) if target.num_devices > 1 else []
     flops = _flops(step)
     products_s, memory_s = compute_s(flops, compiled.accessed_bytes, target, assumed)
-    computing_s = _computing_s(compiled, products_s, memory_s)
+    costs = [cost for schedule in schedules for cost in operation_costs(schedule)]
+    num_launches = _num_launches(costs, compiled, target)
     return Plan(
         target=target,
         title=title,
@@ -244,17 +251,43 @@ def _plan_of(
         accessed_bytes=compiled.accessed_bytes,
         products_s=products_s,
         memory_s=memory_s,
+        num_launches=num_launches,
         scaling=tuple(
-            predict_scaling(target, reductions, computing_s, assumed, topology.num_logical_devices)
+            predict_scaling(
+                target,
+                reductions,
+                _computing_s(compiled, products_s, costs, target, assumed),
+                assumed,
+                topology.num_logical_devices,
+                num_launches * assumed.launch_s,
+            )
         ),
         assumptions=assumed,
         notes=notes,
     )
 
 
-def _computing_s(compiled: CompiledStep, products_s: float, memory_s: float) -> float:
+def _computing_s(
+    compiled: CompiledStep,
+    products_s: float,
+    costs: Sequence[OperationCost],
+    target: Target,
+    assumed: Assumptions,
+) -> float:
     # A CPU program fuses less, so its bytes say nothing about the accelerator.
-    return products_s if compiled.compiler == "cpu" else max(products_s, memory_s)
+    if compiled.compiler == "cpu":
+        return products_s
+    counted_bytes = sum(one.times * one.accessed_bytes for one in costs)
+    scale = compiled.accessed_bytes / counted_bytes if counted_bytes else 1.0
+    # A kernel of unknown shape has no products in `costs`, but those of the step are known.
+    return max(products_s, operations_s(costs, target, assumed, scale))
+
+
+def _num_launches(costs: Sequence[OperationCost], compiled: CompiledStep, target: Target) -> int:
+    """Returns the number of kernels per step; 0 on TPUs, and if only the CPU program is known."""
+    if compiled.compiler == "cpu" or target.accelerator.platform != "gpu":
+        return 0
+    return sum(one.times for one in costs)
 
 
 def _memory(step: CapturedStep, compiled: CompiledStep, target: Target) -> MemoryPlan:

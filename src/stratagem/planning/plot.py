@@ -84,9 +84,9 @@ def _draw_steps(axes: Axes, plan: Plan) -> None:
     times = plan.scaling
     indices = range(len(times))
     unit_s, unit = (1.0, "s") if plan.step.step_s >= 1 else (1e-3, "ms")
-    compute = [time.compute_s / unit_s for time in times]
+    compute = [(time.compute_s + time.launch_s) / unit_s for time in times]
     exposed = [(time.reduction_s - time.hidden_s) / unit_s for time in times]
-    axes.bar(indices, compute, width=0.6, color="#3a9a5b", label="compute")
+    axes.bar(indices, compute, width=0.6, color="#3a9a5b", label="compute and launch")
     axes.bar(
         indices, exposed, bottom=compute, width=0.6, color="#c8372d", label="exposed communication"
     )

@@ -12,8 +12,19 @@ from rich.text import Text
 from stratagem.rendering import size_text
 
 if TYPE_CHECKING:
+    from stratagem.planning.comparison import Comparison
     from stratagem.planning.result import Plan
     from stratagem.planning.schedule import Reduction
+
+__all__ = [
+    "count_text",
+    "headline",
+    "parts_of",
+    "show",
+    "show_comparison",
+    "time_text",
+    "verdict",
+]
 
 __all__ = ["count_text", "headline", "parts_of", "show", "time_text", "verdict"]
 
@@ -81,6 +92,24 @@ def parts_of(plan: Plan) -> list[str | Table]:
     tables = [_memory_table(plan), _reduction_table(plan), _time_table(plan)]
     advice = [_shard_state_advice(plan)] if not plan.fits and plan.shared_state_bytes else []
     return [headline(plan), verdict(plan), *advice, *tables, *plan.notes]
+
+
+def show_comparison(comparison: Comparison, console: Console | None = None) -> None:
+    """Prints predicted and measured parts of a step."""
+    console = console or Console(highlight=False)
+    table = Table(title="Predicted and measured step", title_justify="left")
+    table.add_column("part")
+    for name in ("predicted", "measured", "predicted / measured"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for part in comparison.parts:
+        if part.name == "step":
+            table.add_section()
+        predicted = "-" if part.predicted_s is None else time_text(part.predicted_s)
+        ratio = "-" if part.ratio is None else f"{part.ratio:.2f}"
+        table.add_row(part.name, predicted, time_text(part.measured_s), ratio)
+    console.print(table)
+    for note in comparison.notes:
+        console.print(Text(f"- {note}"), style="dim")
 
 
 def _shard_state_advice(plan: Plan) -> str:
@@ -158,7 +187,7 @@ def _time_table(plan: Plan) -> Table:
     for time in plan.scaling:
         table.add_row(
             str(time.num_devices),
-            time_text(time.compute_s),
+            time_text(time.compute_s + time.launch_s),
             time_text(time.reduction_s),
             time_text(time.hidden_s),
             time_text(time.step_s),
@@ -168,6 +197,13 @@ def _time_table(plan: Plan) -> Table:
     return table
 
 
+def _launch_lines(plan: Plan) -> list[str]:
+    if not plan.num_launches:
+        return []
+    launches = time_text(plan.step.launch_s)
+    return [f"'compute' includes {plan.num_launches} kernel starts per step, {launches}."]
+
+
 def _assumption_lines(plan: Plan) -> list[str]:
     kind = plan.target.accelerator
     rates = ", ".join(
@@ -175,10 +211,9 @@ def _assumption_lines(plan: Plan) -> list[str]:
         for dtype, count in plan.flops.items()
     )
     rates = rates or "none"
-    bound = "products" if plan.products_s >= plan.memory_s else "memory"
     by_memory = (
-        f"; {size_text(plan.accessed_bytes)} accessed take {time_text(plan.memory_s)}, so the "
-        f"step is bound by {bound}"
+        f", {time_text(plan.products_s)} in all; {size_text(plan.accessed_bytes)} accessed take "
+        f"{time_text(plan.memory_s)}. Each operation takes the longer of both"
         if plan.compiler != "cpu"
         else "; only the compiler for the devices reports the bytes that a step accesses"
     )
@@ -204,10 +239,11 @@ def _assumption_lines(plan: Plan) -> list[str]:
         f"{kind.name}: memory {count_text(kind.memory_bytes_per_s)}B/s, links "
         f"{count_text(kind.link_bytes_per_s)}B/s, network {count_text(kind.network_bytes_per_s)}"
         "B/s, per device and direction.",
+        *_launch_lines(plan),
         "Assumed: " + "; ".join(plan.assumptions.lines()) + ".",
         "The batch per device is constant. 'hidden' is communication that the compiler's schedule "
-        "overlaps with products, 'best case' assumes full overlap. Input, kernel launches, "
-        "stragglers, memory of CUDA and communication libraries, and fragmentation are excluded.",
+        "overlaps with products, 'best case' assumes full overlap. Input, stragglers, memory of "
+        "CUDA and communication libraries, and fragmentation are excluded.",
         *host,
         *pinned,
         *plan.notes,

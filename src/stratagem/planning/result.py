@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from stratagem.planning.accelerators import Accelerator
+from stratagem.planning.comparison import Comparison, compare
 from stratagem.planning.memory import MemoryPlan
 from stratagem.planning.report import headline, parts_of, verdict
 from stratagem.planning.schedule import Reduction, share_behind
 from stratagem.planning.step_time import Assumptions, StepTime
 from stratagem.planning.targets import Target
+from stratagem.profiling import ProfileSummary
 from stratagem.rendering import as_html, as_text
 
 __all__ = ["Plan"]
@@ -42,6 +45,7 @@ class Plan:
         accessed_bytes: bytes that one device reads and writes, as counted by the compiler.
         products_s: seconds that the matrix products take.
         memory_s: seconds that the memory accesses take.
+        num_launches: number of kernels that a GPU starts per step; 0 if unknown.
         scaling: predicted steps on one replica up to all.
         assumptions: assumptions of the time prediction.
         notes: further remarks.
@@ -78,6 +82,7 @@ class Plan:
     accessed_bytes: float
     products_s: float
     memory_s: float
+    num_launches: int
     scaling: tuple[StepTime, ...]
     assumptions: Assumptions
     notes: tuple[str, ...]
@@ -121,6 +126,22 @@ class Plan:
         """Fraction of these bytes sent while the backward pass computes products."""
         return share_behind(self.reductions)
 
+    def compare(self, profile: ProfileSummary | str | Path) -> Comparison:
+        """Compares the predicted step with a measured one.
+
+        Args:
+            profile: a profile by `sg.profile` of the same step on the target: its summary, or the
+                path of its trace.
+
+        Returns:
+            Predicted and measured seconds of each part. The predicted step is on all devices.
+
+        Raises:
+            FileNotFoundError: there is no trace.
+            ValueError: the profile cannot be read, or has no marks of steps.
+        """
+        return compare(self.step, self.target.accelerator.platform, profile)
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the whole plan as numbers, strings, lists and dicts, ready for JSON."""
         return {
@@ -156,6 +177,7 @@ class Plan:
             "accessed_bytes": self.accessed_bytes,
             "products_s": self.products_s,
             "memory_s": self.memory_s,
+            "num_launches": self.num_launches,
             "scaling": [_time_fields(time) for time in self.scaling],
             "assumptions": dataclasses.asdict(self.assumptions),
             "accelerator": _accelerator_fields(self.target.accelerator),

@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-__all__ = ["Instruction", "Reduction", "Schedule", "share_behind"]
+__all__ = ["Instruction", "Product", "Reduction", "Schedule", "ScheduledOperation", "share_behind"]
 
 # Marks operations of the backward pass: JAX transposes the derivative.
 _BACKWARD = "transpose(jvp("
@@ -62,6 +62,24 @@ class Instruction:
     def num_bytes(self) -> int:
         """Size of its result."""
         return sum(self.array_bytes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """A matrix product or convolution, with its operands."""
+
+    instruction: Instruction
+    operands: tuple[Instruction, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ScheduledOperation:
+    """An operation that a device runs `times` times per step, with the products inside it."""
+
+    name: str
+    accessed_bytes: int
+    products: tuple[Product, ...]
+    times: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,20 +178,39 @@ class Schedule:
         Returns:
             An upper estimate: a fusion that reads a part of an array counts all of it.
         """
-        return self._accessed(self._entry)
+        return sum(one.times * one.accessed_bytes for one in self.operations())
 
-    def _accessed(self, body: Sequence[Instruction]) -> int:
-        sizes = {one.name: one.num_bytes for one in body}
-        total = 0
+    def operations(self) -> list[ScheduledOperation]:
+        """Returns the operations that a device runs in a step.
+
+        Returns:
+            The operations, without loops, calls and branches around others, and without those that
+            move no data.
+        """
+        return list(self._operations(self._entry, 1))
+
+    def _operations(self, body: Sequence[Instruction], times: int) -> Iterable[ScheduledOperation]:
+        by_name = {one.name: one for one in body}
         for one in body:
             inner = self._bodies(one)
-            total += sum(times * self._accessed(inside) for inside, times in inner)
+            for inside, trips in inner:
+                yield from self._operations(inside, times * trips)
             if inner or one.operation in _FREE or one.operation.endswith("-done"):
                 continue
-            operands = one.line.split(f" {one.operation}(", 1)[1].split(")", 1)[0]
-            total += one.num_bytes
-            total += sum(sizes.get(name, 0) for name in re.findall(r"%([\w.-]+)", operands))
-        return total
+            operands = _operands(one, by_name)
+            accessed_bytes = one.num_bytes + sum(operand.num_bytes for operand in operands)
+            products = tuple(self._products(one, operands))
+            yield ScheduledOperation(one.name, accessed_bytes, products, times)
+
+    def _products(self, one: Instruction, operands: tuple[Instruction, ...]) -> Iterable[Product]:
+        """Returns the products that an operation is or contains."""
+        if _is_product(one):
+            yield Product(one, operands)
+        for name in _CALLED.findall(one.line):
+            inside = self._computations.get(name, [])
+            by_name = {instruction.name: instruction for instruction in inside}
+            for instruction in inside:
+                yield from self._products(instruction, _operands(instruction, by_name))
 
     def _collective(self, instruction: Instruction) -> Instruction | None:
         """Returns the collective that an instruction is or starts, or None."""
@@ -237,6 +274,12 @@ def share_behind(reductions: Sequence[Reduction]) -> float:
     whole = sum(one.num_bytes * one.times for one in reductions)
     hidden = sum(one.num_bytes * one.times for one in reductions if one.behind)
     return hidden / whole if whole else 0.0
+
+
+def _operands(one: Instruction, by_name: Mapping[str, Instruction]) -> tuple[Instruction, ...]:
+    names = one.line.split(f" {one.operation}(", 1)[1].split(")", 1)[0]
+    found = (by_name.get(name) for name in re.findall(r"%([\w.-]+)", names))
+    return tuple(operand for operand in found if operand is not None)
 
 
 def _is_product(instruction: Instruction) -> bool:

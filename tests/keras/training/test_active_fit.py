@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import keras
@@ -11,6 +12,7 @@ import pytest
 import stratagem.keras  # noqa: F401 - patches Keras
 from stratagem.keras.training.active_fit import (
     awaits_each_step,
+    call_after_fit,
     epoch_iterator,
     uses_batch_logs,
 )
@@ -83,3 +85,27 @@ def test_steps_are_awaited_for_callbacks_that_need_it(callback, expected) -> Non
     assert recorder.awaited is expected
     assert recorder.iterator.data_adapter.num_batches == 2
     assert awaits_each_step(), "outside fit"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", [False, True])
+def test_function_is_called_after_fit_even_if_it_fails(fails) -> None:
+    notes: list[str] = []
+
+    class Registering(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            call_after_fit(lambda: notes.append("after"))
+
+        def on_train_end(self, logs: Any = None) -> None:
+            notes.append("end")
+            if fails:
+                raise ZeroDivisionError
+
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    expected = pytest.raises(ZeroDivisionError) if fails else contextlib.nullcontext()
+    with expected:
+        model.fit(np.ones((2, 1)), np.ones((2, 1)), verbose=0, callbacks=[Registering()])
+    assert notes == ["end", "after"]
+    call_after_fit(lambda: notes.append("never"))  # no fit is active
+    assert notes == ["end", "after"]

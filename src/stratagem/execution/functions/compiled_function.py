@@ -22,6 +22,7 @@ from stratagem.execution.programs.recompilations import Recompilations
 from stratagem.execution.tracing.program_fingerprint import name_of
 from stratagem.execution.tracing.returned_values import as_values, rebuilt
 from stratagem.messages import explain
+from stratagem.profiling.step_observer import observed_call
 from stratagem.summary.settings import trace_key
 from stratagem.tracebacks import filters_traceback
 
@@ -70,7 +71,8 @@ class Function:
         else:
             program.usage.is_reused = True
         self._programs.move_to_end(key)
-        return program.run(call.arrays)
+        with observed_call(1, program.written_values, trains=program.trains):
+            return program.run(call.arrays)
 
 
 def function(

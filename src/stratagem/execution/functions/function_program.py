@@ -269,6 +269,7 @@ class FunctionProgram:
         self._written = list(trace.written.values())
         written = {id(variable) for variable in self._written}
         self._read_only = [v for k, v in trace.read.items() if k not in written]
+        self.trains = any(getattr(variable, "trainable", False) for variable in self._written)
         self._results = attempt.results
         self.summaries = attempt.summaries
         places = {id(v): index for index, v in enumerate([*self._written, *self._read_only])}
@@ -300,9 +301,13 @@ class FunctionProgram:
         results += [copied] * (self.summaries.structure.num_leaves if self.summaries else 0)
         return variables, results, copied if self._is_of_several else ()
 
+    def written_values(self) -> list[Any]:
+        """Returns the values of the variables that the function writes."""
+        return [_stored(variable) for variable in self._written]
+
     def run(self, arrays: list[Any]) -> Any:
         """Runs the function on its array arguments, stores its writes and returns its result."""
-        written = [_stored(variable) for variable in self._written]
+        written = self.written_values()
         read_only = [_stored(variable) for variable in self._read_only]
         arrays = [self._on_devices(array) for array in arrays]
         recording = begin_recording(self.summaries.every) if self.summaries else None

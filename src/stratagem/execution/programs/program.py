@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ from stratagem.execution.tracing.errors import assigned_under_jit
 from stratagem.execution.tracing.program_fingerprint import agree_on_program
 from stratagem.execution.tracing.remote_state import RemoteState
 from stratagem.execution.tracing.trace import Trace
+from stratagem.profiling.step_observer import UNOBSERVED, current_observer, observed_call
 from stratagem.run_events import current_events
 from stratagem.topology import REPLICA_AXIS, Topology
 from stratagem.topology.abstract_devices import placeholder
@@ -74,7 +76,8 @@ class Program:
 
     def run_for(self, split: list[Any], shared: list[Any]) -> Any:
         """Runs one step on flat arguments."""
-        return self._assemble(self._run(split, shared))
+        with self._observed(1):
+            return self._assemble(self._run(split, shared))
 
     def run_many(self, split: list[Any], shared: list[Any]) -> Any:
         """Runs all steps in the split arrays in one call on the devices.
@@ -86,11 +89,20 @@ class Program:
             return self._assemble(self._zeros())
         if (plain := self._without_summaries()) is not None:
             return plain.run_many(split, shared)
-        if self._remote is not None or not self._may_loop:
-            return self._assemble(self._run_one_by_one(split, shared))
-        if self._many is None:
-            self._many = self._compile(many=True)
-        return self._assemble(self._call(self._many, split, shared))
+        with self._observed(len(split[0]) if split else 1):
+            if self._remote is not None or not self._may_loop:
+                return self._assemble(self._run_one_by_one(split, shared))
+            if self._many is None:
+                self._many = self._compile(many=True)
+            return self._assemble(self._call(self._many, split, shared))
+
+    def _observed(self, num_steps: int) -> contextlib.AbstractContextManager[None]:
+        """Returns a context for a call that a profile may count as steps."""
+        if current_observer() is None or current_function_trace() is not None:
+            return UNOBSERVED
+        written = self.trace.written
+        trains = any(getattr(variable, "trainable", False) for variable in written)
+        return observed_call(num_steps, lambda: [*map(self._value, written)], trains=trains)
 
     def _without_summaries(self) -> Program | None:
         """Returns the plain program if this call records no summaries; otherwise None."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "active_progress",
     "awaits_each_step",
+    "call_after_fit",
     "epoch_iterator",
     "ordering_callbacks",
     "recorded_fit",
@@ -40,6 +41,9 @@ class _Fit:
     iterator: Any = None
     awaits_steps: bool = False
     progress: FitProgress | None = None
+
+    def __init__(self) -> None:
+        self.exits = contextlib.ExitStack()
 
 
 class _Running(threading.local):
@@ -72,6 +76,15 @@ def active_progress() -> FitProgress | None:
     return _running.fits[-1].progress if _running.fits else None
 
 
+def call_after_fit(function: Callable[[], object]) -> None:
+    """Calls a function when the active `fit` of this thread returns or fails.
+
+    Keras calls `on_train_end` only if no error is raised.
+    """
+    if _running.fits:
+        _running.fits[-1].exits.callback(function)
+
+
 def recorded_fit(original: Callable[..., Any]) -> Any:
     """Returns `fit` that is recorded as active while it runs."""
 
@@ -87,7 +100,8 @@ def recorded_fit(original: Callable[..., Any]) -> Any:
 def _begun() -> Generator[None]:
     _running.fits.append(_Fit())
     try:
-        yield
+        with _running.fits[-1].exits:
+            yield
     finally:
         iterator = _running.fits.pop().iterator
         position = getattr(getattr(iterator, "data_adapter", None), "position", None)

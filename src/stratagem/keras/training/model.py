@@ -23,6 +23,7 @@ from stratagem.keras.private import (
 from stratagem.keras.training.active_fit import uses_batch_logs
 from stratagem.keras.training.callback_support import check_callbacks, listed
 from stratagem.keras.training.dataset_adapter import adapted, is_dataset
+from stratagem.keras.training.observed_steps import observe_steps, restore_steps
 from stratagem.keras.training.planned_models import strategy_for_plan
 from stratagem.keras.training.several_processes import settle_call
 from stratagem.keras.training.step_events import ReportedTrainFunction
@@ -192,9 +193,11 @@ def making_step_function(original: Callable[..., Any]) -> Any:
     def made(self: keras.Model, force: bool = False) -> Any:
         strategy = strategy_of(self)
         if strategy is None:
+            restore_steps(self)
             result = original(self, force=force)
             if attribute == "train_function":
                 _report_steps(self)
+                observe_steps(self)
             return result
         function = getattr(self, attribute)
         if force or not isinstance(function, StepFunction):

@@ -16,6 +16,7 @@ from stratagem.input.batches import HostBatch, place, take_own_part
 from stratagem.keras.training.metric_logs import MetricLogs
 from stratagem.keras.training.replica_steps import ReplicaSteps
 from stratagem.keras.training.step_events import StepEvents
+from stratagem.profiling.marks import input_mark
 from stratagem.run_events import current_events
 from stratagem.strategies.base.reduction import of_all
 from stratagem.topology import Topology
@@ -134,6 +135,10 @@ class _GroupedStepFunction(StepFunction):
         return bool(self._model.run_eagerly) or config.runs_eagerly()
 
     def _load(self, iterator: Iterator[Any]) -> list[tuple[list[HostBatch], Any]]:
+        with input_mark():
+            return self._load_group(iterator)
+
+    def _load_group(self, iterator: Iterator[Any]) -> list[tuple[list[HostBatch], Any]]:
         topology = self._strategy.topology
         batches: list[HostBatch] = []
         for _ in range(self._model.steps_per_execution):
