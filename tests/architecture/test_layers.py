@@ -61,6 +61,7 @@ LAYERS = (
         "environment",
         "errors",
         "folders",
+        "frames",
         "messages",
         "old_names",
         "optional_libraries",

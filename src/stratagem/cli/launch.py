@@ -22,10 +22,28 @@ def _with_dashes(token: str) -> str:
     return token.replace("_", "-")
 
 
-def _option(name: str, **attributes: Any) -> Callable[[Any], Any]:
+def _option(name: str, *more_flags: str, **attributes: Any) -> Callable[[Any], Any]:
     variable = f"STRATAGEM_{name.upper()}"
-    flag = f"--{_with_dashes(name)}"
-    return click.option(flag, name, envvar=variable, show_envvar=True, **attributes)
+    flags = (f"--{_with_dashes(name)}", *more_flags)
+    return click.option(*flags, name, envvar=variable, show_envvar=True, **attributes)
+
+
+class _NumNodes(click.ParamType[str]):
+    """A number of nodes, or MIN:MAX."""
+
+    name = "N|MIN:MAX"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        """Returns a valid text unchanged."""
+        from stratagem.launch.plan.node_tasks import node_range
+
+        try:
+            node_range(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return str(value)
 
 
 def _read_config(context: click.Context, _: click.Parameter, path: Path | None) -> None:
@@ -59,6 +77,7 @@ def _checked(path: Path, key: str, value: object, options: Mapping[str, click.Op
             )
         )
     wanted = _TYPES.get(type(options[name].type), (str, "a string"))
+    wanted = (list, "a list of strings") if options[name].multiple else wanted
     if not isinstance(value, wanted[0]) or isinstance(value, bool) != (wanted[0] is bool):
         raise click.ClickException(
             explain(
@@ -74,6 +93,7 @@ _TYPES: dict[type[Any], tuple[Any, str]] = {
     type(click.BOOL): (bool, "true or false"),
     click.IntRange: (int, "an integer"),
     click.FloatRange: (int | float, "a number"),
+    _NumNodes: (int | str, "a number or a string"),
 }
 
 
@@ -83,7 +103,12 @@ _TYPES: dict[type[Any], tuple[Any, str]] = {
     # Arguments after the script belong to the script.
     context_settings={"allow_interspersed_args": False, "token_normalize_func": _with_dashes},
 )
-@_option("workers", type=click.IntRange(0), help="Number of workers.  [default: 1]")
+@_option(
+    "workers",
+    "--nproc-per-node",
+    type=click.IntRange(0),
+    help="Number of workers, of each node if there are several.  [default: 1]",
+)
 @_option("chief", is_flag=True, default=None, help="Add a chief.")
 @_option("ps", type=click.IntRange(0), help="Number of parameter servers.  [default: 0]")
 @_option("evaluator", is_flag=True, default=None, help="Add an evaluator.")
@@ -141,6 +166,36 @@ _TYPES: dict[type[Any], tuple[Any, str]] = {
     help="Seconds that the evaluator may run after the workers end.  [default: 60]",
 )
 @_option(
+    "nnodes",
+    type=_NumNodes(),
+    help="Number of nodes (machines), each of which runs this command; MIN:MAX continues without "
+    "lost ones.  [default: 1, or the nodes of a Slurm step]",
+)
+@_option(
+    "node_rank",
+    type=click.IntRange(0),
+    help="Rank of this node. Node 0 starts and watches all tasks.",
+)
+@_option("rdzv_endpoint", metavar="HOST:PORT", help="Address of node 0, where the nodes meet.")
+@_option(
+    "node_timeout_s",
+    type=click.FloatRange(0, min_open=True),
+    help="Seconds without an answer after which a node is lost.  [default: 15]",
+)
+@_option("hosts", metavar="A,B,C", help="Hosts on which `ssh` starts this command.")
+@_option(
+    "hostfile",
+    type=click.Path(dir_okay=False),
+    help="File with one host per line, optionally with slots=N for its workers.",
+)
+@_option("ssh_options", help="Options of the `ssh` program, as in a shell.")
+@_option(
+    "env",
+    metavar="NAME[=VALUE]",
+    multiple=True,
+    help="Variable for all hosts. May be repeated.",
+)
+@_option(
     "config",
     type=click.Path(dir_okay=False, path_type=Path),
     is_eager=True,
@@ -152,14 +207,14 @@ _TYPES: dict[type[Any], tuple[Any, str]] = {
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def command(script: str, args: tuple[str, ...], *, module: bool, **options: Any) -> None:
-    """Run SCRIPT as every task of a cluster on this machine.
+    """Run SCRIPT as every task of a cluster, on this machine or on several.
 
     Each task finds the cluster and its own task in TF_CONFIG. When one fails, the others are
     stopped, and its last lines are shown as the cause.
     """
     from stratagem.launch import scripts
 
-    given = {name: value for name, value in options.items() if value is not None}
+    given = {name: value for name, value in options.items() if value not in (None, ())}
     try:
         outcome = scripts.run_script(script, args, module=module, **given)
     except BrokenPipeError:  # the reader of the output has exited; click handles this

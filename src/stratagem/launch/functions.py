@@ -77,7 +77,9 @@ def spawn(
                 code="SG804",
             )
         )
-    return _spawn(_pickled(fn, args, kwargs or {}), LaunchOptions(**options), elastic)
+    launch_options = LaunchOptions(**options)
+    _require_one_machine(launch_options)
+    return _spawn(_pickled(fn, args, kwargs or {}), launch_options, elastic)
 
 
 def require_callable(fn: object, example: str) -> None:
@@ -88,6 +90,19 @@ def require_callable(fn: object, example: str) -> None:
                 f"fn={fn!r} is of type {type(fn).__name__}.",
                 expected="a function.",
                 fix=f"pass the function and its arguments separately: {example}.",
+            )
+        )
+
+
+def _require_one_machine(options: LaunchOptions) -> None:
+    given = [options.hosts, options.hostfile, options.nnodes]
+    if any(one is not None for one in given) and given != [None, None, 1]:
+        raise ValueError(
+            explain(
+                f"spawn with nnodes={options.nnodes!r}, hosts={options.hosts!r} and "
+                f"hostfile={options.hostfile!r}.",
+                expected="one machine: the function is sent to processes of this machine.",
+                fix="call it in a script, and start that with sg.launch.run or stratagem launch.",
             )
         )
 

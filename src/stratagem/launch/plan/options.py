@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 import types
+from collections.abc import Sequence
 from typing import Literal, TypedDict
 
 from stratagem.folders import checked_folder
@@ -21,8 +22,9 @@ _LEAST = {
     "max_restarts": 0,
     "min_workers": 1,
     "max_workers": 1,
+    "node_rank": 0,
 }
-_OPTIONAL = ("devices_per_worker", "min_workers", "max_workers")
+_OPTIONAL = ("devices_per_worker", "min_workers", "max_workers", "node_rank")
 
 
 class LaunchArguments(TypedDict, total=False):
@@ -43,6 +45,14 @@ class LaunchArguments(TypedDict, total=False):
     show: Literal["all", "leader"]
     grace_s: float
     evaluator_grace_s: float
+    nnodes: int | str | None
+    node_rank: int | None
+    rdzv_endpoint: str | None
+    node_timeout_s: float
+    hosts: str | Sequence[str] | None
+    hostfile: str | os.PathLike[str] | None
+    ssh_options: str
+    env: Sequence[str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,7 +60,8 @@ class LaunchOptions:
     """Tasks to start, their devices, and how they restart and end.
 
     Args:
-        workers: number of workers. Worker 0 leads, unless there is a chief.
+        workers: number of workers, of each node if there are several. Worker 0 leads, unless there
+            is a chief.
         chief: True to add a chief, which leads.
         ps: number of parameter servers.
         evaluator: True to add an evaluator.
@@ -68,6 +79,16 @@ class LaunchOptions:
         show: "all" shows the output of every task, "leader" only the leader's.
         grace_s: seconds that a task may take to end before it is killed.
         evaluator_grace_s: seconds that the evaluator may continue after the workers have ended.
+        nnodes: number of nodes (machines), or "MIN:MAX" to continue without lost ones. Each runs
+            this launch. None for this machine, or for the hosts or the nodes of a Slurm step.
+        node_rank: rank of this node. Node 0 starts and watches all tasks. None if the scheduler
+            provides it, or node 0 may choose.
+        rdzv_endpoint: "HOST:PORT" of node 0, where the nodes meet.
+        node_timeout_s: seconds without an answer after which a node is lost.
+        hosts: hosts, as a list or separated by commas, on which `ssh` starts this launch.
+        hostfile: file with one host per line, optionally with `slots=N` for its workers.
+        ssh_options: options of the `ssh` program, as in a shell.
+        env: variables for all hosts: "NAME=VALUE", or "NAME" for the value here.
 
     Raises:
         TypeError: an option has the wrong type.
@@ -95,6 +116,14 @@ class LaunchOptions:
     show: Literal["all", "leader"] = "all"
     grace_s: float = 10.0
     evaluator_grace_s: float = 60.0
+    nnodes: int | str | None = None
+    node_rank: int | None = None
+    rdzv_endpoint: str | None = None
+    node_timeout_s: float = 15.0
+    hosts: str | Sequence[str] | None = None
+    hostfile: str | os.PathLike[str] | None = None
+    ssh_options: str = ""
+    env: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -102,7 +131,7 @@ class LaunchOptions:
                 _check_count(name, getattr(self, name), least)
         for name in ("chief", "evaluator", "cold_restarts"):
             _check_type(name, getattr(self, name), bool, "True or False.")
-        for name in ("grace_s", "evaluator_grace_s", "rejoin_after_s"):
+        for name in ("grace_s", "evaluator_grace_s", "rejoin_after_s", "node_timeout_s"):
             _check_seconds(name, getattr(self, name))
         for name in ("log_dir", "run_dir"):
             if getattr(self, name) is not None:
