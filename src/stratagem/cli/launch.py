@@ -169,7 +169,7 @@ _TYPES: dict[type[Any], tuple[Any, str]] = {
     "nnodes",
     type=_NumNodes(),
     help="Number of nodes (machines), each of which runs this command; MIN:MAX continues without "
-    "lost ones.  [default: 1, or the nodes of a Slurm step]",
+    "lost ones. By default 1, or the nodes of a Slurm step.",
 )
 @_option(
     "node_rank",

@@ -1,4 +1,4 @@
-"""`run`: runs a script as every task of a cluster on this machine."""
+"""`run`: runs a script as every task of a cluster."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def run(
     elastic: ElasticConfig | None = None,
     **options: Unpack[LaunchArguments],
 ) -> None:
-    """Runs a script as every task of a cluster on this machine, as `stratagem launch` does.
+    """Runs a script as every task of a cluster, as `stratagem launch` does.
 
     Each task finds the cluster and its own task in `TF_CONFIG`. Its output appears here. When one
     task fails, the others are stopped. Called in the main thread, this passes signals on to the
-    tasks. No task outlives this process.
+    tasks. No task outlives this process. With `nnodes` or `hosts` the cluster has several machines.
 
     Args:
         script: a Python file, a program, or a module.
@@ -63,7 +63,7 @@ def run(
         RuntimeError: a task failed. The cause has the last lines of that task.
         FileNotFoundError: there is no such script.
         ValueError: an option is out of range, or there are fewer GPUs than requested.
-        UnavailableError: too few workers could run for longer than the limit.
+        UnavailableError: too few workers could run for longer than the limit, or a node is lost.
 
     Example:
         >>> sg.launch.run("echo", ["hello"])

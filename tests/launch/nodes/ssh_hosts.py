@@ -12,9 +12,10 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tests.launch.waiting import until
 from tests.multiprocess.namespaces import can_make_hosts, hosts
 
-__all__ = ["NAMES", "SshHosts", "reason_to_skip", "ssh_hosts"]
+__all__ = ["NAMES", "SshHosts", "reason_to_skip", "ssh_hosts", "wait_for_end_of"]
 
 NAMES = ("a", "b", "c", "d")
 _SSHD = "/usr/sbin/sshd"
@@ -46,15 +47,23 @@ class SshHosts:
     folder: Path
     namespaces: Sequence[str]
 
+    @property
+    def ssh_options(self) -> str:
+        """Options with which `ssh` logs in."""
+        known = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
+        return f"-i {self.folder}/key {known}"
+
+    def answers(self, name: str) -> bool:
+        """Whether one can log in to a host."""
+        command = ["ip", "netns", "exec", self.namespaces[-1], "ssh", *self.ssh_options.split()]
+        return subprocess.run([*command, name, "true"], capture_output=True).returncode == 0
+
     def launch(self, *words: str, folder: Path, **more) -> subprocess.Popen[str]:
         """Starts `stratagem launch` in the terminal, with these options and this script."""
-        ssh = (
-            f"-i {self.folder}/key -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null "
-            "-o LogLevel=ERROR"
-        )
-        command = [sys.executable, "-m", "stratagem", "launch", "--ssh-options", ssh]
+        start = ["ip", "netns", "exec", self.namespaces[-1]]
+        command = [sys.executable, "-m", "stratagem", "launch", "--ssh-options"]
         return subprocess.Popen(
-            ["ip", "netns", "exec", self.namespaces[-1], *command, "--env", "PYTHONPATH", *words],
+            [*start, *command, self.ssh_options, "--env", "PYTHONPATH", *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -94,7 +103,10 @@ def ssh_hosts(folder: Path, network: str) -> Iterator[SshHosts]:
             )
             stack.callback(server.wait)
             stack.callback(server.kill)
-        yield SshHosts(folder, namespaces)
+        made_hosts = SshHosts(folder, namespaces)
+        for name in NAMES:
+            until(lambda name=name: made_hosts.answers(name))
+        yield made_hosts
 
 
 def processes_with(word: str) -> set[int]:

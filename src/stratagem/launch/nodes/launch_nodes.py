@@ -14,7 +14,7 @@ from stratagem.launch.nodes.rendezvous import Rendezvous
 from stratagem.launch.plan.elastic import ElasticConfig
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.restart.launcher import Outcome, launch
-from stratagem.launch.restart.report import failure_summary
+from stratagem.launch.restart.report import end_summary
 from stratagem.launch.tasks.output.screen import Screen
 from stratagem.messages import explain
 
@@ -63,7 +63,8 @@ def _lead(
     end: dict[str, Any] = {"kind": "end", "error": "node 0 was interrupted", "cause": None}
     try:
         outcome = launch(command, options, nodes=JobNodes(rendezvous, point, options, say))
-        end.update(error="", cause=_as_message(outcome), summary=failure_summary(outcome.cause))
+        summary = end_summary(outcome.cause, outcome.signum)
+        end.update(error="", cause=_as_message(outcome), summary=summary)
         return outcome
     except (OSError, RuntimeError, ValueError) as error:
         end["error"] = str(error)

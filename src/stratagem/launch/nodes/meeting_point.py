@@ -114,7 +114,10 @@ def _host_of_pod(most: int) -> str:
     if index is not None:
         fix = f"set `subdomain` of the pods to a headless service ({own} is no such name), or {fix}"
     elif environment.lookup("RAY_JOB_CONFIG_JSON_ENV_VAR") is not None:
-        fix = "in a Ray job, which runs on one node, use sg.connect_to_cluster instead; else " + fix
+        fix = (
+            "in a Ray job use sg.ParameterServerStrategy, which places its processes itself; or "
+            + fix
+        )
     raise ValueError(
         explain(
             f"nnodes={most} without the address of node 0.",

@@ -215,9 +215,9 @@ class Rendezvous(Closing):
         limit_s = self._timeout_s
         while True:
             await asyncio.sleep(beat_s(limit_s))
-            for node in self.members():
+            for node in list(self._nodes.values()):
                 self._write(node, {"kind": "beat"})
-                if time.monotonic() - node.received_s > limit_s:
+                if time.monotonic() - node.received_s > limit_s:  # once: it then has a reason
                     self._lose(node, f"no answer from its node for {limit_s:g} s, {LIMIT_OPTION}")
 
     def _write(self, node: Node, message: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.restart.launcher import Outcome
 from stratagem.launch.restart.signals import CaughtSignals
 from stratagem.launch.tasks.exit_status import ExitStatus, describe_exit
-from stratagem.launch.tasks.output.screen import STDERR, STDOUT, Screen
+from stratagem.launch.tasks.output.screen import STDERR, Screen
 from stratagem.messages import explain
 
 __all__ = ["launch_over_ssh"]
@@ -84,7 +84,9 @@ def launch_over_ssh(command: Sequence[str], options: LaunchOptions) -> Outcome:
             "variables": variables,
             "arguments": ["-m", "stratagem", "launch", *flags, *command],
         }
-        nodes.append(_RemoteNode(rank, host, job, shlex.split(options.ssh_options), screen, lock))
+        nodes.append(
+            _RemoteNode(rank, host, job, shlex.split(options.ssh_options or ""), screen, lock)
+        )
     with CaughtSignals() as caught:
         return _Terminal(nodes, options, screen, caught).run()
 
@@ -122,7 +124,6 @@ class _RemoteNode:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            bufsize=0,
             start_new_session=True,  # Ctrl-C reaches the launchers as a message
         )
         streams = (self._process.stdout, self._process.stderr)
@@ -136,9 +137,11 @@ class _RemoteNode:
 
     def write(self, line: str) -> None:
         """Sends a line to the launcher."""
-        if self._process is not None and self._process.stdin and not self._process.stdin.closed:
+        pipe = None if self._process is None else self._process.stdin
+        if pipe is not None and not pipe.closed:
             with contextlib.suppress(OSError):
-                self._process.stdin.write(f"{line}\n".encode())
+                pipe.write(f"{line}\n".encode())
+                pipe.flush()
 
     def returncode(self) -> int | None:
         """Returns the exit code, or None while it runs; all its output is then shown."""
@@ -151,8 +154,10 @@ class _RemoteNode:
 
     def let_go(self) -> None:
         """Ends standard input, on which the launcher of the host ends too."""
-        if self._process is not None and self._process.stdin:
-            self._process.stdin.close()
+        pipe = None if self._process is None else self._process.stdin
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
 
     def kill(self) -> None:
         """Kills `ssh`, if it runs."""
@@ -168,9 +173,6 @@ class _RemoteNode:
                 if index == STDERR:
                     self.lines.append(line)
                 self._screen.show(self._name, [line], stream=index)
-
-
-assert STDOUT == 0
 
 
 @dataclasses.dataclass

@@ -97,7 +97,7 @@ def remote_variables(options: LaunchOptions, base: Mapping[str, str]) -> dict[st
     variables = {
         name: text for name, text in base.items() if name.startswith(_FORWARDED) and name not in own
     }
-    for one in options.env:
+    for one in options.env or ():
         name, is_given, text = one.partition("=")
         if not name or (not is_given and name not in base):
             raise ValueError(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Literal, TypedDict
 
 from stratagem.folders import checked_folder
+from stratagem.launch.plan.node_tasks import node_range
 from stratagem.messages import explain
 
 __all__ = ["LaunchArguments", "LaunchOptions"]
@@ -25,6 +26,14 @@ _LEAST = {
     "node_rank": 0,
 }
 _OPTIONAL = ("devices_per_worker", "min_workers", "max_workers", "node_rank")
+_NODE_TYPES: dict[str, tuple[type | types.UnionType, str]] = {
+    "nnodes": (int | str, 'a number, or "MIN:MAX".'),
+    "rdzv_endpoint": (str, '"HOST:PORT".'),
+    "hosts": (str | list | tuple, "names of hosts, as a list or separated by commas."),
+    "hostfile": (str | os.PathLike, "a path."),
+    "ssh_options": (str, 'options as in a shell, such as "-p 2222".'),
+    "env": (list | tuple, 'a list of "NAME=VALUE" or "NAME".'),
+}
 
 
 class LaunchArguments(TypedDict, total=False):
@@ -51,8 +60,8 @@ class LaunchArguments(TypedDict, total=False):
     node_timeout_s: float
     hosts: str | Sequence[str] | None
     hostfile: str | os.PathLike[str] | None
-    ssh_options: str
-    env: Sequence[str]
+    ssh_options: str | None
+    env: Sequence[str] | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,8 +131,8 @@ class LaunchOptions:
     node_timeout_s: float = 15.0
     hosts: str | Sequence[str] | None = None
     hostfile: str | os.PathLike[str] | None = None
-    ssh_options: str = ""
-    env: Sequence[str] = ()
+    ssh_options: str | None = None
+    env: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -155,6 +164,7 @@ class LaunchOptions:
                 )
             )
         self._check_membership()
+        self._check_nodes()
 
     def _check_membership(self) -> None:
         if self.min_workers is None and self.max_workers is None:
@@ -166,6 +176,21 @@ class LaunchOptions:
                     f"max_workers={self.max_workers} contradict each other.",
                     expected="min_workers <= workers <= max_workers.",
                     fix="correct them; an omitted max_workers equals workers.",
+                )
+            )
+
+    def _check_nodes(self) -> None:
+        for name, (wanted, expected) in _NODE_TYPES.items():
+            if getattr(self, name) is not None:
+                _check_type(name, getattr(self, name), wanted, expected)
+        if self.nnodes is not None:
+            node_range(self.nnodes)
+        if not self.node_timeout_s:
+            raise ValueError(
+                explain(
+                    "node_timeout_s=0.0 is not a valid number of seconds.",
+                    expected="more than 0 seconds.",
+                    fix="omit it for 15 seconds.",
                 )
             )
 

@@ -13,7 +13,7 @@ from stratagem.launch.tasks.output.tracebacks import error_lines, failure_lines
 
 __all__ = [
     "failure_report",
-    "failure_summary",
+    "end_summary",
     "notice_report",
     "restart_report",
     "signal_report",
@@ -46,8 +46,10 @@ def failure_report(
     return lines
 
 
-def failure_summary(cause: ExitStatus | None) -> str:
+def end_summary(cause: ExitStatus | None, signum: signal.Signals | None) -> str:
     """Returns the end of a job in one line, for its other nodes."""
+    if signum is not None:
+        return signum.name
     return "all workers are done" if cause is None else f"{cause.title} failed first: {cause.how}"
 
 
