@@ -8,8 +8,8 @@ import socket
 import pytest
 
 from stratagem.frames import frame
-from stratagem.launch.nodes.link import Link
 from stratagem.launch.nodes.meeting_point import MeetingPoint
+from stratagem.launch.nodes.node_link import NodeLink
 from stratagem.launch.nodes.rendezvous import Rendezvous, beat_s
 from stratagem.launch.plan.ports import free_ports
 from tests.launch.waiting import until
@@ -37,10 +37,10 @@ def rendezvous(point, said):
 @pytest.fixture
 def join(point):
     """Connects as a node; the greeting may be changed."""
-    links: list[Link] = []
+    links: list[NodeLink] = []
 
-    def connect(**changes) -> Link:
-        link = Link(point, HELLO | changes, timeout_s=60.0, join_s=60.0)
+    def connect(**changes) -> NodeLink:
+        link = NodeLink(point, HELLO | changes, timeout_s=60.0, join_s=60.0)
         links.append(link)
         return link
 
@@ -49,7 +49,7 @@ def join(point):
         link.close()
 
 
-def next_of(link: Link) -> dict:
+def next_of(link: NodeLink) -> dict:
     message = link.take(60.0)
     assert message is not None
     return message

@@ -12,8 +12,8 @@ from typing import Any
 from stratagem import environment
 from stratagem.accelerators import local_gpus
 from stratagem.errors import UnavailableError
-from stratagem.launch.nodes.link import Link
 from stratagem.launch.nodes.meeting_point import MeetingPoint
+from stratagem.launch.nodes.node_link import NodeLink
 from stratagem.launch.plan.devices import uses_gpus
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.ports import free_ports
@@ -93,14 +93,14 @@ class _Agent:
                 "timeout_s": self.options.node_timeout_s,
                 "join_s": float(environment.read("join_timeout_s")),
             }
-            with Link(self.point, hello, **limits_s) as link:
+            with NodeLink(self.point, hello, **limits_s) as link:
                 try:
                     outcome = self.serve(link)
                 finally:
                     self.stop()
         return outcome
 
-    def serve(self, link: Link) -> Outcome | None:
+    def serve(self, link: NodeLink) -> Outcome | None:
         """Follows node 0; returns None if the connection is lost and another may be made."""
         while True:
             if self.running is not None:
@@ -118,7 +118,7 @@ class _Agent:
                 self.screen.say([f"{self.caught.ending.name}: this node leaves the job."])
                 return Outcome(statuses=(), signum=self.caught.ending, restart=0)
 
-    def follow(self, message: dict[str, Any], link: Link) -> None:
+    def follow(self, message: dict[str, Any], link: NodeLink) -> None:
         """Does what a message of node 0 asks for."""
         kind = message["kind"]
         if kind == "welcome":
@@ -134,7 +134,7 @@ class _Agent:
                 if task.process.plan.name == message["task"]:
                     _send_once(task, message["signum"])
 
-    def begin(self, message: dict[str, Any], link: Link) -> None:
+    def begin(self, message: dict[str, Any], link: NodeLink) -> None:
         """Starts the tasks of this node; reports those that cannot start as failed."""
         names = [f"{kind} {index}" for kind, index in message["tasks"]]
         self.start, self.reported = message["start"], set()
@@ -166,7 +166,7 @@ class _Agent:
         """Returns a message about a task of the present start."""
         return {"kind": kind, "start": self.start, "task": task, **more}
 
-    def report(self, running: RunningTasks, link: Link) -> None:
+    def report(self, running: RunningTasks, link: NodeLink) -> None:
         """Reports tasks that have ended, once each."""
         for task in running.tasks:
             name, status = task.process.plan.name, task.status
@@ -187,7 +187,7 @@ class _Agent:
         elif self.warm is not None and time.monotonic() - self.warm.made_s >= WARM_UP_AFTER_S:
             self.warm.prepare(running.tasks[0].process.plan)
 
-    def forward_signals(self, link: Link) -> None:
+    def forward_signals(self, link: NodeLink) -> None:
         """Sends signals to the tasks of this node; a node that is to end takes no more tasks."""
         for signum in self.caught.take():
             if signum in ENDING:

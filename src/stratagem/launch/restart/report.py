@@ -12,8 +12,8 @@ from stratagem.launch.tasks.exit_status import ExitStatus
 from stratagem.launch.tasks.output.tracebacks import error_lines, failure_lines
 
 __all__ = [
-    "failure_report",
     "end_summary",
+    "failure_report",
     "notice_report",
     "restart_report",
     "signal_report",

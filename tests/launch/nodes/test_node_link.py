@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from stratagem.launch.nodes.link import Link
 from stratagem.launch.nodes.meeting_point import MeetingPoint
+from stratagem.launch.nodes.node_link import NodeLink
 from stratagem.launch.plan.ports import free_ports
 
 
@@ -18,18 +18,18 @@ def point_of(port: int) -> MeetingPoint:
 
 
 @contextlib.contextmanager
-def connected(timeout_s: float) -> Iterator[tuple[Link, socket.socket]]:
+def connected(timeout_s: float) -> Iterator[tuple[NodeLink, socket.socket]]:
     """A link, and the other end of its connection, on which nothing is sent."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         point = point_of(server.getsockname()[1])
-        with Link(point, {}, timeout_s=timeout_s, join_s=60.0) as link:
+        with NodeLink(point, {}, timeout_s=timeout_s, join_s=60.0) as link:
             other, _ = server.accept()
             with other:
                 yield link, other
 
 
 def test_absence_of_node_0_is_reported_after_the_limit() -> None:
-    with Link(point_of(*free_ports(1)), {}, timeout_s=60.0, join_s=0.0) as link:
+    with NodeLink(point_of(*free_ports(1)), {}, timeout_s=60.0, join_s=0.0) as link:
         message = link.take(60.0)
     assert message is not None
     assert message["kind"] == "absent"

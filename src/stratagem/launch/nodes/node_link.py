@@ -16,14 +16,14 @@ from stratagem.frames import frame, read_frame
 from stratagem.launch.nodes.meeting_point import MeetingPoint
 from stratagem.launch.nodes.rendezvous import LIMIT_OPTION, beat_s
 
-__all__ = ["Link"]
+__all__ = ["NodeLink"]
 
 _RETRY_S = 0.3
 _CONNECT_S = 5.0
 _CLOSE_S = 2.0
 
 
-class Link(Closing):
+class NodeLink(Closing):
     """One connection, in a background thread: connects, greets, and exchanges heartbeats.
 
     `hello` is the greeting without the own address. The last of the `messages` is `lost` (with a
