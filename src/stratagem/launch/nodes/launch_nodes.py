@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from stratagem.launch.plan.elastic import ElasticConfig
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.restart.launcher import Outcome, launch
 from stratagem.launch.restart.report import end_summary
+from stratagem.launch.tasks.exit_status import ExitStatus
 from stratagem.launch.tasks.output.screen import Screen
 from stratagem.messages import explain
 
@@ -70,14 +70,15 @@ def _lead(
         end["error"] = str(error)
         raise
     finally:
-        with contextlib.suppress(TimeoutError):
-            rendezvous.end(end)
+        rendezvous.end(end)
 
 
 def _as_message(outcome: Outcome) -> dict[str, Any] | None:
-    """Returns the fields of the exit status that explains the end, or None."""
-    cause = outcome.cause
-    if cause is None:
+    """Returns the fields of the exit status that explains the end, or None for a good end."""
+    code = outcome.exit_code
+    # Without one, a signal ended the job before its start.
+    cause = outcome.cause or ExitStatus(name="node 0", returncode=code, at_s=0.0)
+    if not code:
         return None
     fields = dataclasses.asdict(cause)
     return {name: fields[name] for name in ("name", "node", "returncode", "reason", "lines")}
