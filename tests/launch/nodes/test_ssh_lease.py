@@ -43,7 +43,8 @@ def leased(monkeypatch):
     yield start
     for process in started:
         process.kill()
-        process.communicate()
+        with process:  # closes its pipes
+            pass
 
 
 @pytest.mark.slow

@@ -31,6 +31,8 @@ from stratagem.messages import explain
 __all__ = ["run_node"]
 
 _POLL_S = 0.05
+# After a signal has ended the tasks here, the whole job may be ending too, which node 0 reports.
+_LEAVE_S = 2.0
 
 
 def run_node(command: Sequence[str], options: LaunchOptions, point: MeetingPoint) -> Outcome:
@@ -102,6 +104,7 @@ class _Agent:
 
     def serve(self, link: NodeLink) -> Outcome | None:
         """Follows node 0; returns None if the connection is lost and another may be made."""
+        left_s = 0.0
         while True:
             if self.running is not None:
                 self.running.read()
@@ -114,7 +117,8 @@ class _Agent:
             if self.running is not None:
                 self.running.update(time.monotonic())
                 self.report(self.running, link)
-            elif self.caught.ending is not None:
+                left_s = time.monotonic() + _LEAVE_S
+            elif self.caught.ending is not None and time.monotonic() > left_s:
                 self.screen.say([f"{self.caught.ending.name}: this node leaves the job."])
                 return Outcome(statuses=(), signum=self.caught.ending, restart=0)
 

@@ -166,13 +166,14 @@ class _RemoteNode:
             self._process.wait()
 
     def _show(self, stream: IO[bytes], index: int) -> None:
-        for data in stream:
-            line = data.decode("utf-8", "replace").rstrip("\n")
-            self.has_joined = self.has_joined or line.startswith(_JOINED)
-            with self._lock:
-                if index == STDERR:
-                    self.lines.append(line)
-                self._screen.show(self._name, [line], stream=index)
+        with stream:
+            for data in stream:
+                line = data.decode("utf-8", "replace").rstrip("\n")
+                self.has_joined = self.has_joined or line.startswith(_JOINED)
+                with self._lock:
+                    if index == STDERR:
+                        self.lines.append(line)
+                    self._screen.show(self._name, [line], stream=index)
 
 
 @dataclasses.dataclass
@@ -187,6 +188,7 @@ class _Terminal:
     retry_s: dict[_RemoteNode, float] = dataclasses.field(
         default_factory=dict["_RemoteNode", float]
     )
+    absent: _RemoteNode | None = None
     let_go_s: float = float("inf")
     num_interrupts: int = 0
 
@@ -248,7 +250,7 @@ class _Terminal:
         patience_s = self.options.grace_s + _MARGIN_S
         if code and not node.has_joined and not is_first:
             self.screen.say([f"{node.label} did not start ({describe_exit(code)}): ending all."])
-            self.let_go_s = now_s
+            self.absent, self.let_go_s = node, now_s
         elif code and not is_first:
             # Node 0 notices it too, and its report has the cause.
             patience_s += self.options.node_timeout_s
@@ -274,9 +276,9 @@ class _Terminal:
             node.kill()
 
     def outcome(self) -> Outcome:
-        """Returns the end of node 0, or of the first other host that failed."""
+        """Returns the end of a host that did not start, of node 0, or of another that failed."""
         order = sorted(self.codes, key=lambda node: node is not self.nodes[0])
-        failed = next((node for node in order if self.codes[node]), self.nodes[0])
+        failed = self.absent or next((node for node in order if self.codes[node]), self.nodes[0])
         status = ExitStatus(
             name=failed.label,
             returncode=self.codes.get(failed, -signal.SIGKILL),
