@@ -86,12 +86,12 @@ def run_script(
     **options: Unpack[LaunchArguments],
 ) -> Outcome:
     """Runs a script as `run` does, but returns failures and signals instead of raising them."""
-    launch_options = LaunchOptions(**options)
-    if launch_options.hosts is not None or launch_options.hostfile is not None:
+    if options.get("hosts") is not None or options.get("hostfile") is not None:
         words = (*(["-m"] if module else []), os.fspath(script), *args)
-        return launch_over_ssh(words, launch_options)
-    hold_lease(launch_options.grace_s)
+        return launch_over_ssh(words, LaunchOptions(**options))
     command = command_of(script, args, module=module)
+    launch_options = LaunchOptions(**options)
+    hold_lease(launch_options.grace_s)
     return launch_nodes(command, launch_options, elastic=elastic)
 
 
