@@ -90,7 +90,8 @@ def _slurm_step(options: LaunchOptions) -> MeetingPoint | None:
         return None
     job = parse_task_index(environment.lookup("SLURM_JOB_ID") or "0")
     resolver = SlurmClusterResolver(port_base=port_of_job(job), gpus_per_node=0)
-    addresses = [split_address(one) for one in resolver.cluster_spec().as_dict()["worker"]]
+    tasks = resolver.cluster_spec().job_tasks("worker")
+    addresses = [split_address(address) for address in tasks if address]
     if len({host for host, _ in addresses}) < len(addresses):
         raise ValueError(
             explain(

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO
 
 from stratagem import environment
@@ -98,7 +98,7 @@ class _RemoteNode:
         self,
         rank: int,
         host: Host,
-        job: dict[str, object],
+        job: Mapping[str, object],
         ssh_options: Sequence[str],
         screen: Screen,
         lock: threading.Lock,

@@ -26,13 +26,13 @@ _LEAST = {
     "node_rank": 0,
 }
 _OPTIONAL = ("devices_per_worker", "min_workers", "max_workers", "node_rank")
-_NODE_TYPES: dict[str, tuple[type | types.UnionType, str]] = {
-    "nnodes": (int | str, 'a number, or "MIN:MAX".'),
-    "rdzv_endpoint": (str, '"HOST:PORT".'),
-    "hosts": (str | list | tuple, "names of hosts, as a list or separated by commas."),
-    "hostfile": (str | os.PathLike, "a path."),
-    "ssh_options": (str, 'options as in a shell, such as "-p 2222".'),
-    "env": (list | tuple, 'a list of "NAME=VALUE" or "NAME".'),
+_NODE_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "nnodes": ((int, str), 'a number, or "MIN:MAX".'),
+    "rdzv_endpoint": ((str,), '"HOST:PORT".'),
+    "hosts": ((str, list, tuple), "names of hosts, as a list or separated by commas."),
+    "hostfile": ((str, os.PathLike), "a path."),
+    "ssh_options": ((str,), 'options as in a shell, such as "-p 2222".'),
+    "env": ((list, tuple), 'a list of "NAME=VALUE" or "NAME".'),
 }
 
 
@@ -214,7 +214,9 @@ class LaunchOptions:
         )
 
 
-def _check_type(name: str, value: object, wanted: type | types.UnionType, expected: str) -> None:
+def _check_type(
+    name: str, value: object, wanted: type | types.UnionType | tuple[type, ...], expected: str
+) -> None:
     # Python counts True as an int; here it is a mistake.
     if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
         raise TypeError(
