@@ -39,6 +39,7 @@ __all__ = [
     "size_cpu_thread_pool",
     "snapshot",
     "snapshot_outside_cluster",
+    "take",
     "visible_gpus",
 ]
 
@@ -250,6 +251,13 @@ def size_cpu_thread_pool(num_devices: int) -> None:
 def lookup(name: str) -> str | None:
     """Returns a variable without surrounding white space, or None if it is unset or empty."""
     return os.environ.get(name, "").strip() or None
+
+
+def take(name: str) -> str | None:
+    """Returns a variable like `lookup`, and unsets it, so that child processes do not have it."""
+    text = lookup(name)
+    os.environ.pop(name, None)
+    return text
 
 
 def snapshot() -> dict[str, str]:

@@ -63,6 +63,7 @@ LAYERS = (
         "errors",
         "exit_codes",
         "folders",
+        "frames",
         "logs",
         "messages",
         "notebooks",

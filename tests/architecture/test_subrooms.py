@@ -8,7 +8,7 @@ from tests.architecture.source_tree import Module, assert_none, from_text, packa
 
 # By room, its subrooms from the top to the bottom. Other modules of the room are above them all.
 SUBROOMS = {
-    "launch": ("restart", "prefork", "tasks", "plan"),
+    "launch": ("nodes", "restart", "prefork", "tasks", "plan"),
     "remote": ("jobs", "ray"),
 }
 

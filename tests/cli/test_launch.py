@@ -41,6 +41,14 @@ VALUES = {
     "grace_s": ("1.5", 1.5),
     "evaluator_grace_s": ("0", 0.0),
     "log_level": ("info", "info"),
+    "nnodes": ("2:4", "2:4"),
+    "node_rank": ("1", 1),
+    "rdzv_endpoint": ("a:29400", "a:29400"),
+    "node_timeout_s": ("30", 30.0),
+    "hosts": ("a,b", "a,b"),
+    "hostfile": ("hosts.txt", "hosts.txt"),
+    "ssh_options": ("-p 2222", "-p 2222"),
+    "env": ("TOKEN=1", ("TOKEN=1",)),
 }
 
 
@@ -107,11 +115,12 @@ def test_option_is_taken_from_its_variable(launched, name) -> None:
 @pytest.mark.parametrize("name", VALUES)
 def test_option_is_taken_from_a_file_in_both_spellings(launched, tmp_path, name) -> None:
     value = VALUES[name][1]
+    value = list(value) if isinstance(value, tuple) else value
     toml = str(value).lower() if isinstance(value, bool) else repr(value)
     for key in {name, name.replace("_", "-")}:
         (tmp_path / "launch.toml").write_text(f"{key} = {toml}\n")
         options = launched("--config", str(tmp_path / "launch.toml"), "train.py")[3]
-        assert options == {name: value}
+        assert options == {name: VALUES[name][1]}
 
 
 def test_command_line_wins_over_environment_and_that_over_the_file(launched, tmp_path) -> None:
@@ -151,6 +160,16 @@ def test_verbosity_is_the_level_of_the_tasks(launched, arguments, variables, lev
     )
 
 
+def test_options_of_torchrun_are_taken_in_its_spelling(launched) -> None:
+    arguments = ["--nnodes", "2", "--nproc_per_node", "4", "--rdzv_endpoint", "a:1", "train.py"]
+    assert launched(*arguments)[3] == {"nnodes": "2", "workers": 4, "rdzv_endpoint": "a:1"}
+    assert launched("--nproc-per-node=4", "train.py")[3] == {"workers": 4}
+
+
+def test_env_may_be_repeated(launched) -> None:
+    assert launched("--env", "A=1", "--env", "B", "train.py")[3] == {"env": ("A=1", "B")}
+
+
 def test_nothing_given_leaves_the_defaults_to_the_launcher(launched) -> None:
     assert launched("train.py") == ("train.py", [], False, {})
 
@@ -179,6 +198,8 @@ def test_what_follows_the_script_is_the_script_s(launched, args) -> None:
         ("chief = 1", "has chief = 1, which is not true or false.\nExpected true or false."),
         ("grace-s = 'long'", "has grace-s = 'long', which is not a number.\nExpected a number."),
         ("log_dir = 3", "has log_dir = 3, which is not a string.\nExpected a string."),
+        ("env = 'A=1'", "has env = 'A=1', which is not a list of strings.\nExpected a list"),
+        ("nnodes = true", "has nnodes = True, which is not a number or a string.\nExpected a"),
         ("workers = 2.5", "has workers = 2.5, which is not an integer.\nExpected an integer."),
         ("workers", "cannot be read: "),
     ],
@@ -203,6 +224,8 @@ def test_file_that_does_not_exist_is_named(tmp_path) -> None:
         (["--devices-per-worker", "0", "x.py"], "0 is not in the range x>=1"),
         (["--show", "some", "x.py"], "'some' is not one of 'all', 'leader'"),
         (["--worker", "2", "x.py"], "No such option"),
+        (["--nnodes", "4:2", "x.py"], "nnodes='4:2' is not a number of nodes"),
+        (["--node-timeout-s", "0", "x.py"], "0.0 is not in the range x>0"),
         ([], "Missing argument 'SCRIPT'"),
     ],
 )

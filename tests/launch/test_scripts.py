@@ -11,7 +11,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.launch.plan.options import LaunchOptions
-from stratagem.launch.restart import policy, task_group
+from stratagem.launch.restart import policy, running_tasks, task_group
 from stratagem.launch.restart.launcher import launch
 from tests.launch.waiting import is_running, number_in
 
@@ -316,7 +316,7 @@ def test_much_output_is_whole(capfd, script) -> None:
 
 def test_log_that_cannot_be_written_leaves_no_process(script, folder, monkeypatch) -> None:
     started = []
-    process = task_group.TaskProcess
+    process = running_tasks.TaskProcess
 
     def start(plan, base, warm):
         started.append(process(plan, base, warm))
@@ -324,7 +324,7 @@ def test_log_that_cannot_be_written_leaves_no_process(script, folder, monkeypatc
         (folder / "logs" / "worker-1.log").mkdir()
         return started[-1]
 
-    monkeypatch.setattr(task_group, "TaskProcess", start)
+    monkeypatch.setattr(running_tasks, "TaskProcess", start)
     with pytest.raises(IsADirectoryError):
         sg.launch.run(script(WAIT), workers=2, log_dir=folder / "logs")
     assert [one.returncode() for one in started] == [-signal.SIGKILL]

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from stratagem.frames import frame
 from stratagem.process_group import Group, GroupLimits, Identity
-from stratagem.process_group.wire import frame
 
 _LIMIT_S = 20.0
 

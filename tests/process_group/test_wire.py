@@ -1,16 +1,14 @@
-"""Encoding of values between processes, and rejection of invalid frames."""
+"""Encoding of values between processes."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from stratagem.process_group.wire import decode, encode, frame, read_frame
+from stratagem.process_group.wire import decode, encode
 
 
 @pytest.mark.parametrize(
@@ -59,33 +57,3 @@ def test_arrays_come_back_with_their_shape_and_dtype(array) -> None:
 def test_values_that_need_pickling_are_rejected(value) -> None:
     with pytest.raises(TypeError, match=r"cannot be sent to other processes(?s:.)*pickled"):
         encode(value)
-
-
-def _read(data: bytes) -> Any:
-    async def read() -> Any:
-        reader = asyncio.StreamReader()
-        reader.feed_data(data)
-        reader.feed_eof()
-        return await read_frame(reader)
-
-    return asyncio.run(read())
-
-
-def test_frames_are_read_as_they_were_written() -> None:
-    assert _read(frame({"kind": "beat", "step": 3})) == {"kind": "beat", "step": 3}
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", "closed by the other side"),
-        (b"\x00\x00\x00\x09{", "closed by the other side"),
-        (b"\x00\x00\x00\x03abc", "closed by the other side"),
-        (b"\x00\x01\x00\x00" + b"[" * 2**16, "closed by the other side"),
-        (b"GET / HTTP/1.1\r\n\r\n", r"received a frame of \d+ bytes, which is too large"),
-        (b"\x00\x00\x00\x02[]", "a frame that holds no JSON object"),
-    ],
-)
-def test_invalid_frame_counts_as_a_broken_connection(data, message) -> None:
-    with pytest.raises(ConnectionError, match=message):
-        _read(data)

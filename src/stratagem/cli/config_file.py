@@ -14,6 +14,7 @@ from stratagem.cli.commands import suggestion
 from stratagem.messages import explain
 
 __all__ = [
+    "FileType",
     "FileValues",
     "description_of",
     "file_options",
@@ -25,12 +26,14 @@ __all__ = [
 
 # Options that say how a command runs, which a file does not.
 _NOT_IN_FILES = ("config", "help", "module", "quiet", "verbose")
-_TYPES: dict[type[Any], tuple[Any, str, str]] = {
+# Python type, its name in messages, and its JSON type or types.
+FileType = tuple[Any, str, str | list[str]]
+_TYPES: dict[type[Any], FileType] = {
     type(click.BOOL): (bool, "true or false", "boolean"),
     click.IntRange: (int, "an integer", "integer"),
     click.FloatRange: (int | float, "a number", "number"),
 }
-_TEXT = (str, "a string", "string")
+_TEXT: FileType = (str, "a string", "string")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,7 +116,9 @@ def file_schema(command: click.Command) -> dict[str, Any]:
 
 def _schema_of(option: click.Option) -> dict[str, Any]:
     kind = option.type
-    schema: dict[str, Any] = {"type": _TYPES.get(type(kind), _TEXT)[2]}
+    schema: dict[str, Any] = {"type": _type_of(option)[2]}
+    if option.multiple:
+        schema["items"] = {"type": "string"}
     if isinstance(kind, click.Choice):
         schema["enum"] = list(kind.choices)
     if isinstance(kind, click.IntRange | click.FloatRange) and kind.min is not None:
@@ -121,8 +126,15 @@ def _schema_of(option: click.Option) -> dict[str, Any]:
     return schema
 
 
+def _type_of(option: click.Option) -> FileType:
+    """Returns the type of an option's value in a file."""
+    if option.multiple:
+        return list, "a list of strings", "array"
+    return getattr(option.type, "file_type", None) or _TYPES.get(type(option.type), _TEXT)
+
+
 def _checked(path: Path, key: str, value: object, option: click.Option) -> object:
-    wanted, noun, _ = _TYPES.get(type(option.type), _TEXT)
+    wanted, noun, _ = _type_of(option)
     if not isinstance(value, wanted) or isinstance(value, bool) != (wanted is bool):
         raise click.ClickException(_wrong_type(path, key, value, noun))
     return value

@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from stratagem import environment
 from stratagem.cli.commands import chosen_log_level
-from stratagem.cli.config_file import read_file
+from stratagem.cli.config_file import FileType, read_file
 from stratagem.setting_kinds import LOG_LEVELS
 
 __all__ = ["command"]
@@ -26,10 +26,29 @@ def _with_dashes(token: str) -> str:
     return token.replace("_", "-")
 
 
-def _option(name: str, **attributes: Any) -> Callable[[Any], Any]:
+def _option(name: str, *more_flags: str, **attributes: Any) -> Callable[[Any], Any]:
     variable = f"STRATAGEM_{name.upper()}"
-    flag = f"--{_with_dashes(name)}"
-    return click.option(flag, name, envvar=variable, show_envvar=True, **attributes)
+    flags = (f"--{_with_dashes(name)}", *more_flags)
+    return click.option(*flags, name, envvar=variable, show_envvar=True, **attributes)
+
+
+class _NumNodes(click.ParamType[str]):
+    """A number of nodes, or MIN:MAX."""
+
+    name = "N|MIN:MAX"
+    file_type: FileType = (int | str, "a number or a string", ["integer", "string"])
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        """Returns a valid text unchanged."""
+        from stratagem.launch.plan.node_tasks import node_range
+
+        try:
+            node_range(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return str(value)
 
 
 def _read_config(context: click.Context, _: click.Parameter, path: Path | None) -> None:
@@ -46,7 +65,12 @@ def _read_config(context: click.Context, _: click.Parameter, path: Path | None) 
     # Arguments after the script belong to the script.
     context_settings={"allow_interspersed_args": False, "token_normalize_func": _with_dashes},
 )
-@_option("workers", type=click.IntRange(0), help="Number of workers.  [default: 1]")
+@_option(
+    "workers",
+    "--nproc-per-node",
+    type=click.IntRange(0),
+    help="Number of workers, of each node if there are several.  [default: 1]",
+)
 @_option("chief", is_flag=True, default=None, help="Add a chief.")
 @_option("ps", type=click.IntRange(0), help="Number of parameter servers.  [default: 0]")
 @_option("evaluator", is_flag=True, default=None, help="Add an evaluator.")
@@ -107,6 +131,34 @@ def _read_config(context: click.Context, _: click.Parameter, path: Path | None) 
     "log_level",
     type=click.Choice(LOG_LEVELS, case_sensitive=False),
     help="Lowest level of log records that tasks show.",
+    "nnodes",
+    type=_NumNodes(),
+    help="Number of nodes (machines), each of which runs this command; MIN:MAX continues without "
+    "lost ones. By default 1, or the nodes of a Slurm step.",
+)
+@_option(
+    "node_rank",
+    type=click.IntRange(0),
+    help="Rank of this node. Node 0 starts and watches all tasks.",
+)
+@_option("rdzv_endpoint", metavar="HOST:PORT", help="Address of node 0, where the nodes meet.")
+@_option(
+    "node_timeout_s",
+    type=click.FloatRange(0, min_open=True),
+    help="Seconds without an answer after which a node is lost.  [default: 15]",
+)
+@_option("hosts", metavar="A,B,C", help="Hosts on which `ssh` starts this command.")
+@_option(
+    "hostfile",
+    type=click.Path(dir_okay=False),
+    help="File with one host per line, optionally with slots=N for its workers.",
+)
+@_option("ssh_options", help="Options of the `ssh` program, as in a shell.")
+@_option(
+    "env",
+    metavar="NAME[=VALUE]",
+    multiple=True,
+    help="Variable for all hosts. May be repeated.",
 )
 @_option(
     "config",
@@ -120,14 +172,14 @@ def _read_config(context: click.Context, _: click.Parameter, path: Path | None) 
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def command(script: str, args: tuple[str, ...], *, module: bool, **options: Any) -> None:
-    """Run SCRIPT as every task of a cluster on this machine.
+    """Run SCRIPT as every task of a cluster, on this machine or on several.
 
     Each task finds the cluster and its own task in TF_CONFIG. When one fails, the others are
     stopped, and its last lines are shown as the cause.
     """
     from stratagem.launch import scripts
 
-    given = {name: value for name, value in options.items() if value is not None}
+    given = {name: value for name, value in options.items() if value not in (None, ())}
     context = click.get_current_context()
     is_given = context.get_parameter_source("log_level") is ParameterSource.COMMANDLINE
     if not is_given and (level := chosen_log_level(context)) is not None:

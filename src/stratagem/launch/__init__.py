@@ -1,4 +1,4 @@
-"""Launching the tasks of a cluster on this machine: start, watch, restart, stop.
+"""Launching the tasks of a cluster, on this machine or several: start, watch, restart, stop.
 
 Nothing here loads JAX or Keras, except the fork server in its own process.
 """

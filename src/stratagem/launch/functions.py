@@ -74,8 +74,9 @@ def spawn(
     Source: specific to Stratagem.
     """
     _require_loaded_script()
-    call = pack_function_call(fn, args, kwargs or {})
-    return _spawn(call, LaunchOptions(**options), elastic)
+    launch_options = LaunchOptions(**options)
+    _require_one_machine(launch_options)
+    return _spawn(pack_function_call(fn, args, kwargs or {}), launch_options, elastic)
 
 
 def _require_loaded_script() -> None:
@@ -86,6 +87,19 @@ def _require_loaded_script() -> None:
                 expected="a script whose functions can be imported without doing its work.",
                 fix='move the call of spawn under `if __name__ == "__main__":`.',
                 code="SG804",
+            )
+        )
+
+
+def _require_one_machine(options: LaunchOptions) -> None:
+    given = [options.hosts, options.hostfile, options.nnodes]
+    if any(one is not None for one in given) and given != [None, None, 1]:
+        raise ValueError(
+            explain(
+                f"spawn with nnodes={options.nnodes!r}, hosts={options.hosts!r} and "
+                f"hostfile={options.hostfile!r}.",
+                expected="one machine: the function is sent to processes of this machine.",
+                fix="call it in a script, and start that with sg.launch.run or stratagem launch.",
             )
         )
 

@@ -1,4 +1,4 @@
-"""`run`: runs a script as every task of a cluster on this machine."""
+"""`run`: runs a script as every task of a cluster."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import signal
 from collections.abc import Sequence
 from typing import Unpack
 
+from stratagem.launch.nodes.launch_nodes import launch_nodes
+from stratagem.launch.nodes.ssh_launch import launch_over_ssh
+from stratagem.launch.nodes.ssh_lease import hold_lease
 from stratagem.launch.plan.elastic import ElasticConfig
 from stratagem.launch.plan.options import LaunchArguments, LaunchOptions
-from stratagem.launch.restart.launcher import Outcome, launch
+from stratagem.launch.restart.launcher import Outcome
 from stratagem.launch.tasks.command import command_of
-from stratagem.launch.tasks.exit_status import ExitStatus, describe_exit
+from stratagem.launch.tasks.exit_status import ExitStatus
 from stratagem.launch.tasks.output.tracebacks import failure_lines
 from stratagem.messages import explain
 
@@ -43,11 +46,11 @@ def run(
     elastic: ElasticConfig | None = None,
     **options: Unpack[LaunchArguments],
 ) -> None:
-    """Runs a script as every task of a cluster on this machine, as `stratagem launch` does.
+    """Runs a script as every task of a cluster, as `stratagem launch` does.
 
     Each task finds the cluster and its own task in `TF_CONFIG`. Its output appears here. When one
     task fails, the others are stopped. Called in the main thread, this passes signals on to the
-    tasks. No task outlives this process.
+    tasks. No task outlives this process. With `nnodes` or `hosts` the cluster has several machines.
 
     Args:
         script: a Python file, a program, or a module.
@@ -60,7 +63,7 @@ def run(
         RuntimeError: a task failed. The cause has the last lines of that task.
         FileNotFoundError: there is no such script.
         ValueError: an option is out of range, or there are fewer GPUs than requested.
-        UnavailableError: too few workers could run for longer than the limit.
+        UnavailableError: too few workers could run for longer than the limit, or a node is lost.
 
     Example:
         >>> sg.launch.run("echo", ["hello"])
@@ -83,8 +86,13 @@ def run_script(
     **options: Unpack[LaunchArguments],
 ) -> Outcome:
     """Runs a script as `run` does, but returns failures and signals instead of raising them."""
+    if options.get("hosts") is not None or options.get("hostfile") is not None:
+        words = (*(["-m"] if module else []), os.fspath(script), *args)
+        return launch_over_ssh(words, LaunchOptions(**options))
     command = command_of(script, args, module=module)
-    return launch(command, LaunchOptions(**options), elastic=elastic)
+    launch_options = LaunchOptions(**options)
+    hold_lease(launch_options.grace_s)
+    return launch_nodes(command, launch_options, elastic=elastic)
 
 
 def raise_received_signal(outcome: Outcome) -> ExitStatus | None:
@@ -98,8 +106,7 @@ def launch_error(cause: ExitStatus, outcome: Outcome) -> RuntimeError:
     """Returns the error that names the task that failed first."""
     return RuntimeError(
         explain(
-            f"{cause.name} failed first of {len(outcome.statuses)} tasks: "
-            f"{describe_exit(cause.returncode)}.",
+            f"{cause.title} failed first of {len(outcome.statuses)} tasks: {cause.how}.",
             expected="every task to end with exit code 0.",
             fix="read its last lines, which are the cause of this error.",
             code="SG803",

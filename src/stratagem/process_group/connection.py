@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from stratagem.frames import frame, read_frame
 from stratagem.messages import explain
 from stratagem.process_group.hub import Hub
 from stratagem.process_group.identity import Identity
 from stratagem.process_group.tunnel import open_coordination_port
 from stratagem.process_group.verdict import GroupLimits, ProgramPosition
-from stratagem.process_group.wire import frame, read_frame
 
 __all__ = ["Connection"]
 

@@ -8,6 +8,7 @@ import dataclasses
 import time
 from typing import Any
 
+from stratagem.frames import frame
 from stratagem.messages import explain
 from stratagem.process_group.addresses import Link, reachable_addresses
 from stratagem.process_group.exchanges import ExchangeReply, Exchanges
@@ -21,7 +22,6 @@ from stratagem.process_group.verdict import (
     Verdict,
     judge,
 )
-from stratagem.process_group.wire import frame
 
 __all__ = ["Hub"]
 

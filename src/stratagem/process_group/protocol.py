@@ -10,8 +10,8 @@ import asyncio
 from types import NoneType
 from typing import Any
 
+from stratagem.frames import read_frame
 from stratagem.process_group.verdict import Activity
-from stratagem.process_group.wire import read_frame
 
 __all__ = ["read_message"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
-from stratagem.process_group.wire import frame
+from stratagem.frames import frame
 
 __all__ = ["forward", "open_coordination_port"]
 

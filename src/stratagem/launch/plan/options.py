@@ -6,9 +6,11 @@ import dataclasses
 import math
 import os
 import types
+from collections.abc import Sequence
 from typing import Literal, TypedDict
 
 from stratagem.folders import checked_folder
+from stratagem.launch.plan.node_tasks import node_range
 from stratagem.messages import explain
 from stratagem.setting_kinds import LOG_LEVELS
 
@@ -22,8 +24,17 @@ _LEAST = {
     "max_restarts": 0,
     "min_workers": 1,
     "max_workers": 1,
+    "node_rank": 0,
 }
-_OPTIONAL = ("devices_per_worker", "min_workers", "max_workers")
+_OPTIONAL = ("devices_per_worker", "min_workers", "max_workers", "node_rank")
+_NODE_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "nnodes": ((int, str), 'a number, or "MIN:MAX".'),
+    "rdzv_endpoint": ((str,), '"HOST:PORT".'),
+    "hosts": ((str, list, tuple), "names of hosts, as a list or separated by commas."),
+    "hostfile": ((str, os.PathLike), "a path."),
+    "ssh_options": ((str,), 'options as in a shell, such as "-p 2222".'),
+    "env": ((list, tuple), 'a list of "NAME=VALUE" or "NAME".'),
+}
 
 
 class LaunchArguments(TypedDict, total=False):
@@ -45,6 +56,14 @@ class LaunchArguments(TypedDict, total=False):
     grace_s: float
     evaluator_grace_s: float
     log_level: Literal["auto", "debug", "info", "warning", "error"] | None
+    nnodes: int | str | None
+    node_rank: int | None
+    rdzv_endpoint: str | None
+    node_timeout_s: float
+    hosts: str | Sequence[str] | None
+    hostfile: str | os.PathLike[str] | None
+    ssh_options: str | None
+    env: Sequence[str] | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,7 +71,8 @@ class LaunchOptions:
     """Tasks to start, their devices, and how they restart and end.
 
     Args:
-        workers: number of workers. Worker 0 leads, unless there is a chief.
+        workers: number of workers, of each node if there are several. Worker 0 leads, unless there
+            is a chief.
         chief: True to add a chief, which leads.
         ps: number of parameter servers.
         evaluator: True to add an evaluator.
@@ -72,6 +92,16 @@ class LaunchOptions:
         evaluator_grace_s: seconds that the evaluator may continue after the workers have ended.
         log_level: lowest level of log records that tasks show, as in `sg.config.show_logs`; None
             for that of this process's environment.
+        nnodes: number of nodes (machines), or "MIN:MAX" to continue without lost ones. Each runs
+            this launch. None for this machine, or for the hosts or the nodes of a Slurm step.
+        node_rank: rank of this node. Node 0 starts and watches all tasks. None if the scheduler
+            provides it, or node 0 may choose.
+        rdzv_endpoint: "HOST:PORT" of node 0, where the nodes meet.
+        node_timeout_s: seconds without an answer after which a node is lost.
+        hosts: hosts, as a list or separated by commas, on which `ssh` starts this launch.
+        hostfile: file with one host per line, optionally with `slots=N` for its workers.
+        ssh_options: options of the `ssh` program, as in a shell.
+        env: variables for all hosts: "NAME=VALUE", or "NAME" for the value here.
 
     Raises:
         TypeError: an option has the wrong type.
@@ -100,6 +130,14 @@ class LaunchOptions:
     grace_s: float = 10.0
     evaluator_grace_s: float = 60.0
     log_level: Literal["auto", "debug", "info", "warning", "error"] | None = None
+    nnodes: int | str | None = None
+    node_rank: int | None = None
+    rdzv_endpoint: str | None = None
+    node_timeout_s: float = 15.0
+    hosts: str | Sequence[str] | None = None
+    hostfile: str | os.PathLike[str] | None = None
+    ssh_options: str | None = None
+    env: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -107,7 +145,7 @@ class LaunchOptions:
                 _check_count(name, getattr(self, name), least)
         for name in ("chief", "evaluator", "cold_restarts"):
             _check_type(name, getattr(self, name), bool, "True or False.")
-        for name in ("grace_s", "evaluator_grace_s", "rejoin_after_s"):
+        for name in ("grace_s", "evaluator_grace_s", "rejoin_after_s", "node_timeout_s"):
             _check_seconds(name, getattr(self, name))
         for name in ("log_dir", "run_dir"):
             if getattr(self, name) is not None:
@@ -139,6 +177,7 @@ class LaunchOptions:
                 )
             )
         self._check_membership()
+        self._check_nodes()
 
     def _check_membership(self) -> None:
         if self.min_workers is None and self.max_workers is None:
@@ -150,6 +189,21 @@ class LaunchOptions:
                     f"max_workers={self.max_workers} contradict each other.",
                     expected="min_workers <= workers <= max_workers.",
                     fix="correct them; an omitted max_workers equals workers.",
+                )
+            )
+
+    def _check_nodes(self) -> None:
+        for name, (wanted, expected) in _NODE_TYPES.items():
+            if getattr(self, name) is not None:
+                _check_type(name, getattr(self, name), wanted, expected)
+        if self.nnodes is not None:
+            node_range(self.nnodes)
+        if not self.node_timeout_s:
+            raise ValueError(
+                explain(
+                    "node_timeout_s=0.0 is not a valid number of seconds.",
+                    expected="more than 0 seconds.",
+                    fix="omit it for 15 seconds.",
                 )
             )
 
@@ -173,7 +227,9 @@ class LaunchOptions:
         )
 
 
-def _check_type(name: str, value: object, wanted: type | types.UnionType, expected: str) -> None:
+def _check_type(
+    name: str, value: object, wanted: type | types.UnionType | tuple[type, ...], expected: str
+) -> None:
     # Python counts True as an int; here it is a mistake.
     if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
         raise TypeError(

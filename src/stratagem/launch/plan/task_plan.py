@@ -11,7 +11,7 @@ from stratagem.launch.plan.devices import TRAINERS, assign_devices
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.restart_folders import RestartFolders
 
-__all__ = ["TRAINERS", "TaskPlan", "plan_tasks"]
+__all__ = ["TRAINERS", "TaskPlan", "numbered", "plan_own_tasks", "plan_tasks"]
 
 _HOST = "127.0.0.1"
 _NO_FOLDERS = RestartFolders()
@@ -22,12 +22,14 @@ class TaskPlan:
     """One process to start.
 
     `task_type` is chief, worker, ps or evaluator; `variables` extend the inherited environment.
+    `node` names its machine if there are several.
     """
 
     task_type: str
     index: int
     command: tuple[str, ...]
     variables: Mapping[str, str]
+    node: str = ""
 
     @property
     def name(self) -> str:
@@ -66,15 +68,50 @@ def plan_tasks(
         >>> task.variables["TF_CONFIG"]
         '{"cluster": {"worker": ["127.0.0.1:2222"]}, "task": {"type": "worker", "index": 0}}'
     """
-    task_types = options.task_types
+    tasks = numbered(options.task_types)
     cluster: dict[str, list[str]] = {}
-    indices: list[int] = []
-    for task_type, port in zip(task_types, ports, strict=True):
-        addresses = cluster.setdefault(task_type, [])
-        indices.append(len(addresses))
-        addresses.append(f"{_HOST}:{port}")
+    for (task_type, _), port in zip(tasks, ports, strict=True):
+        cluster.setdefault(task_type, []).append(f"{_HOST}:{port}")
+    return plan_own_tasks(
+        tasks,
+        options,
+        command,
+        cluster=cluster,
+        gpus=gpus,
+        base=base,
+        restart=restart,
+        folders=folders,
+    )
+
+
+def numbered(task_types: Sequence[str]) -> list[tuple[str, int]]:
+    """Returns the type and index of each task.
+
+    Example:
+        >>> numbered(["chief", "worker", "worker"])
+        [('chief', 0), ('worker', 0), ('worker', 1)]
+    """
+    return [(kind, task_types[:at].count(kind)) for at, kind in enumerate(task_types)]
+
+
+def plan_own_tasks(
+    tasks: Sequence[tuple[str, int]],
+    options: LaunchOptions,
+    command: Sequence[str],
+    *,
+    cluster: Mapping[str, Sequence[str]],
+    gpus: Sequence[str],
+    base: Mapping[str, str],
+    restart: int,
+    folders: RestartFolders,
+    node: str = "",
+) -> tuple[TaskPlan, ...]:
+    """Plans those processes of a cluster that run on this machine, which is called `node`."""
     devices = assign_devices(
-        task_types, devices_per_worker=options.devices_per_worker, gpus=gpus, base=base
+        [task_type for task_type, _ in tasks],
+        devices_per_worker=options.devices_per_worker,
+        gpus=gpus,
+        base=base,
     )
     shared = {
         "STRATAGEM_RESTART_COUNT": str(restart),
@@ -85,12 +122,17 @@ def plan_tasks(
         **folders.variables,
     }
     plans: list[TaskPlan] = []
-    for task_type, index, visible in zip(task_types, indices, devices, strict=True):
+    for (task_type, index), visible in zip(tasks, devices, strict=True):
         task = {"type": task_type, "index": index}
         config = json.dumps({"cluster": cluster, "task": task})
-        variables = {"TF_CONFIG": config, **shared, **visible}
         plans.append(
-            TaskPlan(task_type=task_type, index=index, command=tuple(command), variables=variables)
+            TaskPlan(
+                task_type=task_type,
+                index=index,
+                command=tuple(command),
+                variables={"TF_CONFIG": config, **shared, **visible},
+                node=node,
+            )
         )
     return tuple(plans)
 

@@ -7,7 +7,7 @@ from types import TracebackType
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.task_plan import TRAINERS
 from stratagem.launch.restart.policy import have_saved_and_left
-from stratagem.launch.tasks.exit_status import ExitStatus, describe_exit
+from stratagem.launch.tasks.exit_status import ExitStatus
 from stratagem.run_events import EventWriter
 
 __all__ = ["LaunchEvents"]
@@ -41,7 +41,7 @@ class LaunchEvents:
         """Records the task that failed first, once per start; `restart` records saved exits."""
         if self._writer is not None and not self._has_failed and not have_saved_and_left([cause]):
             self._has_failed = True
-            reason = f"{cause.name} failed first: {describe_exit(cause.returncode)}"
+            reason = f"{cause.title} failed first: {cause.how}"
             self._writer.failure(reason, lost=cause.name)
 
     def notice(self, reason: str) -> None:
@@ -56,8 +56,7 @@ class LaunchEvents:
             self._writer.restart(restart, "all workers start again")
         elif self._writer is not None and cause is not None:
             verb = "saved and left" if have_saved_and_left([cause]) else "failed"
-            how = describe_exit(cause.returncode)
-            self._writer.restart(restart, f"{cause.name} {verb} ({how})")
+            self._writer.restart(restart, f"{cause.title} {verb} ({cause.how})")
 
     def end(self, code: int) -> None:
         """Records the exit code of the launcher."""

@@ -7,6 +7,7 @@ import functools
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from stratagem import environment
 from stratagem.accelerators import local_gpus
@@ -15,7 +16,7 @@ from stratagem.launch.plan.elastic import Discovery, ElasticConfig
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.ports import free_ports
 from stratagem.launch.plan.restart_folders import RestartFolders, make_restart_folders
-from stratagem.launch.plan.task_plan import TaskPlan, plan_tasks
+from stratagem.launch.plan.task_plan import TaskPlan, plan_own_tasks, plan_tasks
 from stratagem.launch.prefork.warm_start import WarmStart, can_fork
 from stratagem.launch.restart.launch_events import LaunchEvents
 from stratagem.launch.restart.membership import notice_after_s, workers_after
@@ -28,13 +29,13 @@ from stratagem.launch.restart.report import (
 )
 from stratagem.launch.restart.restart_count import RestartCount
 from stratagem.launch.restart.signals import CaughtSignals
-from stratagem.launch.restart.task_group import run_group
+from stratagem.launch.restart.task_group import OtherNodes, run_group
 from stratagem.launch.tasks.exit_status import ExitStatus, exit_code
 from stratagem.launch.tasks.guardian import Guardian
 from stratagem.launch.tasks.output.screen import Screen
 from stratagem.preemption import EXIT_CODE
 
-__all__ = ["Outcome", "launch"]
+__all__ = ["Nodes", "Outcome", "launch"]
 
 # Exit of a task that was ended from outside, or that saved and exited.
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, EXIT_CODE)
@@ -71,6 +72,24 @@ class Outcome:
         return 0 if cause is None else exit_code(cause.returncode)
 
 
+class Nodes(OtherNodes, Protocol):
+    """All nodes of a job, from the one that starts and watches the tasks."""
+
+    def num_workers(self) -> int:
+        """Returns the number of workers of the nodes that have joined."""
+        ...
+
+    def wait(self, wanted: int, is_over: Callable[[], bool]) -> int:
+        """Waits for the nodes, and returns the number of workers to start; 0 once `is_over()`."""
+        ...
+
+    def begin(
+        self, restart: int, plan_own: Callable[..., tuple[TaskPlan, ...]], *, is_warm: bool
+    ) -> tuple[TaskPlan, ...]:
+        """Asks the others to start their tasks; returns the plans of all, the leader first."""
+        ...
+
+
 def launch(
     command: Sequence[str],
     options: LaunchOptions,
@@ -78,13 +97,15 @@ def launch(
     finish: Callable[[TaskPlan], TaskPlan] | None = None,
     elastic: ElasticConfig | None = None,
     kills_interrupted: bool = False,
+    nodes: Nodes | None = None,
 ) -> Outcome:
-    """Runs a command as every task of a cluster on this machine.
+    """Runs a command as every task of a cluster, on this machine or with other nodes.
 
     `finish` completes the plan of each task before it starts; `elastic` replaces `min_workers` and
-    `max_workers` of the options. `kills_interrupted` kills tasks that still run `grace_s` after a
-    signal to end. Raises UnavailableError if too few workers could run for longer
-    than the limit, ValueError with fewer GPUs than requested, OSError for a failed start or write.
+    `max_workers` of the options, and `nodes` decides by itself. `kills_interrupted` kills tasks that
+    still run `grace_s` after a signal to end. Raises UnavailableError if too few workers could run
+    for longer than the limit, ValueError with fewer GPUs than requested, OSError for a failed start
+    or write.
     """
     if elastic is not None:
         least, most = elastic.min_workers, elastic.max_workers
@@ -112,7 +133,8 @@ def launch(
             guardian=guardian,
             events=events,
             folders=folders,
-            discovery=Discovery(elastic, options.full_workers),
+            discovery=nodes or Discovery(elastic, options.full_workers),
+            nodes=nodes,
             kills_interrupted=kills_interrupted,
         )
         return job.run(warm)
@@ -131,7 +153,8 @@ class _Job:
     guardian: Guardian
     events: LaunchEvents
     folders: RestartFolders
-    discovery: Discovery
+    discovery: Discovery | Nodes
+    nodes: Nodes | None
     kills_interrupted: bool
 
     def run(self, warm: WarmStart | None) -> Outcome:
@@ -164,7 +187,9 @@ class _Job:
 
     def is_notice_due(self, num_workers: int, ran_s: float) -> bool:
         """Returns True if the tasks should exit so that more workers can start."""
-        after_s = notice_after_s(self.options, num_workers)
+        after_s = self.options.rejoin_after_s
+        if self.nodes is None:
+            after_s = notice_after_s(self.options, num_workers)
         if after_s is None or ran_s < after_s:
             return False
         can_run = self.discovery.num_workers()
@@ -173,15 +198,7 @@ class _Job:
     def run_once(self, restart: int, num_workers: int, warm: WarmStart | None) -> Outcome:
         """Runs all tasks once, until the last one has ended."""
         options = self.options.with_workers(num_workers)
-        plans = plan_tasks(
-            options,
-            self.command,
-            ports=free_ports(len(options.task_types)),
-            gpus=self.gpus,
-            base=self.base,
-            restart=restart,
-            folders=self.folders,
-        )
+        plans = self.plans(options, restart, is_warm=warm is not None)
         if self.finish is not None:
             plans = tuple(self.finish(plan) for plan in plans)
         statuses, were_asked = run_group(
@@ -195,10 +212,34 @@ class _Job:
             warm=warm,
             is_notice_due=functools.partial(self.is_notice_due, num_workers),
             kills_interrupted=self.kills_interrupted,
+            nodes=self.nodes,
         )
         return Outcome(
             statuses=statuses, signum=self.caught.ending, restart=restart, were_asked=were_asked
         )
+
+    def plans(self, options: LaunchOptions, restart: int, *, is_warm: bool) -> tuple[TaskPlan, ...]:
+        """Plans all tasks; asks the other nodes to start theirs."""
+        if self.nodes is None:
+            return plan_tasks(
+                options,
+                self.command,
+                ports=free_ports(len(options.task_types)),
+                gpus=self.gpus,
+                base=self.base,
+                restart=restart,
+                folders=self.folders,
+            )
+        plan_own = functools.partial(
+            plan_own_tasks,
+            options=options,
+            command=self.command,
+            gpus=self.gpus,
+            base=self.base,
+            restart=restart,
+            folders=self.folders,
+        )
+        return self.nodes.begin(restart, plan_own, is_warm=is_warm)
 
 
 def _report(

@@ -8,10 +8,17 @@ from collections.abc import Sequence
 
 from stratagem.launch.restart.policy import have_saved_and_left
 from stratagem.launch.restart.restart_count import MAX_SHORT_STARTS, SHORT_S, RestartCount
-from stratagem.launch.tasks.exit_status import ExitStatus, describe_exit
+from stratagem.launch.tasks.exit_status import ExitStatus
 from stratagem.launch.tasks.output.tracebacks import error_lines, failure_lines
 
-__all__ = ["failure_report", "notice_report", "restart_report", "signal_report", "stop_report"]
+__all__ = [
+    "end_summary",
+    "failure_report",
+    "notice_report",
+    "restart_report",
+    "signal_report",
+    "stop_report",
+]
 
 
 def failure_report(
@@ -23,7 +30,7 @@ def failure_report(
     """Returns lines that name the task that failed first, why, and how the others ended."""
     # Frames that are already on the screen are not repeated.
     last_lines = error_lines(cause.lines) if cause.was_shown else failure_lines(cause.lines)
-    lines = [f"{cause.name} failed first: {describe_exit(cause.returncode)}."]
+    lines = [f"{cause.title} failed first: {cause.how}."]
     if last_lines:
         lines += ["Its last lines:", *(f"    {line}" for line in last_lines)]
     others = [status for status in statuses if status is not cause]
@@ -39,6 +46,13 @@ def failure_report(
     return lines
 
 
+def end_summary(cause: ExitStatus | None, signum: signal.Signals | None) -> str:
+    """Returns the end of a job in one line, for its other nodes."""
+    if signum is not None:
+        return signum.name
+    return "all workers are done" if cause is None else f"{cause.title} failed first: {cause.how}"
+
+
 def signal_report(signum: int, statuses: Sequence[ExitStatus]) -> list[str]:
     """Returns lines about the end of all tasks after a signal to the launcher."""
     return [f"Ended after {signal.Signals(signum).name}: {_each(statuses)}."]
@@ -47,7 +61,7 @@ def signal_report(signum: int, statuses: Sequence[ExitStatus]) -> list[str]:
 def stop_report(cause: ExitStatus, statuses: Sequence[ExitStatus]) -> list[str]:
     """Returns lines that say why the remaining tasks are stopped."""
     verb = "saved and left after notice" if have_saved_and_left(statuses) else "failed"
-    return [f"{cause.name} {verb} ({describe_exit(cause.returncode)}): stopping the others."]
+    return [f"{cause.title} {verb} ({cause.how}): stopping the others."]
 
 
 def notice_report(statuses: Sequence[ExitStatus], after: RestartCount | None) -> list[str]:
@@ -69,4 +83,4 @@ def restart_report(before: RestartCount, after: RestartCount, max_restarts: int)
 
 
 def _each(statuses: Sequence[ExitStatus]) -> str:
-    return ", ".join(f"{status.name} ({describe_exit(status.returncode)})" for status in statuses)
+    return ", ".join(f"{status.title} ({status.how})" for status in statuses)

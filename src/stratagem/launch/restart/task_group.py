@@ -3,53 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import selectors
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.task_plan import TaskPlan
 from stratagem.launch.prefork.warm_start import WARM_UP_AFTER_S, WarmStart
 from stratagem.launch.restart.launch_events import LaunchEvents
-from stratagem.launch.restart.policy import (
-    TaskState,
-    cause_of_failure,
-    tasks_to_kill,
-    tasks_to_stop,
-)
+from stratagem.launch.restart.policy import cause_of_failure, tasks_to_kill, tasks_to_stop
 from stratagem.launch.restart.report import stop_report
+from stratagem.launch.restart.running_tasks import RunningTask, RunningTasks
 from stratagem.launch.restart.signals import ENDING, CaughtSignals
 from stratagem.launch.tasks.exit_status import ExitStatus
 from stratagem.launch.tasks.guardian import Guardian
 from stratagem.launch.tasks.output.screen import Screen
-from stratagem.launch.tasks.output.task_output import TaskOutput
-from stratagem.launch.tasks.task_process import TaskProcess
 
-__all__ = ["run_group"]
-
-# Delay until the end of a process is noticed if it prints nothing and keeps its pipes open.
-_POLL_S = 0.05
+__all__ = ["OtherNodes", "run_group"]
 
 
-@dataclasses.dataclass(kw_only=True)
-class _RunningTask:
-    process: TaskProcess
-    output: TaskOutput
-    status: ExitStatus | None = None
-    stopped_at_s: float | None = None
+class OtherNodes(Protocol):
+    """Tasks that other nodes have been asked to start."""
 
-    @property
-    def state(self) -> TaskState:
-        plan = self.process.plan
-        return TaskState(
-            task_type=plan.task_type,
-            trains=plan.trains,
-            status=self.status,
-            is_gone=self.process.is_gone,
-            stopped_at_s=self.stopped_at_s,
-        )
+    def running_task(self, plan: TaskPlan) -> RunningTask | None:
+        """Returns the task on its node, or None for a task of this machine."""
+        ...
 
 
 def run_group(
@@ -64,6 +43,7 @@ def run_group(
     warm: WarmStart | None = None,
     is_notice_due: Callable[[float], bool] | None = None,
     kills_interrupted: bool = False,
+    nodes: OtherNodes | None = None,
 ) -> tuple[tuple[ExitStatus, ...], bool]:
     """Starts tasks, shows their output, and returns when none of their processes is left.
 
@@ -71,15 +51,15 @@ def run_group(
     is killed. `warm` forks tasks if possible: several tasks wait until it is ready, for a single
     one it is prepared after a while. `is_notice_due` is called with the seconds since the start;
     True asks the tasks to save and exit. `kills_interrupted` kills tasks that still run `grace_s`
-    after a signal to end. Returns the exit statuses, and True if the tasks were
-    asked to exit. After an OSError, no task is left.
+    after a signal to end. `nodes` has the tasks of other nodes. Returns the exit statuses, and True
+    if the tasks were asked to exit. After an OSError, no task is left.
     """
     made = _TaskGroup(options, screen, caught, guardian, events, kills_interrupted)
     with contextlib.closing(made) as group:
         if warm is not None:
-            warm.load(plans, lambda: caught.ending is not None)
+            warm.load([plan for plan in plans if plan.command], lambda: caught.ending is not None)
         for plan in plans:
-            group.start(plan, base, warm)
+            group.start(plan, base, warm, nodes)
         started_s = time.monotonic()
         while not group.is_gone:
             group.step()
@@ -107,49 +87,40 @@ class _TaskGroup:
         self._kills_interrupted = kills_interrupted
         self._screen = screen
         self._caught = caught
-        self._guardian = guardian
         self._events = events
-        self._selector = selectors.DefaultSelector()
-        self._tasks: list[_RunningTask] = []
+        self._running = RunningTasks(options, screen, guardian)
+        self._tasks = self._running.tasks
         self._num_interrupts = 0
         self._has_reported = False
         self.were_asked = False
 
     @property
     def is_gone(self) -> bool:
-        return all(task.process.is_gone for task in self._tasks)
+        return self._running.is_gone
 
     @property
     def statuses(self) -> tuple[ExitStatus, ...]:
-        return tuple(task.status for task in self._tasks if task.status is not None)
+        return self._running.statuses
 
-    def start(self, plan: TaskPlan, base: Mapping[str, str], warm: WarmStart | None) -> None:
-        is_shown = self._options.show == "all" or not self._tasks
-        output = TaskOutput(plan, self._screen if is_shown else None, self._options.log_dir)
-        with contextlib.ExitStack() as on_error:
-            on_error.callback(output.close)
-            process = TaskProcess(plan, base, warm)
-            on_error.pop_all()
-        task = _RunningTask(process=process, output=output)
-        self._tasks.append(task)
-        self._guardian.watch(process.group)
-        for index, stream in enumerate(process.streams):
-            self._selector.register(stream, selectors.EVENT_READ, (task, index))
+    def start(
+        self,
+        plan: TaskPlan,
+        base: Mapping[str, str],
+        warm: WarmStart | None,
+        nodes: OtherNodes | None,
+    ) -> None:
+        task = None if nodes is None else nodes.running_task(plan)
+        if task is None:
+            self._running.start(plan, base, warm, is_leader=not self._tasks)
+        else:
+            self._tasks.append(task)
 
     def step(self) -> None:
-        for key, _ in self._selector.select(_POLL_S):
-            task, index = key.data
-            data = task.process.read(key.fileobj)
-            if data:
-                task.output.take(data, time.monotonic(), stream=index)
-            elif data is not None:
-                self._selector.unregister(key.fileobj)
+        self._running.read()
         now_s = time.monotonic()
         for signum in self._caught.take():
             self._forward(signum)
-        for task in self._tasks:
-            self._update(task, now_s)
-            task.output.show_overdue(now_s)
+        self._running.update(now_s)
         self._stop_and_kill(now_s)
 
     def ask_to_leave(self) -> None:
@@ -162,19 +133,11 @@ class _TaskGroup:
         self._screen.say(["Asking the tasks to save and leave, so that all workers can start."])
         self._events.notice("all workers are to start again")
         for task in self._tasks:
-            task.process.send(signal.SIGTERM)
-            task.stopped_at_s = time.monotonic()
+            task.stop()
 
     def close(self) -> None:
         """Kills all remaining processes, even after an error."""
-        for task in self._tasks:
-            if not task.process.is_gone:
-                task.process.send(signal.SIGKILL)
-                task.process.wait()
-                self._guardian.forget(task.process.group)
-            task.process.close()
-            task.output.close()
-        self._selector.close()
+        self._running.close()
 
     def _forward(self, signum: signal.Signals) -> None:
         self._num_interrupts += signum == signal.SIGINT
@@ -191,39 +154,6 @@ class _TaskGroup:
         elif signum in ENDING and not is_impatient:
             self._screen.say([f"{signum.name}: waiting for the tasks to end."])
 
-    def _update(self, task: _RunningTask, now_s: float) -> None:
-        process = task.process
-        if process.is_gone:
-            return
-        returncode = process.returncode()
-        if returncode is None:
-            return
-        if task.status is None:
-            self._show_rest(task, now_s)
-            task.status = ExitStatus(
-                name=process.plan.name,
-                returncode=returncode,
-                at_s=now_s,
-                was_stopped=task.stopped_at_s is not None or self._is_idle_server(process.plan),
-                signals=frozenset(process.signals),
-                lines=task.output.last_lines(),
-                was_shown=task.output.is_shown,
-            )
-        if process.look_for_members():
-            self._show_rest(task, now_s)
-            self._guardian.forget(process.group)
-
-    def _show_rest(self, task: _RunningTask, now_s: float) -> None:
-        for index, stream in enumerate(task.process.streams):
-            task.output.take(task.process.read_all(stream), now_s, stream=index)
-        task.output.show_rest(now_s)
-
-    def _is_idle_server(self, plan: TaskPlan) -> bool:
-        """Returns True for a server whose workers are done: it may fail before it is stopped."""
-        trainers = [task.status for task in self._tasks if task.process.plan.trains]
-        is_done = all(status is not None and not status.failed for status in trainers)
-        return plan.task_type == "ps" and is_done
-
     def _stop_and_kill(self, now_s: float) -> None:
         options = self._options
         states = [task.state for task in self._tasks]
@@ -236,7 +166,6 @@ class _TaskGroup:
             self._events.failure(cause)
             self._screen.say(stop_report(cause, self.statuses))
         for index in to_stop:
-            self._tasks[index].process.send(signal.SIGTERM)
-            self._tasks[index].stopped_at_s = now_s
+            self._tasks[index].stop()
         for index in tasks_to_kill(states, now_s, grace_s=options.grace_s):
             self._tasks[index].process.send(signal.SIGKILL)

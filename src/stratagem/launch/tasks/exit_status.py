@@ -17,6 +17,7 @@ class ExitStatus:
     `returncode` is minus the signal's number if one killed it; `at_s` is a time of
     `time.monotonic`. `was_stopped` means that the launcher had asked it to end, `signals` are those
     sent to it. `lines` are its last of stderr, else of stdout, and `was_shown` if on the screen.
+    `node` is its machine, if there are several, and `reason` explains the end better than the code.
     """
 
     name: str
@@ -26,6 +27,18 @@ class ExitStatus:
     signals: frozenset[int] = frozenset()
     lines: tuple[str, ...] = ()
     was_shown: bool = False
+    node: str = ""
+    reason: str = ""
+
+    @property
+    def title(self) -> str:
+        """The name of the task with its node, such as "worker 2 on node 1 (gpu-b)"."""
+        return f"{self.name} on {self.node}" if self.node else self.name
+
+    @property
+    def how(self) -> str:
+        """The end in words, such as "exit code 3"."""
+        return self.reason or describe_exit(self.returncode)
 
     @property
     def trains(self) -> bool:

@@ -1,0 +1,3 @@
+"""Tasks of one job on several machines."""
+
+__all__ = []

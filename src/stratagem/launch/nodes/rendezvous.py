@@ -1,0 +1,253 @@
+"""Rendezvous on node 0: admits the other nodes, passes messages on, and notices lost nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from stratagem.closing import Closing
+from stratagem.frames import frame, read_frame
+from stratagem.launch.nodes.meeting_point import MeetingPoint
+from stratagem.messages import explain
+
+__all__ = ["LIMIT_OPTION", "Node", "Rendezvous", "beat_s"]
+
+# Names the limit in messages.
+LIMIT_OPTION = "the limit of --node-timeout-s"
+
+_HELLO_S = 10.0
+# How long the end of the job may take to reach the nodes.
+_END_S = 3.0
+
+
+def beat_s(timeout_s: float) -> float:
+    """Returns the interval between heartbeats for a limit on silence."""
+    return min(1.0, timeout_s / 5)
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Node:
+    """A node that has joined, as node 0 sees it.
+
+    `token` is unique to its launcher. `exits` has the message about the end of a task, by start and
+    name; `gone` those of which no process is left. `reason` says why the node was lost.
+    """
+
+    rank: int
+    host: str
+    address: str
+    workers: int
+    token: str
+    writer: asyncio.StreamWriter
+    received_s: float
+    reason: str = ""
+    is_leaving: bool = False
+    ports: dict[int, list[int]] = dataclasses.field(default_factory=dict[int, list[int]])
+    exits: dict[tuple[int, str], dict[str, Any]] = dataclasses.field(
+        default_factory=dict[tuple[int, str], dict[str, Any]]
+    )
+    gone: set[tuple[int, str]] = dataclasses.field(default_factory=set[tuple[int, str]])
+
+    @property
+    def label(self) -> str:
+        """The name in messages, such as "node 1 (gpu-b)"."""
+        return f"node {self.rank} ({self.host})"
+
+
+class Rendezvous(Closing):
+    """Listens for nodes in a background thread. `say` shows lines on the screen.
+
+    Raises ValueError if the port is taken.
+    """
+
+    def __init__(
+        self, point: MeetingPoint, timeout_s: float, say: Callable[[list[str]], None]
+    ) -> None:
+        self._point = point
+        self._timeout_s = timeout_s
+        self._say = say
+        self._nodes: dict[int, Node] = {}
+        self._end: dict[str, Any] | None = None
+        self._tasks = set[asyncio.Task[None]]()
+        self._loop = asyncio.new_event_loop()
+        try:
+            self._server = self._loop.run_until_complete(self._listen())
+        except ValueError:
+            self._loop.close()
+            raise
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="stratagem-rendezvous", daemon=True
+        )
+        self._loop.call_soon(self._start_watching)
+        self._thread.start()
+
+    @property
+    def lost(self) -> list[Node]:
+        """The nodes that were lost and have not returned."""
+        return [node for node in self._by_rank() if node.reason]
+
+    def members(self) -> list[Node]:
+        """Returns the nodes that can run tasks, by rank."""
+        return [node for node in self._by_rank() if not node.reason and not node.is_leaving]
+
+    def send(self, node: Node, message: dict[str, Any]) -> None:
+        """Sends a message from any thread, without waiting."""
+        self._loop.call_soon_threadsafe(self._write, node, message)
+
+    def end(self, message: dict[str, Any]) -> None:
+        """Sends the end of the job to all nodes, and waits a little until they have left."""
+        ending = asyncio.run_coroutine_threadsafe(self._end_all(message), self._loop)
+        with contextlib.suppress(TimeoutError):
+            ending.result(_END_S)
+
+    def close(self) -> None:
+        """Closes all connections without notice."""
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _by_rank(self) -> Iterator[Node]:
+        return (node for _, node in sorted(self._nodes.copy().items()))
+
+    async def _listen(self) -> asyncio.Server:
+        try:
+            return await asyncio.start_server(self._serve, host=None, port=self._point.port)
+        except OSError as error:
+            raise ValueError(
+                explain(
+                    f"Node 0 cannot listen on port {self._point.port}: {error.strerror or error}.",
+                    expected="a free port on node 0.",
+                    fix="choose another port with --rdzv-endpoint on all nodes, or stop the "
+                    "program that uses it, such as an earlier launch.",
+                )
+            ) from error
+
+    def _start_watching(self) -> None:
+        self._hold(self._loop.create_task(self._watch()))
+
+    def _hold(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _close(self) -> None:
+        self._server.close()
+        for node in self._nodes.values():
+            node.writer.close()
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        node: Node | None = None
+        # Any program can connect; invalid messages end the connection.
+        with contextlib.suppress(OSError, KeyError, TypeError, ValueError, asyncio.CancelledError):
+            hello = await asyncio.wait_for(read_frame(reader), _HELLO_S)
+            node = self._admit(hello, writer)
+            while node is not None:
+                message = await read_frame(reader)
+                node.received_s = time.monotonic()
+                _record(node, message)
+        if node is not None:
+            self._lose(node, "its node closed the connection; its launcher ended or was killed")
+        writer.close()
+
+    def _admit(self, hello: dict[str, Any], writer: asyncio.StreamWriter) -> Node | None:
+        refusal = self._refusal(hello)
+        if self._end is not None or refusal is not None:
+            writer.write(frame(self._end or {"kind": "refused", **(refusal or {})}))
+            return None
+        rank = hello["rank"]
+        if rank is None:
+            taken = {node.rank for node in self._nodes.values() if not node.reason}
+            rank = next(one for one in range(1, self._point.most) if one not in taken)
+        before = self._nodes.get(rank)
+        if before is not None:
+            self._lose(before, "its node connected again")
+        node = Node(
+            rank=rank,
+            host=str(hello["host"]),
+            address=str(hello["address"]),
+            workers=int(hello["workers"]),
+            token=str(hello["token"]),
+            writer=writer,
+            received_s=time.monotonic(),
+        )
+        self._nodes[rank] = node
+        self._write(node, {"kind": "welcome", "rank": rank})
+        self._say([f"{node.label} joined: {1 + len(self.members())} of {self._point.most} nodes."])
+        return node
+
+    def _refusal(self, hello: dict[str, Any]) -> dict[str, Any] | None:
+        """Returns the reason to refuse a node, and True if it may try again; else None."""
+        point, rank = self._point, hello["rank"]
+        nnodes = [point.least, point.most]
+        if hello["nnodes"] != nnodes or not (rank is None or 1 <= rank < point.most):
+            text = explain(
+                f"Node {rank} with --nnodes {_range_text(hello['nnodes'])} asked to join a job of "
+                f"--nnodes {_range_text(nnodes)}.",
+                expected="the same --nnodes everywhere, and a --node-rank below it.",
+                fix="run the same command on every node, each with its own --node-rank.",
+            )
+            return {"text": text, "is_final": True}
+        present = [node for node in self._nodes.values() if not node.reason]
+        taken = next((node for node in present if node.rank == rank), None)
+        if taken is not None and taken.token != hello["token"]:
+            return {"text": f"{taken.label} has already joined.", "is_final": False}
+        if rank is None and len(present) >= point.most - 1:
+            return {"text": f"All {point.most} nodes have already joined.", "is_final": False}
+        return None
+
+    def _lose(self, node: Node, reason: str) -> None:
+        if not node.reason:
+            node.reason = reason
+            node.writer.close()
+            if self._end is None and not node.is_leaving:
+                self._say([f"{node.label} is lost: {reason}."])
+
+    async def _watch(self) -> None:
+        limit_s = self._timeout_s
+        while True:
+            await asyncio.sleep(beat_s(limit_s))
+            for node in list(self._nodes.values()):
+                self._write(node, {"kind": "beat"})
+                if time.monotonic() - node.received_s > limit_s:  # once: it then has a reason
+                    self._lose(node, f"no answer from its node for {limit_s:g} s, {LIMIT_OPTION}")
+
+    def _write(self, node: Node, message: dict[str, Any]) -> None:
+        if not node.reason and not node.writer.is_closing():
+            node.writer.write(frame(message))
+
+    async def _end_all(self, message: dict[str, Any]) -> None:
+        self._end = message
+        for node in self._nodes.values():
+            self._write(node, message)
+        # Each closes its connection when it has received this.
+        while any(not node.reason for node in self._nodes.values()):
+            await asyncio.sleep(0.02)
+
+
+def _record(node: Node, message: dict[str, Any]) -> None:
+    """Records a message of a node. Raises KeyError, TypeError or ValueError if it is invalid."""
+    kind = message["kind"]
+    if kind == "ports":
+        node.ports[int(message["start"])] = list(map(int, message["ports"]))
+    elif kind == "exited":
+        message["returncode"] = int(message["returncode"])
+        message["lines"] = tuple(map(str, message["lines"]))
+        node.exits[int(message["start"]), str(message["task"])] = message
+    elif kind == "gone":
+        node.gone.add((int(message["start"]), str(message["task"])))
+    elif kind == "leaving":
+        node.is_leaving = True
+
+
+def _range_text(nnodes: list[int]) -> str:
+    least, most = nnodes
+    return str(most) if least == most else f"{least}:{most}"
