@@ -48,8 +48,11 @@ COMPATIBILITY := -m "compatibility and not slow" -k "not eager"
 # Tests that wait for processes leave cores idle. A file's tests share what is dear to make.
 IN_PARALLEL := --numprocesses 3 --dist loadfile
 
-# What the tests run is small: most of their time is XLA's, which here compiles for no speed.
-QUICKLY := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+# What the tests run is small: most of their time is XLA's, which here compiles for no speed, and
+# each program once for all processes. `make clean` removes the programs.
+PROGRAMS := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/build/test-programs \
+	JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
+QUICKLY := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true" $(PROGRAMS)
 
 # No test takes minutes here, and one that hangs must leave the others their time.
 HANGS := --override-ini faulthandler_timeout=180

@@ -30,6 +30,7 @@ extensions = [
     "sphinx_click",
     "sphinx_copybutton",
     "sphinx_design",
+    "notebook_order",
     "repository_links",
     "search_descriptions",
     "versions",

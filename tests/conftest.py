@@ -77,7 +77,7 @@ _RELATIVE_TOLERANCE = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuses a list of missing files; ignores two warnings that are expected here.
+    """Refuses a list of missing files; ignores three warnings that are expected here.
 
     JAX 0.12 warns about plain Keras, and rows of a test compile a step each.
     """
@@ -87,6 +87,9 @@ def pytest_configure(config: pytest.Config) -> None:
     ignored = "ignore:Explicitly requested dtype .* requested in ShapeDtypeStruct:UserWarning"
     config.addinivalue_line("filterwarnings", ignored)
     ignored = "ignore:.*was compiled 3 times for arguments of the same kinds:RuntimeWarning"
+    config.addinivalue_line("filterwarnings", ignored)
+    # Another process may be writing the program that is read; JAX then compiles it.
+    ignored = "ignore:Error (reading|writing) persistent compilation cache:UserWarning"
     config.addinivalue_line("filterwarnings", ignored)
 
 

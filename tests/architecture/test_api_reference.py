@@ -153,7 +153,7 @@ def test_pages_differ_by_more_than_case(pages: dict[str, str]) -> None:
 
 def test_class_page_shows_types_and_place(pages: dict[str, str]) -> None:
     page = pages["ClusterSpec"]
-    assert "ClusterSpec(cluster: Mapping[str, Any] | ClusterDef | ClusterSpec)" in page
+    assert "ClusterSpec(cluster: Mapping[str, ~typing.Any] | ClusterDef | ClusterSpec)" in page
     assert "](https://host/code/blob/main/src/stratagem/cluster/spec.py#L" in page
     assert "Full name: `stratagem.ClusterSpec`." in page
 

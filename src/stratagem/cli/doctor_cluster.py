@@ -16,7 +16,7 @@ from stratagem.doctor import Finding, Level
 from stratagem.doctor.clusters import check_own_address, examine_resolvers
 from stratagem.doctor.network.facts import gather_facts
 from stratagem.doctor.network.findings import check_survey
-from stratagem.doctor.network.hosts import Host, hosts_of, own_index, parse_hosts
+from stratagem.doctor.network.hosts import SurveyedHost, hosts_of, own_index, parse_hosts
 from stratagem.doctor.network.joining import survey_as_task
 from stratagem.doctor.network.picture import draw
 from stratagem.doctor.network.ssh import survey_over_ssh
@@ -87,7 +87,7 @@ def _surveyed(
         return survey, check_survey(survey)
 
 
-def _tasks() -> tuple[tuple[list[Host], int] | None, list[Finding]]:
+def _tasks() -> tuple[tuple[list[SurveyedHost], int] | None, list[Finding]]:
     """Returns the tasks of the cluster in the environment, and the index of this one."""
     findings, resolver = examine_resolvers(ENVIRONMENTS)
     errors = [finding for finding in findings if finding.level is Level.ERROR]

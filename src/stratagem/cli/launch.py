@@ -131,6 +131,8 @@ def _read_config(context: click.Context, _: click.Parameter, path: Path | None) 
     "log_level",
     type=click.Choice(LOG_LEVELS, case_sensitive=False),
     help="Lowest level of log records that tasks show.",
+)
+@_option(
     "nnodes",
     type=_NumNodes(),
     help="Number of nodes (machines), each of which runs this command; MIN:MAX continues without "

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from stratagem.doctor.network.agent import Agent, listen
-from stratagem.doctor.network.hosts import Host
+from stratagem.doctor.network.hosts import SurveyedHost
 from stratagem.doctor.network.probes import Reason
-from stratagem.process_group.wire import frame
+from stratagem.frames import frame
 
 
-def _agent(hosts: list[Host], index: int) -> Agent:
+def _agent(hosts: list[SurveyedHost], index: int) -> Agent:
     return Agent(hosts, index, 5.0, lambda: {"versions": {"jax": str(index)}})
 
 
 async def _answers_of_first(*orders: dict[str, Any]) -> list[dict[str, Any]]:
-    hosts = [Host("a", "127.0.0.1"), Host("b", "127.0.0.1")]
+    hosts = [SurveyedHost("a", "127.0.0.1"), SurveyedHost("b", "127.0.0.1")]
     agents = [_agent(hosts, 0), _agent(hosts, 1)]
     for agent in agents:
         await agent.start()
@@ -72,7 +72,9 @@ def test_port_of_the_cluster_is_used_if_free() -> None:
         taken = listener.getsockname()[1]
 
         async def started(port: int) -> bool:
-            agent = _agent([Host("a", "127.0.0.1", port), Host("b", "127.0.0.1")], 0)
+            agent = _agent(
+                [SurveyedHost("a", "127.0.0.1", port), SurveyedHost("b", "127.0.0.1")], 0
+            )
             await agent.start()
             await agent.close()
             return agent.has_cluster_port
@@ -84,7 +86,7 @@ def test_port_of_the_cluster_is_used_if_free() -> None:
 @pytest.mark.parametrize("text", [b"GET / HTTP/1.1\r\n\r\n", frame({"kind": "receive"}), b""])
 def test_foreign_connection_is_closed(text: bytes) -> None:
     async def connect() -> bytes:
-        agent = _agent([Host("a", "127.0.0.1"), Host("b", "127.0.0.1")], 0)
+        agent = _agent([SurveyedHost("a", "127.0.0.1"), SurveyedHost("b", "127.0.0.1")], 0)
         await agent.start()
         reader, writer = await asyncio.open_connection("127.0.0.1", agent.free_port)
         writer.write(text)

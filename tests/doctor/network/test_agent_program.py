@@ -10,7 +10,7 @@ from typing import IO, Any
 import pytest
 
 from stratagem.doctor.network.agent_program import MARKER
-from stratagem.process_group.wire import frame, read_frame
+from stratagem.frames import frame, read_frame
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import pytest
 
 from stratagem.doctor.finding import Finding, Level
 from stratagem.doctor.network.findings import check_survey
-from stratagem.doctor.network.hosts import Host
+from stratagem.doctor.network.hosts import SurveyedHost
 from stratagem.doctor.network.probes import Reason
 from stratagem.doctor.network.survey import Survey
 
@@ -21,7 +21,7 @@ _FACTS: dict[str, Any] = {
 
 
 def _sound(size: int = 4) -> Survey:
-    hosts = [Host(f"worker {i}", f"host{i}", 2222) for i in range(size)]
+    hosts = [SurveyedHost(f"worker {i}", f"host{i}", 2222) for i in range(size)]
     survey = Survey(hosts, facts={i: copy.deepcopy(_FACTS) for i in range(size)})
     for one in range(size):
         survey.own_address[one] = f"10.0.0.{one}"
@@ -114,13 +114,15 @@ def test_cluster_on_one_machine_uses_loopback() -> None:
         ("did not answer within 60 s", "", "start stratagem doctor --cluster there"),
         ("did not answer within 60 s", "me@host1", "try ssh me@host1; --wait changes the limit"),
         ("runs no agent: me@host1: Permission denied (publickey).", "me@host1", "ssh-copy-id me"),
-        ("runs no agent: Host key verification failed.", "me@host1", "accept its key"),
+        ("runs no agent: SurveyedHost key verification failed.", "me@host1", "accept its key"),
         ("runs no agent: No module named stratagem", "me@host1", "--python"),
         ("runs no agent: sh: 1: /x/python: not found", "me@host1", "--python"),
     ],
 )
 def test_absent_host_is_named_with_the_remedy(reason: str, login: str, fix: str) -> None:
-    survey = Survey([Host("a", "a"), Host("host1", "host1", None, login)], absent={1: reason})
+    survey = Survey(
+        [SurveyedHost("a", "a"), SurveyedHost("host1", "host1", None, login)], absent={1: reason}
+    )
     (finding,) = _problems(survey)
     assert finding.text.startswith(f"host1 {reason}")
     assert fix in finding.fix

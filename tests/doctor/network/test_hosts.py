@@ -6,16 +6,16 @@ import pytest
 
 from stratagem.cluster.resolvers.simple import SimpleClusterResolver
 from stratagem.cluster.spec import ClusterSpec
-from stratagem.doctor.network.hosts import Host, hosts_of, own_index, parse_hosts
+from stratagem.doctor.network.hosts import SurveyedHost, hosts_of, own_index, parse_hosts
 
 
 def test_entries_have_users_ports_and_brackets() -> None:
     assert parse_hosts("a, user@b,c:2222,[fd00::1]:7,fd00::2") == [
-        Host("a", "a", None, "a"),
-        Host("b", "b", None, "user@b"),
-        Host("c:2222", "c", 2222, "c"),
-        Host("[fd00::1]:7", "fd00::1", 7, "fd00::1"),
-        Host("fd00::2", "fd00::2", None, "fd00::2"),
+        SurveyedHost("a", "a", None, "a"),
+        SurveyedHost("b", "b", None, "user@b"),
+        SurveyedHost("c:2222", "c", 2222, "c"),
+        SurveyedHost("[fd00::1]:7", "fd00::1", 7, "fd00::1"),
+        SurveyedHost("fd00::2", "fd00::2", None, "fd00::2"),
     ]
 
 
@@ -37,7 +37,7 @@ def test_tasks_of_a_cluster_are_in_one_order() -> None:
     assert sorted(host.name for host in hosts) == ["chief 0", "worker 0", "worker 1"]
     index = own_index(resolver, hosts)
     assert index is not None
-    assert hosts[index] == Host("worker 1", "c", 2)
+    assert hosts[index] == SurveyedHost("worker 1", "c", 2)
 
 
 def test_process_without_a_task_has_no_index() -> None:

@@ -6,19 +6,19 @@ import asyncio
 import socket
 from typing import Any
 
-from stratagem.doctor.network.hosts import Host
+from stratagem.doctor.network.hosts import SurveyedHost
 from stratagem.doctor.network.joining import survey_as_task
 from stratagem.doctor.network.survey import Survey, SurveySettings
 
 _SETTINGS = SurveySettings(wait_s=10.0, limit_s=5.0, transfer_s=0.01)
 
 
-def _hosts(size: int) -> list[Host]:
+def _hosts(size: int) -> list[SurveyedHost]:
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(size)]
     ports = [listener.getsockname()[1] for listener in listeners]
     for listener in listeners:
         listener.close()
-    return [Host(f"worker {i}", "127.0.0.1", port) for i, port in enumerate(ports)]
+    return [SurveyedHost(f"worker {i}", "127.0.0.1", port) for i, port in enumerate(ports)]
 
 
 def _facts(index: int) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def _facts(index: int) -> dict[str, Any]:
 
 
 async def _together(
-    *tasks: tuple[list[Host], int], settings: SurveySettings = _SETTINGS
+    *tasks: tuple[list[SurveyedHost], int], settings: SurveySettings = _SETTINGS
 ) -> list[Survey]:
     return await asyncio.gather(
         *(survey_as_task(hosts, index, lambda: _facts(0), settings) for hosts, index in tasks)
@@ -75,7 +75,7 @@ def test_leader_whose_port_is_taken_waits_for_none() -> None:
 
 def test_other_description_of_the_cluster_is_refused() -> None:
     hosts = _hosts(2)
-    others = [hosts[0], Host("worker 1", "127.0.0.1", 9)]
+    others = [hosts[0], SurveyedHost("worker 1", "127.0.0.1", 9)]
     settings = SurveySettings(wait_s=0.5, limit_s=1.0, transfer_s=0.0)
     survey, refused = asyncio.run(_together((hosts, 0), (others, 1), settings=settings))
     (problem,) = survey.rejected

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.doctor.network.hosts import Host
+from stratagem.doctor.network.hosts import SurveyedHost
 from stratagem.doctor.network.picture import draw, figure_of
 from stratagem.doctor.network.survey import Survey
 
@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib")
 
 
 def _survey(size: int) -> Survey:
-    survey = Survey([Host(f"h{i}", f"h{i}") for i in range(size)])
+    survey = Survey([SurveyedHost(f"h{i}", f"h{i}") for i in range(size)])
     survey.bytes_per_s[0][1], survey.round_trip_s[1][0] = 2e9, 5e-4
     return survey
 

@@ -19,7 +19,7 @@ from stratagem.doctor.network.probes import (
     measure_transfer,
     receive,
 )
-from stratagem.process_group.wire import read_frame
+from stratagem.frames import read_frame
 
 _LIMIT_S = 5.0
 

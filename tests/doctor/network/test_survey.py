@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 
-from stratagem.doctor.network.hosts import Host
+from stratagem.doctor.network.hosts import SurveyedHost
 from stratagem.doctor.network.survey import Survey, square
 
 
 def test_json_has_all_of_a_survey() -> None:
-    survey = Survey([Host("a", "a", 1), Host("b", "b", 2)], absent={1: "is away"})
+    survey = Survey([SurveyedHost("a", "a", 1), SurveyedHost("b", "b", 2)], absent={1: "is away"})
     survey.facts[0] = {"versions": {"jax": "1"}}
     survey.free[0][1] = ("reached", "10.0.0.2")
     survey.bytes_per_s[0][1] = 1e9

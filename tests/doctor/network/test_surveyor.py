@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stratagem.doctor.network import surveyor
-from stratagem.doctor.network.hosts import Host
+from stratagem.doctor.network.hosts import SurveyedHost
 from stratagem.doctor.network.probes import Reason
 from stratagem.doctor.network.survey import Survey
 from stratagem.doctor.network.surveyor import Surveyor
@@ -59,7 +59,7 @@ def _survey(
     present: tuple[int, ...] = (0, 1, 2),
 ) -> tuple[Survey, list[tuple[int, str]]]:
     log: list[tuple[int, str]] = []
-    survey = Survey([Host(name, name) for name in "abc"])
+    survey = Survey([SurveyedHost(name, name) for name in "abc"])
     members = {index: _Member(index, log, fails.get(index, {})) for index in present}
     running = Surveyor(survey, members, limit_s=0.01, transfer_s=transfer_s, note=lambda text: None)
     return asyncio.run(running.run()), log

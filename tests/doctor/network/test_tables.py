@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from stratagem.doctor.network.hosts import Host
+from stratagem.doctor.network.hosts import SurveyedHost
 from stratagem.doctor.network.survey import Survey
 from stratagem.doctor.network.tables import survey_tables
 
@@ -25,7 +25,7 @@ def _shown(survey: Survey) -> dict[str, list[list[str]]]:
 
 
 def _survey(size: int = 2) -> Survey:
-    survey = Survey([Host(f"h{i}", f"h{i}") for i in range(size)])
+    survey = Survey([SurveyedHost(f"h{i}", f"h{i}") for i in range(size)])
     for one in range(size):
         for other in range(size):
             survey.free[one][other] = ("reached", "10.0.0.1") if one != other else None

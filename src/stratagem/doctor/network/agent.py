@@ -8,7 +8,7 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from stratagem.doctor.network.hosts import Host
+from stratagem.doctor.network.hosts import SurveyedHost
 from stratagem.doctor.network.probes import (
     answer_echo,
     attempt,
@@ -17,7 +17,7 @@ from stratagem.doctor.network.probes import (
     measure_transfer,
     receive,
 )
-from stratagem.process_group.wire import read_frame
+from stratagem.frames import read_frame
 
 __all__ = ["Agent", "JoinHandler", "Send", "listen"]
 
@@ -44,7 +44,7 @@ class Agent:
 
     def __init__(
         self,
-        hosts: Sequence[Host],
+        hosts: Sequence[SurveyedHost],
         index: int,
         limit_s: float,
         gather_facts: Callable[[], Mapping[str, Any]],

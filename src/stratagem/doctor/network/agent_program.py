@@ -15,8 +15,8 @@ from stratagem.cluster.addresses import join_address
 from stratagem.doctor.clusters import check_own_address
 from stratagem.doctor.network.agent import Agent
 from stratagem.doctor.network.facts import gather_facts
-from stratagem.doctor.network.hosts import Host
-from stratagem.process_group.wire import frame, read_frame
+from stratagem.doctor.network.hosts import SurveyedHost
+from stratagem.frames import frame, read_frame
 
 __all__ = ["MARKER", "main"]
 
@@ -45,7 +45,7 @@ async def _run(output: Any) -> None:
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     begin = await read_frame(reader)
-    hosts = [Host(**host) for host in begin["hosts"]]
+    hosts = [SurveyedHost(**host) for host in begin["hosts"]]
     own = hosts[begin["index"]]
     address = None if own.port is None else join_address(own.address, own.port)
     made = [] if address is None else check_own_address(address)

@@ -9,11 +9,11 @@ from stratagem.cluster.addresses import split_address
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.messages import explain
 
-__all__ = ["Host", "hosts_of", "own_index", "parse_hosts"]
+__all__ = ["SurveyedHost", "hosts_of", "own_index", "parse_hosts"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Host:
+class SurveyedHost:
     """One host, or one task of a cluster.
 
     Args:
@@ -29,23 +29,23 @@ class Host:
     login: str = ""
 
 
-def hosts_of(resolver: ClusterResolver) -> list[Host]:
+def hosts_of(resolver: ClusterResolver) -> list[SurveyedHost]:
     """Returns the tasks of a cluster, in one order on all hosts. The first one leads."""
     spec = resolver.cluster_spec()
     return [
-        Host(f"{job} {index}", *split_address(spec.task_address(job, index)))
+        SurveyedHost(f"{job} {index}", *split_address(spec.task_address(job, index)))
         for job in spec.jobs
         for index in spec.task_indices(job)
     ]
 
 
-def own_index(resolver: ClusterResolver, hosts: Sequence[Host]) -> int | None:
+def own_index(resolver: ClusterResolver, hosts: Sequence[SurveyedHost]) -> int | None:
     """Returns the index of this process's task; None if it has none."""
     name = f"{resolver.task_type} {resolver.task_id}"
     return next((i for i, host in enumerate(hosts) if host.name == name), None)
 
 
-def parse_hosts(text: str) -> list[Host]:
+def parse_hosts(text: str) -> list[SurveyedHost]:
     """Returns the hosts of `a,user@b,c:2222`.
 
     Raises:
@@ -65,10 +65,10 @@ def parse_hosts(text: str) -> list[Host]:
     return hosts
 
 
-def _parsed(entry: str) -> Host:
+def _parsed(entry: str) -> SurveyedHost:
     target = entry.rpartition("@")[2]
     # More than one colon without brackets is an IPv6 address without a port.
     has_port = ":" in target and (target.count(":") == 1 or "]:" in target)
     address, port = split_address(target) if has_port else (target.strip("[]"), None)
     user = entry[: len(entry) - len(target)]
-    return Host(target if has_port else address, address, port, user + address)
+    return SurveyedHost(target if has_port else address, address, port, user + address)

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stratagem.doctor.network.agent import Agent
-from stratagem.doctor.network.hosts import Host
+from stratagem.doctor.network.hosts import SurveyedHost
 from stratagem.doctor.network.probes import Reason, close_writer, detect_loss
 from stratagem.doctor.network.survey import Survey, SurveySettings
 from stratagem.doctor.network.surveyor import LocalMember, Member, RemoteMember, Surveyor
-from stratagem.process_group.wire import frame
+from stratagem.frames import frame
 
 __all__ = ["survey_as_task"]
 
@@ -23,7 +23,7 @@ Facts = Callable[[], Mapping[str, Any]]
 
 
 async def survey_as_task(
-    hosts: Sequence[Host], index: int, gather_facts: Facts, settings: SurveySettings
+    hosts: Sequence[SurveyedHost], index: int, gather_facts: Facts, settings: SurveySettings
 ) -> Survey:
     """Leads the survey on the first host, and joins it on others; returns the same survey on all.
 
@@ -47,7 +47,7 @@ class _Leader:
     """Agent of the first host, which admits the others and orders them."""
 
     def __init__(
-        self, hosts: Sequence[Host], gather_facts: Facts, settings: SurveySettings
+        self, hosts: Sequence[SurveyedHost], gather_facts: Facts, settings: SurveySettings
     ) -> None:
         self._settings = settings
         self._survey = Survey(list(hosts))
@@ -81,7 +81,7 @@ class _Leader:
         self, message: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         hosts, index = self._survey.hosts, int(message["index"])
-        theirs = [Host(**host) for host in message["hosts"]]
+        theirs = [SurveyedHost(**host) for host in message["hosts"]]
         where = writer.get_extra_info("peername")[0].removeprefix("::ffff:")
         if theirs != hosts or not 0 < index < len(hosts):
             listed = ", ".join(f"{host.address}:{host.port}" for host in theirs[:8])
@@ -124,7 +124,7 @@ class _Leader:
                 self._survey.absent[index] = reason
 
 
-async def _join(agent: Agent, hosts: Sequence[Host], settings: SurveySettings) -> Survey:
+async def _join(agent: Agent, hosts: Sequence[SurveyedHost], settings: SurveySettings) -> Survey:
     """Joins the leader, and obeys it until it has the survey."""
     leader, begin_s = hosts[0], time.monotonic()
     described = [dataclasses.asdict(host) for host in hosts]
@@ -157,7 +157,7 @@ async def _join(agent: Agent, hosts: Sequence[Host], settings: SurveySettings) -
     return await _alone(agent, hosts, f"did not answer within {settings.wait_s:g} s ({reason})")
 
 
-async def _alone(agent: Agent, hosts: Sequence[Host], reason: str) -> Survey:
+async def _alone(agent: Agent, hosts: Sequence[SurveyedHost], reason: str) -> Survey:
     """Returns the view of a host without a leader: facts, and the hosts it reaches."""
     survey = Survey(list(hosts), absent={0: reason})
     survey.facts[agent.index] = (await agent.carry_out({"kind": "facts"})).get("facts", {})

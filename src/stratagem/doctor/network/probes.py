@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import AsyncGenerator
 
-from stratagem.process_group.wire import frame, read_frame
+from stratagem.frames import frame, read_frame
 
 __all__ = [
     "Reason",

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from typing import IO
 
 from stratagem.doctor.network.agent_program import MARKER
-from stratagem.doctor.network.hosts import Host
+from stratagem.doctor.network.hosts import SurveyedHost
 from stratagem.doctor.network.survey import Survey, SurveySettings
 from stratagem.doctor.network.surveyor import Member, RemoteMember, Surveyor
-from stratagem.process_group.wire import frame, read_frame
+from stratagem.frames import frame, read_frame
 
 __all__ = ["survey_over_ssh"]
 
@@ -27,7 +27,7 @@ _END_S = 5.0
 
 
 async def survey_over_ssh(
-    hosts: Sequence[Host], *, ssh: str, python: str, settings: SurveySettings
+    hosts: Sequence[SurveyedHost], *, ssh: str, python: str, settings: SurveySettings
 ) -> Survey:
     """Starts an agent on each host, and returns their survey.
 
@@ -74,7 +74,7 @@ class _SshAgent:
     """Process of `ssh` that runs an agent."""
 
     def __init__(
-        self, host: Host, ssh: str, python: str, settings: SurveySettings, errors: IO[bytes]
+        self, host: SurveyedHost, ssh: str, python: str, settings: SurveySettings, errors: IO[bytes]
     ) -> None:
         self._host = host
         self._settings = settings
@@ -87,7 +87,7 @@ class _SshAgent:
         self._errors = errors
         self._has_joined = False
 
-    async def start(self, hosts: Sequence[Host], index: int) -> Member | str:
+    async def start(self, hosts: Sequence[SurveyedHost], index: int) -> Member | str:
         """Returns the agent, or the reason for its absence."""
         wait_s = self._settings.wait_s
         try:
@@ -97,7 +97,7 @@ class _SshAgent:
         except (OSError, EOFError, asyncio.LimitOverrunError) as error:
             return f"runs no agent: {await self._reason(error)}"
 
-    async def _start(self, hosts: Sequence[Host], index: int) -> Member:
+    async def _start(self, hosts: Sequence[SurveyedHost], index: int) -> Member:
         self._process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,

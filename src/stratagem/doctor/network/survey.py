@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stratagem.doctor.network.hosts import Host
+from stratagem.doctor.network.hosts import SurveyedHost
 
 __all__ = ["Attempts", "Matrix", "Survey", "SurveySettings", "square"]
 
@@ -40,7 +40,7 @@ class Survey:
         owned: by index, True for those numeric addresses, used by others, that the host has.
     """
 
-    hosts: list[Host]
+    hosts: list[SurveyedHost]
     absent: dict[int, str] = dataclasses.field(default_factory=dict[int, str])
     rejected: list[str] = dataclasses.field(default_factory=list[str])
     failures: list[str] = dataclasses.field(default_factory=list[str])
@@ -89,7 +89,10 @@ class Survey:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Survey:
         """Returns the survey of `as_dict`, also after JSON made its keys strings."""
-        values: dict[str, Any] = {**fields, "hosts": [Host(**host) for host in fields["hosts"]]}
+        values: dict[str, Any] = {
+            **fields,
+            "hosts": [SurveyedHost(**host) for host in fields["hosts"]],
+        }
         for name in ("absent", "facts", "owned", "own_address"):
             values[name] = {int(index): value for index, value in fields[name].items()}
         for name in ("cluster", "free"):

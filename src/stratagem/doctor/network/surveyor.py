@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from stratagem.doctor.network.agent import Agent
 from stratagem.doctor.network.probes import Reason, close_writer
 from stratagem.doctor.network.survey import Survey
-from stratagem.process_group.wire import frame, read_frame
+from stratagem.frames import frame, read_frame
 
 __all__ = ["LocalMember", "Member", "RemoteMember", "Surveyor"]
 

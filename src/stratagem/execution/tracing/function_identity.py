@@ -68,7 +68,7 @@ def function_key(fn: object) -> Any:
     if not isinstance(fn, types.FunctionType | functools.partial):
         return None
     state = _state_or_none(fn)
-    return None if state is None else _Key((state, _settings()))
+    return None if state is None else _HashedState((state, _settings()))
 
 
 def state_by_name(fn: types.FunctionType) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _itself(fn: object) -> Any:
     return fn
 
 
-class _Key:
+class _HashedState:
     """A state with its hash: each step looks its program up, and a state has hundreds of parts."""
 
     __slots__ = ("_hash", "_state")
@@ -115,7 +115,7 @@ class _Key:
         self._hash = hash(state)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self._state == other._state
+        return isinstance(other, _HashedState) and self._state == other._state
 
     def __hash__(self) -> int:
         return self._hash

@@ -102,10 +102,10 @@ def launch(
     """Runs a command as every task of a cluster, on this machine or with other nodes.
 
     `finish` completes the plan of each task before it starts; `elastic` replaces `min_workers` and
-    `max_workers` of the options, and `nodes` decides by itself. `kills_interrupted` kills tasks that
-    still run `grace_s` after a signal to end. Raises UnavailableError if too few workers could run
-    for longer than the limit, ValueError with fewer GPUs than requested, OSError for a failed start
-    or write.
+    `max_workers` of the options, and `nodes` decides by itself. `kills_interrupted` kills tasks
+    that still run `grace_s` after a signal to end. Raises UnavailableError if too few workers could
+    run for longer than the limit, ValueError with fewer GPUs than requested, OSError for a failed
+    start or write.
     """
     if elastic is not None:
         least, most = elastic.min_workers, elastic.max_workers
