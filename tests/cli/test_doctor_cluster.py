@@ -82,7 +82,7 @@ def test_all_hosts_have_one_result() -> None:
 
 @_NAMESPACES
 def test_each_reason_is_named_with_its_hosts() -> None:
-    """SurveyedHost 2 is behind a lost neighbor entry, host 1 has its name on loopback, 3 is away."""
+    """Host 2 is behind a lost neighbor entry, host 1 has its name on loopback, 3 is away."""
     with hosts(3, "10.87.0") as machines, contextlib.ExitStack() as stack:
         for index, (command, _) in enumerate(machines):
             own = "127.0.1.1" if index == 1 else "10.87.0.2"
