@@ -114,7 +114,7 @@ def test_cluster_on_one_machine_uses_loopback() -> None:
         ("did not answer within 60 s", "", "start stratagem doctor --cluster there"),
         ("did not answer within 60 s", "me@host1", "try ssh me@host1; --wait changes the limit"),
         ("runs no agent: me@host1: Permission denied (publickey).", "me@host1", "ssh-copy-id me"),
-        ("runs no agent: SurveyedHost key verification failed.", "me@host1", "accept its key"),
+        ("runs no agent: Host key verification failed.", "me@host1", "accept its key"),
         ("runs no agent: No module named stratagem", "me@host1", "--python"),
         ("runs no agent: sh: 1: /x/python: not found", "me@host1", "--python"),
     ],

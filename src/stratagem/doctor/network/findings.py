@@ -96,7 +96,7 @@ def _absence_fix(survey: Survey, index: int, reason: str) -> str:
     login = survey.hosts[index].login
     if "ermission denied" in reason:
         return f"ssh-copy-id {login}, or load the key with ssh-add; no password can be typed here."
-    if "SurveyedHost key verification failed" in reason:
+    if "Host key verification failed" in reason:
         return f"connect once with ssh {login}, and accept its key."
     if "No module named" in reason or "not found" in reason:
         return "install stratagem there, and name its interpreter with --python."
