@@ -89,7 +89,6 @@ def _model() -> keras.Model:
         (lambda: sg.ReduceOp.SUM, None),
         (lambda: sg.MirroredStrategy, None),  # the class
     ],
-    ids=str,
 )
 def test_what_belongs_to_a_process_stays_there(make, kind) -> None:
     value = make()
