@@ -90,7 +90,7 @@ def test_schema_explains_every_key_in_both_spellings() -> None:
     assert properties["workers"] == {
         "type": "integer",
         "minimum": 0,
-        "description": "Number of workers.",
+        "description": "Number of workers, of each node if there are several.",
     }
 
 

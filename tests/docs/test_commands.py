@@ -64,7 +64,10 @@ def test_table_is_that_of_the_template(name, template, command) -> None:
     assert documented == {
         variable: flag for variable, flag in flags.items() if variable in documented
     }
-    assert flags.keys() - documented.keys() <= {"template", "assignments", "nodes", "ray"}
+    assert flags.keys() - documented.keys() <= {
+        *("template", "assignments", "nodes", "ray"),
+        *("quiet", "verbose"),  # of every command
+    }
 
 
 def test_links_lead_to_files() -> None:

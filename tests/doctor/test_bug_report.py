@@ -39,7 +39,7 @@ def test_values_for_json_are_redacted_alike() -> None:
         {"jax": "0.10.2"}, [{"platform": "gpu", "kind": "H100"}] * 2, [problem], variables
     )
     assert values["versions"] == {"jax": "0.10.2"}
-    assert values["devices"] == ["2 x gpu H100"]
+    assert values["devices"] == ["2 x H100 (gpu)"]
     assert values["variables"] == {"JAX_KEY": "(set)", "KERAS_BACKEND": "jax", "XLA_FLAGS": "--a=~"}
     assert values["problems"] == [{"level": "error", "text": "no ~/x at ADDRESS"}]
 

@@ -16,6 +16,7 @@ _PROBE = Probe([{"platform": "cpu", "kind": "cpu", "process": 0, "memory_bytes":
 
 def test_every_topic_is_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     script = tmp_path / "train.py"
     script.write_text("import stratagem\n")
     findings = list(examine(script, _PROBE))

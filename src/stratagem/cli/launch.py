@@ -174,9 +174,10 @@ def _read_config(context: click.Context, _: click.Parameter, path: Path | None) 
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def command(script: str, args: tuple[str, ...], *, module: bool, **options: Any) -> None:
-    """Run SCRIPT as every task of a cluster, on this machine or on several.
+    """Run SCRIPT as every task of a cluster.
 
-    Each task finds the cluster and its own task in TF_CONFIG. When one fails, the others are
+    The cluster is on this machine or on several. Each task finds it, and its own task, in
+    TF_CONFIG. When one fails, the others are
     stopped, and its last lines are shown as the cause.
     """
     from stratagem.launch import scripts

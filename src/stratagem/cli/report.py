@@ -19,7 +19,7 @@ __all__ = ["command"]
     help="File to write; RUN_DIR/report.html by default.",
 )
 def command(run_dir: Path, other: Path | None, output: Path | None) -> None:
-    """Write a report of a run as one HTML file, or of two runs side by side.
+    """Write a report of one run, or two, as an HTML file.
 
     The file needs no network. RUN_DIR and OTHER are folders with events of runs.
     """

@@ -42,7 +42,7 @@ def command(
     as_json: bool,
     opentelemetry: bool,
 ) -> None:
-    """Watch a run: progress, loss, workers, goodput, memory and warnings.
+    """Watch the progress, workers and memory of a run.
 
     RUN_DIR is the folder with the run's events. It may still be empty. Without a terminal, prints
     one frame. Exits with the run, or on Ctrl-C.

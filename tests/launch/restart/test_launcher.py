@@ -89,6 +89,7 @@ def test_tasks_that_leave_at_once_for_ever_fail(capfd, script) -> None:
 def test_folder_for_compiled_programs_lives_as_long_as_the_launch(
     capfd, script, monkeypatch, options, variables, kept
 ) -> None:
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     for name, text in variables.items():
         monkeypatch.setenv(name, text)
     path = script(

@@ -89,6 +89,10 @@ def _model() -> keras.Model:
         (lambda: sg.ReduceOp.SUM, None),
         (lambda: sg.MirroredStrategy, None),  # the class
     ],
+    ids=[
+        *("strategy", "model", "layer", "variable", "optimizer", "metric", "layer not built"),
+        *("array", "enum", "class"),
+    ],
 )
 def test_what_belongs_to_a_process_stays_there(make, kind) -> None:
     value = make()
