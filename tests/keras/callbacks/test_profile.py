@@ -113,7 +113,7 @@ def _mirrored() -> sg.Strategy:
 
 @pytest.mark.slow
 def test_callback_of_fit_on_two_replicas(tmp_path, capfd) -> None:
-    profile = sg.profile(steps=(3, 7), folder=tmp_path, top=3)
+    profile = sg.profile(steps=(3, 7), folder=tmp_path, top=100)
     losses = _fit(_model(_mirrored()), profile, validation_data=(X, Y))
     summary = profile.summary
     assert summary is not None
