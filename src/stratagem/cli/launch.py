@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -15,6 +15,12 @@ from stratagem.cli.config_file import FileType, read_file
 from stratagem.setting_kinds import LOG_LEVELS
 
 __all__ = ["command"]
+
+# Not generic before click 8.2.
+if TYPE_CHECKING:
+    _TextType = click.ParamType[str]
+else:
+    _TextType = click.ParamType
 
 _SETTINGS = "stratagem.file_settings"
 _EPILOG = """Options accept underscores instead of dashes. Each can also be set by the environment
@@ -32,7 +38,7 @@ def _option(name: str, *more_flags: str, **attributes: Any) -> Callable[[Any], A
     return click.option(*flags, name, envvar=variable, show_envvar=True, **attributes)
 
 
-class _NumNodes(click.ParamType[str]):
+class _NumNodes(_TextType):
     """A number of nodes, or MIN:MAX."""
 
     name = "N|MIN:MAX"
