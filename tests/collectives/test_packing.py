@@ -32,6 +32,12 @@ def test_every_array_travels_once_and_no_pack_is_too_large(arrays, max_array, pa
             assert sum(sizes[place] for place in places) <= pack
 
 
+def test_many_small_arrays_of_a_kind_are_sent_alone() -> None:
+    packing = SizedPacks(max_array_bytes=10, pack_bytes=100, max_num_arrays=2)
+    sizes, kinds = [1, 2, 3, 4, 50, 5], ["f", "f", "i", "f", "i", "i"]
+    assert sorted(packing.packs(sizes, kinds)) == [[0], [1], [2, 5], [3], [4]]
+
+
 @settings(deadline=None, max_examples=50)
 @given(
     st.lists(st.tuples(st.integers(0, 100), st.sampled_from("fi")), max_size=30), st.integers(1, 5)

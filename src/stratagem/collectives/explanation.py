@@ -79,7 +79,8 @@ def _describe_packing(packing: GradientPacking) -> str:
     if packing == NO_PACKING:
         return "not packed, but the compiler may combine them"
     if packing == WITHIN_PROCESS:
-        return f"packed together up to {_size_text(WITHIN_PROCESS.max_array_bytes)} each"
+        size = _size_text(packing.max_array_bytes)
+        return f"packed together up to {size} each, if at most {packing.max_num_arrays}"
     if isinstance(packing, NumberedPacks):
         return f"in {_count_text(packing.num_packs, 'pack')}"
     assert isinstance(packing, SizedPacks)

@@ -95,22 +95,26 @@ def _leaves_rows_alone(
         is_other = id(variable) in others
         return jnp.full(variable.shape, 3, variable.dtype) if is_other else None
 
-    with jax.ensure_compile_time_eval():
+    before: list[Any] = []
+    for place, one in enumerate(own):
+        numbers = np.linspace(0.1 + place, 1.7, int(np.prod(shape))).reshape(shape)
+        before.append(numbers.astype(jnp.dtype(one.dtype)))
+
+    def update(values: list[Any]) -> list[Any]:
         scope = ReplicaScope(read)
-        before: dict[int, Any] = {}
-        for place, one in enumerate(own):
-            numbers = np.linspace(0.1 + place, 1.7, int(np.prod(shape))).reshape(shape)
-            before[id(one)] = jnp.asarray(numbers, one.dtype)
-            scope.set_value(one, before[id(one)])
-        scope.row_counts = dict.fromkeys(before, shape[0])
-        try:
-            with scope:
-                apply(optimizer, [jnp.zeros(shape, table.dtype)], [table])
-        except Exception:  # noqa: BLE001 - any error: it needs the whole table
-            return False
-        return all(
-            bool(jnp.array_equal(scope.get_current_value(one), before[id(one)])) for one in own
-        )
+        for one, value in zip(own, values, strict=True):
+            scope.set_value(one, value)
+        scope.row_counts = dict.fromkeys(map(id, own), shape[0])
+        with scope:
+            apply(optimizer, [jnp.zeros(shape, table.dtype)], [table])
+        return [scope.get_current_value(one) for one in own]
+
+    try:
+        # One program: op by op, each of some twenty operations would be compiled alone.
+        after = jax.jit(update).lower(before).compile()(before)
+    except Exception:  # noqa: BLE001 - any error: it needs the whole table
+        return False
+    return all(map(np.array_equal, before, jax.device_get(after)))
 
 
 def _slots(optimizer: keras.optimizers.Optimizer, table: keras.Variable) -> list[Any]:
