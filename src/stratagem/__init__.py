@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from stratagem.context import in_cross_replica_context as in_cross_replica_context
     from stratagem.context import set_strategy as set_strategy
     from stratagem.estimator import feature_column as feature_column
+    from stratagem.execution import explain_recompiles as explain_recompiles
     from stratagem.execution import function as function
     from stratagem.execution import value_and_grad as value_and_grad
     from stratagem.input import DistributedDataset as DistributedDataset
@@ -190,6 +191,7 @@ __all__ = [
     "experimental",
     "experimental_set_strategy",
     "feature_column",
+    "explain_recompiles",
     "function",
     "get_replica_context",
     "get_strategy",

@@ -21,6 +21,7 @@ from stratagem.time_limits import (
 __all__ = [
     "barrier_timeout_s",
     "cache_dir",
+    "compilation_cache_bytes",
     "checkpoint_timeout_s",
     "client_timeout_s",
     "filter_tracebacks",
@@ -160,7 +161,7 @@ def program_cache_size() -> int:
 
 
 def cache_dir() -> Path:
-    """Returns the folder for measurements that are cached for later runs.
+    """Returns the folder for measurements and compiled programs that are cached for later runs.
 
     Returns:
         The value of `STRATAGEM_CACHE_DIR`, with `~` expanded. It may not exist.
@@ -174,6 +175,23 @@ def cache_dir() -> Path:
     Source: specific to Stratagem.
     """
     return Path(environment.read("cache_dir")).expanduser()
+
+
+def compilation_cache_bytes() -> int:
+    """Returns the maximum size of the compiled programs in the cache folder.
+
+    The programs used least recently are removed when a process creates its first strategy.
+
+    Returns:
+        The value of `STRATAGEM_COMPILATION_CACHE_BYTES`, in bytes; 0 stores no programs.
+
+    Example:
+        >>> sg.config.compilation_cache_bytes() // 2**30
+        2
+
+    Source: JAX, jax_compilation_cache_max_size.
+    """
+    return environment.read("compilation_cache_bytes")
 
 
 def jobs_port() -> int:

@@ -13,6 +13,7 @@ from typing import Any
 from stratagem.messages import explain
 from stratagem.setting_kinds import (
     COUNT,
+    COUNT_OR_NONE,
     LOG_FORMATS,
     LOG_LEVELS,
     SECONDS,
@@ -107,7 +108,13 @@ VARIABLES = {
         name="STRATAGEM_CACHE_DIR",
         default="~/.cache/stratagem",
         parse=TEXT,
-        meaning="Folder for measurements that are cached for later runs.",
+        meaning="Folder for measurements and compiled programs that are cached for later runs.",
+    ),
+    "compilation_cache_bytes": EnvironmentVariable(
+        name="STRATAGEM_COMPILATION_CACHE_BYTES",
+        default=2 * 2**30,
+        parse=COUNT_OR_NONE,
+        meaning="Maximum size of the compiled programs in the cache folder; 0 stores none.",
     ),
     "join_timeout_s": EnvironmentVariable(
         name="STRATAGEM_JOIN_TIMEOUT_S",

@@ -83,6 +83,7 @@ PUBLIC_NAMES: dict[str, tuple[str, str | None]] = {
     "experimental": ("stratagem.compat.experimental", None),
     "experimental_set_strategy": ("stratagem.context", "experimental_set_strategy"),
     "feature_column": ("stratagem.estimator.feature_column", None),
+    "explain_recompiles": ("stratagem.execution", "explain_recompiles"),
     "function": ("stratagem.execution", "function"),
     "all_gather": ("stratagem.context", "all_gather"),
     "get_replica_context": ("stratagem.context", "get_replica_context"),

@@ -10,6 +10,7 @@ from stratagem.messages import explain
 
 __all__ = [
     "COUNT",
+    "COUNT_OR_NONE",
     "LOG_FORMATS",
     "LOG_LEVELS",
     "SECONDS",
@@ -65,12 +66,15 @@ def _parse_switch(text: str) -> bool:
     )
 
 
-def _parse_count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(
-            explain(f"{text!r} is not a count.", expected="an integer of at least 1.", fix=_FIX)
-        )
-    return int(text)
+def _at_least(minimum: int) -> SettingKind:
+    noun = f"an integer of at least {minimum}"
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < minimum:
+            raise ValueError(explain(f"{text!r} is not a count.", expected=f"{noun}.", fix=_FIX))
+        return int(text)
+
+    return SettingKind(noun=noun, schema={"type": "integer", "minimum": minimum}, parse=parse)
 
 
 def _parse_seconds(text: str) -> float:
@@ -90,9 +94,8 @@ def _parse_seconds(text: str) -> float:
 
 
 SWITCH = SettingKind(noun="true or false", schema={"type": "boolean"}, parse=_parse_switch)
-COUNT = SettingKind(
-    noun="an integer of at least 1", schema={"type": "integer", "minimum": 1}, parse=_parse_count
-)
+COUNT = _at_least(1)
+COUNT_OR_NONE = _at_least(0)
 SECONDS = SettingKind(
     noun="a number of seconds above 0",
     schema={"type": "number", "exclusiveMinimum": 0},

@@ -9,6 +9,7 @@ from pathlib import Path
 from stratagem import environment
 from stratagem.doctor import accelerators, clusters, machine, services, settings, versions
 from stratagem.doctor.finding import Finding
+from stratagem.folders import programs_folder
 
 __all__ = ["examine", "variables_of_user"]
 
@@ -54,8 +55,9 @@ def examine(
     if has_cluster:
         yield from clusters.examine_clusters()
     yield from services.check_ray(variables, installed)
-    yield from services.check_cache(Path(environment.read("cache_dir")).expanduser())
-    programs = variables.get("JAX_COMPILATION_CACHE_DIR", "")
+    cache = Path(environment.read("cache_dir")).expanduser()
+    yield from services.check_cache(cache)
+    programs = variables.get("JAX_COMPILATION_CACHE_DIR") or str(programs_folder(cache))
     if programs and "://" not in programs:
         yield from services.check_compilation_cache(
             Path(programs), installed.get("jaxlib"), versions.installed_at_s("jaxlib")

@@ -13,6 +13,7 @@ from stratagem.execution.embeddings.sharded_row_updates import rows_to_update, w
 from stratagem.execution.executor import Executor
 from stratagem.execution.functions.compiled_function import Function, function
 from stratagem.execution.gradient import value_and_grad
+from stratagem.execution.programs.compilations import Compilation, explain_recompiles
 from stratagem.execution.programs.lockstep import Lockstep, program_of
 from stratagem.execution.programs.multistep import run_steps
 from stratagem.execution.programs.offloaded_program import rows_of_table
@@ -23,6 +24,7 @@ from stratagem.execution.tracing.remote_state import Ids, RemoteState
 from stratagem.execution.tracing.trace import Trace
 
 __all__ = [
+    "Compilation",
     "Executor",
     "Function",
     "Ids",
@@ -35,6 +37,7 @@ __all__ = [
     "batch_arguments",
     "current_scope",
     "embedding_lookup",
+    "explain_recompiles",
     "function",
     "is_recorded",
     "is_table",

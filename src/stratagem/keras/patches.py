@@ -23,7 +23,13 @@ from stratagem.keras.numerics import (
     stateful_rnn,
 )
 from stratagem.keras.private import JAXEpochIterator, JAXTrainer, Trainer
-from stratagem.keras.training import active_fit, metric_logs, model, several_processes
+from stratagem.keras.training import (
+    active_fit,
+    metric_build,
+    metric_logs,
+    model,
+    several_processes,
+)
 from stratagem.keras.variables import (
     explicit_placement,
     made_in_scope,
@@ -258,6 +264,12 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
                 JAXTrainer, name, model.making_step_function, "the strategy makes the step function"
             )
             for name in ("make_train_function", "make_test_function", "make_predict_function")
+        ),
+        Patch(
+            Trainer,
+            "_symbolic_build",
+            metric_build.building_metrics,
+            "metrics are built without tracing the model once more",
         ),
         Patch(
             Trainer,  # Keras compares with its `compile` to see if a model overrides it

@@ -36,6 +36,8 @@ EpochIterator._current_iterator       the iterator, which the next epoch may con
 EpochIterator._steps_seen             number of batches taken from that iterator
 CallbackList._async_train             True if batch callbacks run in another thread
 trainer._symbolic_build               builds the variables of a training step from shapes
+backend.compute_output_spec           calls a function with shapes alone
+models.functional.Functional          its `call` returns the outputs that it was made from
 trainer._initial_epoch                the first epoch of fit, set by a callback
 PyDatasetAdapter, TFDatasetAdapter    kinds of data that resume in different ways
 GeneratorDataAdapter                  likewise
@@ -65,6 +67,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from keras.src.backend import compute_output_spec
 from keras.src.backend.common import global_state
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.backend.common.name_scope import current_path
@@ -73,6 +76,7 @@ from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.backend.jax.trainer import JAXEpochIterator, JAXTrainer
 from keras.src.initializers import random_initializers
 from keras.src.losses.loss import apply_mask, squeeze_or_expand_to_same_rank
+from keras.src.models.functional import Functional
 from keras.src.random.seed_generator import global_seed_generator
 from keras.src.saving.keras_saveable import KerasSaveable
 from keras.src.trainers.data_adapters import (
@@ -94,6 +98,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DataAdapter",
+    "Functional",
     "GeneratorDataAdapter",
     "JAXEpochIterator",
     "JAXTrainer",
@@ -111,6 +116,7 @@ __all__ = [
     "averaged_function",
     "batches_taken",
     "build_for",
+    "build_metrics",
     "calls_in_thread",
     "clip_gradients",
     "compile_arguments",
@@ -120,11 +126,13 @@ __all__ = [
     "decays",
     "expected_batch_size",
     "filter_empty_gradients",
+    "first_batch",
     "flatten_layers",
     "fresh_names",
     "get_keras_mask",
     "get_stateless_scope",
     "global_seed_state",
+    "has_unbuilt_metrics",
     "goes_on_with_iterator",
     "in_symbolic_scope",
     "loss_tracker",
@@ -227,6 +235,28 @@ def build_for(model: keras.Model, batch: object) -> None:
     `batch` needs only the shape and dtype of each array.
     """
     _open(model)._symbolic_build(data_batch=batch)
+
+
+def has_unbuilt_metrics(model: keras.Model) -> bool:
+    """Returns True if metrics or losses given to `compile` have no variables yet."""
+    compiled = _open(model)._compile_metrics, _open(model)._compile_loss
+    return any(one is not None and not one.built for one in compiled)
+
+
+def build_metrics(model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> None:
+    """Creates the variables of metrics and losses from specs of a batch and its outputs."""
+    weights = {"sample_weight": sample_weight}
+    if (metrics := _open(model)._compile_metrics) is not None and not metrics.built:
+        compute_output_spec(model.compute_metrics, x, y, y_pred, **weights)
+    if (loss := _open(model)._compile_loss) is not None and not loss.built:
+        compute_output_spec(_open(model)._compute_loss, x, y, y_pred, **weights, training=False)
+
+
+def first_batch(epoch_iterator: Any) -> Any:
+    """Returns the next batch of an epoch iterator, which must be reset afterward; None if empty."""
+    for _, _, batches in epoch_iterator:
+        return batches[0] if isinstance(batches, list | tuple) else next(batches)
+    return None
 
 
 def takes_training(model: keras.Model) -> bool:

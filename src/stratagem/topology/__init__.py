@@ -1,7 +1,15 @@
 """Devices of replicas: finding them, grouping them, and the mesh that they form."""
 
 from stratagem.topology.abstract_devices import planned_topology
+from stratagem.topology.compilation_cache import use_compilation_cache
 from stratagem.topology.devices import find_devices, local_devices
 from stratagem.topology.mesh import REPLICA_AXIS, Topology
 
-__all__ = ["REPLICA_AXIS", "Topology", "find_devices", "local_devices", "planned_topology"]
+__all__ = [
+    "REPLICA_AXIS",
+    "Topology",
+    "find_devices",
+    "local_devices",
+    "planned_topology",
+    "use_compilation_cache",
+]

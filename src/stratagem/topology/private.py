@@ -13,20 +13,32 @@ SCHED_BATCH.
 its compilation cache from process 0 alone, to spare a bucket thousands of writers. But each process
 has its own programs, and would find none there (0.10 to 0.12). On one machine each may write.
 
+`jax._src.lru_cache.LRUCache.put`: it writes an entry in place. A process that is killed leaves part
+of it, and every later start then warns that it cannot read the entry, and never replaces it (0.10
+to 0.12). The replacement writes a file of another name, and renames it.
+
 `sys._current_frames`, `os._exit`: documented by Python, for specialists.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Generator
 from typing import Any, NoReturn
 
-__all__ = ["enable_compilation_cache", "exit_now", "gloo_bound_to", "main_thread_file"]
+__all__ = [
+    "enable_compilation_cache",
+    "exit_now",
+    "gloo_bound_to",
+    "main_thread_file",
+    "write_cache_entries_whole",
+]
 
 _MAKER = "make_gloo_tcp_collectives"
 _WRITER, _PUT = "_cache_write", "put_executable_and_time"
@@ -90,6 +102,36 @@ def enable_compilation_cache() -> None:
                 put(cache_key, module_name, executable, backend, int(compile_time_s))
 
     setattr(compiler, _WRITER, write)
+
+
+def write_cache_entries_whole() -> bool:
+    """Makes JAX write each entry of its compilation cache whole or not at all.
+
+    Returns False if this version of JAX cannot be made to.
+    """
+    try:
+        cache: Any = importlib.import_module("jax._src.lru_cache").LRUCache
+        original = cache.put
+    except (ImportError, AttributeError):
+        return False
+    if hasattr(original, "__wrapped__"):
+        return True
+
+    @functools.wraps(original)
+    def put(self: Any, key: str, value: bytes) -> None:
+        folder = str(self.path)
+        if self.eviction_enabled or "://" in folder:  # under a lock, or not in a file system
+            original(self, key, value)
+            return
+        path = os.path.join(folder, f"{key}-cache")
+        if os.path.exists(path):
+            return
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+            file.write(value)
+        os.replace(file.name, path)
+
+    cache.put = put
+    return True
 
 
 def main_thread_file() -> str:

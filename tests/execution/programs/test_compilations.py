@@ -5,27 +5,71 @@ from __future__ import annotations
 import gc
 import weakref
 
+import jax.numpy as jnp
 import numpy as np
 
 import stratagem as sg
 from stratagem.execution.programs.compilations import compilations_of, note_compilation
 
 
+def step() -> None:
+    """Stands for a replica function."""
+
+
 def test_programs_are_counted_by_strategy_and_name() -> None:
     one, other = sg.OneDeviceStrategy("cpu:0"), sg.OneDeviceStrategy("cpu:0")
-    note_compilation(one, "step")
-    note_compilation(one, "step")
-    note_compilation(other, "step")
+    note_compilation([one], step, "first call")
+    note_compilation([one, other], step, "new shape")
     assert compilations_of(one) == {"step": 2}
     assert compilations_of(other) == {"step": 1}
     assert compilations_of(sg.OneDeviceStrategy("cpu:0")) == {}
     compilations_of(one).clear()  # a copy
     assert compilations_of(one) == {"step": 2}
+    line = step.__code__.co_firstlineno
+    assert [str(record) for record in sg.explain_recompiles(one)] == [
+        f"step ({__file__}:{line}): first call",
+        f"step ({__file__}:{line}): new shape",
+    ]
+
+
+def test_each_program_has_its_reason() -> None:
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+
+    def total(batch, factor, training):
+        return batch["x"].sum() * jnp.asarray(factor, batch["x"].dtype)
+
+    batches = [np.ones(shape, dtype) for shape, dtype in ((4, "f4"), (6, "f4"), (6, "i4"))]
+    for batch in batches:
+        strategy.run(total, args=({"x": batch}, 2.0), kwargs={"training": True})
+    strategy.run(total, args=({"x": batches[2]}, 3.0), kwargs={"training": True})  # no new one
+    strategy.run(total, args=({"x": batches[2]}, 2.0), kwargs={"training": False})
+    strategy.run(total, args=({"x": batches[2]}, np.float32(2)), kwargs={"training": False})
+    strategy.run(total, args=({"y": batches[0], "x": batches[0]}, 2.0, True))
+    with strategy.scope():
+        reasons = [record.reason for record in sg.explain_recompiles()]
+    assert reasons[:-1] == [
+        "first call",
+        "args[0]['x']: float32[4] -> float32[6]",
+        "args[0]['x']: float32[6] -> int32[6]",
+        "kwargs['training']: True -> False",
+        "args[1]: float32[]: all rows, shared, Python number -> all rows, shared, array",
+    ]
+    assert reasons[-1].startswith("arguments: [")
+
+
+def test_values_of_a_new_function_are_the_reason() -> None:
+    strategy = sg.OneDeviceStrategy("cpu:0")
+    for factor in (1.0, 2.0):
+        strategy.run(lambda x: x * factor, args=(1.0,))  # noqa: B023 - the case
+    assert [record.reason for record in sg.explain_recompiles(strategy)] == [
+        "first call",
+        "a new function: the values of ['factor'] in it differ",
+    ]
 
 
 def test_strategy_is_not_held() -> None:
     strategy = sg.OneDeviceStrategy("cpu:0")
-    note_compilation(strategy, "step")
+    note_compilation([strategy], step, "first call")
     reference = weakref.ref(strategy)
     del strategy
     gc.collect()

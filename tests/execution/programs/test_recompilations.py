@@ -34,6 +34,21 @@ def test_step_that_is_compiled_again_and_again_is_named(strategy, is_function) -
     assert "the values of ['batch'] in it differ" in str(caught[0].message)
 
 
+@pytest.mark.parametrize("is_function", [False, True])
+def test_the_sixth_kind_of_arguments_names_the_one_that_differs(strategy, is_function) -> None:
+    def step(x: Any) -> Any:
+        return x.sum()
+
+    called = sg.function(step) if is_function else lambda x: strategy.run(step, args=(x,))
+    for size in range(1, 6):
+        called(jnp.ones(size))
+    with pytest.warns(
+        RuntimeWarning, match=r"for 6 kinds .*args\[0\]: float32\[1\] -> float32\[6\]"
+    ):
+        called(jnp.ones(6))
+    called(jnp.ones(7))  # warned once
+
+
 @pytest.mark.filterwarnings("error:.*was compiled 3 times")
 def test_other_kinds_of_arguments_are_no_recompilation(strategy) -> None:
     for size in range(1, 6):

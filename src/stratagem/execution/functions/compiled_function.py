@@ -17,9 +17,9 @@ from stratagem.execution.functions.function_program import (
     flatten_call,
     trace_function,
 )
+from stratagem.execution.programs.argument_differences import ArgumentKinds
 from stratagem.execution.programs.compilations import note_compilation
 from stratagem.execution.programs.recompilations import Recompilations
-from stratagem.execution.tracing.program_fingerprint import name_of
 from stratagem.execution.tracing.returned_values import as_values, rebuilt
 from stratagem.messages import explain
 from stratagem.profiling.step_observer import observed_call
@@ -61,9 +61,9 @@ class Function:
                 self._known.strategies.append(current)
             program = trace_function(self._fn, call, self._known)
             self._programs[key] = program
-            for strategy in self._known.strategies:
-                note_compilation(strategy, name_of(self._fn))
-            _recompilations.note(self._fn, (call.structure, call.kinds, current), program.usage)
+            kinds = ArgumentKinds(call.structure, call.kinds)
+            reason = _recompilations.note(self._fn, kinds, program.usage, hash(current))
+            note_compilation(self._known.strategies, self._fn, reason)
             if program.summaries is not None:
                 self._programs[(key, trace_key())] = program
             while len(self._programs) > config.program_cache_size():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stratagem import config
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution.eager.replicas import run_eagerly
+from stratagem.execution.programs.argument_differences import ArgumentKinds
 from stratagem.execution.programs.compilations import note_compilation
 from stratagem.execution.programs.multistep import run_steps
 from stratagem.execution.programs.offloaded_program import OffloadedProgram, is_offloaded
@@ -20,6 +21,7 @@ from stratagem.execution.programs.sharded_program import ShardedProgram, is_shar
 from stratagem.execution.programs.step_capture import offer_step
 from stratagem.execution.tracing.arguments import Arguments, flatten_arguments
 from stratagem.execution.tracing.function_identity import FunctionKeys
+from stratagem.execution.tracing.garbage_collection import paused_garbage_collection
 from stratagem.execution.tracing.program_fingerprint import name_of
 from stratagem.execution.tracing.remote_state import RemoteState
 from stratagem.execution.tracing.trace import Trace
@@ -113,7 +115,11 @@ class Lockstep:
             program.usage.is_reused = True
             return program
         topology = self._strategy.topology
-        with compiling(name_of(fn)) if topology.spans_processes else contextlib.nullcontext():
+        is_shared = topology.spans_processes
+        with (
+            compiling(name_of(fn)) if is_shared else contextlib.nullcontext(),
+            paused_garbage_collection(),
+        ):
             trace = trace_replica_function(self._strategy, fn, arguments)
         if current_function_trace() is None:  # an sg.function does this itself
             agree_on_initial_values(self._strategy.variables, topology)
@@ -128,8 +134,9 @@ class Lockstep:
             is_remote=self._strategy.placement.is_remote,
         )
         if not is_inside:  # otherwise the outer function was recompiled
-            note_compilation(self._strategy, name_of(fn))
-            self._recompilations.note(fn, (arguments.structure, arguments.leaves), program.usage)
+            kinds = ArgumentKinds(arguments.structure, arguments.leaves)
+            reason = self._recompilations.note(fn, kinds, program.usage)
+            note_compilation([self._strategy], fn, reason)
         if trace.summaries is not None:
             self._programs[(key, trace_key())] = program
         while len(self._programs) > config.program_cache_size():

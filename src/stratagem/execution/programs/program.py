@@ -22,6 +22,7 @@ from stratagem.execution.programs.step_program import StepProgram, shape_on
 from stratagem.execution.programs.step_summaries import StepSummaries
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.errors import assigned_under_jit
+from stratagem.execution.tracing.garbage_collection import paused_garbage_collection
 from stratagem.execution.tracing.program_fingerprint import agree_on_program
 from stratagem.execution.tracing.remote_state import RemoteState
 from stratagem.execution.tracing.trace import Trace
@@ -67,6 +68,7 @@ class Program:
         self.make_plain: Callable[[], Program] | None = None
         self._step = self._compile(many=False)
         self._many: Any = None
+        self._called: set[Callable[..., Any]] = set()
 
     def run(self, arguments: Arguments) -> Any:
         """Runs one step, stores its writes, and returns the result, plain with one replica."""
@@ -226,7 +228,10 @@ class Program:
         handed: list[Any] = []
 
         def start() -> tuple[Any, Any]:
-            outputs = function(written, read_only, split, shared, constants, list(rows))
+            is_first = function not in self._called
+            self._called.add(function)
+            with paused_garbage_collection() if is_first else contextlib.nullcontext():
+                outputs = function(written, read_only, split, shared, constants, list(rows))
             handed[:] = outputs[3]
             return outputs[:2], outputs[2]
 

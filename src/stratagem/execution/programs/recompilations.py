@@ -6,8 +6,10 @@ import collections
 import dataclasses
 import functools
 import types
+from collections.abc import Iterable
 from typing import Any
 
+from stratagem.execution.programs.argument_differences import ArgumentKinds, differences
 from stratagem.execution.tracing.function_identity import state_by_name
 from stratagem.execution.tracing.program_fingerprint import name_of
 from stratagem.logs import warn_on_one_worker
@@ -16,6 +18,7 @@ from stratagem.messages import explain
 __all__ = ["Recompilations", "Usage"]
 
 _NUM_BEFORE_WARNING = 3
+_NUM_KINDS_BEFORE_WARNING = 6
 _MAX_PLACES = 1_000
 
 
@@ -27,44 +30,89 @@ class Usage:
 
 
 class Recompilations:
-    """Counts programs per code location and kinds of arguments."""
+    """Programs per function and kinds of arguments, with the reason for each."""
 
     def __init__(self) -> None:
         self._counts: collections.OrderedDict[Any, int] = collections.OrderedDict()
         self._states: dict[Any, dict[str, Any]] = {}
         self._usages: dict[Any, Usage] = {}
+        self._kinds: collections.OrderedDict[Any, dict[ArgumentKinds, None]]
+        self._kinds = collections.OrderedDict()
 
-    def note(self, fn: object, kinds: object, usage: Usage) -> None:
-        """Records a new program; warns if it is the third in a row that was used only once."""
+    def note(
+        self, fn: object, arguments: ArgumentKinds, usage: Usage, strategy_hash: int = 0
+    ) -> str:
+        """Records a new program and returns the reason for it.
+
+        `strategy_hash` differs between strategies that share these records. Warns if the program is
+        the third in a row that was used only once, or for the sixth kind of arguments.
+        """
         inner = fn.func if isinstance(fn, functools.partial) else fn
         inner = getattr(inner, "__func__", inner)
         if not isinstance(inner, types.FunctionType):
-            return
-        place = inner.__code__, hash(kinds)
+            return "first call, or new arguments"
+        changed = self._note_state(inner, hash((arguments, strategy_hash)), usage)
+        known = self._kinds.setdefault((inner.__code__, strategy_hash), {})
+        if arguments in known:
+            return f"a new function: {_state_text(changed)}"
+        reason = _nearest(known, arguments)
+        known[arguments] = None
+        while len(self._kinds) > _MAX_PLACES:
+            self._kinds.popitem(last=False)
+        if len(known) == _NUM_KINDS_BEFORE_WARNING:
+            warn_on_one_worker(_kinds_message(inner, reason), RuntimeWarning, stacklevel=2)
+        return reason
+
+    def _note_state(self, fn: types.FunctionType, kinds_hash: int, usage: Usage) -> list[str]:
+        """Returns the names of values in the function that differ from those of the last one."""
+        place = fn.__code__, kinds_hash
         last = self._usages.get(place)
         count = 1 if last is None or last.is_reused else self._counts[place] + 1
         self._counts[place] = count
         self._usages[place] = usage
-        state = state_by_name(inner)
+        state = state_by_name(fn)
         before = self._states.get(place, {})
         self._states[place] = state
         while len(self._counts) > _MAX_PLACES:
             oldest, _ = self._counts.popitem(last=False)
             del self._states[oldest], self._usages[oldest]
+        changed = [name for name in state if state[name] is None or state[name] != before.get(name)]
         if count == _NUM_BEFORE_WARNING:
-            changed = [
-                name for name in state if state[name] is None or state[name] != before.get(name)
-            ]
-            warn_on_one_worker(_message(inner, count, changed), RuntimeWarning, stacklevel=2)
+            warn_on_one_worker(_message(fn, count, changed), RuntimeWarning, stacklevel=3)
+        return changed
+
+
+def _nearest(known: Iterable[ArgumentKinds], arguments: ArgumentKinds) -> str:
+    """Returns the differences from the known arguments that differ least."""
+    candidates = [differences(one, arguments) for one in known]
+    return "; ".join(min(candidates, key=len)) if candidates else "first call"
+
+
+def _state_text(changed: list[str]) -> str:
+    return f"the values of {changed} in it differ" if changed else "its state differs"
 
 
 def _message(fn: types.FunctionType, count: int, changed: list[str]) -> str:
-    what = f"the values of {changed} in it differ" if changed else "its state differs"
     return explain(
-        f"{name_of(fn)} ({fn.__code__.co_filename}:{fn.__code__.co_firstlineno}) was compiled "
+        f"{_place(fn)} was compiled "
         f"{count} times for arguments of the same kinds: each call passed a new function, and "
-        f"{what}.",
+        f"{_state_text(changed)}.",
         expected="one function that is compiled once.",
         fix="define it once, outside the loop, and pass the changing values as arguments.",
         code="SG401",
     )
+
+
+def _kinds_message(fn: types.FunctionType, reason: str) -> str:
+    return explain(
+        f"{_place(fn)} was compiled for {_NUM_KINDS_BEFORE_WARNING} kinds of arguments. The last "
+        f"time: {reason}.",
+        expected="few shapes, dtypes and static values, because each kind is compiled.",
+        fix="pad arrays to a few sizes, and pass numbers instead of flags and strings; "
+        "sg.explain_recompiles() lists all.",
+        code="SG414",
+    )
+
+
+def _place(fn: types.FunctionType) -> str:
+    return f"{name_of(fn)} ({fn.__code__.co_filename}:{fn.__code__.co_firstlineno})"

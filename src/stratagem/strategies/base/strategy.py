@@ -25,7 +25,7 @@ from stratagem.strategies.base.logical_devices import LogicalDevices
 from stratagem.strategies.base.old_methods import OldMethods
 from stratagem.strategies.base.self_description import SelfDescription
 from stratagem.strategies.base.value_methods import ValueMethods
-from stratagem.topology import Topology, planned_topology
+from stratagem.topology import Topology, planned_topology, use_compilation_cache
 from stratagem.tracebacks import filters_traceback
 from stratagem.variables import (
     Placement,
@@ -75,6 +75,7 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
         executor: Callable[[Any], Executor] = Lockstep,
     ) -> None:
         check_parts(topology, cross_device_ops)
+        use_compilation_cache()
         self.topology = planned_topology(topology)
         self.cross_device_ops = cross_device_ops or AutomaticOps()
         self.cross_device_ops.all_reduce(self.topology)  # raises if they do not support the devices

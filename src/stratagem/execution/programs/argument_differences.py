@@ -1,0 +1,75 @@
+"""Differences between the arguments of two calls that need different programs."""
+
+from __future__ import annotations
+
+import itertools
+import reprlib
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from stratagem.execution.tracing.arguments import Leaf, Static
+
+__all__ = ["ArgumentKinds", "differences"]
+
+
+class ArgumentKinds(NamedTuple):
+    """Structure of `(args, kwargs)`, and what each leaf contributes to the program."""
+
+    structure: Any
+    kinds: tuple[Any, ...]  # `Leaf`, `Static`, or (shape, dtype, is_weak)
+
+
+def differences(before: ArgumentKinds, after: ArgumentKinds) -> list[str]:
+    """Returns one line per differing argument, as "args[0]: float32[4] -> float32[3]"."""
+    if before.structure != after.structure:
+        return [f"arguments: {_tree_text(before)} -> {_tree_text(after)}"]
+    pairs = zip(before.kinds, after.kinds, _names(after.structure), strict=True)
+    return [f"{name}: {_change(old, new)}" for old, new, name in pairs if old != new]
+
+
+def _names(structure: Any) -> list[str]:
+    """Returns the name of each leaf as an expression, such as "args[0]['x']"."""
+    numbered = jax.tree.unflatten(structure, range(structure.num_leaves))
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(numbered)[0]]
+    return [
+        ("args", "kwargs")[path[0].idx] + jax.tree_util.keystr(path[1:])  # pyright: ignore[reportAttributeAccessIssue]
+        for path in paths
+    ]
+
+
+def _tree_text(arguments: ArgumentKinds) -> str:
+    texts = map(_text, arguments.kinds)
+    return reprlib.repr([*map(": ".join, zip(_names(arguments.structure), texts, strict=True))])
+
+
+def _change(before: Any, after: Any) -> str:
+    old, new = _text(before), _text(after)
+    if old == new and isinstance(before, Static):
+        return f"another object, {new}"
+    if old != new:
+        return f"{old} -> {new}"
+    return f"{old}: {_rest(before)} -> {_rest(after)}"
+
+
+def _rest(kind: Any) -> str:
+    """Returns what `_text` leaves out."""
+    if isinstance(kind, Leaf):
+        rows = "all rows" if kind.lengths is None else f"{sum(kind.lengths)} rows"
+        return f"{rows}, {'per replica' if kind.split else 'shared'}, {_weak(kind.is_weak)}"
+    return _weak(kind[2])
+
+
+def _weak(is_weak: bool) -> str:
+    return "Python number" if is_weak else "array"
+
+
+def _text(kind: Any) -> str:
+    if isinstance(kind, Leaf) and kind.static is not None:
+        kind = kind.static
+    if isinstance(kind, Static):
+        return reprlib.repr(kind.value)
+    shape, dtype = (kind.shape, kind.dtype) if isinstance(kind, Leaf) else kind[:2]
+    sizes = ",".join(map(str, itertools.chain(shape)))
+    return f"{np.dtype(dtype).name}[{sizes}]"
