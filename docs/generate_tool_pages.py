@@ -6,7 +6,7 @@ python docs/generate_tool_pages.py --list
 
 A page has the text in the block below the line `<!-- recorded: NAME -->`. The name of the
 machine and its paths are left out. To add a command, add a row, and that line with an empty text
-block to its page.
+block to its page. Commands that need a long run are recorded by scripts of `pictures/`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import os
 import re
@@ -21,8 +22,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -31,7 +33,16 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 PICTURES = DOCS / "pictures"
 WIDTH = 100
-LIMIT_S = 300
+LIMIT_S = 900
+# Shows the answers, as a terminal does.
+_TYPING = """
+import sys
+from click.testing import CliRunner
+from stratagem.cli import main
+result = CliRunner().invoke(main, sys.argv[2:], input=sys.argv[1] + "\\n")
+print(result.output, end="")
+sys.exit(result.exit_code)
+"""
 # What terminals show of progress is erased in the end.
 _ERASE_LINE, _SHOW_CURSOR = "\x1b[2K", "\x1b[?25h"
 
@@ -48,6 +59,11 @@ class Row:
         files: files in its folder, by name.
         num_hosts: hosts on which it runs at once; the output is that of the first.
         code: exit code.
+        prepare: makes more files in its folder.
+        typed: answers to its questions.
+        left_out: pattern of the text that the page leaves out.
+        shows_errors: True to record stderr, too.
+        module: module that must be installed.
     """
 
     command: str
@@ -57,8 +73,48 @@ class Row:
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     num_hosts: int = 1
     code: int = 0
+    prepare: Callable[[Path], None] | None = None
+    typed: Sequence[str] = ()
+    left_out: str = ""
+    shows_errors: bool = False
+    module: str = "stratagem"
 
 
+def _block_of(page: str, word: str) -> str:
+    """Returns the block of Python or TOML of a page that has a word."""
+    blocks = re.findall(r"^```(?:python|toml)\n(.*?)^```$", (DOCS / page).read_text(), re.M | re.S)
+    (block,) = (block for block in blocks if word in block)
+    return block
+
+
+def _make_run(folder: Path) -> None:
+    """Writes the events of ten minutes in which a worker is killed twice."""
+    sys.path.insert(0, str(ROOT))
+    from tests.goodput.runs import long_run, write
+
+    write(folder / "runs/digits", long_run(2))
+
+
+def _make_profile(folder: Path) -> None:
+    """Runs the first program of the page about profiles."""
+    program = _block_of("how_to/profiling.md", "tempfile.mkdtemp()")
+    program = program.replace("tempfile.mkdtemp()", '"profile"')
+    variables = {"PYTHONPATH": str(ROOT / "src"), "JAX_NUM_CPU_DEVICES": "2"}
+    command = [sys.executable, "-c", program]
+    subprocess.run(command, cwd=folder, env=os.environ | variables, check=True, timeout=LIMIT_S)
+
+
+_PLAN = "stratagem plan examples/plan/train_transformer.py --target 8xH100"
+_LARGE = "--width 4096 --blocks 32"
+_PLANNED: dict[str, Any] = {
+    "page": "how_to/plan.md",
+    "files": {
+        "examples/plan/train_transformer.py": Path(
+            ROOT, "examples/plan/train_transformer.py"
+        ).read_text()
+    },
+    "module": "jax_plugins.xla_cuda12",
+}
 ROWS = {
     "doctor": Row("stratagem doctor"),
     "doctor_problems": Row(
@@ -82,22 +138,87 @@ ROWS = {
     "test": Row("stratagem test --only mirrored --only sharded --only multi_worker"),
     "devices": Row("stratagem devices", variables={"JAX_NUM_CPU_DEVICES": "2"}),
     "explain": Row("stratagem explain SG501"),
+    "launch": Row(
+        "stratagem launch --workers 2 --max-restarts 1 train.py",
+        page="clusters/launch.md",
+        files={"train.py": _block_of("clusters/launch.md", "STRATAGEM_RESTART_COUNT")},
+        shows_errors=True,
+    ),
+    "config": Row(
+        "stratagem config",
+        page="clusters/launch.md",
+        typed=["4", "", "", "", "", "3", "", "runs/digits"],
+    ),
+    "config_wrong": Row(
+        "stratagem launch --config stratagem.toml train.py",
+        page="clusters/launch.md",
+        files={"stratagem.toml": "max-restart = 3\n", "train.py": ""},
+        code=1,
+        shows_errors=True,
+    ),
+    "config_show": Row(
+        "stratagem config --show stratagem.toml",
+        page="clusters/launch.md",
+        variables={"STRATAGEM_PS": "2"},
+        files={"stratagem.toml": _block_of("clusters/launch.md", "peer-timeout-s")},
+        left_out=r"[^\n]* default  [^\n]*\n",
+    ),
+    "misspelled": Row("stratagem device", page="reference/cli.md", code=2, shows_errors=True),
+    "goodput": Row(
+        "stratagem goodput runs/digits --plot goodput.png",
+        page="how_to/goodput.md",
+        prepare=_make_run,
+    ),
+    "profile": Row(
+        "stratagem profile profile --top 5", page="how_to/profiling.md", prepare=_make_profile
+    ),
+    "plan": Row(f"{_PLAN} --plot plan.png", **_PLANNED),
+    "plan_too_large": Row(f"{_PLAN} {_LARGE}", left_out="Memory per device.*", **_PLANNED),
+    "plan_sharded": Row(
+        f"{_PLAN} {_LARGE} --shard-state all --plot plan.png",
+        left_out="Predicted step time.*",
+        **_PLANNED,
+    ),
 }
+
+# Blocks that other scripts record, by name.
+RECORDED_BY = {"four_hosts": "pictures/draw_four_hosts.py"}
+
+
+def can_record(row: Row) -> bool:
+    """Returns True if what a row needs is here."""
+    sys.path.insert(0, str(ROOT))
+    from tests.multiprocess.namespaces import can_make_hosts
+
+    with contextlib.suppress(ModuleNotFoundError):
+        if importlib.util.find_spec(row.module) is not None:
+            return row.num_hosts == 1 or can_make_hosts()
+    return False
 
 
 def record(row: Row) -> tuple[str, bytes | None]:
     """Runs a row's command; returns what it prints, with colors, and the picture it draws."""
     with tempfile.TemporaryDirectory() as folder:
         for name, text in row.files.items():
-            Path(folder, name).write_text(text)
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        if row.prepare is not None:
+            row.prepare(Path(folder))
         home = Path(folder, "home")
         home.mkdir()
         if row.num_hosts == 1:
-            printed = _finished([_start(row.command, folder, dict(row.variables))], row.code)
+            printed = _finished([_start(row, folder, dict(row.variables))], row.code)
         else:
             printed = _on_hosts(row, folder)
-        drawn = Path(folder, "cluster.png")
-        return redact(printed, folder), drawn.read_bytes() if drawn.exists() else None
+        drawn = next(Path(folder).glob("*.png"), None)
+        return redact(printed, folder), drawn and drawn.read_bytes()
+
+
+def shown(row: Row, printed: str) -> str:
+    """Returns the text for the page: without colors, and without what the row leaves out."""
+    plain = "\n".join(line.rstrip() for line in Text.from_ansi(printed).plain.splitlines())
+    return re.sub(row.left_out, "", plain, flags=re.DOTALL).rstrip("\n")
 
 
 def redact(text: str, folder: str) -> str:
@@ -161,8 +282,7 @@ def main() -> None:
         printed, drawn = record(row)
         if row.page is not None:
             path = DOCS / row.page
-            plain = "\n".join(line.rstrip() for line in Text.from_ansi(printed).plain.splitlines())
-            path.write_text(insert(path.read_text(), name, plain))
+            path.write_text(insert(path.read_text(), name, shown(row, printed)))
         if row.picture:
             (PICTURES / f"tool_{name}.svg").write_text(svg(row.command, printed))
         if drawn is not None:
@@ -174,15 +294,16 @@ def _block(name: str) -> str:
 
 
 def _start(
-    command: str, folder: str, variables: dict[str, str], prefix: Sequence[str] = ()
+    row: Row, folder: str, variables: dict[str, str], prefix: Sequence[str] = ()
 ) -> subprocess.Popen[str]:
-    """Starts a command in a folder, without the settings of this machine's user."""
+    """Starts a row's command in a folder, without the settings of this machine's user."""
     own = ("KERAS_", "JAX_", "XLA_", "STRATAGEM_", "TF_CONFIG")
     kept = {name: text for name, text in os.environ.items() if not name.startswith(own)}
-    program, *words = command.split()
+    program, *words = row.command.split()
     assert program == "stratagem"
+    how = ["-c", _TYPING, "\n".join(row.typed)] if row.typed else ["-m", "stratagem"]
     return subprocess.Popen(
-        [*prefix, sys.executable, "-m", "stratagem", *words],
+        [*prefix, sys.executable, *how, *words],
         cwd=folder,
         env={
             **kept,
@@ -194,7 +315,7 @@ def _start(
             **variables,
         },
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT if row.shows_errors else subprocess.DEVNULL,
         text=True,
     )
 
@@ -213,7 +334,7 @@ def _on_hosts(row: Row, folder: str) -> str:
         addresses = [f"host{index}:2222" for index in range(row.num_hosts)]
         processes = [
             _start(
-                row.command,
+                row,
                 folder,
                 {
                     **row.variables,

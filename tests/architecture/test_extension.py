@@ -13,7 +13,7 @@ import pytest
 import stratagem as sg
 from tests.architecture.source_tree import REPOSITORY, Import, Module, assert_none, package
 
-TOOLS = ("estimator", "planning", "goodput", "manifests")
+TOOLS = ("estimator", "planning", "goodput", "monitoring", "profiling", "manifests")
 _PAGE = REPOSITORY / "docs" / "design" / "extension.md"
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from benchmarks import __main__ as command
 from benchmarks.cases import Case
 from benchmarks.machine import load_warning
 from tests.benchmarks.sides import fake_case, fake_side
+from tests.command_runner import CliRunner
 
 PEER = dataclasses.replace(fake_side("peer"), environment="peers")
 Run = Callable[..., tuple[Result, dict[str, Any]]]
@@ -93,7 +94,7 @@ def test_nothing_measured_draws_nothing(run: Run, tmp_path: Path) -> None:
 def test_wrong_arguments_are_refused(arguments: list[str], words: str) -> None:
     result = CliRunner().invoke(command.main, arguments)
     assert result.exit_code == 2
-    assert words in result.output
+    assert words in result.stderr
 
 
 def test_loaded_machine_is_reported() -> None:

@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from benchmarks.__main__ import main
 from benchmarks.cases import Environments, Place, Side, jax_side
 from benchmarks.worker_process import WorkerProcess
+from tests.command_runner import CliRunner
 
 ENVIRONMENTS = Environments()
 LIMIT_S = 120.0

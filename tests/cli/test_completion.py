@@ -6,9 +6,9 @@ import shutil
 import subprocess
 
 import pytest
-from click.testing import CliRunner
 
 from stratagem.cli import main
+from tests.command_runner import CliRunner
 
 RUNNER = CliRunner()
 

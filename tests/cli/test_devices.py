@@ -8,11 +8,11 @@ import sys
 
 import jax
 import pytest
-from click.testing import CliRunner
 
 import stratagem as sg
 from stratagem.cli import main
 from stratagem.cli.devices import device_names, memory_text
+from tests.command_runner import CliRunner
 from tests.fresh_process import run_fresh
 
 
@@ -91,4 +91,4 @@ def test_another_backend_is_reported_in_one_message(monkeypatch) -> None:
     monkeypatch.delitem(sys.modules, "keras")
     result = CliRunner().invoke(main, ["devices"], env={"KERAS_BACKEND": "torch"})
     assert result.exit_code == 1
-    assert result.output.startswith("Error: KERAS_BACKEND is 'torch'.")
+    assert result.stderr.startswith("Error: KERAS_BACKEND is 'torch'.")

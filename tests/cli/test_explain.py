@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from stratagem.cli import explain, main
 from tests.architecture.test_light_imports import heavy_modules
+from tests.command_runner import CliRunner
 
 PAGES = Path(__file__).parents[2] / "docs" / "reference" / "errors"
 

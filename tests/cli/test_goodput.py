@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from stratagem import optional_libraries
 from stratagem.cli import main
+from tests.command_runner import CliRunner
 from tests.goodput.runs import gang_restart, write
 
 

@@ -6,9 +6,10 @@ import json
 import sys
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from stratagem.cli import main
+from tests.command_runner import CliRunner
 from tests.manifests.kubelet import by_kind, started_pods
 
 

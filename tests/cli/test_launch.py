@@ -9,13 +9,13 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from stratagem.cli import main
 from stratagem.cli.launch import command
 from stratagem.launch import LaunchOptions, scripts
 from stratagem.launch.restart.launcher import Outcome
 from stratagem.launch.tasks.exit_status import ExitStatus
+from tests.command_runner import CliRunner
 
 PAGE = Path(__file__).parents[2] / "docs" / "clusters" / "launch.md"
 OPTIONS = {
@@ -82,8 +82,8 @@ def launched(monkeypatch):
 
 def error_of(*arguments: str, code: int = 1, **variables: str) -> str:
     result = CliRunner().invoke(main, ["launch", *arguments], env=variables)
-    assert result.exit_code == code, result.output
-    return result.output
+    assert result.exit_code == code, result.stderr
+    return result.stderr
 
 
 def on_command_line(name: str, *, underscores: bool = False) -> list[str]:
@@ -303,13 +303,13 @@ def test_page_lists_every_option_with_its_variable_and_default() -> None:
 
 def test_example_of_the_page_prints_the_output_shown(tmp_path, monkeypatch, capfd) -> None:
     page = PAGE.read_text(encoding="utf-8")
-    block = re.search(r"## An example\n\n```python\n(.*?)```\n\n```text\n(.*?)```", page, re.DOTALL)
-    assert block is not None
+    blocks = re.findall(r"^```\w+\n(.*?)^```$", page.split("## An example\n")[1], re.M | re.S)
+    program, command, text = blocks[:3]
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text(block[1])
-    typed, *shown = block[2].replace("/home/me", str(tmp_path)).splitlines()
+    (tmp_path / "train.py").write_text(program)
+    shown = text.replace('"train.py"', f'"{tmp_path}/train.py"').splitlines()
     with pytest.raises(SystemExit) as caught:
-        main(typed.removeprefix("$ stratagem ").split())
+        main(command.split()[1:])
     assert caught.value.code == 0
     printed = "".join(capfd.readouterr()).splitlines()
     for name in ("launch", "worker 1"):

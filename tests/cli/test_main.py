@@ -6,10 +6,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 import stratagem
 from stratagem.cli import main
+from tests.command_runner import CliRunner
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
@@ -33,4 +33,4 @@ def test_version_is_that_of_the_project() -> None:
 def test_unknown_command_is_named_with_exit_code_2() -> None:
     result = CliRunner().invoke(main, ["device"])
     assert result.exit_code == 2
-    assert "No such command 'device'" in result.output
+    assert "No such command 'device'" in result.stderr

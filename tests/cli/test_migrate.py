@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from stratagem.cli import main
+from tests.command_runner import CliRunner
 from tests.migrate.programs import SG
 
 _TF = "import tensorflow as tf\ntf.Variable(1)\n"
@@ -58,7 +59,7 @@ def test_file_that_cannot_be_written_does_not_stop_the_others(tmp_path, monkeypa
     monkeypatch.setattr(Path, "replace", refuse)
     result = _call("--write", tmp_path)
     assert result.exit_code == 1
-    assert "Permission denied" in result.output
+    assert "Permission denied" in result.stderr
     assert (tmp_path / "a.py").read_text() == _TF
     assert (tmp_path / "b.py").read_text() == _NEW
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.py", "b.py"]

@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from stratagem import environment
 from stratagem.cli import main
+from tests.command_runner import CliRunner
 from tests.profiling.fabricated import two_steps, write
 
 _LOOP = Path(__file__).parents[1] / "planning" / "programs" / "loop.py"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from stratagem.cli import main
+from tests.command_runner import CliRunner
 from tests.profiling.fabricated import OPERATIONS, two_steps, write
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from stratagem.cli import main
+from tests.command_runner import CliRunner
 from tests.goodput.runs import gang_restart, straggling, write
 
 

@@ -10,10 +10,11 @@ import sys
 import time
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from stratagem.cli import main
 from stratagem.run_events.records import encode
+from tests.command_runner import CliRunner
 from tests.goodput.runs import end, first_step, process, run, straggling, write
 
 

@@ -7,7 +7,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from stratagem.cli import main
 from stratagem.manifests import (
@@ -17,6 +16,7 @@ from stratagem.manifests import (
     slurm_template,
     validate_kubernetes,
 )
+from tests.command_runner import CliRunner
 
 _FOLDER = Path(__file__).parents[2] / "docs" / "clusters"
 _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)

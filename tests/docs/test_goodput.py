@@ -6,11 +6,10 @@ import dataclasses
 import re
 from pathlib import Path
 
-from click.testing import CliRunner
-
 from stratagem.cli import main
 from stratagem.goodput import CAUSES, read_run
 from stratagem.run_events.records import EndEvent, Event, StartEvent, StepEvent
+from tests.command_runner import CliRunner
 from tests.fresh_process import run_fresh
 from tests.goodput.runs import long_run, write
 

@@ -70,6 +70,13 @@ def test_page_holds_both_runs_and_their_sections(page) -> None:
     assert "slow <data>" in page.text
 
 
+def test_times_are_not_broken_into_lines(page) -> None:
+    tables = [attributes.get("class") for tag, attributes in page.seen if tag == "table"]
+    assert "times" in tables
+    assert None in tables  # that of causes has none
+    assert ".times td:first-child { white-space: nowrap;" in page.text
+
+
 def test_colors_of_charts_are_defined_for_light_and_dark(page) -> None:
     style = page.text[: page.text.index("Run ", 10)] + page.text
     used = {
@@ -80,6 +87,24 @@ def test_colors_of_charts_are_defined_for_light_and_dark(page) -> None:
     assert used
     assert [name for name in used if f"--{name}:" not in style] == []
     assert "prefers-color-scheme: dark" in style
+
+
+def _luminance(color: str) -> float:
+    parts = [int(color[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    red, green, blue = [
+        part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_text_has_the_contrast_of_wcag_in_light_and_dark_colors(page) -> None:
+    for theme in re.findall(r":root \{(.*?)\}", page.text, re.DOTALL):
+        colors = dict(re.findall(r"--([\w-]+): (#\w{6});", theme))
+        for text in ("text", "quiet"):
+            for back in ("back", "card"):
+                dark, light = sorted((_luminance(colors[text]), _luminance(colors[back])))
+                assert (light + 0.05) / (dark + 0.05) >= 4.5, (text, back)
+    assert page.text.count(":root {") == 2
 
 
 def test_folder_without_events_writes_no_file(tmp_path) -> None:

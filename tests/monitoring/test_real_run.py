@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from stratagem.cli import main
 from stratagem.goodput import account_for, read_run
 from stratagem.monitoring.reported_run import load_run
 from stratagem.monitoring.run_series import NUM_COLUMNS
+from tests.command_runner import CliRunner
 
 _PROGRAM = """
 import os, time, warnings

@@ -41,7 +41,7 @@ _IN_STEP_8 = _member(0, Activity.STEP, step=8, unmoved_s=200)
         [_member(1, Activity.EXCHANGE, "save", step=7, unmoved_s=9, silent_s=5)],  # surely is
         [_member(1, unmoved_s=200, silent_s=5)],
         [_member(1, Activity.EXCHANGE, "save", step=9, unmoved_s=10)],
-        [_member(1, Activity.AGREEMENT, "the step to save after", step=7, unmoved_s=1000)],
+        [_member(1, Activity.AGREEMENT, "the step to save", step=7, unmoved_s=1000)],
         [_member(1, Activity.STEP, "train", step=9, unmoved_s=10)],
         [_member(1, Activity.EXIT, step=8, has_left=True, unmoved_s=10, is_connected=False)],
     ],

@@ -115,7 +115,7 @@ class AgreedStep:
     def _wait_for_all(self, answers: dict[int, tuple[int, bool]]) -> None:
         assert self._group is not None
         deadline = time.monotonic() + self._group.limits.barrier_s
-        with self._group.at(Activity.AGREEMENT, "the step to save after"), self._changed:
+        with self._group.at(Activity.AGREEMENT, "the step to save"), self._changed:
             while len(answers) < self._num_processes:
                 self._group.check()
                 if time.monotonic() > deadline:

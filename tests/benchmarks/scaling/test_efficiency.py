@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from benchmarks import __main__ as command
 from benchmarks.cases import Case, Environments, Place
@@ -19,6 +18,7 @@ from benchmarks.scaling.outlook import NUMBERS_OF_GPUS, prediction_rows
 from benchmarks.scaling.pictures import draw_predictions
 from benchmarks.scaling.programs import Reduction, StepProgram
 from tests.benchmarks.sides import fake_side
+from tests.command_runner import CliRunner
 
 ENVIRONMENTS = Environments(peers=Path("nowhere"))
 TWO_CPUS = [Place("cpu", 1), Place("cpu", 2)]

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -46,6 +47,7 @@ class SshHosts:
 
     folder: Path
     namespaces: Sequence[str]
+    servers: dict[str, subprocess.Popen[bytes]] = dataclasses.field(default_factory=dict)
 
     @property
     def ssh_options(self) -> str:
@@ -77,6 +79,27 @@ class SshHosts:
         namespace = self.namespaces[NAMES.index(name)]
         subprocess.run(["ip", "-n", namespace, "link", "set", "eth0", state], check=True)
 
+    def boot(self, name: str) -> None:
+        """Starts the SSH server of a host, and waits until it answers."""
+        start = f"hostname {name} && exec {_SSHD} -D -e -f {self.folder}/sshd_config"
+        namespace = self.namespaces[NAMES.index(name)]
+        self.servers[name] = subprocess.Popen(
+            ["ip", "netns", "exec", namespace, "unshare", "--uts", "sh", "-c", start],
+            stderr=subprocess.DEVNULL,
+        )
+        until(lambda: self.answers(name))
+
+    def kill(self, name: str) -> None:
+        """Kills all processes of a host at once, the SSH server among them."""
+        namespace = self.namespaces[NAMES.index(name)]
+        listed = subprocess.run(
+            ["ip", "netns", "pids", namespace], check=True, capture_output=True, text=True
+        )
+        for pid in listed.stdout.split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        self.servers[name].wait()
+
 
 @contextlib.contextmanager
 def ssh_hosts(folder: Path, network: str) -> Iterator[SshHosts]:
@@ -95,17 +118,10 @@ def ssh_hosts(folder: Path, network: str) -> Iterator[SshHosts]:
             own.mkdir(parents=True)
             stack.callback(shutil.rmtree, own)
             (own / "hosts").write_text(table)
-        for namespace, name in zip(namespaces, NAMES, strict=False):
-            start = f"hostname {name} && exec {_SSHD} -D -e -f {folder}/sshd_config"
-            server = subprocess.Popen(
-                ["ip", "netns", "exec", namespace, "unshare", "--uts", "sh", "-c", start],
-                stderr=subprocess.DEVNULL,
-            )
-            stack.callback(server.wait)
-            stack.callback(server.kill)
         made_hosts = SshHosts(folder, namespaces)
         for name in NAMES:
-            until(lambda name=name: made_hosts.answers(name))
+            made_hosts.boot(name)
+            stack.callback(made_hosts.kill, name)
         yield made_hosts
 
 

@@ -1,4 +1,4 @@
-"""Four hosts with real `sshd`: training, a killed worker, an unplugged host, and its return."""
+"""Four hosts with real `sshd`: training, a killed worker, hosts unplugged or killed, and back."""
 
 from __future__ import annotations
 
@@ -115,13 +115,22 @@ def test_unplugged_host_is_named_with_the_limit(launch, four_hosts, tmp_path) ->
     assert f"[a] [launch] worker 1 on node 1 (b) failed first: {reason}.\n" in out
 
 
-def test_job_continues_without_a_host_and_takes_it_back(launch, four_hosts, tmp_path) -> None:
+@pytest.mark.parametrize("is_killed", [False, True], ids=["unplugged", "killed"])
+def test_job_continues_without_a_host_and_takes_it_back(
+    is_killed, launch, four_hosts, tmp_path
+) -> None:
     options = ("--nnodes", "2:4", "--max-restarts", "3", "--rejoin-after-s", "0")
     terminal = launch(WORK, *options, "--node-timeout-s", "2")
     pids_of(tmp_path, 0, 4)
-    four_hosts.plug("b", "down")
+    if is_killed:
+        four_hosts.kill("b")
+    else:
+        four_hosts.plug("b", "down")
     pids_of(tmp_path, 1, 3)
-    four_hosts.plug("b", "up")
+    if is_killed:
+        four_hosts.boot("b")
+    else:
+        four_hosts.plug("b", "up")
     pids_of(tmp_path, 2, 4)
     (tmp_path / "go-2").touch()
     code, out = end_of(terminal)
@@ -133,7 +142,8 @@ def test_job_continues_without_a_host_and_takes_it_back(launch, four_hosts, tmp_
         ("3", "node 0 (a), node 2 (c), node 3 (d)"),
         ("4", all_four),
     ]
-    assert "[b] [launch] Ending the tasks of this node, then joining again.\n" in out
+    is_told = "[b] [launch] Ending the tasks of this node, then joining again.\n" in out
+    assert is_told is not is_killed
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
