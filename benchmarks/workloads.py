@@ -42,6 +42,7 @@ class Workload:
             the other (convolutions), because compiling takes as many times longer.
         gpu_steps_per_call: on GPU.
         num_tokens: size of the vocabulary.
+        predicts_next_token: whether the labels are the inputs, shifted by a token.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Workload:
     input_dtype: str = "float32"
     num_classes: int = 10
     num_tokens: int = 0
+    predicts_next_token: bool = False
 
     def steps_per_call(self, platform: str) -> int:
         return self.cpu_steps_per_call if platform == "cpu" else self.gpu_steps_per_call
@@ -71,6 +73,8 @@ class Workload:
         inputs = self._draw(rng, num_distinct * self.batch_size)
         if num_distinct < self.steps_per_epoch:
             inputs = np.concatenate([inputs] * (self.steps_per_epoch // num_distinct))
+        if self.predicts_next_token:
+            return inputs, np.roll(inputs, -1, axis=1)
         labels = rng.integers(self.num_classes, size=num_examples, dtype=np.int32)
         return inputs, labels
 
@@ -170,6 +174,40 @@ WORKLOADS = {
             num_classes=1000,
             cpu_steps_per_call=1,
             gpu_steps_per_call=8,
+        ),
+        Workload(
+            name="bert",
+            title="BERT, 12 blocks",
+            batch_size=8,
+            steps_per_epoch=1,
+            input_shape=(64,),
+            input_dtype="int32",
+            num_tokens=5000,
+            cpu_steps_per_call=1,
+            gpu_steps_per_call=1,
+        ),
+        Workload(
+            name="gpt2",
+            title="GPT-2, 12 blocks",
+            batch_size=8,
+            steps_per_epoch=1,
+            input_shape=(64,),
+            input_dtype="int32",
+            num_classes=5000,
+            num_tokens=5000,
+            predicts_next_token=True,
+            cpu_steps_per_call=1,
+            gpu_steps_per_call=1,
+        ),
+        Workload(
+            name="small_resnet50",
+            title="ResNet-50, 64x64",
+            batch_size=8,
+            steps_per_epoch=1,
+            input_shape=(64, 64, 3),
+            num_classes=1000,
+            cpu_steps_per_call=1,
+            gpu_steps_per_call=1,
         ),
     )
 }

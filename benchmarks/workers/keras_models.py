@@ -27,6 +27,9 @@ _LARGE_TRANSFORMER = _TransformerSizes(768, 12, 3072, 12)
 
 # About those of GPT-2's successors with a billion parameters: 21 blocks of 50 million.
 _BILLION_TRANSFORMER = _TransformerSizes(2048, 16, 8192, 21)
+# As many blocks as BERT-base and GPT-2 have, a third as wide: for a step that is cheap beside the
+# compilation of its program.
+_NARROW_TRANSFORMER = _TransformerSizes(256, 4, 1024, 12)
 
 
 def build_model(name: str) -> keras.Model:
@@ -41,6 +44,9 @@ def build_model(name: str) -> keras.Model:
         "large_transformer": _large_transformer,
         "billion_transformer": _billion_transformer,
         "resnet50": _resnet50,
+        "bert": _bert,
+        "gpt2": _gpt2,
+        "small_resnet50": _small_resnet50,
     }
     return make[name](workload)
 
@@ -126,3 +132,58 @@ def _resnet50(workload: Workload) -> keras.Model:
         weights=None, classes=workload.num_classes, classifier_activation=None
     )
     return keras.Model(pixels, network(layers.Rescaling(1 / 255)(pixels)))
+
+
+def _small_resnet50(workload: Workload) -> keras.Model:
+    return keras.applications.ResNet50(
+        weights=None,
+        input_shape=workload.input_shape,
+        classes=workload.num_classes,
+        classifier_activation=None,
+    )
+
+
+def _bert(workload: Workload) -> keras.Model:
+    """BERT: an encoder with post-normalization, and a class from the first token."""
+    sizes = _NARROW_TRANSFORMER
+    tokens = layers.Input(workload.input_shape, dtype="int32")
+    x = layers.LayerNormalization()(_embed(tokens, workload, sizes))
+    for _ in range(sizes.num_blocks):
+        attention = layers.MultiHeadAttention(sizes.num_heads, sizes.width // sizes.num_heads)
+        x = layers.LayerNormalization()(x + attention(x, x))
+        x = layers.LayerNormalization()(x + _feed_forward(x, sizes))
+    pooled = layers.Dense(sizes.width, activation="tanh")(x[:, 0])
+    return keras.Model(tokens, layers.Dense(workload.num_classes)(pooled))
+
+
+def _gpt2(workload: Workload) -> keras.Model:
+    """GPT-2: a causal decoder with pre-normalization, and logits of the next token."""
+    sizes = _NARROW_TRANSFORMER
+    tokens = layers.Input(workload.input_shape, dtype="int32")
+    x = _embed(tokens, workload, sizes)
+    for _ in range(sizes.num_blocks):
+        attention = layers.MultiHeadAttention(sizes.num_heads, sizes.width // sizes.num_heads)
+        normalized = layers.LayerNormalization()(x)
+        x = x + attention(normalized, normalized, use_causal_mask=True)
+        x = x + _feed_forward(layers.LayerNormalization()(x), sizes)
+    logits = layers.Dense(workload.num_classes, use_bias=False)
+    return keras.Model(tokens, logits(layers.LayerNormalization()(x)))
+
+
+class _PositionEmbedding(layers.Layer):
+    """Adds a vector for each position."""
+
+    def build(self, input_shape: Any) -> None:
+        self.vectors = self.add_weight(shape=input_shape[1:], initializer="uniform")
+
+    def call(self, x: Any) -> Any:
+        return x + self.vectors
+
+
+def _embed(tokens: Any, workload: Workload, sizes: _TransformerSizes) -> Any:
+    return _PositionEmbedding()(layers.Embedding(workload.num_tokens, sizes.width)(tokens))
+
+
+def _feed_forward(x: Any, sizes: _TransformerSizes) -> Any:
+    inner = layers.Dense(sizes.feed_forward_width, activation="gelu")(x)
+    return layers.Dense(sizes.width)(inner)

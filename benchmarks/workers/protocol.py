@@ -58,6 +58,7 @@ class WorkerOptions:
         batch_size: of all devices together; None for as many as the workload says.
         pinned: whether each device is a process of its own, on a core of its own.
         apart: whether such processes train a model each, without a word to one another.
+        compiled: whether PyTorch compiles the model.
     """
 
     workload: str
@@ -70,6 +71,7 @@ class WorkerOptions:
     batch_size: int | None = None
     pinned: bool = False
     apart: bool = False
+    compiled: bool = False
 
     @property
     def device_names(self) -> list[str]:
@@ -100,11 +102,12 @@ def serve(prepare: Callable[[WorkerOptions], Training]) -> None:
     _answer(answers, {"versions": _versions(), "device_kind": training.device_kind})
     for line in sys.stdin:
         num_epochs = json.loads(line)["epochs"]
-        start_s = time.perf_counter()
+        start_s, start_cpu_s = time.perf_counter(), time.process_time()
         loss = training.run_epochs(num_epochs)
-        seconds = time.perf_counter() - start_s
+        seconds, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
         num_steps = num_epochs * training.steps_per_epoch
-        _answer(answers, {"seconds": seconds, "steps": num_steps, "loss": float(loss)})
+        told = {"seconds": seconds, "cpu_s": cpu_s, "steps": num_steps, "loss": float(loss)}
+        _answer(answers, told)
     training.end()
 
 

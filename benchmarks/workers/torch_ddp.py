@@ -88,6 +88,8 @@ def _make_training(options: WorkerOptions, rank: int) -> Callable[[int], float]:
         model = nn.parallel.DistributedDataParallel(
             model, gradient_as_bucket_view=True, static_graph=True
         )
+    if options.compiled:
+        model = torch.compile(model)
     optimizer = torch.optim.Adam(model.parameters(), eps=1e-7, fused=True)
     batches = _batches(options, rank)
     num_examples = len(batches) * len(batches[0][1])
@@ -98,13 +100,13 @@ def _make_training(options: WorkerOptions, rank: int) -> Callable[[int], float]:
             sums = torch.zeros(2)
             for x, y in batches:
                 logits = model(x)
-                mean_loss = nn.functional.cross_entropy(logits, y)
+                mean_loss = nn.functional.cross_entropy(logits.flatten(0, -2), y.flatten())
                 optimizer.zero_grad()
                 mean_loss.backward()
                 optimizer.step()
                 with torch.no_grad():
                     sums[0] += mean_loss * len(y)
-                    sums[1] += (logits.argmax(dim=1) == y).sum()
+                    sums[1] += (logits.argmax(dim=-1) == y).sum()
             if options.num_devices > 1:
                 dist.all_reduce(sums)
             loss = sums[0].item() / (num_examples * options.num_devices)
