@@ -194,21 +194,7 @@ def draw_first_steps(path: Path, rows: Sequence[FirstStep], subtitle: str) -> No
     }
     for axes, (key, title) in zip(panels, titles.items(), strict=True):
         for place, row in zip(places, rows, strict=True):
-            ratios = row.ratios(references[row.workload])[key]
-            color = _OURS if row.name.startswith("Stratagem") else _THEIRS
-            axes.plot([min(ratios), max(ratios)], [place] * 2, color=color, linewidth=1.4)
-            median = statistics.median(ratios)
-            face = "white" if row.is_warm else color
-            axes.plot(median, place, "o", markersize=7, color=color, markerfacecolor=face)
-            axes.annotate(
-                f"{median:.2f}",
-                (max(ratios), place),
-                (7, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=8,
-                color="#333333",
-            )
+            _draw_point(axes, place, row, row.ratios(references[row.workload])[key])
         axes.axvline(1, color="black", linewidth=1)
         if key == "first_step_s":
             for bound, label in _BOUNDS.items():
@@ -234,6 +220,23 @@ def draw_first_steps(path: Path, rows: Sequence[FirstStep], subtitle: str) -> No
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
+
+
+def _draw_point(axes: Any, place: float, row: FirstStep, ratios: Sequence[float]) -> None:
+    color = _OURS if row.name.startswith("Stratagem") else _THEIRS
+    axes.plot([min(ratios), max(ratios)], [place] * 2, color=color, linewidth=1.4)
+    median = statistics.median(ratios)
+    face = "white" if row.is_warm else color
+    axes.plot(median, place, "o", markersize=7, color=color, markerfacecolor=face)
+    axes.annotate(
+        f"{median:.2f}",
+        (max(ratios), place),
+        (7, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=8,
+        color="#333333",
+    )
 
 
 def _references(rows: Sequence[FirstStep]) -> dict[str, FirstStep]:

@@ -21,9 +21,9 @@ from stratagem.time_limits import (
 __all__ = [
     "barrier_timeout_s",
     "cache_dir",
-    "compilation_cache_bytes",
     "checkpoint_timeout_s",
     "client_timeout_s",
+    "compilation_cache_bytes",
     "filter_tracebacks",
     "filters_tracebacks",
     "foreign_lines",

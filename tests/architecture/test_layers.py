@@ -215,7 +215,7 @@ def foreign_in_the_wrong_room(module: Module) -> list[str]:
 
 def private_foreign_names(module: Module) -> list[str]:
     """Names with a leading underscore, and `keras.src`, of any package but ours."""
-    if module.name in PRIVATE_ROOMS:
+    if module.name.startswith(PRIVATE_ROOMS):
         return []
     used = [(imported.line, imported.full_name) for imported in module.imports]
     packages = {name.split(".")[0] for _, name in used}

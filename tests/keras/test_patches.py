@@ -59,7 +59,7 @@ def _of_keras(module: Module) -> set[str]:
     for one in module.imports:
         if one.module.split(".")[0] == "keras":
             names.add(one.name or "keras")
-        if one.module == "stratagem.keras.private" and one.name and one.name[0].isupper():
+        if one.module.startswith("stratagem.keras.private") and one.name and one.name[0].isupper():
             names.add(one.name)
     return names
 

@@ -32,7 +32,7 @@ def explain(strategy: Strategy) -> None:
         >>> sg.collectives.explain(sg.MirroredStrategy(["cpu:0", "cpu:1"]))
         2 replicas on 1 process, cpu
         algorithm: compiler
-        gradients: packed together up to 64 KiB each
+        gradients: packed together up to 64 KiB each, if at most 16
         Not measured: within one process, and on accelerators, the compiler tunes itself.
 
     Source: specific to Stratagem.
@@ -79,8 +79,8 @@ def _describe_packing(packing: GradientPacking) -> str:
     if packing == NO_PACKING:
         return "not packed, but the compiler may combine them"
     if packing == WITHIN_PROCESS:
-        size = _size_text(packing.max_array_bytes)
-        return f"packed together up to {size} each, if at most {packing.max_num_arrays}"
+        size = _size_text(WITHIN_PROCESS.max_array_bytes)
+        return f"packed together up to {size} each, if at most {WITHIN_PROCESS.max_num_arrays}"
     if isinstance(packing, NumberedPacks):
         return f"in {_count_text(packing.num_packs, 'pack')}"
     assert isinstance(packing, SizedPacks)

@@ -6,10 +6,6 @@ replacements unnecessary. Each function gets the original and returns the replac
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-from typing import Any
-
 import keras
 
 from stratagem.keras.numerics import (
@@ -22,14 +18,10 @@ from stratagem.keras.numerics import (
     random,
     stateful_rnn,
 )
-from stratagem.keras.private import JAXEpochIterator, JAXTrainer, Trainer
-from stratagem.keras.training import (
-    active_fit,
-    metric_build,
-    metric_logs,
-    model,
-    several_processes,
-)
+from stratagem.keras.patch import Patch
+from stratagem.keras.private import JAXTrainer
+from stratagem.keras.training import metric_logs, model
+from stratagem.keras.training_patches import TRAINING_PATCHES
 from stratagem.keras.variables import (
     explicit_placement,
     made_in_scope,
@@ -38,20 +30,6 @@ from stratagem.keras.variables import (
 )
 
 __all__ = ["PATCHES", "Patch"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Patch:
-    """A replacement of `name` of a class or module of Keras."""
-
-    owner: Any
-    name: str
-    replace: Callable[[Any], Any]
-    reason: str
-
-    def install(self) -> None:
-        """Replaces the attribute."""
-        setattr(self.owner, self.name, self.replace(getattr(self.owner, self.name, None)))
 
 
 _Layer, _Metric, _Optimizer = keras.layers.Layer, keras.metrics.Metric, keras.optimizers.Optimizer
@@ -242,86 +220,5 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             )
         ),
     ),
-    "A distribution that supplies the step functions": (
-        *(
-            Patch(
-                JAXTrainer,
-                name,
-                model.entering_scope,
-                "the call enters the scope of the model's strategy, and takes distributed datasets",
-            )
-            for name in (
-                "fit",
-                "evaluate",
-                "predict",
-                "train_on_batch",
-                "test_on_batch",
-                "predict_on_batch",
-            )
-        ),
-        *(
-            Patch(
-                JAXTrainer, name, model.making_step_function, "the strategy makes the step function"
-            )
-            for name in ("make_train_function", "make_test_function", "make_predict_function")
-        ),
-        Patch(
-            Trainer,
-            "_symbolic_build",
-            metric_build.building_metrics,
-            "metrics are built without tracing the model once more",
-        ),
-        Patch(
-            Trainer,  # Keras compares with its `compile` to see if a model overrides it
-            "compile",
-            model.compiling_in_scope,
-            "optimizers and metrics given by name are created in the scope of the model's strategy",
-        ),
-        Patch(
-            JAXTrainer,
-            "_get_jax_state",
-            model.state_in_variables,
-            "state stays in the variables between steps",
-        ),
-        Patch(
-            JAXEpochIterator,
-            "_get_iterator",
-            model.yielding_host_batches,
-            "batches are split over replicas before they are on a device",
-        ),
-        Patch(
-            keras.Model,
-            "distribute_strategy",
-            model.with_default_strategy,
-            "the attribute of TensorFlow's models",
-        ),
-    ),
-    "A writer process for files": (
-        *(
-            Patch(
-                keras.Model,
-                name,
-                several_processes.saved_once,
-                "the chief writes, and all processes return when the file is complete",
-            )
-            for name in ("save", "save_weights", "export")
-        ),
-    ),
-    "The epoch iterator as an attribute of the model": (
-        Patch(
-            JAXTrainer,
-            "fit",
-            active_fit.recorded_fit,
-            "callbacks that save the position in the data need the active iterator",
-        ),
-        Patch(JAXEpochIterator, "__init__", active_fit.recorded_iterator, "the same"),
-    ),
-    "An order of callbacks": (
-        Patch(
-            keras.callbacks.CallbackList,
-            "__init__",
-            active_fit.ordering_callbacks,
-            "a backup is written after the other callbacks, whose state it holds",
-        ),
-    ),
+    **TRAINING_PATCHES,
 }

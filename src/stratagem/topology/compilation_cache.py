@@ -12,6 +12,7 @@ import logging
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -36,7 +37,7 @@ def use_compilation_cache() -> Path | None:
     """
     limit_bytes = config.compilation_cache_bytes()
     folder = programs_folder(config.cache_dir())
-    settings = jax.config
+    settings: Any = jax.config
     if settings.jax_compilation_cache_dir == str(folder):
         return folder  # an earlier strategy
     is_wanted = limit_bytes and settings.jax_enable_compilation_cache

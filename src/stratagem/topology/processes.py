@@ -96,8 +96,9 @@ def _start_jax(group: Group, local_device_ids: list[int] | None) -> None:
     jax.config.update("jax_enable_preemption_service", False)
     # Otherwise JAX would end this process when another is lost, before the loss is reported.
     jax.config.update("jax_enable_recoverability", True)
-    own_cache = not jax.config.jax_compilation_cache_dir  # then a folder of this machine is used
-    if group.process_id and (own_cache or environment.lookup("STRATAGEM_PROGRAM_DIR")):
+    settings: Any = jax.config
+    is_default = not settings.jax_compilation_cache_dir  # then a folder of this machine is used
+    if group.process_id and (is_default or environment.lookup("STRATAGEM_PROGRAM_DIR")):
         enable_compilation_cache()
     door = group.open_coordination_port()
     jax.distributed.initialize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import reprlib
 from typing import Any, NamedTuple
 
@@ -70,6 +69,6 @@ def _text(kind: Any) -> str:
         kind = kind.static
     if isinstance(kind, Static):
         return reprlib.repr(kind.value)
-    shape, dtype = (kind.shape, kind.dtype) if isinstance(kind, Leaf) else kind[:2]
-    sizes = ",".join(map(str, itertools.chain(shape)))
+    shape, dtype = (kind.shape or (), kind.dtype) if isinstance(kind, Leaf) else kind[:2]
+    sizes = ",".join(map(str, shape))
     return f"{np.dtype(dtype).name}[{sizes}]"

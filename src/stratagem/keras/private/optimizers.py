@@ -1,0 +1,51 @@
+"""Private names of Keras's optimizers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stratagem.keras.private.access import as_open
+
+if TYPE_CHECKING:
+    import keras
+
+    from stratagem.variables import StoredVariable
+
+__all__ = [
+    "clip_gradients",
+    "count_update",
+    "decays",
+    "filter_empty_gradients",
+    "trainable_variables",
+]
+
+
+def trainable_variables(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """Returns the variables that an optimizer was built for."""
+    return list(as_open(optimizer)._trainable_variables)
+
+
+def clip_gradients(optimizer: keras.optimizers.Optimizer, grads: list[Any]) -> list[Any]:
+    """Returns gradients clipped as the optimizer's arguments say."""
+    return list(as_open(optimizer)._clip_gradients(grads))
+
+
+def count_update(optimizer: keras.optimizers.Optimizer) -> None:
+    """Updates the optimizer state that belongs to no variable, such as its counter."""
+    as_open(optimizer)._backend_update_step([], [], optimizer.learning_rate)
+    as_open(optimizer)._iterations.assign_add(1)
+
+
+def decays(
+    optimizer: keras.optimizers.Optimizer, variable: keras.Variable | StoredVariable
+) -> bool:
+    """Returns True if an optimizer's weight decay applies to a variable."""
+    return bool(as_open(optimizer)._use_weight_decay(variable))
+
+
+def filter_empty_gradients(
+    optimizer: keras.optimizers.Optimizer, grads: list[Any], variables: list[Any]
+) -> tuple[list[Any], list[Any]]:
+    """Returns the gradients that are not None and their variables; warns about the others."""
+    present, of_variables = as_open(optimizer)._filter_empty_gradients(grads, variables)
+    return list(present), list(of_variables)

@@ -1,0 +1,49 @@
+"""Private state of Keras in a process: automatic names and the default seed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
+import numpy as np
+from keras.src.backend.common import global_state
+from keras.src.random.seed_generator import global_seed_generator
+
+if TYPE_CHECKING:
+    pass
+
+__all__ = ["fresh_names", "global_seed_state", "set_global_seed_state"]
+
+
+_NAME_COUNTS = "object_name_uids"
+
+
+@contextlib.contextmanager
+def fresh_names() -> Generator[None]:
+    """Restarts automatic names of layers and other objects; restores the counters afterwards."""
+    before = global_state.get_global_attribute(_NAME_COUNTS)
+    global_state.set_global_attribute(_NAME_COUNTS, defaultdict(int))
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(_NAME_COUNTS, before)
+
+
+_GLOBAL_SEED_GENERATOR = "global_seed_generator"
+
+
+def global_seed_state() -> list[int] | None:
+    """Returns the default seed of `keras.random`, or None before its first use."""
+    generator = global_state.get_global_attribute(_GLOBAL_SEED_GENERATOR)
+    return None if generator is None else np.asarray(generator.state.value).tolist()
+
+
+def set_global_seed_state(state: list[int] | None) -> None:
+    """Sets the default seed of `keras.random` to a result of `global_seed_state`."""
+    if state is None:
+        global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, None)
+    else:
+        generator = global_seed_generator()
+        generator.state.assign(np.asarray(state, generator.state.dtype))

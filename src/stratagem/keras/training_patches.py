@@ -1,0 +1,102 @@
+"""Replaced attributes of Keras's training, with the reason of each; the rest is in `patches.py`."""
+
+from __future__ import annotations
+
+import keras
+
+from stratagem.keras.patch import Patch
+from stratagem.keras.private import JAXEpochIterator, JAXTrainer, Trainer
+from stratagem.keras.training import (
+    active_fit,
+    metric_build,
+    model,
+    several_processes,
+)
+
+__all__ = ["TRAINING_PATCHES"]
+
+# By heading. Where a name stands twice, the second replacement wraps the first.
+TRAINING_PATCHES: dict[str, tuple[Patch, ...]] = {
+    "A distribution that supplies the step functions": (
+        *(
+            Patch(
+                JAXTrainer,
+                name,
+                model.entering_scope,
+                "the call enters the scope of the model's strategy, and takes distributed datasets",
+            )
+            for name in (
+                "fit",
+                "evaluate",
+                "predict",
+                "train_on_batch",
+                "test_on_batch",
+                "predict_on_batch",
+            )
+        ),
+        *(
+            Patch(
+                JAXTrainer, name, model.making_step_function, "the strategy makes the step function"
+            )
+            for name in ("make_train_function", "make_test_function", "make_predict_function")
+        ),
+        Patch(
+            Trainer,
+            "_symbolic_build",
+            metric_build.building_metrics,
+            "metrics are built without tracing the model once more",
+        ),
+        Patch(
+            Trainer,  # Keras compares with its `compile` to see if a model overrides it
+            "compile",
+            model.compiling_in_scope,
+            "optimizers and metrics given by name are created in the scope of the model's strategy",
+        ),
+        Patch(
+            JAXTrainer,
+            "_get_jax_state",
+            model.state_in_variables,
+            "state stays in the variables between steps",
+        ),
+        Patch(
+            JAXEpochIterator,
+            "_get_iterator",
+            model.yielding_host_batches,
+            "batches are split over replicas before they are on a device",
+        ),
+        Patch(
+            keras.Model,
+            "distribute_strategy",
+            model.with_default_strategy,
+            "the attribute of TensorFlow's models",
+        ),
+    ),
+    "A writer process for files": (
+        *(
+            Patch(
+                keras.Model,
+                name,
+                several_processes.saved_once,
+                "the chief writes, and all processes return when the file is complete",
+            )
+            for name in ("save", "save_weights", "export")
+        ),
+    ),
+    "The epoch iterator as an attribute of the model": (
+        Patch(
+            JAXTrainer,
+            "fit",
+            active_fit.recorded_fit,
+            "callbacks that save the position in the data need the active iterator",
+        ),
+        Patch(JAXEpochIterator, "__init__", active_fit.recorded_iterator, "the same"),
+    ),
+    "An order of callbacks": (
+        Patch(
+            keras.callbacks.CallbackList,
+            "__init__",
+            active_fit.ordering_callbacks,
+            "a backup is written after the other callbacks, whose state it holds",
+        ),
+    ),
+}

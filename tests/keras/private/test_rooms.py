@@ -1,0 +1,75 @@
+"""Private names of Keras, compared with what Keras does in public."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+
+import stratagem.keras.private as package
+from stratagem.keras.private import (
+    access,
+    iterators,
+    optimizers,
+    process_state,
+    trainers,
+    variables,
+)
+
+
+def _model():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="dense")])
+    model.compile("sgd", "mse", metrics=["mae"])
+    return model
+
+
+def test_the_package_exports_its_rooms() -> None:
+    rooms = (iterators, optimizers, process_state, trainers, variables)
+    names = [name for room in rooms for name in room.__all__]
+    assert len(names) == len(set(names))
+    assert set(names) <= set(package.__all__)
+
+
+def test_an_open_object_is_the_object() -> None:
+    model = _model()
+    assert access.as_open(model) is model
+
+
+def test_metrics_are_unbuilt_until_a_batch_is_known() -> None:
+    model = _model()
+    assert trainers.has_unbuilt_metrics(model)
+    spec = keras.KerasTensor((4, 2), "float32")
+    trainers.build_metrics(model, keras.KerasTensor((4, 3), "float32"), spec, spec, None)
+    assert not trainers.has_unbuilt_metrics(model)
+    assert list(trainers.named_metrics(model)) == ["mae"]
+
+
+def test_first_batch_is_that_of_the_epoch() -> None:
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    epoch = package.JAXEpochIterator(x=x, batch_size=2, shuffle=False)
+    batch, *_ = iterators.first_batch(epoch)
+    np.testing.assert_array_equal(batch, x[:2])
+    assert iterators.first_batch([]) is None
+
+
+def test_gradients_are_clipped_as_by_the_optimizer() -> None:
+    optimizer = keras.optimizers.SGD(clipvalue=1.0)
+    (clipped,) = optimizers.clip_gradients(optimizer, [keras.ops.array([-3.0, 0.5, 2.0])])
+    np.testing.assert_array_equal(clipped, [-1.0, 0.5, 1.0])
+
+
+def test_seed_and_names_are_restored() -> None:
+    keras.utils.set_random_seed(3)
+    keras.random.uniform((1,))  # creates the default generator
+    before = process_state.global_seed_state()
+    drawn = np.asarray(keras.random.uniform((2,)))
+    process_state.set_global_seed_state(before)
+    np.testing.assert_array_equal(keras.random.uniform((2,)), drawn)
+    name = keras.layers.Dense(1).name
+    with process_state.fresh_names():
+        assert keras.layers.Dense(1).name == "dense"
+    assert keras.layers.Dense(1).name != name
+
+
+def test_layers_of_a_model_are_listed_flat() -> None:
+    model = _model()
+    assert model.get_layer("dense") in variables.flatten_layers(model)
