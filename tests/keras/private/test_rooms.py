@@ -45,9 +45,9 @@ def test_metrics_are_unbuilt_until_a_batch_is_known() -> None:
 
 def test_first_batch_is_that_of_the_epoch() -> None:
     x = np.arange(12, dtype=np.float32).reshape(4, 3)
-    epoch = package.JAXEpochIterator(x=x, batch_size=2, shuffle=False)
-    batch, *_ = iterators.first_batch(epoch)
-    np.testing.assert_array_equal(batch, x[:2])
+    epoch = package.JAXEpochIterator(x=x, y=-x, batch_size=2, shuffle=False)
+    for array, expected in zip(iterators.first_batch(epoch), (x, -x), strict=True):
+        np.testing.assert_array_equal(array, expected[:2])
     assert iterators.first_batch([]) is None
 
 
