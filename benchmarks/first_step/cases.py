@@ -45,6 +45,8 @@ class FirstStepSide:
             return {**common, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
         if not self.is_warm:
             return {**common, "JAX_ENABLE_COMPILATION_CACHE": "false"}
+        if self.side.name.startswith("Stratagem"):  # its own cache, with its own defaults
+            return {**common, "STRATAGEM_CACHE_DIR": str(cache)}
         return {
             **common,
             "JAX_ENABLE_COMPILATION_CACHE": "true",

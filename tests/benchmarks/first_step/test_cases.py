@@ -40,10 +40,13 @@ def test_plain_keras_runs_in_our_environment() -> None:
         assert one.side.environment == ("peers" if is_peer else "ours")
 
 
-def test_only_warm_sides_have_a_cache_of_jax() -> None:
+def test_only_warm_sides_have_a_cache_and_ours_is_the_default_one() -> None:
     for one in first_step_sides("mlp"):
         variables = one.variables(CACHE)
-        assert (variables.get("JAX_COMPILATION_CACHE_DIR") == "a-cache") is one.is_warm
+        is_ours = one.name.startswith("Stratagem")
+        assert (variables.get("STRATAGEM_CACHE_DIR") == "a-cache") is (one.is_warm and is_ours)
+        is_of_jax = one.is_warm and not is_ours
+        assert (variables.get("JAX_COMPILATION_CACHE_DIR") == "a-cache") is is_of_jax
         if one.name == "torch.compile":
             assert variables["TORCHINDUCTOR_CACHE_DIR"] == "a-cache"
         elif not one.is_warm:

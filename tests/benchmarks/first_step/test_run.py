@@ -32,8 +32,9 @@ class FakeProcess:
     def __init__(self, name: str, command: list[str], variables: dict[str, str]) -> None:
         self.name = name
         cache = variables.get("TORCHINDUCTOR_CACHE_DIR", "")
-        if variables.get("JAX_ENABLE_COMPILATION_CACHE") == "true":
-            cache = variables["JAX_COMPILATION_CACHE_DIR"]
+        if not cache and variables.get("JAX_ENABLE_COMPILATION_CACHE") != "false":
+            of_jax = variables.get("JAX_COMPILATION_CACHE_DIR")
+            cache = of_jax or variables["STRATAGEM_CACHE_DIR"]
         self.started.append((name, cache))
         self._seconds = iter((2.0, 0.5))
 
