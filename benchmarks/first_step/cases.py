@@ -45,11 +45,11 @@ class FirstStepSide:
             return {**common, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
         if not self.is_warm:
             return {**common, "JAX_ENABLE_COMPILATION_CACHE": "false"}
+        common["JAX_ENABLE_COMPILATION_CACHE"] = "true"
         if self.side.name.startswith("Stratagem"):  # its own cache, with its own defaults
-            return {**common, "STRATAGEM_CACHE_DIR": str(cache)}
+            return {**common, "JAX_COMPILATION_CACHE_DIR": "", "STRATAGEM_CACHE_DIR": str(cache)}
         return {
             **common,
-            "JAX_ENABLE_COMPILATION_CACHE": "true",
             "JAX_COMPILATION_CACHE_DIR": str(cache),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
