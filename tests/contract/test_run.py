@@ -70,6 +70,7 @@ def test_results_keep_their_structure_and_its_types(strategy, execution) -> None
     assert_parts(strategy, result["ordered"]["b"][0], lambda i: i)
 
 
+@pytest.mark.filterwarnings("ignore:.*kinds of arguments")
 @pytest.mark.parametrize("dtype", ["bool", "int8", "int32", "uint32", "float16", "bfloat16"])
 def test_dtypes_pass_through(strategy, execution, dtype) -> None:
     own = split(strategy, lambda i: jnp.array([i, 1], dtype))

@@ -40,8 +40,8 @@ def test_each_program_has_its_reason() -> None:
 
     batches = [np.ones(shape, dtype) for shape, dtype in ((4, "f4"), (6, "f4"), (6, "i4"))]
     for batch in batches:
-        strategy.run(total, args=({"x": batch}, 2.0), kwargs={"training": True})
-    strategy.run(total, args=({"x": batches[2]}, 3.0), kwargs={"training": True})  # no new one
+        for factor in (2.0, 3.0):  # the second value needs no new program
+            strategy.run(total, args=({"x": batch}, factor), kwargs={"training": True})
     strategy.run(total, args=({"x": batches[2]}, 2.0), kwargs={"training": False})
     strategy.run(total, args=({"x": batches[2]}, np.float32(2)), kwargs={"training": False})
     strategy.run(total, args=({"y": batches[0], "x": batches[0]}, 2.0, True))

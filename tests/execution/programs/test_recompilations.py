@@ -49,6 +49,16 @@ def test_the_sixth_kind_of_arguments_names_the_one_that_differs(strategy, is_fun
     called(jnp.ones(7))  # warned once
 
 
+@pytest.mark.filterwarnings("error:.*kinds of arguments")
+def test_kinds_of_arguments_that_are_used_again_are_no_recompilation(strategy) -> None:
+    def step(x: Any) -> Any:
+        return x.sum()
+
+    for size in range(1, 9):
+        for _ in range(2):
+            strategy.run(step, args=(jnp.ones(size),))
+
+
 @pytest.mark.filterwarnings("error:.*was compiled 3 times")
 def test_other_kinds_of_arguments_are_no_recompilation(strategy) -> None:
     for size in range(1, 6):

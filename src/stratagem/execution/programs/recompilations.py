@@ -36,8 +36,9 @@ class Recompilations:
         self._counts: collections.OrderedDict[Any, int] = collections.OrderedDict()
         self._states: dict[Any, dict[str, Any]] = {}
         self._usages: dict[Any, Usage] = {}
-        self._kinds: collections.OrderedDict[Any, dict[ArgumentKinds, None]]
+        self._kinds: collections.OrderedDict[Any, dict[ArgumentKinds, Usage]]
         self._kinds = collections.OrderedDict()
+        self._warned: set[Any] = set()
 
     def note(
         self, fn: object, arguments: ArgumentKinds, usage: Usage, strategy_hash: int = 0
@@ -45,22 +46,29 @@ class Recompilations:
         """Records a new program and returns the reason for it.
 
         `strategy_hash` differs between strategies that share these records. Warns if the program is
-        the third in a row that was used only once, or for the sixth kind of arguments.
+        the third in a row for the same arguments, or the sixth for others, that was used only once.
         """
         inner = fn.func if isinstance(fn, functools.partial) else fn
         inner = getattr(inner, "__func__", inner)
         if not isinstance(inner, types.FunctionType):
             return "first call, or new arguments"
         changed = self._note_state(inner, hash((arguments, strategy_hash)), usage)
-        known = self._kinds.setdefault((inner.__code__, strategy_hash), {})
+        place = inner.__code__, strategy_hash
+        known = self._kinds.setdefault(place, {})
         if arguments in known:
             return f"a new function: {_state_text(changed)}"
         reason = _nearest(known, arguments)
-        known[arguments] = None
-        while len(self._kinds) > _MAX_PLACES:
-            self._kinds.popitem(last=False)
-        if len(known) == _NUM_KINDS_BEFORE_WARNING:
+        known[arguments] = usage
+        latest = [*known.values()][-_NUM_KINDS_BEFORE_WARNING:]
+        is_wasted = len(latest) == _NUM_KINDS_BEFORE_WARNING and not any(
+            one.is_reused for one in latest
+        )
+        if is_wasted and place not in self._warned:
+            self._warned.add(place)
             warn_on_one_worker(_kinds_message(inner, reason), RuntimeWarning, stacklevel=2)
+        while len(self._kinds) > _MAX_PLACES:
+            oldest, _ = self._kinds.popitem(last=False)
+            self._warned.discard(oldest)
         return reason
 
     def _note_state(self, fn: types.FunctionType, kinds_hash: int, usage: Usage) -> list[str]:
@@ -105,8 +113,8 @@ def _message(fn: types.FunctionType, count: int, changed: list[str]) -> str:
 
 def _kinds_message(fn: types.FunctionType, reason: str) -> str:
     return explain(
-        f"{_place(fn)} was compiled for {_NUM_KINDS_BEFORE_WARNING} kinds of arguments. The last "
-        f"time: {reason}.",
+        f"{_place(fn)} was compiled for {_NUM_KINDS_BEFORE_WARNING} kinds of arguments in a row, "
+        f"each used once. The last time: {reason}.",
         expected="few shapes, dtypes and static values, because each kind is compiled.",
         fix="pad arrays to a few sizes, and pass numbers instead of flags and strings; "
         "sg.explain_recompiles() lists all.",
