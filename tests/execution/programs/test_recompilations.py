@@ -43,7 +43,7 @@ def test_the_sixth_kind_of_arguments_names_the_one_that_differs(strategy, is_fun
     for size in range(1, 6):
         called(jnp.ones(size))
     with pytest.warns(
-        RuntimeWarning, match=r"for 6 kinds .*args\[0\]: float32\[1\] -> float32\[6\]"
+        RuntimeWarning, match=r"for 6 kinds .*args\[0\]: float32\[5\] -> float32\[6\]"
     ):
         called(jnp.ones(6))
     called(jnp.ones(7))  # warned once

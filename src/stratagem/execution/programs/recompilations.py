@@ -92,7 +92,7 @@ class Recompilations:
 
 def _nearest(known: Iterable[ArgumentKinds], arguments: ArgumentKinds) -> str:
     """Returns the differences from the known arguments that differ least."""
-    candidates = [differences(one, arguments) for one in known]
+    candidates = [differences(one, arguments) for one in reversed([*known])]  # the latest first
     return "; ".join(min(candidates, key=len)) if candidates else "first call"
 
 
