@@ -297,7 +297,7 @@ def _start(
     row: Row, folder: str, variables: dict[str, str], prefix: Sequence[str] = ()
 ) -> subprocess.Popen[str]:
     """Starts a row's command in a folder, without the settings of this machine's user."""
-    own = ("KERAS_", "JAX_", "XLA_", "STRATAGEM_", "TF_CONFIG")
+    own = ("KERAS_", "JAX_", "XLA_", "STRATAGEM_", "TF_CONFIG", "TPU_")
     kept = {name: text for name, text in os.environ.items() if not name.startswith(own)}
     program, *words = row.command.split()
     assert program == "stratagem"
