@@ -137,6 +137,10 @@ test: ## all that CI runs; pytest's own summary comes last
 check: $(MAIN) ## lint, types and tests of what changed since BASE (main), in about a minute
 	@$(QUICKLY) .venv/bin/python -m tests.changed $(or $(BASE),main)
 
+.PHONY: fuzz
+fuzz: $(MAIN) ## the parsers of sockets, with EXAMPLES (100000) of up to 20 frames for each
+	FUZZ_EXAMPLES=$(or $(EXAMPLES),100000) .venv/bin/python -m pytest $(IN_PARALLEL) -m fuzz $(TESTS)
+
 .PHONY: test-slow
 test-slow: $(MAIN) ## the tests that take minutes
 	.venv/bin/python -m pytest -m slow --numprocesses 2 --dist loadfile $(TESTS)

@@ -27,7 +27,7 @@ def test_every_variable_is_in_the_documentation() -> None:
     page = (Path(__file__).parents[1] / "docs" / "reference" / "environment.md").read_text()
     for variable in environment.VARIABLES.values():
         default = variable.default
-        default = default if isinstance(default, str) else int(default)
+        default = (default or "none") if isinstance(default, str) else int(default)
         assert f"| `{variable.name}` | `{default}` | {variable.meaning} |" in page
 
 

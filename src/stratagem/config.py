@@ -7,10 +7,18 @@ from pathlib import Path
 
 from stratagem import environment, logs
 from stratagem.messages import explain
+from stratagem.security_settings import (
+    allow_unauthenticated,
+    max_handshakes,
+    max_handshakes_per_address,
+    secret_file,
+    tls_dir,
+)
 from stratagem.time_limits import (
     barrier_timeout_s,
     checkpoint_timeout_s,
     client_timeout_s,
+    handshake_timeout_s,
     join_timeout_s,
     peer_timeout_s,
     pod_grace_s,
@@ -19,6 +27,7 @@ from stratagem.time_limits import (
 )
 
 __all__ = [
+    "allow_unauthenticated",
     "barrier_timeout_s",
     "cache_dir",
     "checkpoint_timeout_s",
@@ -27,18 +36,23 @@ __all__ = [
     "filter_tracebacks",
     "filters_tracebacks",
     "foreign_lines",
+    "handshake_timeout_s",
     "jobs_port",
     "join_timeout_s",
     "log_format",
     "log_level",
+    "max_handshakes",
+    "max_handshakes_per_address",
     "peer_timeout_s",
     "pod_grace_s",
     "program_cache_size",
     "run_eagerly",
     "runs_eagerly",
     "save_timeout_s",
+    "secret_file",
     "show_logs",
     "stuck_timeout_s",
+    "tls_dir",
     "tpu_platform",
     "upload_limit_bytes",
 ]

@@ -8,6 +8,7 @@ __all__ = [
     "barrier_timeout_s",
     "checkpoint_timeout_s",
     "client_timeout_s",
+    "handshake_timeout_s",
     "join_timeout_s",
     "peer_timeout_s",
     "pod_grace_s",
@@ -65,6 +66,23 @@ def client_timeout_s() -> float:
     Source: specific to Stratagem.
     """
     return environment.read("client_timeout_s")
+
+
+def handshake_timeout_s() -> float:
+    """Returns how long a new connection may take to prove the secret of the run.
+
+    Returns:
+        The value of `STRATAGEM_HANDSHAKE_TIMEOUT_S`.
+
+    Example:
+        >>> from unittest import mock
+        >>> with mock.patch.dict("os.environ", STRATAGEM_HANDSHAKE_TIMEOUT_S="30"):
+        ...     sg.config.handshake_timeout_s()
+        30.0
+
+    Source: specific to Stratagem.
+    """
+    return environment.read("handshake_timeout_s")
 
 
 def join_timeout_s() -> float:

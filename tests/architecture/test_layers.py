@@ -52,6 +52,7 @@ LAYERS = (
     ("launch", "manifests", "migrate"),
     ("preemption", "storage"),
     ("run_events",),
+    ("authentication",),
     ("cluster",),
     (
         "accelerators",
@@ -60,6 +61,7 @@ LAYERS = (
         "communication",
         "config",
         "environment",
+        "environment_variables",
         "errors",
         "exit_codes",
         "folders",
@@ -75,6 +77,7 @@ LAYERS = (
         "public_dir",
         "public_names",
         "rendering",
+        "security_settings",
         "setting_kinds",
         "time_limits",
         "tracebacks",

@@ -52,16 +52,17 @@ def test_template_is_printed_edited_and_rendered(tmp_path) -> None:
     printed = _call("template").stdout
     path = tmp_path / "mine.jinja"
     path.write_text(
-        printed.replace("worker_replicas = 2", "worker_replicas = 3").replace(
-            "has_eval = False", "has_eval = True"
-        )
+        printed.replace("worker_replicas = 2", "worker_replicas = 3")
+        .replace("has_eval = False", "has_eval = True")
+        .replace('run_secret = ""', 'run_secret = "ours"')
     )
     assert len(list(started_pods(_call("render", str(path)).stdout))) == 4
     assert len(list(started_pods(_call("render", str(path), "--workers", "5").stdout))) == 6
     assert len(list(started_pods(_call("render", str(path), "--no-evaluator").stdout))) == 3
     from_input = _call("render", "-", given=path.read_text()).stdout
     assert from_input == _call("render", str(path)).stdout
-    assert _call("render").stdout == _call("render", "-", given=printed).stdout
+    ours = ("--set", "run_secret=ours")
+    assert _call("render", *ours).stdout == _call("render", "-", *ours, given=printed).stdout
 
 
 def test_last_assignment_wins_and_may_contain_an_equals_sign() -> None:

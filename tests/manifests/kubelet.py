@@ -37,6 +37,7 @@ def by_kind(manifests: str, kind: str) -> dict[str, dict[str, Any]]:
 
 
 def started_pods(manifests: str) -> Iterator[StartedPod]:
+    secrets = {name: one["stringData"] for name, one in by_kind(manifests, "Secret").items()}
     for name, job in by_kind(manifests, "Job").items():
         assert job["spec"]["completionMode"] == "Indexed"
         assert job["spec"]["parallelism"] == job["spec"]["completions"]
@@ -48,23 +49,30 @@ def started_pods(manifests: str) -> Iterator[StartedPod]:
             }
             template = job["spec"]["template"]
             host = f"{name}-{index}.{template['spec']['subdomain']}"
-            yield _start(template, host, fields, {key: str(index)})
+            yield _start(template, host, fields, {key: str(index)}, secrets)
     for name, stateful in by_kind(manifests, "StatefulSet").items():
         for index in range(stateful["spec"]["replicas"]):
             key = "apps.kubernetes.io/pod-index"
             host = f"{name}-{index}.{stateful['spec']['serviceName']}"
             fields = {f"metadata.labels['{key}']": str(index)}
-            yield _start(stateful["spec"]["template"], host, fields, {key: str(index)})
+            yield _start(stateful["spec"]["template"], host, fields, {key: str(index)}, secrets)
 
 
 def _start(
-    template: dict[str, Any], host: str, fields: dict[str, str], labels: dict[str, str]
+    template: dict[str, Any],
+    host: str,
+    fields: dict[str, str],
+    labels: dict[str, str],
+    secrets: dict[str, dict[str, str]],
 ) -> StartedPod:
     (container,) = template["spec"]["containers"]
     environment: dict[str, str] = {}
     for variable in container["env"]:
         if "value" in variable:
             environment[variable["name"]] = expanded(variable["value"], environment)
+        elif "secretKeyRef" in variable["valueFrom"]:
+            one = variable["valueFrom"]["secretKeyRef"]
+            environment[variable["name"]] = secrets.get(one["name"], {}).get(one["key"], "")
         else:
             path = variable["valueFrom"]["fieldRef"]["fieldPath"]
             environment[variable["name"]] = fields[path]

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from stratagem.authentication import Secret
 from stratagem.cluster import Processes, TFConfigClusterResolver
 from stratagem.manifests import (
     kubernetes_template,
@@ -98,10 +99,10 @@ def test_head_s_names_and_defaults_are_those_of_tensorflow_s_template() -> None:
 
 def test_user_who_edits_one_line_gets_three_workers() -> None:
     edited = kubernetes_template().replace("worker_replicas = 2", "worker_replicas = 3")
-    manifests = render_kubernetes(template=edited)
+    manifests = render_kubernetes({"run_secret": "ours"}, template=edited)
     assert len(list(started_pods(manifests))) == 3
-    assert manifests == render_kubernetes({"worker_replicas": 3})
-    assert manifests == render_kubernetes({"worker_replicas": "3"})
+    assert manifests == render_kubernetes({"run_secret": "ours", "worker_replicas": 3})
+    assert manifests == render_kubernetes({"run_secret": "ours", "worker_replicas": "3"})
 
 
 def test_gpus_are_limited_on_workers_and_the_evaluator_only() -> None:
@@ -319,3 +320,20 @@ def test_older_kubernetes_is_refused() -> None:
     assert {problem.document for problem in problems} == {"Job/train-worker"}
     (unknown,) = (problem for problem in problems if problem.path == "spec")
     assert "'backoffLimitPerIndex', 'maxFailedIndexes' were unexpected" in unknown.message
+
+
+def _secrets(manifests: str) -> set[str]:
+    return {pod.environment["STRATAGEM_SECRET"] for pod in started_pods(manifests)}
+
+
+def test_all_tasks_of_a_rendering_share_a_secret_of_its_own() -> None:
+    first, second = (_secrets(_render(ps_replicas=1, has_eval=True)) for _ in range(2))
+    assert (len(first), len(first | second)) == (1, 2)
+    Secret(*first)
+
+
+def test_secret_of_the_cluster_is_used_and_none_is_rendered() -> None:
+    manifests = _render(run_secret="ours")
+    assert by_kind(manifests, "Secret") == {}
+    assert _secrets(manifests) == {""}
+    assert 'secretKeyRef:\n              name: "ours"\n              key: secret\n' in manifests

@@ -39,7 +39,10 @@ def test_rendered_pods_are_those_that_kubernetes_starts() -> None:
         f"{pod.name}.{pod.domain}": (dict(pod.labels), dict(pod.containers[0].environment))
         for pod in pods_of(documents(manifests))
     }
-    assert found == {pod.host: (pod.labels, pod.environment) for pod in started_pods(manifests)}
+    assert found == {
+        pod.host: (pod.labels, {**pod.environment, "STRATAGEM_SECRET": None})
+        for pod in started_pods(manifests)
+    }
 
 
 _OTHERS = """

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from stratagem.authentication import Secret
 from stratagem.manifests import render_slurm, slurm_template
 
 _BASH = shutil.which("bash") or "bash"
@@ -31,6 +32,7 @@ told = {
     "coordinator_is_first": processes.coordinator_address == spec.task_address("worker", 0),
     "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
     "arguments": sys.argv[1:],
+    "secret": os.environ["STRATAGEM_SECRET"],
 }
 os.write(1, (json.dumps(told) + "\\n").encode())
 sys.exit(int(os.environ.get("EXIT_CODES", "0,0,0").split(",")[resolver.task_id]))
@@ -78,7 +80,8 @@ class _Run:
         environment = {
             name: text for name, text in os.environ.items() if not name.startswith("SLURM")
         }
-        environment.pop("TF_CONFIG", None)
+        for name in ("TF_CONFIG", "STRATAGEM_SECRET", "STRATAGEM_SECRET_FILE"):
+            environment.pop(name, None)
         environment |= {
             "PATH": f"{self.folder}:{environment['PATH']}",
             "SLURM_JOB_ID": "4711",
@@ -143,6 +146,8 @@ def test_every_worker_finds_its_place_and_its_gpus(tmp_path) -> None:
         assert worker["hosts"] == ["node1", "node1", "node2"]
         assert worker["coordinator_is_first"] is True
         assert worker["arguments"] == words
+    assert len({worker["secret"] for worker in told}) == 1
+    Secret(str(told[0]["secret"]))
     assert (run.exit_code, run.requeued) == (0, [])
 
 
@@ -246,3 +251,8 @@ def test_valid_slurm_times_are_accepted(time) -> None:
 def test_edited_template_is_rendered() -> None:
     edited = slurm_template().replace("worker_replicas = 2", "worker_replicas = 7")
     assert _directive(render_slurm(template=edited), "ntasks") == "7"
+
+
+def test_secret_of_the_user_is_kept(tmp_path) -> None:
+    (worker, _) = _Run(tmp_path, STRATAGEM_SECRET="s" * 32)(_render())
+    assert worker["secret"] == "s" * 32

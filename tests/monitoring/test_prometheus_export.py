@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import hmac
 import math
+import socket
+import urllib.error
 import urllib.request
 
 import pytest
+from click.testing import CliRunner
 
 from stratagem import optional_libraries
+from stratagem.cli import main
+from stratagem.monitoring import prometheus_export
 from stratagem.monitoring.prometheus_export import RunCollector, serve
 from stratagem.monitoring.watcher import Watcher
 from stratagem.run_events.records import encode
@@ -61,8 +68,61 @@ def test_metrics_are_served(tmp_path) -> None:
     write(tmp_path, straggling())
     port, stop = serve(Watcher(tmp_path), 0)
     try:
-        with urllib.request.urlopen(f"http://localhost:{port}/metrics", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
             assert samples(answer.read().decode())["step",] == 101
+    finally:
+        stop()
+
+
+def status(port: int, host: str, **headers: str) -> int:
+    request = urllib.request.Request(f"http://{host}:{port}/metrics", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_only_loopback_is_served_by_default(tmp_path) -> None:
+    port, stop = serve(Watcher(tmp_path), 0)
+    try:
+        with pytest.raises(urllib.error.URLError, match="refused"):
+            status(port, "127.0.0.2")
+    finally:
+        stop()
+
+
+def test_scrape_needs_the_token_if_there_is_a_secret(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("STRATAGEM_SECRET", "s" * 32)
+    token = hmac.new(b"s" * 32, b"stratagem 1 telemetry", "sha256").hexdigest()
+    assert CliRunner().invoke(main, ["secret", "--telemetry"]).output == f"{token}\n"
+    port, stop = serve(Watcher(tmp_path), 0, "127.0.0.1")
+    try:
+        assert status(port, "127.0.0.1") == 401
+        assert status(port, "127.0.0.1", Authorization=f"Bearer {token[:-1]}") == 401
+        assert status(port, "127.0.0.1", Authorization=f"Bearer {token}") == 200
+    finally:
+        stop()
+
+
+def test_other_addresses_need_a_secret(tmp_path, monkeypatch) -> None:
+    for name in ("SECRET", "SECRET_FILE", "ALLOW_UNAUTHENTICATED"):
+        monkeypatch.delenv(f"STRATAGEM_{name}", raising=False)
+    with pytest.raises(ValueError, match="The export to Prometheus has no secret"):
+        serve(Watcher(tmp_path), 0, "192.0.2.1")
+
+
+def test_idle_connections_are_limited_and_closed(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(prometheus_export._ScrapeHandler, "timeout", 0.5)
+    port, stop = serve(Watcher(tmp_path), 0)
+    try:
+        with contextlib.ExitStack() as stack:
+            idle = [
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), 20))
+                for _ in range(40)
+            ]
+            assert all(one.recv(1) == b"" for one in idle)
+        assert status(port, "127.0.0.1") == 200
     finally:
         stop()
 

@@ -17,6 +17,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 _ROOT = Path(__file__).parents[2]
 # Far beyond what a program takes: it ends one that hangs.
 _LIMIT_S = 600
+_SECRET = "secret of the workers of one test"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +47,7 @@ def environment(index: int, workers: Sequence[str], **variables: str) -> dict[st
     return {
         **os.environ,
         "TF_CONFIG": json.dumps(config),
+        "STRATAGEM_SECRET": _SECRET,  # several hosts need one
         "JAX_PLATFORMS": "cpu",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "KERAS_BACKEND": "jax",

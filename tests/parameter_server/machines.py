@@ -41,6 +41,7 @@ def run_on_machines(
         **os.environ,
         "PYTHONPATH": str(Path(__file__).parents[2] / "src"),
         "JAX_PLATFORMS": "cpu",
+        "STRATAGEM_SECRET": "0123456789abcdef" * 4,
         "RAY_AUTH_TOKEN": "0123456789abcdef" * 4,
     }
     before = descendants(os.getpid())

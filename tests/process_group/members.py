@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from stratagem.frames import frame
 from stratagem.process_group import Group, GroupLimits, Identity
-
-_LIMIT_S = 20.0
+from tests.authentication.peers import dialed, key, prove
 
 
 def free_port() -> int:
@@ -26,6 +25,12 @@ def identity(index: int, count: int, port: int, **same: Any) -> Identity:
     """Identity of member `index` of `count` on this host."""
     labels = tuple(f"worker {i} (host{i}:1)" for i in range(count))
     return Identity(index, labels, "127.0.0.1", port, dict(same))
+
+
+def listed(index: int, ports: Sequence[int]) -> Identity:
+    """Identity of a member of a cluster that lists the ports of all."""
+    one = identity(index, len(ports), ports[0])
+    return dataclasses.replace(one, addresses=tuple(("127.0.0.1", port) for port in ports))
 
 
 def together(count: int, act: Callable[[int], Any]) -> list[Any]:
@@ -47,17 +52,10 @@ def as_bytes(message: dict[str, Any] | bytes) -> bytes:
 
 
 @contextmanager
-def connected(port: int, *messages: dict[str, Any] | bytes) -> Iterator[socket.socket]:
-    """A connection to process 0, after sending these messages or raw bytes."""
-    deadline = time.monotonic() + _LIMIT_S
-    while True:
-        try:
-            connection = socket.create_connection(("127.0.1.1", port), _LIMIT_S)
-            break
-        except ConnectionRefusedError:  # it does not listen yet
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-    with connection:
+def connected(port: int, *messages: dict[str, Any] | bytes, claim: str) -> Iterator[socket.socket]:
+    """A connection to process 0 of a group without a secret, after sending messages or bytes."""
+    with dialed(port) as connection:
+        prove(connection, key("group"), claim)
         for message in messages:
             connection.sendall(as_bytes(message))
         yield connection

@@ -52,12 +52,11 @@ def test_group_on_one_host_stays_on_loopback() -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "10.0.0.7"])
 def test_process_0_keeps_its_address_without_other_hosts(address) -> None:
-    """Also if a process on the host of process 0 connected to 127.0.1.1."""
     port, limits = free_port(), GroupLimits(join_s=20)
 
     with concurrent.futures.ThreadPoolExecutor(2) as executor:
         joining = [executor.submit(Group, identity(i, 3, port), limits) for i in range(2)]
-        with connected(port, hello(2, 3, address=address)):
+        with connected(port, hello(2, 3, address=address), claim="member 2"):
             members = [future.result() for future in joining]
             for member in members:
                 member.abandon()

@@ -9,10 +9,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from stratagem.authentication import Credentials
 from stratagem.errors import UnavailableError
+from stratagem.frames import frame
 from stratagem.process_group import Group, GroupLimits
-from stratagem.process_group.protocol import read_message
+from stratagem.process_group.hub import Hub
+from stratagem.process_group.protocol import read_answer, read_message
+from tests.fuzzing import JSON, fuzz
 from tests.process_group.members import (
     as_bytes,
     connected,
@@ -113,7 +119,7 @@ def two() -> Iterator[list[Group]]:
     ids=str,
 )
 def test_unknown_client_is_disconnected_and_the_group_continues(two, message) -> None:
-    with connected(two[0].identity.port, message) as connection:
+    with connected(two[0].identity.port, message, claim="member 1") as connection:
         assert connection.recv(1) == b""
     assert together(2, lambda i: two[i].exchange("position", i)) == [[0, 1]] * 2
 
@@ -146,7 +152,7 @@ def test_member_that_says_nonsense_is_named_as_lost(message) -> None:
     port = free_port()
     with concurrent.futures.ThreadPoolExecutor(2) as executor:
         joining = [executor.submit(Group, identity(i, 3, port), _LIMITS) for i in range(2)]
-        with connected(port, hello(2, 3)) as connection:
+        with connected(port, hello(2, 3), claim="member 2") as connection:
             members = [future.result() for future in joining]
             connection.sendall(as_bytes(message))
             try:
@@ -156,3 +162,116 @@ def test_member_that_says_nonsense_is_named_as_lost(message) -> None:
             finally:
                 for member in members:
                     member.abandon()
+
+
+_ANSWERS: list[dict[str, Any]] = [
+    {"kind": "welcome", "addresses": ["a", "b"]},
+    {"kind": "progress", "missing": ["worker 1"]},
+    {"kind": "beat"},
+    {"kind": "exchanged", "stream": "main", "number": 0, "values": [1, None]},
+    {"kind": "abandoned", "stream": "main", "number": 0, "by": ["worker 1"]},
+    {"kind": "announced", "topic": "t", "process_id": 1, "numbers": [1]},
+    {"kind": "gone", "left": [True, False]},
+    {"kind": "verdict", "error": "ValueError", "message": "m", "lost": None, "silent_s": 1.5},
+]
+
+
+@pytest.mark.parametrize("answer", _ANSWERS, ids=lambda one: one["kind"])
+def test_answers_are_read_as_they_were_written(answer) -> None:
+    assert _answer(answer) == answer
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *_NO_MESSAGES,
+        {"kind": "welcome", "addresses": ["a"]},
+        {"kind": "welcome", "addresses": [1, 2]},
+        {"kind": "gone", "left": [True]},
+        {"kind": "gone", "left": [1, 0]},
+        {"kind": "announced", "topic": "t", "process_id": 1, "numbers": ["1"]},
+        {"kind": "verdict", "error": "ValueError", "message": "m"},
+    ],
+    ids=str,
+)
+def test_other_answers_are_taken_for_a_broken_connection(answer) -> None:
+    with pytest.raises(ConnectionError):
+        _answer(answer)
+
+
+def _answer(message: dict[str, Any] | bytes) -> Any:
+    async def read() -> Any:
+        reader = asyncio.StreamReader()
+        reader.feed_data(as_bytes(message))
+        reader.feed_eof()
+        return await read_answer(reader, 2)
+
+    return asyncio.run(read())
+
+
+_VALID = [_BEAT, _EXCHANGE, _ANNOUNCE, {"kind": "leave", "stream": "main"}, *_ANSWERS]
+_MESSAGES = st.one_of(
+    JSON,
+    st.builds(
+        lambda message, name, value: {**message, name: value},
+        st.sampled_from([*_VALID, hello(1, 2), {"kind": "error", "text": ""}, {"kind": "gone"}]),
+        st.sampled_from(sorted({name for one in _VALID for name in one} | {"facts", "text"})),
+        JSON,
+    ),
+)
+_BYTES = st.one_of(
+    st.binary(max_size=200),
+    _MESSAGES.map(frame),
+    st.builds(lambda message, at: frame(message)[:at], _MESSAGES, st.integers(0, 60)),
+)
+
+
+@fuzz
+@given(st.lists(_BYTES, min_size=1, max_size=20))
+def test_any_bytes_are_a_message_or_a_broken_connection(frames) -> None:
+    async def read() -> None:
+        for data in frames:
+            for parse in (read_message, lambda reader: read_answer(reader, 2)):
+                reader = asyncio.StreamReader()
+                reader.feed_data(data)
+                reader.feed_eof()
+                try:
+                    assert isinstance(await parse(reader), dict)
+                except ConnectionError:
+                    assert len(reader._buffer) <= len(data)
+
+    asyncio.run(read())
+
+
+class _Writer:
+    """Writes to nobody."""
+
+    def write(self, data: bytes) -> None:
+        assert data
+
+
+@fuzz
+@given(st.lists(_BYTES, min_size=1, max_size=20))
+def test_hub_survives_any_message_of_a_member(frames) -> None:
+    hub: Any = Hub(["a", "b"], _LIMITS, 0, Credentials(), 10)
+    for member in hub._members:
+        member.writer = _Writer()
+
+    async def handle() -> None:
+        for data in frames:
+            reader = asyncio.StreamReader()
+            reader.feed_data(data)
+            reader.feed_eof()
+            try:
+                message = await read_message(reader)
+            except ConnectionError:
+                continue
+            if message["kind"] == "hello":
+                assert isinstance(hub._refusal(message), str | None)
+                if hub._refusal(message) is None:
+                    hub._compare(message)
+            else:
+                hub._handle(1, message)
+            hub._judge()
+
+    asyncio.run(handle())

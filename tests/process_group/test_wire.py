@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stratagem.process_group.wire import decode, encode
+from tests.fuzzing import JSON, fuzz
 
 
 @pytest.mark.parametrize(
@@ -57,3 +61,46 @@ def test_arrays_come_back_with_their_shape_and_dtype(array) -> None:
 def test_values_that_need_pickling_are_rejected(value) -> None:
     with pytest.raises(TypeError, match=r"cannot be sent to other processes(?s:.)*pickled"):
         encode(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"tuple": 3},
+        {"bytes": "a"},
+        {"array": ["object", [1], "AAAAAAAAAAA="]},
+        {"array": ["V8", [1], "AAAAAAAAAAA="]},
+        {"array": ["int32", [2**70], ""]},
+        {"array": ["int32", [3], "AAAA"]},
+        {"dict": []},
+        {"a": 1, "b": 2},
+    ],
+    ids=str,
+)
+def test_what_no_process_encodes_is_a_value_error(value) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - from several libraries
+        decode(value)
+
+
+def test_deep_nesting_is_a_value_error() -> None:
+    value: list[object] = []
+    for _ in range(10_000):
+        value = [value]
+    with pytest.raises(ValueError, match="no encoded value"):
+        decode(value)
+
+
+_ENCODED = st.builds(
+    lambda kind, content: {kind: content},
+    st.sampled_from(["tuple", "bytes", "array", "dict"]),
+    JSON | st.tuples(st.sampled_from(["int8", "float64", "O", "U3"]), JSON, st.just("AAAA")),
+)
+
+
+@fuzz
+@given(st.lists(st.one_of(JSON, _ENCODED, st.lists(_ENCODED, max_size=3)), max_size=20))
+def test_any_json_is_a_value_or_a_value_error(values) -> None:
+    for value in values:
+        with contextlib.suppress(ValueError):
+            decode(value)

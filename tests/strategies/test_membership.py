@@ -22,6 +22,7 @@ def test_processes_are_named_by_task_and_address() -> None:
     assert identity.labels == ("chief (a:1)", "worker 0 (b:2)", "worker 1 (c:3)")
     assert identity.label == "worker 1 (c:3)"
     assert (identity.host, identity.port) == ("a", 1)
+    assert identity.addresses == (("a", 1), ("b", 2), ("c", 3))
     assert {"the cluster", "jax", "keras", "Python"} <= identity.same.keys()
 
 
@@ -31,6 +32,15 @@ def test_processes_without_addresses_are_numbered() -> None:
     identity = identity_of(resolver, processes)
     assert identity.labels == ("process 0", "process 1", "process 2")
     assert identity.process_id == 1
+    assert (identity.host, identity.addresses) == ("a", ())
+
+
+def test_processes_of_one_machine_meet_on_loopback() -> None:
+    """Whatever the launcher calls the machine, so they need no secret."""
+    processes = Processes(3, 1, "a:1", local_process_id=1, num_local_processes=3)
+    resolver = sg.cluster.ProcessClusterResolver(processes, "torchrun")
+    identity = identity_of(resolver, processes)
+    assert (identity.host, identity.port, identity.addresses) == ("127.0.0.1", 1, ())
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.authentication import secret
 from stratagem.process_group import GroupLimits, Identity
 from stratagem.topology.processes import start_processes
 
@@ -91,6 +92,29 @@ def test_it_is_too_late_once_jax_has_started() -> None:
     identity = Identity(0, ("worker 0", "worker 1"), "127.0.0.1", 1)
     with pytest.raises(RuntimeError, match=r"JAX started before(?s:.)*top of the program"):
         start_processes(identity, GroupLimits(), None)
+
+
+def test_several_hosts_need_a_secret_or_permission(monkeypatch) -> None:
+    assert jax.devices()
+    secret._warn_once.cache_clear()
+    for name in ("SECRET", "SECRET_FILE", "ALLOW_UNAUTHENTICATED"):
+        monkeypatch.delenv(f"STRATAGEM_{name}", raising=False)
+    cluster = sg.ClusterSpec({"worker": ["host0:2222", "host1:2222"]})
+    resolver = sg.cluster_resolver.SimpleClusterResolver(cluster, task_type="worker", task_id=1)
+    with pytest.raises(
+        ValueError,
+        match=r"worker 1 \(host1:2222\) has no secret(?s:.)*host0, host1(?s:.)*stratagem secret",
+    ):
+        sg.MultiWorkerMirroredStrategy(resolver)
+    # JAX has started in this process, which is found after the secret is.
+    with (
+        pytest.warns(UserWarning, match="This run has no secret"),
+        pytest.raises(RuntimeError, match="JAX started before"),
+    ):
+        sg.MultiWorkerMirroredStrategy(resolver, allow_unauthenticated=True)
+    monkeypatch.setenv("STRATAGEM_SECRET", "s" * 32)
+    with pytest.raises(RuntimeError, match="JAX started before"):
+        sg.MultiWorkerMirroredStrategy(resolver)
 
 
 def test_cluster_that_changes_afterwards_is_warned_of(monkeypatch) -> None:

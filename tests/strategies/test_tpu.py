@@ -259,7 +259,8 @@ def test_hosts_on_which_jax_finds_no_tpu_learn_so(monkeypatch) -> None:
         sg.TPUStrategy(_Named())
 
 
-def test_other_errors_of_starting_are_passed_on() -> None:
+def test_other_errors_of_starting_are_passed_on(monkeypatch) -> None:
+    monkeypatch.setenv("STRATAGEM_SECRET", "0123456789abcdef" * 4)
     assert jax.devices()
     with pytest.raises(RuntimeError, match="JAX started before"):
         sg.TPUStrategy(_Named())

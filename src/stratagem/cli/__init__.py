@@ -22,6 +22,7 @@ from stratagem.cli.migrate import command as migrate_command
 from stratagem.cli.plan import command as plan_command
 from stratagem.cli.profile import command as profile_command
 from stratagem.cli.report import command as report_command
+from stratagem.cli.secret import command as secret_command
 from stratagem.cli.selftest import command as test_command
 from stratagem.cli.server import command as server_command
 from stratagem.cli.slurm import slurm_group
@@ -57,6 +58,7 @@ main.add_command(test_command)
 main.add_command(launch_command)
 main.add_command(plan_command)
 main.add_command(profile_command)
+main.add_command(secret_command)
 main.add_command(server_command)
 main.add_command(watch_command)
 main.add_command(report_command)

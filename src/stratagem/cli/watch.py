@@ -29,6 +29,12 @@ __all__ = ["command"]
     help="Serve the run's metrics to Prometheus on this port; 0 takes a free one.",
 )
 @click.option(
+    "--prometheus-host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address for Prometheus; any but loopback needs the secret of the run.",
+)
+@click.option(
     "--opentelemetry",
     is_flag=True,
     help="Export events as spans, through the provider that OTEL_* variables configure.",
@@ -37,6 +43,7 @@ def command(
     run_dir: Path,
     interval_s: float,
     prometheus_port: int | None,
+    prometheus_host: str,
     *,
     once: bool,
     as_json: bool,
@@ -59,7 +66,7 @@ def command(
         if prometheus_port is not None:
             from stratagem.monitoring.prometheus_export import serve
 
-            port, _ = serve(watcher, prometheus_port)
+            port, _ = serve(watcher, prometheus_port, prometheus_host)
             click.echo(f"Serving metrics on port {port}, at /metrics.", err=True)
         exports = opentelemetry or prometheus_port is not None
         is_terminal = sys.stdout.isatty()
@@ -73,5 +80,5 @@ def command(
             live_view.export(watcher, interval_s)
     except KeyboardInterrupt:
         return
-    except (ImportError, LookupError, OSError) as error:
+    except (ImportError, LookupError, OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error

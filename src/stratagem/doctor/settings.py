@@ -29,6 +29,7 @@ _OF_LAUNCHERS = {
         "REMOTE_JOB",
         "RESTART_COUNT",
         "RUN_DIR",
+        "SECRET",
     )
 }
 # Options of `stratagem launch`.

@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from stratagem.authentication import new_secret
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
 
@@ -39,7 +40,8 @@ class Template:
 
     Filters in addition to Jinja's: `quoted` makes a YAML string, `literal` escapes `$(NAME)` so
     that Kubernetes does not expand it, `variable(name)` rejects a value too long for an
-    environment variable, `shell_words` splits a command line, `shell` quotes a word.
+    environment variable, `shell_words` splits a command line, `shell` quotes a word. The function
+    `new_secret` returns a random text.
 
     `name` names the template in errors. Raises ImportError without Jinja, ValueError for an invalid
     template or a variable without a value.
@@ -160,6 +162,7 @@ def _environment(jinja2_module: types.ModuleType) -> Any:
         keep_trailing_newline=True,
         autoescape=False,
     )
+    environment.globals["new_secret"] = new_secret
     environment.filters |= {
         "literal": _literal,
         "quoted": _quoted,

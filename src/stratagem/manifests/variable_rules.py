@@ -117,6 +117,7 @@ KUBERNETES: Mapping[str, VariableRule] = {
     "credential_secret_key": VariableRule(
         _matches(f"({_DNS_NAME})?"), 'the name of a secret, or "".'
     ),
+    "run_secret": VariableRule(_matches(f"({_DNS_NAME})?"), 'the name of a secret, or "".'),
     "port": dataclasses.replace(_int_rule(1, _MAX_PORT), expected=f"a port from 1 to {_MAX_PORT}."),
     "max_restarts": _int_rule(0),
     "grace_period_s": _int_rule(0),

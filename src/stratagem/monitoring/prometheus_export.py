@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import hmac
+import socket
+import socketserver
+import threading
+import wsgiref.simple_server
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from stratagem.authentication import required_secret
 from stratagem.goodput import Account
 from stratagem.monitoring.process_state import Phase
 from stratagem.monitoring.run_state import RunSnapshot
@@ -14,9 +20,45 @@ from stratagem.optional_libraries import load
 if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily
 
-__all__ = ["RunCollector", "serve"]
+__all__ = ["PURPOSE", "RunCollector", "serve"]
+
+PURPOSE = "telemetry"
+"""Purpose of the key whose hexadecimal digits are the token of a scrape."""
+_MAX_CONNECTIONS = 32
 
 _NEEDS = {"needed_by": "The export to Prometheus", "install": "'stratagem[prometheus]'"}
+
+
+class _ScrapeHandler(wsgiref.simple_server.WSGIRequestHandler):
+    timeout = 10.0  # of each read: an idle connection is closed
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Logs nothing: a scrape comes every few seconds."""
+
+
+class _MetricsServer(socketserver.ThreadingMixIn, wsgiref.simple_server.WSGIServer):
+    """A thread per connection, up to a limit; further ones are closed."""
+
+    daemon_threads = True
+
+    def __init__(self, place: tuple[str, int], handler: type[_ScrapeHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
+        self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        super().__init__(place, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Starts a thread, if one is free."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answers, and frees the thread."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
 
 class RunCollector:
@@ -109,15 +151,30 @@ class RunCollector:
         return family
 
 
-def serve(watcher: Watcher, port: int) -> tuple[int, Callable[[], None]]:
+def serve(watcher: Watcher, port: int, host: str = "127.0.0.1") -> tuple[int, Callable[[], None]]:
     """Serves the metrics in threads of this process; returns the port, and a function to stop.
 
-    Raises ImportError without `prometheus_client`, OSError if the port is taken.
+    If there is a secret, a scrape needs the token made from it. Raises ImportError without
+    `prometheus_client`, OSError if the port is taken, ValueError as `required_secret`.
     """
     client: Any = load("prometheus_client", **_NEEDS)
+    secret = required_secret("The export to Prometheus", [host])
     registry = client.CollectorRegistry()
     registry.register(RunCollector(watcher))
-    server, thread = client.start_http_server(port, registry=registry)
+    metrics = client.make_wsgi_app(registry)
+    expected = "" if secret is None else f"Bearer {secret.key(PURPOSE).hex()}"
+
+    def answer(request: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        given = request.get("HTTP_AUTHORIZATION", "").encode()
+        if expected and not hmac.compare_digest(given, expected.encode()):
+            start("401 Unauthorized", [("WWW-Authenticate", "Bearer")])
+            return [b"The token is printed by: stratagem secret --telemetry\n"]
+        return metrics(request, start)
+
+    server = _MetricsServer((host, port), _ScrapeHandler)
+    server.set_app(answer)
+    thread = threading.Thread(target=server.serve_forever, name="stratagem-metrics", daemon=True)
+    thread.start()
 
     def stop() -> None:
         server.shutdown()

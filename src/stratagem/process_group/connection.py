@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import os
 import socket
 import threading
@@ -11,15 +12,27 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from stratagem.frames import frame, read_frame
+from stratagem.authentication.connections import (
+    Streams,
+    UnansweredError,
+    close_now,
+    connect,
+)
+from stratagem.authentication.credentials import Credentials
+from stratagem.authentication.gate import Gate, HandshakeLimits
+from stratagem.authentication.listening import listening_sockets
+from stratagem.frames import frame
 from stratagem.messages import explain
-from stratagem.process_group.hub import Hub
+from stratagem.process_group.hub import MEMBER, TUNNEL, Hub
 from stratagem.process_group.identity import Identity
+from stratagem.process_group.notices import listen_for_notice, notify, read_notice
+from stratagem.process_group.protocol import read_answer
 from stratagem.process_group.tunnel import open_coordination_port
-from stratagem.process_group.verdict import GroupLimits, ProgramPosition
+from stratagem.process_group.verdict import GroupLimits, ProgramPosition, Verdict
 
 __all__ = ["Connection"]
 
+_PURPOSE = "group"
 _RETRY_S = 0.2
 _CLOSE_LIMIT_S = 10.0
 
@@ -35,6 +48,7 @@ class Connection:
         self,
         identity: Identity,
         limits: GroupLimits,
+        credentials: Credentials,
         *,
         position: Callable[[], ProgramPosition],
         on_message: Callable[[dict[str, Any]], None],
@@ -43,6 +57,9 @@ class Connection:
     ) -> None:
         self._identity = identity
         self._limits = limits
+        self._credentials = credentials
+        self._handshakes = HandshakeLimits.find()
+        self._host = identity.host
         self._position = position
         self._on_message = on_message
         self._on_lost = on_lost
@@ -51,6 +68,9 @@ class Connection:
         self._received_at = time.monotonic()
         self._writer: asyncio.StreamWriter | None = None
         self._hub: Hub | None = None
+        self._gate: Gate | None = None
+        self._notice_gate: Gate | None = None
+        self._door: asyncio.Server | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="stratagem-group", daemon=True)
 
@@ -67,8 +87,9 @@ class Connection:
         """Returns the port on 127.0.0.1 for JAX's coordination service."""
         if self._identity.process_id == 0:
             return self._service_port
-        opening = open_coordination_port(self._identity.host, self._identity.port)
-        return asyncio.run_coroutine_threadsafe(opening, self._loop).result(_CLOSE_LIMIT_S)
+        opening = open_coordination_port(lambda: self._reach(TUNNEL))
+        self._door = asyncio.run_coroutine_threadsafe(opening, self._loop).result(_CLOSE_LIMIT_S)
+        return self._door.sockets[0].getsockname()[1]
 
     def drain(self, limit_s: float) -> None:
         """Waits until sent messages are written, at most `limit_s` seconds."""
@@ -105,18 +126,27 @@ class Connection:
             self._loop.close()
 
     async def _close(self, connection: asyncio.Task[None]) -> None:
+        for gate in (self._gate, self._notice_gate):
+            if gate is not None:
+                gate.close()
+        if self._door is not None:
+            self._door.close()
         if self._hub is not None:
             self._hub.close()
         if self._writer is not None:
-            self._writer.close()
+            close_now(self._writer)
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in [connection, *tasks]:
             task.cancel()
         await asyncio.gather(connection, *tasks, return_exceptions=True)
-        await asyncio.sleep(0)  # let the transports close
+        for _ in range(2):  # let the transports close, and those below TLS
+            await asyncio.sleep(0)
 
     async def _run_connection(self) -> None:
         try:
+            self._notice_gate = listen_for_notice(
+                self._identity, self._credentials, self._take_notice, self._handshakes
+            )
             if self._identity.process_id == 0:
                 await self._start_hub()
             reader = await self._connect()
@@ -126,7 +156,7 @@ class Connection:
         beating = asyncio.create_task(self._beat())
         try:
             while True:
-                message = await read_frame(reader)
+                message = await read_answer(reader, self._identity.num_processes)
                 self._received_at = time.monotonic()
                 self._on_message(message)
         except ConnectionError:
@@ -135,32 +165,82 @@ class Connection:
             beating.cancel()
 
     async def _start_hub(self) -> None:
-        hub = Hub(list(self._identity.labels), self._limits, self._service_port)
+        identity = self._identity
         try:
-            await hub.start(self._identity.port)
+            listeners = listening_sockets(identity.host, identity.port, identity.hosts)
         except OSError as error:
-            raise ValueError(
+            failure = ValueError(
                 explain(
-                    f"{self._identity.label} cannot listen on port {self._identity.port}: "
+                    f"{identity.label} cannot listen on port {identity.port}: "
                     f"{error.strerror or error}.",
                     expected="a free port on the host of process 0.",
                     fix="choose another port in the cluster, or stop the program that uses it, "
                     "such as an earlier run.",
                     code="SG509",
                 )
-            ) from error
+            )
+            await notify(identity, self._credentials, Verdict("ValueError", str(failure)))
+            raise failure from error
+        address = listeners[0].getsockname()[0]
+        self._host = "127.0.0.1" if ipaddress.ip_address(address).is_unspecified else address
+        hub = Hub(
+            list(identity.labels),
+            self._limits,
+            self._service_port,
+            self._credentials,
+            self._handshakes.timeout_s,
+        )
+        hub.start()
         self._hub = hub
+        self._gate = Gate(
+            listeners, self._credentials, self._admit, purpose=_PURPOSE, limits=self._handshakes
+        )
+
+    def _admit(self, connection: socket.socket, claim: str) -> None:
+        assert self._hub is not None
+        try:
+            self._loop.call_soon_threadsafe(self._hub.serve, connection, claim)
+        except RuntimeError:  # the loop has ended, and the group with it
+            connection.close()
+
+    def _take_notice(self, connection: socket.socket, claim: str) -> None:
+        del claim  # it names process 0
+
+        async def take() -> None:
+            limit_s = self._handshakes.timeout_s
+            notice = await read_notice(connection, self._credentials, self._identity, limit_s)
+            if notice is not None:
+                self._on_message(notice)
+
+        asyncio.run_coroutine_threadsafe(take(), self._loop)
+
+    async def _reach(self, role: str) -> Streams:
+        return await connect(
+            self._host,
+            self._identity.port,
+            self._credentials,
+            f"{role} {self._identity.process_id}",
+            purpose=_PURPOSE,
+            server=self._identity.labels[0],
+            limit_s=self._handshakes.timeout_s,
+        )
 
     async def _connect(self) -> asyncio.StreamReader:
-        host = "127.0.0.1" if self._identity.process_id == 0 else self._identity.host
+        unanswered_since = None
         while True:
             try:
-                reader, writer = await asyncio.open_connection(host, self._identity.port)
+                reader, writer = await self._reach(MEMBER)
                 break
+            except UnansweredError as error:
+                unanswered_since = unanswered_since or time.monotonic()
+                if time.monotonic() - unanswered_since > self._limits.peer_s:
+                    raise self._unanswered(error) from error
             except OSError:
-                await asyncio.sleep(_RETRY_S)
+                unanswered_since = None
+            await asyncio.sleep(_RETRY_S)
+        if self._notice_gate is not None:
+            self._notice_gate.close()
         self._writer = writer
-        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         facts = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -177,6 +257,19 @@ class Connection:
         )
         self._received_at = time.monotonic()
         return reader
+
+    def _unanswered(self, error: UnansweredError) -> ValueError:
+        return ValueError(
+            explain(
+                f"Port {self._identity.port} of {self._identity.labels[0]} accepts connections, "
+                f"but does not answer {self._identity.label}: {error}.",
+                expected="process 0 of this run at its address, which answers within "
+                f"{self._limits.peer_s:g} s (STRATAGEM_PEER_TIMEOUT_S).",
+                fix="check whether another program has taken the port, or a proxy is between the "
+                "two.",
+                code="SG509",
+            )
+        )
 
     async def _beat(self) -> None:
         interval_s = min(1.0, self._limits.peer_s / 5)

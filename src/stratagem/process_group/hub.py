@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import socket
 import time
 from typing import Any
 
+from stratagem.authentication.connections import close_now, open_streams
+from stratagem.authentication.credentials import Credentials
 from stratagem.frames import frame
 from stratagem.messages import explain
 from stratagem.process_group.addresses import Link, reachable_addresses
 from stratagem.process_group.exchanges import ExchangeReply, Exchanges
-from stratagem.process_group.protocol import read_message
+from stratagem.process_group.protocol import MAX_HELLO_BYTES, read_message
 from stratagem.process_group.tunnel import forward
 from stratagem.process_group.verdict import (
     Activity,
@@ -23,9 +26,13 @@ from stratagem.process_group.verdict import (
     judge,
 )
 
-__all__ = ["Hub"]
+__all__ = ["Hub", "MEMBER", "TUNNEL"]
 
 _JUDGE_INTERVAL_S = 0.25
+MEMBER, TUNNEL = "member", "tunnel"
+"""First words of claims; the second is the process id."""
+# A process that is started again may connect before its earlier connections are noticed as lost.
+_CONNECTIONS_PER_MEMBER = 8
 
 
 @dataclasses.dataclass
@@ -62,51 +69,73 @@ class Hub:
     """Meeting point of a group, in a thread of process 0.
 
     `labels` name all processes in messages, by process id. `service_port` is the port of JAX's
-    coordination service on this host.
+    coordination service on this host. A connection must say hello within `hello_s`.
     """
 
-    def __init__(self, labels: list[str], limits: GroupLimits, service_port: int) -> None:
+    def __init__(
+        self,
+        labels: list[str],
+        limits: GroupLimits,
+        service_port: int,
+        credentials: Credentials,
+        hello_s: float,
+    ) -> None:
         self._members = [_Member(label) for label in labels]
         self._limits = limits
         self._service_port = service_port
+        self._credentials = credentials
+        self._hello_s = hello_s
+        self._num_connections = 0
+        self._is_closed = False
         self._exchanges = Exchanges(labels)
         self._is_complete = False
         self._verdict: Verdict | None = None
         self._notified = set[int]()
         self._started_at = time.monotonic()
         self._tasks = set[asyncio.Task[Any]]()
-        self._server: asyncio.Server | None = None
 
-    async def start(self, port: int) -> None:
-        """Starts listening on all addresses of this host; raises OSError if the port is taken."""
-        self._server = await asyncio.start_server(self._serve, host=None, port=port)
+    def start(self) -> None:
+        """Starts judging the members."""
         self._hold_reference(asyncio.create_task(self._judge_periodically()))
+
+    def serve(self, connection: socket.socket, claim: str) -> None:
+        """Serves a connection that the gate has admitted."""
+        is_full = self._num_connections >= _CONNECTIONS_PER_MEMBER * len(self._members)
+        if is_full or self._is_closed:
+            connection.close()
+            return
+        self._num_connections += 1
+        self._hold_reference(asyncio.create_task(self._serve(connection, claim)))
 
     def close(self) -> None:
         """Closes all connections without notice."""
-        if self._server is not None:
-            self._server.close()
+        self._is_closed = True
         for member in self._members:
             if member.writer is not None:
-                member.writer.close()
+                close_now(member.writer)
 
     def _hold_reference(self, task: asyncio.Task[Any]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            hello = await read_message(reader)
-            if hello["kind"] == "tunnel":
-                await forward(reader, writer, self._service_port)
-            elif hello["kind"] == "hello":
-                await self._serve_member(hello, reader, writer)
-        except OSError:
-            pass  # not a member, or one that has exited; `judge` finds out which is missing
-        except asyncio.CancelledError:
-            pass  # the hub closes; asyncio would log each connection as an error otherwise
-        finally:
-            writer.close()
+    async def _serve(self, connection: socket.socket, claim: str) -> None:
+        writer: asyncio.StreamWriter | None = None
+        role, _, number = claim.partition(" ")
+        # Besides OSError, the hub may close; asyncio would log each connection as an error then.
+        with contextlib.suppress(OSError, asyncio.CancelledError):
+            try:
+                async with asyncio.timeout(self._hello_s):
+                    reader, writer = await open_streams(
+                        connection, self._credentials, is_server=True
+                    )
+                    hello = await read_message(reader, MAX_HELLO_BYTES) if role == MEMBER else {}
+                if role == TUNNEL:
+                    await forward(reader, writer, self._service_port)
+                elif hello.get("kind") == "hello" and str(hello["process_id"]) == number:
+                    await self._serve_member(hello, reader, writer)
+            finally:
+                self._num_connections -= 1
+                connection.close() if writer is None else close_now(writer)
 
     async def _serve_member(
         self, hello: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter

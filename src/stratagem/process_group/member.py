@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from stratagem import logs
+from stratagem.authentication import Credentials
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.messages import explain
 from stratagem.process_group.announcements import Announcements, Listener
@@ -33,10 +34,12 @@ class Group:
     """The processes that train in lockstep, as seen from one of them. Joins on construction.
 
     Raises DeadlineExceededError, naming the missing processes, if some do not join in time;
-    ValueError if the processes differ or the port is taken.
+    ValueError if the processes or their credentials differ, or the port is taken.
     """
 
-    def __init__(self, identity: Identity, limits: GroupLimits) -> None:
+    def __init__(
+        self, identity: Identity, limits: GroupLimits, credentials: Credentials | None = None
+    ) -> None:
         self.identity = identity
         self.limits = limits
         self.own_address = ""
@@ -53,6 +56,7 @@ class Group:
         self._connection = Connection(
             identity,
             limits,
+            credentials or Credentials(),
             position=lambda: self._position,
             on_message=self._handle,
             on_lost=self._lose,

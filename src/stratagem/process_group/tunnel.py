@@ -2,14 +2,17 @@
 
 JAX terminates a process, without an error to catch, as soon as its connection to the service
 breaks, before anything can report that process 0 died. So each process connects to a local port,
-which stays open. Process 0 also needs only one reachable port.
+which stays open. Process 0 also needs only one reachable port, which authenticates: the service
+itself listens on 127.0.0.1 and has no authentication.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
 
-from stratagem.frames import frame
+from stratagem.authentication.connections import Streams
 
 __all__ = ["forward", "open_coordination_port"]
 
@@ -47,26 +50,26 @@ async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, po
         inner_writer.close()
 
 
-async def open_coordination_port(host: str, port: int) -> int:
-    """Opens a port on 127.0.0.1 that leads to the service of process 0, and returns it.
+async def open_coordination_port(connect: Callable[[], Awaitable[Streams]]) -> asyncio.Server:
+    """Opens a port on 127.0.0.1 that leads to the service of process 0.
 
-    This side never closes a connection: if process 0 is lost, requests get no answer.
+    `connect` makes an authenticated connection to process 0. This side never closes a connection:
+    if process 0 is lost, requests get no answer.
     """
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        outer_reader, outer_writer = await asyncio.open_connection(host, port)
-        outer_writer.write(frame({"kind": "tunnel"}))
-        back = asyncio.create_task(_pump(outer_reader, writer))
-        try:
-            await _pump(reader, outer_writer)
-        except ConnectionError:  # process 0 is lost: keep the connection, without answers
-            while await reader.read(_CHUNK_BYTES):
-                pass
-        finally:
-            back.cancel()
-            await asyncio.gather(back, return_exceptions=True)
-            outer_writer.close()
-            writer.close()
+        # If process 0 cannot be reached now, JAX's client connects again.
+        with contextlib.closing(writer), contextlib.suppress(OSError, ValueError):
+            outer_reader, outer_writer = await connect()
+            back = asyncio.create_task(_pump(outer_reader, writer))
+            try:
+                await _pump(reader, outer_writer)
+            except OSError:  # process 0 is lost: keep the connection, without answers
+                while await reader.read(_CHUNK_BYTES):
+                    pass
+            finally:
+                back.cancel()
+                await asyncio.gather(back, return_exceptions=True)
+                outer_writer.close()
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    return server.sockets[0].getsockname()[1]
+    return await asyncio.start_server(accept, "127.0.0.1", 0)

@@ -1,6 +1,6 @@
 """Values of messages between the processes of a group, as JSON.
 
-Connections are not authenticated, so nothing is ever unpickled.
+Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -51,17 +51,27 @@ def _is_numeric(dtype: np.dtype[Any]) -> bool:
 
 
 def decode(value: object) -> Any:
-    """Returns the value that `encode` received."""
+    """Returns the value that `encode` received; raises ValueError for anything else."""
+    try:
+        return _decoded(value)
+    except (AttributeError, MemoryError, OverflowError, RecursionError, TypeError) as error:
+        raise ValueError(f"received no encoded value: {error}") from error
+
+
+def _decoded(value: object) -> Any:
     if isinstance(value, list):
-        return [decode(item) for item in value]
+        return [_decoded(item) for item in value]
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
     if kind == "tuple":
-        return tuple(decode(item) for item in content)
+        return tuple(_decoded(item) for item in content)
     if kind == "bytes":
         return base64.b64decode(content)
     if kind == "array":
-        dtype, shape, data = content
+        name, shape, data = content
+        dtype = np.dtype(str(name))
+        if not _is_numeric(dtype):
+            raise ValueError(f"an array of {name!r} is no encoded value")
         return np.frombuffer(base64.b64decode(data), dtype).reshape(shape).copy()
-    return {key: decode(item) for key, item in content.items()}
+    return {key: _decoded(item) for key, item in content.items()}

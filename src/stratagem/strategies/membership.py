@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from stratagem import config, environment
+from stratagem.authentication import Credentials
 from stratagem.cluster import ClusterResolver, Processes
 from stratagem.cluster.addresses import split_address
 from stratagem.messages import explain
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 
 __all__ = ["check_resolver", "copy_refused", "identity_of", "join", "own_accelerators"]
+
+
+_LOOPBACK = "127.0.0.1"
 
 
 def check_resolver(resolver: object, argument: str) -> None:
@@ -36,7 +40,11 @@ def check_resolver(resolver: object, argument: str) -> None:
 
 
 def join(
-    resolver: ClusterResolver, processes: Processes, timeout_s: float | None = None
+    resolver: ClusterResolver,
+    processes: Processes,
+    timeout_s: float | None = None,
+    *,
+    allow_unauthenticated: bool = False,
 ) -> tuple[jax.Device, ...]:
     """Joins the processes of a cluster and starts JAX for all of them.
 
@@ -45,6 +53,7 @@ def join(
         processes: its processes; more than one.
         timeout_s: seconds that a process may make no progress; 0 for no limit, None for
             `STRATAGEM_STUCK_TIMEOUT_S`.
+        allow_unauthenticated: True to run on several hosts without a secret.
 
     Returns:
         The devices of all processes, grouped by process.
@@ -55,7 +64,13 @@ def join(
         stuck_s=config.stuck_timeout_s() if timeout_s is None else timeout_s or math.inf,
         barrier_s=config.barrier_timeout_s(),
     )
-    return start_processes(identity_of(resolver, processes), limits, own_accelerators(processes))
+    identity = identity_of(resolver, processes)
+    credentials = Credentials.find(
+        identity.label,
+        [identity.host, *identity.hosts],
+        allow_unauthenticated=allow_unauthenticated,
+    )
+    return start_processes(identity, limits, own_accelerators(processes), credentials)
 
 
 def copy_refused(strategy: Strategy) -> ValueError:
@@ -76,16 +91,18 @@ def identity_of(resolver: ClusterResolver, processes: Processes) -> Identity:
     labels = _labels(resolver, processes)
     # The resolver of a TPU slice has only the hosts of that slice.
     knows_all = labels is not None
+    is_one_machine = processes.num_local_processes == processes.num_processes
     return Identity(
         process_id=processes.process_id,
         labels=labels or tuple(f"process {index}" for index in range(processes.num_processes)),
-        host=host,
+        host=_LOOPBACK if is_one_machine else host,
         port=port,
         same={
             "the cluster": str(resolver.cluster_spec()) if knows_all else f"that of {host}",
             **{f"{name}": _version(name) for name in ("stratagem", "jax", "jaxlib", "keras")},
             "Python": ".".join(platform.python_version_tuple()[:2]),
         },
+        addresses=_addresses(resolver) if knows_all and not is_one_machine else (),
     )
 
 
@@ -98,14 +115,25 @@ def _version(package: str) -> str:
 
 def _labels(resolver: ClusterResolver, processes: Processes) -> tuple[str, ...] | None:
     """Returns the processes by task and address; None if the cluster does not list them all."""
-    spec = resolver.cluster_spec()
     labels = [
-        f"{job if job == 'chief' else f'{job} {index}'} ({spec.task_address(job, index)})"
+        f"{job if job == 'chief' else f'{job} {index}'} ({address})"
+        for job, index, address in _trainers(resolver)
+    ]
+    return tuple(labels) if len(labels) == processes.num_processes else None
+
+
+def _addresses(resolver: ClusterResolver) -> tuple[tuple[str, int], ...]:
+    return tuple(split_address(address) for _, _, address in _trainers(resolver))
+
+
+def _trainers(resolver: ClusterResolver) -> list[tuple[str, int, str]]:
+    spec = resolver.cluster_spec()
+    return [
+        (job, index, spec.task_address(job, index))
         for job in ("chief", "worker")
         if job in spec.jobs
         for index in spec.task_indices(job)
     ]
-    return tuple(labels) if len(labels) == processes.num_processes else None
 
 
 def own_accelerators(processes: Processes) -> list[int] | None:

@@ -43,11 +43,14 @@ class MultiWorkerMirroredStrategy(Strategy):
             one device.
         layout_map: as for `MirroredStrategy`.
         placement: "mirrored", "sharded" or "pinned_host" by rule, as for `HybridStrategy`.
+        allow_unauthenticated: True to run on several hosts without a secret, on a network that only
+            they can reach.
 
     Raises:
-        ValueError: an invalid cluster, a task that does not train, processes that do not match, a
-            number that does not divide the devices, both `shard_state` and `devices_per_replica`;
-            and as for `MirroredStrategy` and `HybridStrategy`.
+        ValueError: an invalid cluster, a task that does not train, processes that do not match,
+            several hosts without a secret, a number that does not divide the devices, both
+            `shard_state` and `devices_per_replica`; and as for `MirroredStrategy` and
+            `HybridStrategy`.
         TypeError: an argument of another type.
         DeadlineExceededError: not all processes came in time; the message names the missing ones.
         RuntimeError: JAX has started already.
@@ -70,6 +73,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         shard_state: str | None = None,
         layout_map: Mapping[str, Any] | None = None,
         placement: Mapping[str | Callable[[Any], bool], str] | None = None,
+        allow_unauthenticated: bool = False,
     ) -> None:
         check_resolver(cluster_resolver, "cluster_resolver")
         options = checked_communication(
@@ -83,7 +87,12 @@ class MultiWorkerMirroredStrategy(Strategy):
         processes = self._resolver.processes()
         is_cluster = processes.num_processes > 1 and planned_devices() is None
         if is_cluster:
-            devices = join(self._resolver, processes, options.timeout_seconds)
+            devices = join(
+                self._resolver,
+                processes,
+                options.timeout_seconds,
+                allow_unauthenticated=allow_unauthenticated,
+            )
         else:
             devices = local_devices()
         groups = adjacent_groups(devices, devices_per_replica)

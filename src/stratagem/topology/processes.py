@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from stratagem import environment
+from stratagem.authentication import Credentials
 from stratagem.messages import explain
 from stratagem.process_group import (
     Activity,
@@ -32,7 +33,10 @@ _NEVER_S = 10_000_000
 
 
 def start_processes(
-    identity: Identity, limits: GroupLimits, local_device_ids: list[int] | None
+    identity: Identity,
+    limits: GroupLimits,
+    local_device_ids: list[int] | None,
+    credentials: Credentials | None = None,
 ) -> tuple[jax.Device, ...]:
     """Joins the group and starts JAX on all its processes; call it once per process.
 
@@ -45,7 +49,7 @@ def start_processes(
     if group is None:
         _require_fresh_jax()
         current_events()  # record the start even if the other processes never join
-        group = Group(identity, limits)
+        group = Group(identity, limits, credentials)
         set_current_group(group)
         _start_jax(group, local_device_ids)
         process_exit.watch(group)

@@ -190,3 +190,8 @@ def test_spawn_is_for_one_machine() -> None:
     for more in ({"nnodes": 2}, {"hosts": ["a"]}, {"hostfile": os.devnull}):
         with pytest.raises(ValueError, match=r"spawn with nnodes=(?s:.)*sg\.launch\.run"):
             sg.launch.spawn(pow, (2, 3), **more)
+
+
+def test_launchers_of_several_hosts_need_a_secret(script) -> None:
+    with pytest.raises(ValueError, match=r"This launcher has no secret(?s:.)*host0"):
+        sg.launch.run(script(""), nnodes=2, node_rank=1, rdzv_endpoint="host0:29400")

@@ -8,9 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from stratagem.authentication import Credentials, Secret
 from stratagem.launch.nodes.meeting_point import MeetingPoint
 from stratagem.launch.nodes.node_link import NodeLink
+from stratagem.launch.nodes.rendezvous import Rendezvous
 from stratagem.launch.plan.ports import free_ports
+from tests.authentication.certificates import make_certificates
+from tests.authentication.peers import admit, key
 
 
 def point_of(port: int) -> MeetingPoint:
@@ -25,6 +29,7 @@ def connected(timeout_s: float) -> Iterator[tuple[NodeLink, socket.socket]]:
         with NodeLink(point, {}, timeout_s=timeout_s, join_s=60.0) as link:
             other, _ = server.accept()
             with other:
+                assert admit(other, key("rendezvous")) == "node"
                 yield link, other
 
 
@@ -57,3 +62,42 @@ def test_nothing_to_take_and_nowhere_to_send_is_no_error() -> None:
     with connected(timeout_s=60.0) as (link, _):
         assert link.take(0) is None
     link.send({"kind": "beat"})
+
+
+def test_other_program_at_the_address_is_named_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        point = point_of(server.getsockname()[1])
+        with NodeLink(point, {}, timeout_s=60.0, join_s=60.0) as link:
+            other, _ = server.accept()
+            with other:
+                other.sendall(b"220 mail.example.org\r\n")
+                message = link.take(60.0)
+    assert message is not None
+    assert (message["kind"], message["is_final"]) == ("refused", True)
+    assert f"Another program has taken port {point.port} of node 0" in message["text"]
+
+
+def test_node_with_another_secret_is_refused_at_once() -> None:
+    point = point_of(*free_ports(1))
+    credentials = Credentials(Secret("a" * 32))
+    with (
+        Rendezvous(point, 60.0, print, Credentials(Secret("b" * 32))) as rendezvous,
+        NodeLink(point, {}, credentials, timeout_s=60.0, join_s=60.0) as link,
+    ):
+        message = link.take(60.0)
+        assert rendezvous.members() == []
+    assert message is not None
+    assert "do not have the same secret" in message["text"]
+
+
+def test_nodes_with_certificates_meet(monkeypatch, tmp_path) -> None:
+    for name, text in make_certificates(tmp_path).items():
+        monkeypatch.setenv(name, text)
+    credentials = Credentials.find("This launcher", ["127.0.0.1"])
+    hello = {"token": "t", "rank": 1, "workers": 1, "nnodes": [2, 2]}
+    point = point_of(*free_ports(1))
+    with (
+        Rendezvous(point, 60.0, print, credentials),
+        NodeLink(point, hello, credentials, timeout_s=60.0, join_s=60.0) as link,
+    ):
+        assert link.take(60.0) == {"kind": "welcome", "rank": 1}

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stratagem.frames import frame
 from stratagem.launch.nodes.meeting_point import MeetingPoint
 from stratagem.launch.nodes.node_link import NodeLink
-from stratagem.launch.nodes.rendezvous import Rendezvous, beat_s
+from stratagem.launch.nodes.rendezvous import _INVALID, Node, Rendezvous, _record, beat_s
 from stratagem.launch.plan.ports import free_ports
+from tests.authentication.peers import dialed, key, prove
+from tests.fuzzing import JSON, fuzz
 from tests.launch.waiting import until
 
 HELLO = {"token": "t", "rank": 1, "workers": 2, "nnodes": [2, 3]}
@@ -129,9 +134,16 @@ def test_node_that_leaves_is_no_member_and_is_not_missed(rendezvous, join, said)
     assert len(said) == 1
 
 
+def proven(point: MeetingPoint) -> socket.socket:
+    """Connects to a rendezvous without a secret."""
+    connected = dialed(point.port)
+    prove(connected, key("rendezvous"), "node")
+    return connected
+
+
 def greeted(point: MeetingPoint) -> socket.socket:
     """Connects and greets, and then sends no heartbeats."""
-    connected = socket.create_connection(("127.0.0.1", point.port))
+    connected = proven(point)
     connected.sendall(frame({"kind": "hello", "host": "h", "address": "10.0.0.2", **HELLO}))
     return connected
 
@@ -165,10 +177,15 @@ def test_invalid_message_ends_the_connection(point, rendezvous, message) -> None
     "data", [b"GET / HTTP/1.1\r\n\r\n", frame({"kind": "hello"}), frame({**HELLO, "rank": "1"})]
 )
 def test_other_programs_are_no_nodes(point, rendezvous, data) -> None:
-    with socket.create_connection(("127.0.0.1", point.port)) as connected:
+    with proven(point) as connected:
         connected.sendall(data)
         assert connected.recv(1) == b""
     assert not rendezvous.members()
+
+
+def test_rank_that_is_no_number_is_refused(rendezvous) -> None:
+    with pytest.raises(TypeError, match=r"the rank 1\.5 is no number"):
+        rendezvous._admit({"kind": "hello", **HELLO, "rank": 1.5}, _Writer())
 
 
 def test_end_reaches_nodes_and_those_that_come_later(rendezvous, join, monkeypatch) -> None:
@@ -190,3 +207,55 @@ def test_frames_on_the_wire_are_json(point, rendezvous) -> None:
     with greeted(point) as connected:
         size = int.from_bytes(connected.recv(4), "big")
         assert json.loads(connected.recv(size)) == {"kind": "welcome", "rank": 1}
+
+
+class _Writer:
+    """Writes to nobody."""
+
+    def write(self, data: bytes) -> None:
+        assert data
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+def _changed(messages: list[dict], names: list[str]) -> st.SearchStrategy[dict]:
+    return st.builds(
+        lambda message, name, value: {**message, name: value},
+        st.sampled_from(messages),
+        st.sampled_from(names),
+        JSON,
+    )
+
+
+_HELLOS = _changed(
+    [{"kind": "hello", "host": "h", "address": "a", **HELLO}],
+    ["rank", "workers", "nnodes", "token", "host"],
+)
+_RECORDS = _changed(
+    [
+        {"kind": "ports", "start": 0, "ports": [1]},
+        {"kind": "exited", "start": 0, "task": "worker 1", "returncode": 1, "lines": []},
+        {"kind": "gone", "start": 0, "task": "worker 1"},
+        {"kind": "leaving"},
+    ],
+    ["kind", "start", "ports", "task", "returncode", "lines"],
+)
+
+
+@fuzz
+@given(st.lists(_HELLOS, max_size=10), st.lists(_RECORDS, max_size=10))
+def test_any_message_is_recorded_or_invalid(rendezvous, hellos, records) -> None:
+    for hello in hellos:
+        with contextlib.suppress(*_INVALID):
+            rendezvous._admit(hello, _Writer())
+    rendezvous._nodes.clear()
+    node = Node(
+        rank=1, host="h", address="a", workers=1, token="t", writer=_Writer(), received_s=0.0
+    )
+    for record in records:
+        with contextlib.suppress(*_INVALID):
+            _record(node, record)

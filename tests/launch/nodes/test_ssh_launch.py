@@ -26,6 +26,7 @@ WORK = """
 import time
 from pathlib import Path
 print("rank", task["index"], os.environ.get("TOKEN"), "STRATAGEM_SSH_LEASE" in os.environ)
+Path(f"secret-{task['index']}").write_text(os.environ["STRATAGEM_SECRET"])
 Path(f"pid-{task['index']}").write_text(f"{os.getpid()}\\n")
 """
 
@@ -56,6 +57,9 @@ def test_every_host_runs_the_command_in_this_folder(capfd, script, folder, endpo
     assert (folder / "pid-1").exists()
     calls = (folder / "ssh-calls").read_text().splitlines()
     assert all(call.startswith("-p 2222 -o BatchMode=yes ") for call in calls)
+    (secret,) = {(folder / f"secret-{index}").read_text() for index in range(2)}
+    assert len(secret) == 64
+    assert not any(secret in call for call in calls)
 
 
 @pytest.mark.slow

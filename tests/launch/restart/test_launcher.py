@@ -39,6 +39,30 @@ raise SystemExit(attempt < 2 and task["index"] == 1)
     assert (folder / "logs" / "worker-1.log").read_text() == log
 
 
+def test_tasks_of_a_launch_share_a_secret_that_other_launches_do_not_have(script, folder) -> None:
+    path = script(
+        f"""{AFTER}{SELF}
+attempt = os.environ["STRATAGEM_RESTART_COUNT"]
+Path(f"{{name}}-{{attempt}}").write_text(os.environ["STRATAGEM_SECRET"])
+raise SystemExit(attempt == "0" and task["index"] == 1)
+"""
+    )
+    secrets: list[str] = []
+    for _ in range(2):
+        sg.launch.run(path, workers=2, max_restarts=1)
+        found = {(folder / f"worker-{index}-1").read_text() for index in range(2)}
+        found.add((folder / "worker-1-0").read_text())
+        secrets += found
+    assert len(set(secrets)) == len(secrets) == 2
+    assert all(len(secret) == 64 for secret in secrets)
+
+
+def test_secret_of_the_user_is_handed_on(script, folder, monkeypatch) -> None:
+    monkeypatch.setenv("STRATAGEM_SECRET", "s" * 32)
+    sg.launch.run(script(f'{AFTER}{SELF}Path(name).write_text(os.environ["STRATAGEM_SECRET"])'))
+    assert (folder / "worker-0").read_text() == "s" * 32
+
+
 def test_after_the_last_restart_the_failure_is_raised(capfd, script) -> None:
     path = script('raise SystemExit(10 + int(os.environ["STRATAGEM_RESTART_COUNT"]))')
     with pytest.raises(RuntimeError, match="worker 0 failed first of 1 tasks: exit code 11"):

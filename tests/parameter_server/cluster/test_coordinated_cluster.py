@@ -19,7 +19,7 @@ from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCo
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Parameter servers were started again:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:Parameter servers restarted:RuntimeWarning"),
 ]
 
 RNG = np.random.default_rng(2)

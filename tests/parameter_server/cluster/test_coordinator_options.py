@@ -28,6 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
         {"journal_interval_s": -1.0},
         {"journal_interval_s": float("nan")},
         {"journal_interval_s": True},
+        {"durable_updates": 1},
     ],
     ids=str,
 )

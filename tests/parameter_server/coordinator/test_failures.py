@@ -27,7 +27,7 @@ from tests.remote.living import descendants, name_of, wait_for_end
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:Parameter servers were started again:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:Parameter servers restarted:RuntimeWarning"),
 ]
 
 _LIMIT_S = 240.0

@@ -45,7 +45,7 @@ class Driver:
     def run(self, order: int, value: int = 0) -> Any:
         """What the function returns for a value; or the kind of another answer."""
         args = np.frombuffer(KERAS_PACKING.pack(((value,), {}), self._strategy), np.uint8)
-        fields = {"order": order, "number": 1, "num_writes": 0}
+        fields = {"order": order, "number": 1, "num_writes": 0, "closure": order, "is_rerun": False}
         answer = self._connections.ask(0, Message("run", fields, [args]))
         if answer.kind != "done":
             return answer.kind

@@ -85,7 +85,10 @@ def test_last_changes_are_known_after_a_restart() -> None:
         begin(owner, Asked("a", number)).done(told=str(number))
     begin(owner, Asked("b", 7)).done(told="seven")
     begin(owner, Asked("c", 1))  # under way
-    assert owner.done() == [["a", 2, {"told": "2"}], ["b", 7, {"told": "seven"}]]
+    assert owner.done() == [
+        ["a", 2, {"told": "2"}, "", 0],
+        ["b", 7, {"told": "seven"}, "", 0],
+    ]
     after.restore(owner.done())
     again = Asked("a", 2)
     assert after.begin(again.request) is None
@@ -100,7 +103,7 @@ def test_clients_that_asked_longest_ago_are_forgotten(monkeypatch) -> None:
     waiting = begin(owner, Asked("waits", 1))
     for client in "abcade":
         begin(owner, Asked(client, owner.num_done + 1)).done()
-    assert [name for name, _, _ in owner.done()] == ["d", "e"]
+    assert [name for name, *_ in owner.done()] == ["d", "e"]
     waiting.done(told="late")
     again = Asked("waits", 1)
     assert owner.begin(again.request) is None
@@ -125,3 +128,75 @@ def test_answer_that_cannot_be_sent_to_one_is_sent_to_the_others() -> None:
     later = Asked("a", 1)
     assert owner.begin(later.request) is None  # it was made, and is not made again
     assert later.told == ["one"]
+
+
+class OfFunction(Asked):
+    """An update at a place of a function."""
+
+    def __init__(self, client: str, number: int, place: int, *, is_rerun: bool = False) -> None:
+        super().__init__(client, number)
+        fields = {"client": client, "number": number, "function": "f", "place": place, "sign": 1}
+        if is_rerun:
+            fields["is_rerun"] = True
+        self.request = Request(Message("assign", fields), self.answers.append)
+
+
+def test_updates_of_a_function_that_runs_again_elsewhere_are_made_once() -> None:
+    owner, restored = make(), make()
+    for number in (1, 2):
+        begin(owner, OfFunction("killed", number, number)).done()
+    restored.restore(owner.done())
+    restored.counts.restore(owner.counts.numbers())
+    for one in (owner, restored):
+        for place in (1, 2):
+            again = OfFunction("other", place + 10, place, is_rerun=True)
+            assert one.begin(again.request) is None
+            assert again.answers[0].fields == {"is_used": True, "is_repeated": True}
+        begin(one, OfFunction("other", 13, 3, is_rerun=True)).done()  # the first had not made it
+        assert one.counts.applied == {"assign_add": 3}
+        assert one.counts.repeated == {"assign_add": 2}
+
+
+def test_updates_of_a_function_that_runs_for_the_first_time_are_all_made() -> None:
+    owner = make()
+    begin(owner, OfFunction("a", 1, 1)).done()
+    begin(owner, OfFunction("b", 1, 1)).done()
+    assert owner.counts.applied == {"assign_add": 2}
+
+
+def test_update_that_was_discarded_or_failed_is_made_when_the_function_runs_again() -> None:
+    owner = make()
+    begin(owner, OfFunction("a", 1, 1)).done(is_used=False)
+    begin(owner, OfFunction("b", 1, 1, is_rerun=True)).fail(KeyError("v"))
+    begin(owner, OfFunction("c", 1, 1, is_rerun=True)).done()
+    assert owner.counts.applied == {"assign_add": 1}
+    assert owner.counts.repeated == {}
+
+
+def test_requests_that_are_sent_again_are_counted() -> None:
+    owner, first = make(), OfFunction("a", 1, 1)
+    change = begin(owner, first)
+    assert owner.begin(OfFunction("a", 1, 1).request) is None  # meanwhile
+    change.done()
+    assert owner.begin(OfFunction("a", 1, 1).request) is None
+    assert (owner.counts.applied, owner.counts.resent) == ({"assign_add": 1}, {"assign_add": 2})
+
+
+def test_clients_whose_changes_fail_are_not_remembered() -> None:
+    owner = make()
+    for number in range(1000):
+        begin(owner, Asked(f"client {number}", 1)).fail(KeyError("v"))
+    assert owner._clients == {}
+
+
+def test_answers_are_held_until_the_changes_are_in_the_journal() -> None:
+    owner, held = make(), []
+    owner.hold = lambda requests, answer: held.append((list(requests), answer))
+    first, again = OfFunction("a", 1, 1), OfFunction("b", 1, 1, is_rerun=True)
+    begin(owner, first).done(told="one")
+    assert owner.begin(again.request) is None
+    assert (first.answers, again.answers) == ([], [])
+    for requests, answer in held:
+        for request in requests:
+            request.answer(answer)
+    assert (len(first.answers), len(again.answers)) == (1, 1)

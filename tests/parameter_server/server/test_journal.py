@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
+import stat
 import tracemalloc
+import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from stratagem.errors import DataLossError
-from stratagem.parameter_server.server.journal import Journal
+from stratagem.parameter_server.server.journal import _MARK, _RECORD, Journal, _frames
 from stratagem.parameter_server.transport.wire import Message
 
 
@@ -38,6 +42,15 @@ def write(path: Path, count: int) -> list[int]:
             journal.append(message(number))
             sizes.append(journal.size_bytes)
     return sizes
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def dropping(count: int, place: int) -> Any:
+    records = "1 record" if count == 1 else f"{count} records"
+    return pytest.warns(RuntimeWarning, match=rf"{records} of \d+ bytes from byte {place} on were")
 
 
 def test_messages_are_there_again_and_more_can_follow(tmp_path) -> None:
@@ -73,8 +86,12 @@ def test_unfinished_record_is_cut_off_wherever_the_writer_died(tmp_path) -> None
     whole = path.read_bytes()
     for size in range(len(whole)):
         path.write_bytes(whole[:size])
-        with Journal(path) as journal:
-            wanted = list(range(sum(size >= one for one in sizes[1:])))
+        wanted = list(range(sum(size >= one for one in sizes[1:])))
+        is_cut = size > sizes[0] and size not in sizes
+        with dropping(1, sizes[len(wanted)]) if is_cut else contextlib.nullcontext():
+            journal = Journal(path)
+        with journal:
+            assert journal.num_dropped == is_cut
             assert numbers(journal) == wanted
             journal.append(message(9))
         with Journal(path) as journal:
@@ -87,7 +104,9 @@ def test_last_record_of_which_pages_are_missing_is_cut_off(tmp_path) -> None:
     data = bytearray(path.read_bytes())
     data[sizes[2] + 20 :] = bytes(len(data) - sizes[2] - 20)
     path.write_bytes(data)
-    with Journal(path) as journal:
+    with dropping(1, sizes[2]):
+        journal = Journal(path)
+    with journal:
         assert numbers(journal) == [0, 1]
 
 
@@ -97,11 +116,77 @@ def test_record_that_was_changed_is_reported(tmp_path) -> None:
     data = bytearray(path.read_bytes())
     data[sizes[1] + 30] ^= 1
     path.write_bytes(data)
-    with pytest.raises(
-        DataLossError, match=f"the checksum of the record at byte {sizes[1]} is wrong"
-    ):
+    with pytest.raises(DataLossError, match=f"the record at byte {sizes[1]} fails its checksum"):
         Journal(path)
     assert path.read_bytes() == bytes(data)  # left as it is
+
+
+@pytest.mark.parametrize("place", range(20))
+def test_changed_header_is_no_reason_to_drop_the_records_after_it(tmp_path, place) -> None:
+    path = tmp_path / "journal"
+    sizes = write(path, 3)
+    data = bytearray(path.read_bytes())
+    data[sizes[1] + place] ^= 0x40
+    path.write_bytes(data)
+    with pytest.raises(
+        DataLossError, match=f"byte {sizes[1]} fails its checksum, after 1 intact ones"
+    ):
+        Journal(path)
+    assert path.read_bytes() == bytes(data)
+
+
+def test_several_damaged_records_at_the_end_are_dropped_and_counted(tmp_path) -> None:
+    path = tmp_path / "journal"
+    sizes = write(path, 4)
+    data = bytearray(path.read_bytes())
+    for at in (sizes[2] + 30, sizes[3] + 30):
+        data[at] ^= 1
+    path.write_bytes(data)
+    with dropping(2, sizes[2]):
+        journal = Journal(path)
+    with journal:
+        assert (numbers(journal), journal.num_dropped) == ([0, 1], 2)
+
+
+def test_only_the_user_can_read_a_journal_and_its_folder(tmp_path) -> None:
+    path = tmp_path / "folder" / "journal"
+    before = os.umask(0)
+    try:
+        with Journal(path) as journal:
+            journal.append(message(1))
+            assert mode(path) == 0o600
+            journal.replace([message(2)])
+            assert mode(path) == 0o600
+    finally:
+        os.umask(before)
+    assert mode(path.parent) == 0o700
+    path.chmod(0o644)
+    with Journal(path):
+        assert mode(path) == 0o600
+
+
+@pytest.mark.parametrize("version", [b"1", b"3"])
+def test_journal_of_another_version_is_refused_and_left_alone(tmp_path, version) -> None:
+    path = tmp_path / "journal"
+    data = b"stratagem journal " + version + b"\n" + bytes(100)
+    path.write_bytes(data)
+    with pytest.raises(DataLossError, match=f"has version {version.decode()} of the format"):
+        Journal(path)
+    assert path.read_bytes() == data
+
+
+def test_record_that_no_server_wrote_is_reported(tmp_path) -> None:
+    """Its checksums are right, as those of a forger."""
+    path = tmp_path / "journal"
+    write(path, 1)
+    for body in (b"", b"\xff" * 4, b"\1\0\0\0" + (3).to_bytes(8, "little") + b"{]}"):
+        header = _RECORD.pack(_MARK, len(body), zlib.crc32(body))
+        record = header + zlib.crc32(header).to_bytes(4, "little") + body
+        path.write_bytes(path.read_bytes() + record)
+        with Journal(path) as journal, pytest.raises(DataLossError, match="invalid contents"):
+            _ = journal.messages[-1]
+    with pytest.raises(ConnectionError, match="invalid frames"):
+        _frames(memoryview(b"\xff" * 4))
 
 
 def test_other_file_is_refused_and_left_alone(tmp_path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import subprocess
 import threading
@@ -9,13 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from stratagem.errors import DataLossError
+from stratagem.errors import DataLossError, UnavailableError
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout
+from stratagem.parameter_server.server.journal import Journal
 from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.parameter_server.transport.connection import Connections, ServerError
@@ -32,10 +35,13 @@ NEVER_S = 1e6
 class Server:
     """One at a port of its own, that can be killed: what is not in its journal then is lost."""
 
-    def __init__(self, folder: Path, interval_s: float = NEVER_S) -> None:
+    def __init__(
+        self, folder: Path, interval_s: float = NEVER_S, *, is_durable: bool = False
+    ) -> None:
         self.keys = ClusterKeys.make()
         self._folder = folder
         self._interval_s = interval_s
+        self._is_durable = is_durable
         self.path = folder / "journal 0"
         self.running = self._start(0)
 
@@ -48,7 +54,11 @@ class Server:
 
     def _start(self, port: int) -> ParameterServer:
         return ParameterServer(
-            self.keys, port=port, journal=self.path, journal_interval_s=self._interval_s
+            self.keys,
+            port=port,
+            journal=self.path,
+            journal_interval_s=self._interval_s,
+            is_durable=self._is_durable,
         )
 
 
@@ -101,7 +111,7 @@ def test_server_has_again_what_was_journaled_and_tells_what_was_lost(server, ser
         np.testing.assert_array_equal(value, journaled[name])
     state = served.describe()[0]
     assert (state["version"], state["journaled_version"], state["restored_version"]) == (2, 2, 2)
-    assert served.lost_updates == 1
+    assert served.lost_updates == {"push": 1, "assign_add": 1}
     assert served.scalars() == {"count": 2}
     push(served, 2)  # by the same rule, with its slots
     table = served.pull(["table"])["table"]
@@ -115,7 +125,7 @@ def test_orderly_end_loses_nothing(server, served) -> None:
     server.running.close()
     server.restart()
     np.testing.assert_array_equal(served.pull(["v"])["v"], value)
-    assert served.lost_updates == 0
+    assert served.lost_updates == {}
 
 
 def test_threads_of_a_client_count_lost_updates_once(server, served) -> None:
@@ -130,9 +140,9 @@ def test_threads_of_a_client_count_lost_updates_once(server, served) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert served.lost_updates == 2
+    assert served.lost_updates == {"push": 2}
     push(served)
-    assert served.lost_updates == 2
+    assert served.lost_updates == {"push": 2}
 
 
 @pytest.mark.parametrize("is_journaled", [True, False])
@@ -146,6 +156,7 @@ def test_push_that_is_sent_again_after_a_restart_counts_once(
     if is_journaled:
         served.journal()
     server.restart()
+    served.send_rules_again(0)
     for _ in range(2):
         answer = connections.ask(0, one)
         assert (answer.fields["version"], answer.fields["is_used"]) == (1, True)
@@ -206,10 +217,11 @@ def test_synchronous_workers_go_on_after_a_restart(server, served, connections) 
     served.journal()
     assert together() == [True, True]
     server.restart()
+    served.send_rules_again(0)  # as a coordinator does
     # Computed from values that are no more, and newer than those that the server has now.
     assert together() == [True, True]
     assert together() == [True, True]
-    assert [worker.lost_updates for worker in workers.values()] == [1, 1]
+    assert [worker.lost_updates for worker in workers.values()] == [{"push": 1}] * 2
     # Momentum of three updates of two workers; the lost one is in none of them.
     np.testing.assert_allclose(served.pull(["v"])["v"], -0.1 * 2 * (1 + 1.5 + 1.75), rtol=1e-6)
     for one in threads.values():
@@ -230,8 +242,175 @@ def test_thread_writes_while_workers_train(tmp_path) -> None:
         server.restart()
         for name, value in served.pull(["v", "table"]).items():
             np.testing.assert_array_equal(value, wanted[name])
-        assert served.lost_updates == 0
+        assert served.lost_updates == {}
     server.running.close()
+
+
+class Marking(Momentum):
+    """Unpickling it runs code: it makes a file."""
+
+    def __init__(self, mark: Path) -> None:
+        super().__init__()
+        object.__setattr__(self, "mark", mark)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        vars(self)["mark"].touch()
+
+
+def test_no_code_of_a_journal_runs_and_clients_send_a_rule_of_their_own_again(
+    server, served, tmp_path
+) -> None:
+    mark = tmp_path / "mark"
+    served.set_rule(Marking(mark), ["v", "table"])
+    assert mark.exists()  # from an authenticated client
+    push(served, 1)
+    served.journal()
+    assert b"pickle" not in server.path.read_bytes()
+    mark.unlink()
+    server.restart()
+    served.pull(["v"])
+    assert not mark.exists()
+    push(served, 1)  # by the same rule, which the client sends first
+    assert mark.exists()
+    table = served.pull(["table"])["table"]
+    np.testing.assert_allclose(table[1], -0.1 * (1 + 1.5), rtol=1e-6)
+    assert served.scalars() == {"count": 2}
+
+
+def test_push_that_lacks_its_optimizer_names_it_when_nobody_sends_it(
+    server, served, connections, monkeypatch
+) -> None:
+    served.journal()
+    server.restart()
+    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.3")
+    other = ServerClient(connections)
+    other.know(V)
+    with pytest.raises(UnavailableError, match=r"server 0 restarted .* the optimizers \[''\]"):
+        other.push({"v": np.ones(3, np.float32)})
+    push(served, 1)
+    assert other.push({"v": np.ones(3, np.float32)}).is_used
+    assert served.describe()[0]["version"] == 2
+
+
+def test_updates_are_counted_by_kind(server, served, connections) -> None:
+    rows = (np.array([2, 5]), np.ones((2, 2), np.float32))
+    for _ in range(3):
+        served.assign("v", np.ones(3), sign=1)
+        served.assign("v", np.ones(3), sign=-1)
+    served.assign("v", np.ones(3))
+    served.scatter("table", *rows, sign=1)
+    served.scatter("table", *rows)
+    push(served, 1)
+    again = {"names": ["v"], "sign": 1, "client": "c", "number": 1}
+    for _ in range(2):
+        connections.ask(0, Message("assign", again, [np.ones(3)]))
+    wanted = {"assign": 1, "assign_add": 7, "scatter": 1, "scatter_add": 1, "push": 1}
+    told = served.describe()[0]["updates"]
+    assert told == {"applied": wanted, "resent": {"assign_add": 1}, "repeated": {}}
+    served.journal()
+    served.assign("v", np.ones(3), sign=1)
+    server.restart()
+    assert served.describe()[0]["updates"]["applied"] == wanted
+    assert served.lost_updates == {"assign_add": 1}
+
+
+def test_function_that_runs_again_makes_its_updates_once(server, served, connections) -> None:
+    first, second = ServerClient(connections), ServerClient(connections)
+    for client in (first, second):
+        client.know(V)
+    with first.in_function("f", is_rerun=False):
+        first.assign("v", np.ones(3), sign=1)  # then its process is killed
+    with second.in_function("f", is_rerun=True):
+        for _ in range(2):
+            second.assign("v", np.ones(3), sign=1)
+    second.assign("v", np.ones(3), sign=1)  # of no function
+    np.testing.assert_array_equal(served.pull(["v"])["v"], 3)
+    assert (first.num_repeated, second.num_repeated) == (0, 1)
+    assert served.describe()[0]["updates"]["repeated"] == {"assign_add": 1}
+
+
+def test_synchronous_gradients_of_a_lost_run_are_withdrawn(served, connections) -> None:
+    served.set_rule(Momentum(), ["v"], UpdateMode(num_needed=2))
+    gradient = {"v": np.ones(3, np.float32)}
+    names = ("worker 0", "worker 1", "worker 2")
+    workers = {name: ServerClient(connections, name) for name in names}
+    for worker in workers.values():
+        worker.know(V)
+
+    def push_in(name: str, function: str, *, is_rerun: bool = False) -> bool:
+        with workers[name].in_function(function, is_rerun=is_rerun):
+            return workers[name].push(gradient).is_used
+
+    with ThreadPoolExecutor(3) as pool:
+        lost = pool.submit(push_in, "worker 0", "f")
+        wait_until(lambda: served.describe()[0]["waiting"] == ["worker 0"])
+        again = pool.submit(push_in, "worker 1", "f", is_rerun=True)
+        assert lost.result(LIMIT_S) is False
+        wait_until(lambda: served.describe()[0]["waiting"] == ["worker 1"])
+        other = pool.submit(push_in, "worker 2", "g")
+        assert again.result(LIMIT_S)
+        assert other.result(LIMIT_S)
+    np.testing.assert_allclose(served.pull(["v"])["v"], -0.1 * 2, rtol=1e-6)
+
+
+def test_durable_updates_are_all_there_after_a_restart(tmp_path) -> None:
+    """The next entry of the journal would be written in eleven days."""
+    server = Server(tmp_path, is_durable=True)
+    with Connections(server.keys, [server.running.address]) as connections:
+        served = ServerClient(connections)
+        served.create(V, np.zeros(3, np.float32))
+        served.create(TABLE, np.zeros((40, 2), np.float32))
+        served.set_rule(Momentum(), ["v", "table"])
+        with ThreadPoolExecutor(4) as pool:
+            for _ in range(3):
+                for change in [
+                    pool.submit(served.assign, "v", np.ones(3), sign=1) for _ in range(40)
+                ]:
+                    change.result(LIMIT_S)
+                push(served, 1)
+                wanted = served.pull(["v", "table", "table:v"])
+                server.restart()
+                for name, value in served.pull([*wanted]).items():
+                    np.testing.assert_array_equal(value, wanted[name], err_msg=name)
+        assert served.lost_updates == {}
+        applied = served.describe()[0]["updates"]["applied"]
+        assert applied == {"assign_add": 120, "push": 3}
+    server.running.close()
+
+
+def test_durable_update_that_cannot_be_written_is_reported_to_its_client(tmp_path) -> None:
+    server = Server(tmp_path, is_durable=True)
+    with Connections(server.keys, [server.running.address]) as connections:
+        served = ServerClient(connections)
+        served.create(V, np.zeros(3, np.float32))
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (server.path.stat().st_size, limits[1]))
+        try:
+            with pytest.raises(ServerError, match="File too large"):
+                served.assign("v", np.ones(3), sign=1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        served.assign("v", np.ones(3), sign=1)
+        np.testing.assert_array_equal(served.pull(["v"])["v"], 2)
+    server.running.close()
+
+
+def test_journal_that_no_server_wrote_is_reported(tmp_path) -> None:
+    path = tmp_path / "journal"
+    for fields in ({}, {"version": "x"}, {"parts": [{"spec": 3}]}):
+        path.unlink(missing_ok=True)
+        with Journal(path) as journal:
+            journal.append(Message("entry", fields))
+        with pytest.raises(DataLossError, match="invalid contents"):
+            ParameterServer(ClusterKeys.make(), journal=path)
+
+
+def test_journal_that_no_later_run_uses_is_removed(tmp_path) -> None:
+    path = tmp_path / "journals" / "run" / "server-0.journal"
+    with ParameterServer(ClusterKeys.make(), journal=path, removes_journal=True):
+        assert path.exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_server_without_a_journal_begins_with_nothing() -> None:

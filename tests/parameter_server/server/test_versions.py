@@ -10,8 +10,8 @@ from stratagem.parameter_server.transport.wire import Message
 FIRST, SECOND = Lifetime(10), Lifetime(20, restored_version=5)
 
 
-def answer(lifetime: Lifetime, version: int) -> Message:
-    return Message("ok", lifetime.fields(version))
+def answer(lifetime: Lifetime, version: int, *applied: int) -> Message:
+    return Message("ok", lifetime.fields(version, [*(applied or (0, 0, 0, 0)), version]))
 
 
 def test_values_of_a_former_run_are_as_old_as_what_was_restored() -> None:
@@ -38,6 +38,18 @@ def test_lost_updates_are_counted_once_whoever_sees_it_and_in_whatever_order() -
     assert seen.num_lost == 3
     seen.note(0, answer(Lifetime(40), 0))  # without a journal
     assert seen.num_lost == 10
+    assert seen.lost == {"push": 10}
+
+
+def test_lost_updates_of_all_kinds_are_counted_each_on_its_own() -> None:
+    seen = SeenVersions()
+    seen.note(0, answer(FIRST, 1, 4, 30, 2, 0))
+    seen.note(0, answer(FIRST, 2, 4, 29, 2, 1))  # of another thread, which came later
+    restored = Lifetime(20, restored_version=2, restored_applied=(5, 20, 1, 0, 2))
+    for _ in range(2):
+        seen.note(0, answer(restored, 2, 5, 20, 1, 0))
+    assert seen.lost == {"assign_add": 10, "scatter": 1, "scatter_add": 1}
+    assert seen.num_lost == 12
 
 
 def test_oldest_value_that_a_gradient_was_computed_from_counts() -> None:

@@ -10,17 +10,26 @@ import ray  # noqa: F401 - sets a variable of its own, once, before any test
 
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout
+from stratagem.parameter_server.cluster.cluster_plan import JournalPlan
 from stratagem.parameter_server.strategy import entry_points as served_processes
 from stratagem.parameter_server.transport.connection import Connections
 from stratagem.parameter_server.transport.keys import ClusterKeys
+
+
+def test_server_of_a_run_leaves_no_journal(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(served_processes, "_compute_inline", lambda: None)
+    journals = JournalPlan(str(tmp_path / "journals" / "run"), is_temporary=True)
+    with served_processes.serve_server(0, ClusterKeys.make(), journals):
+        assert (tmp_path / "journals" / "run" / "server-0.journal").exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_server_writes_its_journal_as_often_as_requested(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(served_processes, "_compute_inline", lambda: None)
     keys = ClusterKeys.make()
     with (
-        served_processes.serve_server(0, keys, str(tmp_path), 3600.0) as seldom,
-        served_processes.serve_server(1, keys, str(tmp_path), 0.01) as often,
+        served_processes.serve_server(0, keys, JournalPlan(str(tmp_path), 3600.0)) as seldom,
+        served_processes.serve_server(1, keys, JournalPlan(str(tmp_path), 0.01)) as often,
         contextlib.closing(Connections(keys, [seldom.address, often.address])) as connections,
     ):
         client = ServerClient(connections)

@@ -126,6 +126,7 @@ def test_only_one_at_which_somebody_listens_is_reachable(base) -> None:
     assert not local.is_reachable()  # what a process that was killed leaves
     local.remove()
     local.remove()
+    Path(local.path).parent.mkdir(mode=0o700)
     Path(local.path).write_text("")
     assert not local.is_reachable()
 
@@ -166,4 +167,22 @@ def test_listener_has_one_while_it_is_open_for_who_has_the_password(base) -> Non
                 with contextlib.suppress(zmq.Again):  # it was refused before
                     client.send_multipart([b"12345678", b"no message"], zmq.NOBLOCK)
                 assert bool(client.poll(30_000 if is_heard else 300)) == is_heard
-    assert list(folder.iterdir()) == []
+    assert list(base.iterdir()) == []
+
+
+def test_folder_that_another_listener_removes_before_the_socket_is_bound_is_made_again(
+    base, monkeypatch
+) -> None:
+    make = LocalSocket.make
+
+    def make_and_lose_folder() -> LocalSocket | None:
+        local = make()
+        assert local is not None
+        os.rmdir(os.path.dirname(local.path))
+        return local
+
+    monkeypatch.setattr(LocalSocket, "make", make_and_lose_folder)
+    with Listener(ClusterKeys.make(), lambda request: None) as listener:
+        assert listener.local is not None
+        assert listener.local.is_reachable()
+    assert list(base.iterdir()) == []

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -241,7 +243,8 @@ def test_connections_go_by_shared_memory_where_there_is_some(monkeypatch, can_ma
             if number % 3 == 0:
                 kept.append((number, got))
             del got
-    assert (len(set(places[5:])) == 1) == can_map
+        assert bool(len(listener._memories)) == can_map
+    assert not can_map or len(set(places[5:])) == 1
     for number, (whole, part) in kept:
         np.testing.assert_array_equal(whole, np.full(100_000, number + 1, np.float32))
         np.testing.assert_array_equal(part, np.full(3, 2 * number, np.float32))
@@ -290,6 +293,59 @@ def test_request_in_memory_that_the_server_has_lost_is_sent_again(monkeypatch) -
             (got,) = connections.ask(0, message, timeout_s=60.0).arrays
             np.testing.assert_array_equal(got, np.full(100_000, number + 1.0))
     assert len(made[0]) == 0  # it shares no more: all goes by the socket
+
+
+_CLIENT = """
+import sys
+import numpy as np
+from stratagem.parameter_server.transport.connection import Connections
+from stratagem.parameter_server.transport.keys import ClusterKeys
+from stratagem.parameter_server.transport.wire import Message
+with Connections(ClusterKeys.from_json(sys.stdin.readline()), [sys.argv[1]]) as connections:
+    for _ in range(6):
+        connections.ask(0, Message("x", {}, [np.zeros(100_000, np.float32)]), timeout_s=60.0)
+    print("shared", flush=True)
+    sys.stdin.read()
+"""
+
+
+def _mapped_bytes() -> int:
+    """Memory of clients that this process maps."""
+    size = 0
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "memfd:stratagem" in line:
+            begin, end = line.split()[0].split("-")
+            size += int(end, 16) - int(begin, 16)
+    return size
+
+
+def test_memory_of_a_killed_client_is_released_though_no_other_one_comes(monkeypatch) -> None:
+    monkeypatch.setattr(listener_module, "_MEMORY_TICK_MS", 50)
+    keys = ClusterKeys.make()
+
+    def answer(request: Request) -> None:
+        request.answer(Message("x"))
+
+    before_bytes = _mapped_bytes()
+    with Listener(keys, answer) as listener:
+        client = subprocess.Popen(
+            [sys.executable, "-c", _CLIENT, listener.address],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert client.stdin is not None
+        assert client.stdout is not None
+        client.stdin.write(f"{keys.as_json()}\n")
+        client.stdin.flush()
+        assert client.stdout.readline() == "shared\n"
+        assert _mapped_bytes() - before_bytes >= 400_000
+        client.kill()
+        client.communicate()
+        deadline_s = time.monotonic() + 30.0
+        while _mapped_bytes() > before_bytes:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
 
 
 def test_systems_without_such_memory_say_so(monkeypatch) -> None:

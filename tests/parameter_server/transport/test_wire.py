@@ -144,7 +144,6 @@ def test_what_is_no_message_is_refused(frames) -> None:
     ("array", "content"),
     [
         (["float32", [2]], b"1234567"),
-        (["object", [1]], b"12345678"),
         (["int8", [-1, -1]], b"1"),
     ],
 )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stratagem.remote.jobs.log_frames import FrameReader, FrameWriter, LogFrame, signed, verified
+from tests.fuzzing import JSON, fuzz
 
 
 @pytest.fixture
@@ -65,3 +69,13 @@ def test_answer_is_known_by_its_signature() -> None:
     for wrong in (signed(b"content", b"other"), signed(b"other", b"key")[:44] + text[44:]):
         with pytest.raises(ValueError, match="signature of the job's answer is wrong"):
             verified(wrong, b"key")
+
+
+@fuzz
+@given(st.lists(st.one_of(JSON.map(json.dumps), st.text(max_size=50)), max_size=20))
+def test_any_line_of_a_log_is_a_frame_or_not(lines) -> None:
+    reader = FrameReader("n")
+    for line in lines:
+        for frame in reader.feed(f"\n\x1en{line}\n{line}\n"):
+            assert list(map(type, (frame.kind, frame.task, frame.text))) == [str] * 3
+        assert len(reader.others) <= 100

@@ -26,6 +26,8 @@ _MAX_TRANSFER_S = 10.0
 _BACKLOG = 128
 # Larger than asyncio's 64 KiB, which limits the speed of a transfer.
 _STREAM_BYTES = 2**22
+# It may name thousands of hosts. Any program can send one.
+_MAX_MESSAGE_BYTES = 2**20
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 JoinHandler = Callable[[dict[str, Any], asyncio.StreamReader, asyncio.StreamWriter], None]
@@ -150,7 +152,7 @@ class Agent:
         task.add_done_callback(self._connections.discard)
         try:
             while True:
-                message = await read_frame(reader)
+                message = await read_frame(reader, _MAX_MESSAGE_BYTES)
                 if message.get("kind") == "join" and self._on_join is not None:
                     self._on_join(message, reader, writer)
                     return
@@ -181,7 +183,7 @@ def listen(address: str, port: int) -> socket.socket:
 
 
 def _listen_for_task(address: str, port: int) -> socket.socket | None:
-    """Listens on all interfaces, as process 0 of a group does, else at the address of the task."""
+    """Listens on all interfaces, else at the address of the task."""
     for place in ("", address):
         with contextlib.suppress(OSError):  # reported by the facts
             return listen(place, port)

@@ -11,6 +11,7 @@ from typing import Any
 
 from stratagem import environment
 from stratagem.accelerators import local_gpus
+from stratagem.authentication import Credentials
 from stratagem.errors import UnavailableError
 from stratagem.launch.nodes.meeting_point import MeetingPoint
 from stratagem.launch.nodes.node_link import NodeLink
@@ -35,7 +36,12 @@ _POLL_S = 0.05
 _LEAVE_S = 2.0
 
 
-def run_node(command: Sequence[str], options: LaunchOptions, point: MeetingPoint) -> Outcome:
+def run_node(
+    command: Sequence[str],
+    options: LaunchOptions,
+    point: MeetingPoint,
+    credentials: Credentials | None = None,
+) -> Outcome:
     """Joins node 0 and runs the tasks that it assigns, until it ends the job.
 
     After the loss of node 0 the tasks are ended; the node joins again if restarts are allowed.
@@ -53,6 +59,7 @@ def run_node(command: Sequence[str], options: LaunchOptions, point: MeetingPoint
             command=command,
             options=options,
             point=point,
+            credentials=credentials,
             base=base,
             gpus=local_gpus() if uses_gpus(base) else (),
             caught=caught,
@@ -68,6 +75,7 @@ class _Agent:
     command: Sequence[str]
     options: LaunchOptions
     point: MeetingPoint
+    credentials: Credentials | None
     base: Mapping[str, str]
     gpus: Sequence[str]
     caught: CaughtSignals
@@ -95,7 +103,7 @@ class _Agent:
                 "timeout_s": self.options.node_timeout_s,
                 "join_s": float(environment.read("join_timeout_s")),
             }
-            with NodeLink(self.point, hello, **limits_s) as link:
+            with NodeLink(self.point, hello, self.credentials, **limits_s) as link:
                 try:
                     outcome = self.serve(link)
                 finally:

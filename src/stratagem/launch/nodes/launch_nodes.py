@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from stratagem.authentication import Credentials
 from stratagem.launch.nodes.agent import run_node
 from stratagem.launch.nodes.job_nodes import JobNodes
 from stratagem.launch.nodes.meeting_point import MeetingPoint, find_meeting_point
@@ -40,14 +41,15 @@ def launch_nodes(
                 fix="pass nnodes='MIN:MAX' (--nnodes MIN:MAX) and the workers of one node.",
             )
         )
+    credentials = Credentials.find("This launcher", [point.host])
     if not point.is_here:
-        return run_node(command, options, point)
+        return run_node(command, options, point, credentials)
     say = Screen([]).say
     try:
-        rendezvous = Rendezvous(point, options.node_timeout_s, say)
+        rendezvous = Rendezvous(point, options.node_timeout_s, say, credentials)
     except ValueError:
         if point.rank is None:  # another launcher on this machine is node 0
-            return run_node(command, options, point)
+            return run_node(command, options, point, credentials)
         raise
     with rendezvous:
         return _lead(command, options, point, rendezvous)

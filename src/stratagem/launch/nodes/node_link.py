@@ -11,10 +11,12 @@ import threading
 import time
 from typing import Any
 
+from stratagem.authentication import Credentials
+from stratagem.authentication.connections import connect
 from stratagem.closing import Closing
 from stratagem.frames import frame, read_frame
 from stratagem.launch.nodes.meeting_point import MeetingPoint
-from stratagem.launch.nodes.rendezvous import LIMIT_OPTION, beat_s
+from stratagem.launch.nodes.rendezvous import LIMIT_OPTION, PURPOSE, beat_s
 
 __all__ = ["NodeLink"]
 
@@ -27,13 +29,21 @@ class NodeLink(Closing):
     """One connection, in a background thread: connects, greets, and exchanges heartbeats.
 
     `hello` is the greeting without the own address. The last of the `messages` is `lost` (with a
-    `reason`) or, if node 0 could not be reached within `join_s`, `absent`.
+    `reason`), `refused` (with a `text`) or, if node 0 could not be reached within `join_s`,
+    `absent`.
     """
 
     def __init__(
-        self, point: MeetingPoint, hello: dict[str, Any], *, timeout_s: float, join_s: float
+        self,
+        point: MeetingPoint,
+        hello: dict[str, Any],
+        credentials: Credentials | None = None,
+        *,
+        timeout_s: float,
+        join_s: float,
     ) -> None:
         self._point = point
+        self._credentials = credentials or Credentials()
         self._hello = hello
         self._timeout_s = timeout_s
         self._join_s = join_s
@@ -93,11 +103,19 @@ class NodeLink(Closing):
         deadline_s = time.monotonic() + self._join_s
         while True:
             try:
-                async with asyncio.timeout(_CONNECT_S):
-                    reader, writer = await asyncio.open_connection(
-                        self._point.host, self._point.port
-                    )
+                reader, writer = await connect(
+                    self._point.host,
+                    self._point.port,
+                    self._credentials,
+                    "node",
+                    purpose=PURPOSE,
+                    server=f"node 0 ({self._point.address})",
+                    limit_s=_CONNECT_S,
+                )
                 break
+            except ValueError as error:
+                self._messages.put({"kind": "refused", "text": str(error), "is_final": True})
+                return None
             except OSError as error:
                 if time.monotonic() > deadline_s:
                     reason = str(error) or "no answer"
@@ -105,7 +123,6 @@ class NodeLink(Closing):
                     return None
             await asyncio.sleep(_RETRY_S)
         self._writer = writer
-        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         address = writer.get_extra_info("sockname")[0]
         own = {"host": socket.gethostname(), "pid": os.getpid(), "address": address}
         self._write({"kind": "hello", **own, **self._hello})

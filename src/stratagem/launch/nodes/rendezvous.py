@@ -5,22 +5,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import NoneType
 from typing import Any
 
+from stratagem.authentication import Credentials
+from stratagem.authentication.connections import close_now, open_streams
+from stratagem.authentication.gate import Gate, HandshakeLimits
+from stratagem.authentication.listening import listening_sockets
 from stratagem.closing import Closing
 from stratagem.frames import frame, read_frame
 from stratagem.launch.nodes.meeting_point import MeetingPoint
 from stratagem.messages import explain
 
-__all__ = ["LIMIT_OPTION", "Node", "Rendezvous", "beat_s"]
+__all__ = ["LIMIT_OPTION", "Node", "PURPOSE", "Rendezvous", "beat_s"]
 
 # Names the limit in messages.
 LIMIT_OPTION = "the limit of --node-timeout-s"
 
-_HELLO_S = 10.0
+PURPOSE = "rendezvous"
+"""Purpose of the key."""
+_MAX_HELLO_BYTES = 2**16
+_INVALID = (KeyError, OverflowError, TypeError, ValueError)
+# A launcher that is started again may connect before its earlier connection is noticed as lost.
+_CONNECTIONS_PER_NODE = 8
 # How long the end of the job may take to reach the nodes.
 _END_S = 3.0
 
@@ -66,25 +77,31 @@ class Rendezvous(Closing):
     """
 
     def __init__(
-        self, point: MeetingPoint, timeout_s: float, say: Callable[[list[str]], None]
+        self,
+        point: MeetingPoint,
+        timeout_s: float,
+        say: Callable[[list[str]], None],
+        credentials: Credentials | None = None,
     ) -> None:
         self._point = point
+        self._credentials = credentials or Credentials()
+        self._limits = HandshakeLimits.find()
+        self._num_connections = 0
         self._timeout_s = timeout_s
         self._say = say
         self._nodes: dict[int, Node] = {}
         self._end: dict[str, Any] | None = None
         self._tasks = set[asyncio.Task[None]]()
+        listeners = self._listen()
         self._loop = asyncio.new_event_loop()
-        try:
-            self._server = self._loop.run_until_complete(self._listen())
-        except ValueError:
-            self._loop.close()
-            raise
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="stratagem-rendezvous", daemon=True
         )
         self._loop.call_soon(self._start_watching)
         self._thread.start()
+        self._gate = Gate(
+            listeners, self._credentials, self._hand_over, purpose=PURPOSE, limits=self._limits
+        )
 
     @property
     def lost(self) -> list[Node]:
@@ -107,6 +124,7 @@ class Rendezvous(Closing):
 
     def close(self) -> None:
         """Closes all connections without notice."""
+        self._gate.close()
         asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -115,9 +133,9 @@ class Rendezvous(Closing):
     def _by_rank(self) -> Iterator[Node]:
         return (node for _, node in sorted(self._nodes.copy().items()))
 
-    async def _listen(self) -> asyncio.Server:
+    def _listen(self) -> list[socket.socket]:
         try:
-            return await asyncio.start_server(self._serve, host=None, port=self._point.port)
+            return listening_sockets(self._point.host, self._point.port)
         except OSError as error:
             raise ValueError(
                 explain(
@@ -136,27 +154,46 @@ class Rendezvous(Closing):
         task.add_done_callback(self._tasks.discard)
 
     async def _close(self) -> None:
-        self._server.close()
         for node in self._nodes.values():
-            node.writer.close()
+            close_now(node.writer)
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _hand_over(self, connection: socket.socket, claim: str) -> None:
+        del claim  # nodes with the secret may have any rank
+        self._loop.call_soon_threadsafe(self._start_serving, connection)
+
+    def _start_serving(self, connection: socket.socket) -> None:
+        if self._num_connections >= _CONNECTIONS_PER_NODE * self._point.most:
+            connection.close()
+            return
+        self._num_connections += 1
+        self._hold(self._loop.create_task(self._serve(connection)))
+
+    async def _serve(self, connection: socket.socket) -> None:
         node: Node | None = None
-        # Any program can connect; invalid messages end the connection.
-        with contextlib.suppress(OSError, KeyError, TypeError, ValueError, asyncio.CancelledError):
-            hello = await asyncio.wait_for(read_frame(reader), _HELLO_S)
-            node = self._admit(hello, writer)
-            while node is not None:
-                message = await read_frame(reader)
-                node.received_s = time.monotonic()
-                _record(node, message)
-        if node is not None:
-            self._lose(node, "its node closed the connection; its launcher ended or was killed")
-        writer.close()
+        writer: asyncio.StreamWriter | None = None
+        # A run may have no secret; invalid messages end the connection.
+        with contextlib.suppress(*_INVALID, OSError, asyncio.CancelledError):
+            try:
+                async with asyncio.timeout(self._limits.timeout_s):
+                    reader, writer = await open_streams(
+                        connection, self._credentials, is_server=True
+                    )
+                    hello = await read_frame(reader, _MAX_HELLO_BYTES)
+                node = self._admit(hello, writer)
+                while node is not None:
+                    message = await read_frame(reader)
+                    node.received_s = time.monotonic()
+                    _record(node, message)
+            finally:
+                self._num_connections -= 1
+                if node is not None:
+                    reason = "its node closed the connection; its launcher ended or was killed"
+                    self._lose(node, reason)
+                connection.close() if writer is None else close_now(writer)
 
     def _admit(self, hello: dict[str, Any], writer: asyncio.StreamWriter) -> Node | None:
         refusal = self._refusal(hello)
@@ -180,13 +217,15 @@ class Rendezvous(Closing):
             received_s=time.monotonic(),
         )
         self._nodes[rank] = node
-        self._write(node, {"kind": "welcome", "rank": rank})
         self._say([f"{node.label} joined: {1 + len(self.members())} of {self._point.most} nodes."])
+        self._write(node, {"kind": "welcome", "rank": rank})
         return node
 
     def _refusal(self, hello: dict[str, Any]) -> dict[str, Any] | None:
         """Returns the reason to refuse a node, and True if it may try again; else None."""
         point, rank = self._point, hello["rank"]
+        if type(rank) not in (int, NoneType):
+            raise TypeError(f"the rank {rank!r} is no number")
         nnodes = [point.least, point.most]
         if hello["nnodes"] != nnodes or not (rank is None or 1 <= rank < point.most):
             text = explain(
@@ -234,7 +273,7 @@ class Rendezvous(Closing):
 
 
 def _record(node: Node, message: dict[str, Any]) -> None:
-    """Records a message of a node. Raises KeyError, TypeError or ValueError if it is invalid."""
+    """Records a message of a node; raises one of `_INVALID` if it is invalid."""
     kind = message["kind"]
     if kind == "ports":
         node.ports[int(message["start"])] = list(map(int, message["ports"]))

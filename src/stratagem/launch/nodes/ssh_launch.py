@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 from stratagem import environment
+from stratagem.authentication import Secret, find_secret, new_secret
 from stratagem.cluster.addresses import join_address
 from stratagem.launch.nodes.meeting_point import DEFAULT_PORT
 from stratagem.launch.nodes.ssh_lease import BEAT_S, VARIABLE
@@ -72,7 +73,9 @@ def launch_over_ssh(command: Sequence[str], options: LaunchOptions) -> Outcome:
                 fix="omit --node-rank; correct --nnodes or the hosts.",
             )
         )
-    variables = {**remote_variables(options, environment.snapshot()), VARIABLE: "1"}
+    secret = find_secret() or Secret(new_secret())
+    variables = {**remote_variables(options, environment.snapshot()), **secret.variables()}
+    variables[VARIABLE] = "1"
     first = hosts[0].name.rpartition("@")[2]
     endpoint = options.rdzv_endpoint or join_address(first, DEFAULT_PORT)
     screen, lock = Screen([host.name for host in hosts]), threading.Lock()

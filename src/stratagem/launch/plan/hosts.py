@@ -93,7 +93,7 @@ def remote_variables(options: LaunchOptions, base: Mapping[str, str]) -> dict[st
     """
     # They are on the command line, with the values that take precedence.
     own = {f"STRATAGEM_{field.name.upper()}" for field in dataclasses.fields(options)}
-    own.add("STRATAGEM_CONFIG")
+    own |= {"STRATAGEM_CONFIG", "STRATAGEM_SECRET_FILE"}  # names of files of this machine
     variables = {
         name: text for name, text in base.items() if name.startswith(_FORWARDED) and name not in own
     }

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from stratagem import environment
 from stratagem.accelerators import local_gpus
+from stratagem.authentication import with_secret
 from stratagem.launch.plan.devices import uses_gpus
 from stratagem.launch.plan.elastic import Discovery, ElasticConfig
 from stratagem.launch.plan.options import LaunchOptions
@@ -113,6 +114,8 @@ def launch(
     else:
         elastic = ElasticConfig(options.min_workers or 1)
     base = environment.snapshot()
+    if nodes is None:  # all tasks are here; several launchers need one that all of them have
+        base = with_secret(base)
     gpus = local_gpus() if uses_gpus(base) else ()
     with (
         CaughtSignals() as caught,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import threading
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from stratagem.parameter_server.client.request_partitioning import (
     row_parts,
     shard_name,
 )
+from stratagem.parameter_server.client.sent_rules import SentRules
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.rows import combine_rows
 from stratagem.parameter_server.server.shards import ShardSpec
@@ -45,14 +47,30 @@ class ServerClient:
         self._local = threading.local()
         self._numbers = itertools.count(1)
         self._seen = SeenVersions()
+        self._rules = SentRules(connections)
+        self.num_repeated = 0
         self._pickle: Any = load(
             "cloudpickle", needed_by="a client of parameter servers", install="stratagem[ray]"
         )
 
     @property
-    def lost_updates(self) -> int:
-        """Number of updates lost in server restarts, according to the servers' answers."""
-        return self._seen.num_lost
+    def lost_updates(self) -> Mapping[str, int]:
+        """Updates lost in server restarts, by kind, according to the servers' answers."""
+        return self._seen.lost
+
+    @contextlib.contextmanager
+    def in_function(self, function: str, *, is_rerun: bool) -> Generator[None]:
+        """Identifies the updates of this thread by a scheduled function, in a `with` block.
+
+        Servers make each update of a function once, however often it runs: `is_rerun` is True if it
+        may have run before. It must make its updates in the same order.
+        """
+        self._local.function, self._local.is_rerun = function, is_rerun
+        self._local.places = itertools.count(1)
+        try:
+            yield
+        finally:
+            self._local.function = ""
 
     def know(self, placement: ShardLayout) -> None:
         """Registers the layout of a variable that another process created."""
@@ -141,7 +159,7 @@ class ServerClient:
         parts = RequestParts()
         for shard, part in enumerate(placement.parts(np.asarray(value))):
             parts.add(placement.servers[shard], shard_name(placement, shard) + slot, part)
-        self._ask(parts.messages("assign", sign=sign, **self._change()))
+        self._ask(parts.messages("assign", sign=sign, **self._update()))
 
     def scatter(self, name: str, ids: np.ndarray, values: np.ndarray, *, sign: int = 0) -> None:
         """Writes rows of a variable or slot: `sign` 0 sets them, 1 adds, -1 subtracts `values`.
@@ -164,7 +182,7 @@ class ServerClient:
                 numbers = ids[part] - placement.first_rows[shard]
                 name = shard_name(placement, shard) + slot
                 parts.add(placement.servers[shard], name, numbers, values[part])
-        self._ask(parts.messages("scatter", sign=sign, **self._change()))
+        self._ask(parts.messages("scatter", sign=sign, **self._update()))
 
     def set_rule(
         self,
@@ -185,16 +203,21 @@ class ServerClient:
             for shard, server in enumerate(placement.servers):
                 shards[server].append(shard_name(placement, shard))
         fields = {"mode": dataclasses.asdict(mode), "optimizer": optimizer, **self._change()}
-        self._ask(
-            {
-                server: Message("rule", {**fields, "names": held}, [pickled])
-                for server, held in shards.items()
-            }
-        )
+        messages = {
+            server: Message("rule", {**fields, "names": held}, [pickled])
+            for server, held in shards.items()
+        }
+        self._ask(messages)
+        self._rules.note(optimizer, messages)
 
     def drop_rule(self, optimizer: str) -> None:
         """Deletes an optimizer and its state on all servers."""
+        self._rules.forget(optimizer)
         self._ask_all("drop_rule", optimizer=optimizer)
+
+    def send_rules_again(self, server: int) -> None:
+        """Sends all optimizers to a restarted server, whose journal only describes them."""
+        self._rules.send(server)
 
     def push(
         self,
@@ -227,14 +250,14 @@ class ServerClient:
         """
         pushes = self._gradients(whole, rows or {}, optimizers or {})
         wanted = self._wanted(pull)
-        fields = {**self._change(), "worker": self._client_name, "scalars": dict(scalars or {})}
+        fields = {**self._update(), "worker": self._client_name, "scalars": dict(scalars or {})}
         messages = {
             server: Message("pull", {"names": wanted.names(server)}) for server in wanted.servers
         }
         for server, parts in pushes.items():
             seen = self._seen.of(server, parts.variables)
             messages[server] = parts.message(**fields, **seen, pull=wanted.names(server))
-        answers = self._ask(messages, wanted.variables)
+        answers = self._rules.asked(messages, lambda some: self._ask(some, wanted.variables))
         num_discarded = sum(not answers[server].fields["is_used"] for server in pushes)
         return Pushed(
             num_discarded < max(1, len(pushes)),
@@ -269,7 +292,8 @@ class ServerClient:
         Its fields are `version` (number of updates); `journaled_version` (updates on disk) and
         `journal_error`, None without a journal or error; `restored_version` (updates at start, or
         None); `names` of variables; `num_waiting` and `waiting` (number and names of workers that
-        wait for others); `staleness`; `num_discarded`.
+        wait for others); `staleness`; `num_discarded`; `updates` (numbers of applied, resent and
+        repeated ones, by kind); `num_dropped_records` (of a damaged end of the journal at start).
         """
         servers = range(len(self._connections))
         answers = self._ask(dict.fromkeys(servers, Message("describe")))
@@ -338,7 +362,9 @@ class ServerClient:
         """Sends requests, and records the versions of the variables in the answers."""
         answers = self._connections.ask_all(messages)
         for server, answer in answers.items():
-            self._seen.note(server, answer, variables(server))
+            has_values = answer.kind != "needs_rule"
+            self._seen.note(server, answer, variables(server) if has_values else ())
+            self.num_repeated += bool(answer.fields.get("is_repeated"))
         return answers
 
     def _ask_all(self, kind: str, arrays: Sequence[np.ndarray] = (), **fields: object) -> None:
@@ -354,3 +380,13 @@ class ServerClient:
         if client is None:
             client = self._local.client = uuid.uuid4().hex
         return {"client": client, "number": next(self._numbers)}
+
+    def _update(self) -> dict[str, Any]:
+        """Returns the fields of a change that is an update, perhaps of a scheduled function."""
+        fields = self._change()
+        function = getattr(self._local, "function", "")
+        if function:
+            fields |= {"function": function, "place": next(self._local.places)}
+            if self._local.is_rerun:
+                fields["is_rerun"] = True
+        return fields

@@ -1,8 +1,10 @@
-"""Warning about updates lost in server restarts."""
+"""Warnings about updates that servers lost, and about those that they did not repeat."""
 
 from __future__ import annotations
 
 import warnings
+from collections import Counter
+from collections.abc import Mapping
 
 from stratagem.messages import explain
 
@@ -10,28 +12,54 @@ __all__ = ["LostUpdates"]
 
 
 class LostUpdates:
-    """Warns when a process sees that servers lost updates.
+    """Warns when a process sees that servers lost updates, or that functions ran again.
 
-    `count` is the largest number so far. `worker` None means the only process.
+    `counts` has the largest numbers of lost updates so far, by kind; `num_repeated` counts updates
+    that a function made again and servers dropped. `worker` None means the only process.
     """
 
     def __init__(self, worker: int | None = None) -> None:
         self._name = "this process" if worker is None else f"worker {worker}"
-        self.count = 0
+        self.counts: Counter[str] = Counter()
+        self.num_repeated = 0
 
-    def note(self, count: int) -> None:
-        """Warns if `count`, the number of lost updates seen since the start, has grown."""
-        if count <= self.count:
+    def note(self, counts: Mapping[str, int]) -> None:
+        """Warns if `counts`, the lost updates seen since the start by kind, have grown."""
+        if not counts:
             return
-        self.count = count
-        lost = "1 update was" if count == 1 else f"{count} updates were"
+        before = self.counts
+        self.counts = before | Counter(dict(counts))
+        if self.counts == before:
+            return
+        total = self.counts.total()
+        lost = "1 update was" if total == 1 else f"{total} updates were"
+        kinds = ", ".join(f"{kind}: {count}" for kind, count in sorted(self.counts.items()))
         warnings.warn(
             explain(
                 f"Parameter servers restarted from their journals: {self._name} has seen that "
-                f"{lost} lost in all. Training continues.",
+                f"{lost} lost in all ({kinds}). Training continues.",
                 expected="servers that run until the end of training.",
-                fix="look at the servers' logs to find out why they stopped.",
+                fix="look at the servers' logs to find out why they stopped. To lose no update, "
+                "set sg.coordinator.options(durable_updates=True).",
             ),
             RuntimeWarning,
             stacklevel=2,
         )
+
+    def note_repeated(self, count: int) -> None:
+        """Warns if `count`, the repeated updates of a worker's run, is not 0 for the first time.
+
+        The count begins again when the worker restarts.
+        """
+        if count > 0 and not self.num_repeated:
+            warnings.warn(
+                explain(
+                    f"A function ran again on {self._name}, because an earlier run was lost: "
+                    f"{count} of its updates had been applied and were not applied again.",
+                    expected="functions that make their updates in the same order each time.",
+                    fix="nothing, if they do. See the counts in ClusterCoordinator.updates().",
+                ),
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self.num_repeated = max(self.num_repeated, count)

@@ -11,6 +11,7 @@ from stratagem.cluster import ClusterSpec, id_in_cluster, worker_count
 from stratagem.folders import checked_folder
 from stratagem.messages import explain
 from stratagem.parameter_server.cluster.cluster_roles import check_counts, refuse_numbers
+from stratagem.parameter_server.cluster.coordinator_options import CoordinatorOptions
 from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.parameter_server.transport.keys import ClusterKeys
 
@@ -19,6 +20,7 @@ __all__ = [
     "ClusterPlan",
     "ClusterProcesses",
     "EntryPoints",
+    "JournalPlan",
     "update_mode",
 ]
 
@@ -40,6 +42,7 @@ class ClusterPlan:
     spec: ClusterSpec | None = None
     journal_dir: str | None = None
     journal_interval_s: float = 1.0
+    durable_updates: bool = False
     task: tuple[str, int] | None = None
     strategy: str = "ParameterServerStrategy"
 
@@ -131,19 +134,36 @@ class ClusterPlan:
         return cls(0, spec.num_tasks("ps"), spec, strategy="HybridStrategy")
 
     def with_journals(
-        self, journal_dir: str | os.PathLike[str] | None, journal_interval_s: float
+        self, journal_dir: str | os.PathLike[str] | None, limits: CoordinatorOptions
     ) -> ClusterPlan:
         """Returns the plan with another journal folder; None for a folder of this run."""
-        folder = None if journal_dir is None else checked_folder("journal_dir", journal_dir)
-        return dataclasses.replace(self, journal_dir=folder, journal_interval_s=journal_interval_s)
+        return dataclasses.replace(
+            self,
+            journal_dir=None if journal_dir is None else checked_folder("journal_dir", journal_dir),
+            journal_interval_s=limits.journal_interval_s,
+            durable_updates=limits.durable_updates,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class JournalPlan:
+    """Journals of a cluster's servers: the folder, and seconds between entries.
+
+    `is_durable` answers an update only once it is on disk. `is_temporary` removes a journal when
+    its server closes.
+    """
+
+    folder: str
+    interval_s: float = 1.0
+    is_durable: bool = False
+    is_temporary: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class EntryPoints:
     """Functions that start the object served by a process; the object has an `address`.
 
-    `server` takes the index, the keys, the journal folder and its interval in seconds; `worker`
-    takes the index and the keys.
+    `server` takes the index, the keys and a `JournalPlan`; `worker` takes the index and the keys.
     """
 
     server: Callable[..., Any]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,10 +14,15 @@ from stratagem import config, environment
 from stratagem.closing import Closing
 from stratagem.cluster import ClusterSpec
 from stratagem.launch.prefork.served_process import HOST_VARIABLE
-from stratagem.parameter_server.cluster.cluster_plan import ClusterPlan, EntryPoints
+from stratagem.parameter_server.cluster.cluster_plan import (
+    ClusterPlan,
+    EntryPoints,
+    JournalPlan,
+)
 from stratagem.parameter_server.cluster.local_processes import LocalProcesses, SharedStandby
 from stratagem.parameter_server.cluster.placing import Placing
 from stratagem.parameter_server.cluster.ray_processes import RayProcesses
+from stratagem.parameter_server.server.journal_folders import RunFolder
 from stratagem.parameter_server.transport.keys import ClusterKeys
 from stratagem.remote.ray.leader import leader_of
 from stratagem.remote.ray.ray_cluster import is_connected, start_local_ray
@@ -63,7 +67,7 @@ class CoordinatedCluster(Closing):
                 self._placing = Placing.here()
             else:
                 self._placing = _connect(plan, stack)
-            server = (self.keys, self._journal_dir(stack), plan.journal_interval_s)
+            server = (self.keys, self._journals(stack))
             self.servers = stack.enter_context(
                 self._start("ps", entry_points.server, [server] * plan.num_servers)
             )
@@ -113,14 +117,21 @@ class CoordinatedCluster(Closing):
             modules=_MODULES,
         )
 
-    def _journal_dir(self, stack: contextlib.ExitStack) -> str:
-        """Returns the journal folder, a path on the machine of each server."""
-        if self._plan.journal_dir is not None:
-            return self._plan.journal_dir
-        if self._plan.spec is None:
-            return stack.enter_context(tempfile.TemporaryDirectory(prefix="stratagem-journals-"))
-        run = hashlib.sha256(self.keys.server_public).hexdigest()[:16]
-        return str(config.cache_dir() / "journals" / run)
+    def _journals(self, stack: contextlib.ExitStack) -> JournalPlan:
+        """Returns the plan of journals; the folder is a path on the machine of each server."""
+        plan, is_temporary = self._plan, False
+        folder = plan.journal_dir
+        if folder is None and plan.spec is None:
+            folder = str(stack.enter_context(RunFolder()).path)
+        elif folder is None:
+            run = hashlib.sha256(self.keys.server_public).hexdigest()[:16]
+            folder, is_temporary = str(config.cache_dir() / "journals" / run), True
+        return JournalPlan(
+            folder,
+            plan.journal_interval_s,
+            is_durable=plan.durable_updates,
+            is_temporary=is_temporary,
+        )
 
     def _lose(self, server: int, reason: str) -> None:
         self._addresses[server] = None

@@ -27,6 +27,8 @@ class CoordinatorOptions:
             cannot reach a server. They are retried; one more raises `PSUnavailableError`.
         journal_interval_s: seconds between journal entries of a server. If the server dies, changes
             since the last entry are lost.
+        durable_updates: True makes servers answer each update only once it is in the journal, on
+            disk: then no answered update is lost with a server. Each update waits for the disk.
 
     Raises:
         ValueError: a negative or non-numeric value, or a time limit of 0 s.
@@ -43,6 +45,7 @@ class CoordinatorOptions:
     recovery_timeout_s: float | None = None
     max_transient_failures: int = 0
     journal_interval_s: float = 1.0
+    durable_updates: bool = False
 
     def __post_init__(self) -> None:
         _check("start_delay_s", self.start_delay_s, may_be_zero=True)
@@ -50,6 +53,14 @@ class CoordinatorOptions:
             _check("recovery_timeout_s", self.recovery_timeout_s)
         _check("max_transient_failures", self.max_transient_failures, may_be_zero=True, kind=int)
         _check("journal_interval_s", self.journal_interval_s)
+        if not isinstance(self.durable_updates, bool):
+            raise ValueError(
+                explain(
+                    f"sg.coordinator.options received durable_updates={self.durable_updates!r}.",
+                    expected="True or False.",
+                    fix="pass a bool, or omit durable_updates for the default.",
+                )
+            )
 
 
 def _check(

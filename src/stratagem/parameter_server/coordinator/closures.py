@@ -5,6 +5,7 @@ Source: TF 2.21 cluster_coordinator.py, _CoordinatedClosureQueue.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -22,13 +23,15 @@ if TYPE_CHECKING:
 __all__ = ["Closure", "ClosureQueue", "MAX_CLOSURES"]
 
 MAX_CLOSURES = 256 * 1024
+_numbers = itertools.count(1)
 
 
 class Closure:
     """One scheduled call of a function.
 
     `call` is the payload for the worker and `name` the function's name for messages. The call
-    starts once all `inputs` are ready, on `worker` only, or on any worker if None.
+    starts once all `inputs` are ready, on `worker` only, or on any worker if None. `number` is
+    unique in this process.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class Closure:
         self.inputs = tuple(inputs)
         self.worker = worker
         self.result = RemoteValue()
+        self.number = next(_numbers)
         self.num_starts = 0
 
 

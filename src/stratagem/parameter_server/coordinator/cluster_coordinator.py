@@ -19,6 +19,7 @@ from stratagem.parameter_server.coordinator.remote_value import RemoteValue
 from stratagem.parameter_server.coordinator.scheduling import Scheduling
 from stratagem.parameter_server.coordinator.shipping import Shipments, inputs_of
 from stratagem.parameter_server.coordinator.structures import map_structure
+from stratagem.parameter_server.server.update_counts import KINDS
 from stratagem.public_dir import PublicDir
 from stratagem.rendering import as_html, new_table
 from stratagem.tracebacks import filters_traceback
@@ -108,8 +109,32 @@ class ClusterCoordinator(PublicDir, Closing):
 
     @property
     def num_lost_updates(self) -> int:
-        """Number of updates lost in server restarts, as seen by workers."""
-        return self._workers.num_lost_updates
+        """Number of updates of all kinds lost in server restarts, as seen by workers."""
+        return self._workers.lost_updates.total()
+
+    def updates(self) -> dict[str, dict[str, int]]:
+        """Returns the numbers of updates by kind. Call in cross-replica context.
+
+        The kinds are "assign", "assign_add" (also subtractions), "scatter", "scatter_add" (rows),
+        and "push" (gradients of a step). An update of several servers counts once on each.
+
+        Returns:
+            For each kind, the number of updates that were "applied"; "resent": copies of a request
+            that were not applied again; "repeated": updates of functions that ran again, which
+            were not applied again; and "lost": applied, but gone with a server that restarted.
+        """
+        servers = self._strategy.placement.remote.variables.client.describe().values()
+        lost = self._workers.lost_updates
+        return {
+            kind: {
+                **{
+                    outcome: sum(server["updates"][outcome].get(kind, 0) for server in servers)
+                    for outcome in ("applied", "resent", "repeated")
+                },
+                "lost": lost[kind],
+            }
+            for kind in KINDS
+        }
 
     def staleness(self) -> dict[int, int]:
         """Returns how stale the applied gradients were. Call in cross-replica context.
@@ -143,8 +168,9 @@ class ClusterCoordinator(PublicDir, Closing):
     ) -> RemoteValue:
         """Schedules a function on a worker and returns immediately. Call in cross-replica context.
 
-        The function runs at least once: if its worker is lost, it runs again on another one, and
-        its metric updates count once. Each worker receives the function once, with the models,
+        The function runs at least once: if its worker is lost, it runs again on another one. Its
+        metric updates count once, and so do its variable updates if it makes them in the same
+        order each time. Each worker receives the function once, with the models,
         optimizers and metrics that it refers to. Pass changing values as arguments.
 
         Args:

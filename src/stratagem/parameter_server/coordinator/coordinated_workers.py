@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import threading
 import uuid
+from collections import Counter
 
 from stratagem.closing import Closing
 from stratagem.errors import UnavailableError
@@ -71,9 +72,12 @@ class CoordinatedWorkers(Closing):
         return [index for index in range(len(self._links)) if index not in self._ended]
 
     @property
-    def num_lost_updates(self) -> int:
-        """Number of updates lost in server restarts, as seen by workers."""
-        return max(link.num_lost_updates for link in self._links)
+    def lost_updates(self) -> Counter[str]:
+        """Updates lost in server restarts, by kind: the most that a worker or this process saw."""
+        lost = Counter(self._strategy.placement.remote.variables.client.lost_updates)
+        for link in self._links:
+            lost |= link.lost_updates
+        return lost
 
     def close(self) -> None:
         """Stops the workers; close the queue first."""

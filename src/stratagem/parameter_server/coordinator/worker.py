@@ -249,8 +249,11 @@ class Worker(Closing):
             self._strategy.placement.remote.forget()
         collected = self._strategy.placement.remote.variables.collected
         _reset(collected.values())
+        client = self._strategy.placement.remote.variables.client
+        name = f"{self._coordinator} {message.fields['closure']}"
+        is_rerun = message.fields["is_rerun"]
         try:
-            with self._in_function():
+            with self._in_function(), client.in_function(name, is_rerun=is_rerun):
                 args, kwargs = self._packing.unpack(packed.tobytes(), self._strategy)
                 result = function(*args, **kwargs)
             # Copy: a later step may donate the buffers.
@@ -267,7 +270,8 @@ class Worker(Closing):
         }
         fields = {
             "counted": list(counted),
-            "num_lost": self._strategy.placement.remote.variables.client.lost_updates,
+            "lost": dict(client.lost_updates),
+            "num_repeated": client.num_repeated,
             "built": self._packing.take_built(self._strategy),
         }
         return Message("done", fields, [np.frombuffer(answer, np.uint8), *counted.values()])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -74,9 +75,9 @@ class WorkerLink:
         return self._num_running > 0
 
     @property
-    def num_lost_updates(self) -> int:
-        """Number of updates lost by servers, as seen by the worker."""
-        return self._lost_updates.count
+    def lost_updates(self) -> Counter[str]:
+        """Updates lost by servers, by kind, as seen by the worker."""
+        return self._lost_updates.counts
 
     def start(self) -> None:
         """Starts the threads."""
@@ -150,7 +151,10 @@ class WorkerLink:
         except BaseException as error:  # noqa: BLE001 - raised by the queue
             self._queue.fail(closure, error)
             return None
-        message.fields["order"] = self._num_sent
+        # Servers make the updates of a function once, even if it runs again.
+        message.fields.update(
+            order=self._num_sent, closure=closure.number, is_rerun=closure.num_starts > 1
+        )
         self._num_sent += 1
         self._count_running(1)
         return message
@@ -175,7 +179,8 @@ class WorkerLink:
                 self._queue.put_back(closure)
                 return
             result, *counted = answer.arrays
-            self._lost_updates.note(answer.fields["num_lost"])
+            self._lost_updates.note(answer.fields["lost"])
+            self._lost_updates.note_repeated(answer.fields["num_repeated"])
             for number, names in answer.fields["built"]:
                 self._packing.build(number, names, self._strategy)
             value = self._packing.unpack(result.tobytes(), self._strategy)

@@ -34,8 +34,6 @@ class KerasUpdate:
     they arrive with each push, so that another learning rate is the same rule.
     """
 
-    _is_told_scalars = False  # default for rules from a journal that predates this attribute
-
     def __init__(
         self,
         optimizer: keras.optimizers.Optimizer,

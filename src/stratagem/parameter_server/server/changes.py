@@ -2,15 +2,20 @@
 
 Each client numbers its requests and has one outstanding at a time. After a lost answer it resends
 the same number, possibly to a server that restarted from its journal. The change is made only once.
+
+A function that runs again, because its worker was lost, is another client, possibly in another
+process. Its updates are identified by the function and their place in it: those that the first run
+made are not made again.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from stratagem.parameter_server.server.update_counts import UpdateCounts, kind_of
 from stratagem.parameter_server.transport.listener import Request
 from stratagem.parameter_server.transport.wire import Message
 
@@ -20,14 +25,21 @@ __all__ = ["Change", "Changes"]
 _MOST_CLIENTS = 4096
 
 Outcome = Mapping[str, Any]
+# Outcome of an update that an earlier run of its function made.
+_REPEATED: Outcome = {"is_used": True, "is_repeated": True}
 
 
 @dataclasses.dataclass
 class _Client:
-    """Last finished change of a client, and those in progress."""
+    """Last finished change of a client, and those in progress.
+
+    `place` is that of the last applied update of `function`.
+    """
 
     number: int = 0
     outcome: Outcome = dataclasses.field(default_factory=dict[str, Any])
+    function: str = ""
+    place: int = 0
     doing: dict[int, Change] = dataclasses.field(default_factory=dict[int, "Change"])
 
 
@@ -49,6 +61,17 @@ class Change:
         """Number of the request among the client's changes."""
         return self.message.fields["number"]
 
+    @property
+    def origin(self) -> tuple[str, int]:
+        """Function that a worker ran, and the place of this change in it; "" for none."""
+        fields = self.message.fields
+        return fields.get("function", ""), fields.get("place", 0)
+
+    @property
+    def is_of_rerun(self) -> bool:
+        """True if the function may have run before, on a lost worker."""
+        return bool(self.message.fields.get("is_rerun"))
+
     def done(self, **outcome: object) -> None:
         """Answers the request; `outcome` is also the answer to later resends.
 
@@ -56,11 +79,15 @@ class Change:
         outcome, or neither.
         """
         try:
-            answer = self._owner.finish(self, outcome)
-            for request in self.requests:
-                request.answer(answer)
+            self._owner.deliver(self.requests, self._owner.finish(self, outcome))
         except Exception as error:  # noqa: BLE001 - sent to the client
             self.fail(error)
+
+    def answer_undone(self, message: Message) -> None:
+        """Answers a request that was not carried out, and may be sent again."""
+        self._owner.forget(self)
+        for request in self.requests:
+            request.answer(message)
 
     def fail(self, error: BaseException) -> None:
         """Answers with an error. Before `done`, a resent request is then carried out again."""
@@ -70,29 +97,51 @@ class Change:
 
 
 class Changes:
-    """Thread-safe record of each client's last change; `answer` builds a reply from an outcome."""
+    """Thread-safe record of each client's last change; `answer` builds a reply from an outcome.
+
+    `counts` has the updates by kind. `hold`, if set, takes requests and their answer, to send it
+    once the change is in the journal.
+    """
 
     def __init__(self, answer: Callable[[Message, Outcome], Message]) -> None:
         self._answer = answer
         self._lock = threading.Lock()
         self._clients: dict[str, _Client] = {}
         self.num_done = 0
+        self.counts = UpdateCounts()
+        self.hold: Callable[[Sequence[Request], Message], None] | None = None
 
     def begin(self, request: Request) -> Change | None:
-        """Returns the change to carry out, or None for a resend, which gets the same answer."""
+        """Returns the change to carry out, or None for a repeated one, which is answered here."""
         change = Change(self, request)
+        kind = kind_of(change.message) or ""
         with self._lock:
             client = self._clients.setdefault(change.client, _Client())
             first = client.doing.get(change.number)
             if first is not None:
+                self.counts.resent[kind] += 1
                 first.requests.append(request)
                 return None
-            if change.number > client.number:
+            if change.number <= client.number:
+                self.counts.resent[kind] += 1
+                outcome = client.outcome
+            elif kind and change.is_of_rerun and self._is_applied(change):
+                self.counts.repeated[kind] += 1
+                outcome = _REPEATED
+                self._note(change.client, change.number, outcome)
+            else:
                 client.doing[change.number] = change
                 return change
-            outcome = client.outcome
-        request.answer(self._answer(request.message, outcome))
+        self.deliver([request], self._answer(request.message, outcome))
         return None
+
+    def deliver(self, requests: Sequence[Request], answer: Message) -> None:
+        """Sends an answer, or holds it until the journal has the change."""
+        if self.hold is not None:
+            self.hold(requests, answer)
+            return
+        for request in requests:
+            request.answer(answer)
 
     def finish(self, change: Change, outcome: Outcome) -> Message:
         """Records the outcome of a change, and returns the answer.
@@ -100,7 +149,13 @@ class Changes:
         Records first: the change is made, and must not be made again if there is no answer.
         """
         with self._lock:
-            self._note(change.client, change.number, outcome)
+            is_applied = bool(outcome.get("is_used", True))
+            self._note(
+                change.client, change.number, outcome, change.origin if is_applied else ("", 0)
+            )
+            kind = kind_of(change.message)
+            if kind is not None and is_applied:
+                self.counts.note_applied(kind)
         return self._answer(change.message, outcome)
 
     def forget(self, change: Change) -> None:
@@ -109,12 +164,17 @@ class Changes:
             client = self._clients.get(change.client)
             if client is not None:
                 client.doing.pop(change.number, None)
+                if not client.doing and not client.number:
+                    del self._clients[change.client]
 
     def done(self) -> list[list[Any]]:
-        """Returns the client, number and outcome of each last change, for a journal."""
+        """Returns each client's last change, for a journal.
+
+        A change is the client, number, outcome, function and place in it.
+        """
         with self._lock:
             return [
-                [name, client.number, dict(client.outcome)]
+                [name, client.number, dict(client.outcome), client.function, client.place]
                 for name, client in self._clients.items()
                 if client.number
             ]
@@ -122,16 +182,27 @@ class Changes:
     def restore(self, done: list[list[Any]]) -> None:
         """Restores the result of `done` from a journal."""
         with self._lock:
-            for name, number, outcome in done:
-                self._note(name, number, outcome)
+            for name, number, outcome, function, place in done:
+                self._note(name, number, outcome, (function, place))
 
-    def _note(self, name: str, number: int, outcome: Outcome) -> None:
+    def _is_applied(self, change: Change) -> bool:
+        """Returns True if an earlier run of the function made this change."""
+        function, place = change.origin
+        return any(
+            one.function == function and one.place >= place for one in self._clients.values()
+        )
+
+    def _note(
+        self, name: str, number: int, outcome: Outcome, origin: tuple[str, int] = ("", 0)
+    ) -> None:
         client = self._clients.pop(name, None) or _Client()
         self._clients[name] = client  # most recent last
         client.doing.pop(number, None)
         self.num_done += 1
         if number > client.number:
             client.number, client.outcome = number, outcome
+        if origin[0]:
+            client.function, client.place = origin
         if len(self._clients) > _MOST_CLIENTS:
             idle = (other for other, client in self._clients.items() if not client.doing)
             self._clients.pop(next(idle, name), None)

@@ -1,7 +1,11 @@
 """Append-only journal file of a parameter server, read after a restart.
 
-A record is a length, a checksum, and the frames of a message. If the process or machine dies during
-a write, the unfinished last record is truncated on the next start; all earlier records remain.
+The file begins with a line that names the format and its version. A record is a header (mark, size,
+checksum of the body, checksum of the header) and a body: the frames of a message, which are JSON
+and raw arrays. Reading a journal never executes code from it. Only its user can read the file.
+
+If the process or machine dies during a write, the unfinished last record is dropped on the next
+start, with a warning; all earlier records remain. Damage before the last record raises an error.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import warnings
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,10 +24,15 @@ from stratagem.errors import DataLossError
 from stratagem.messages import explain
 from stratagem.parameter_server.transport.wire import Message, pack, unpack
 
-__all__ = ["Journal"]
+__all__ = ["Journal", "invalid_journal"]
 
-_MARK = b"stratagem journal 1\n"
-_RECORD = struct.Struct("<QI")  # body size in bytes, CRC-32
+_FORMAT = b"stratagem journal "
+_VERSION = 2
+_HEAD = _FORMAT + b"%d\n" % _VERSION
+_MARK = b"\xf5SJR"
+_RECORD = struct.Struct("<4sQI")  # mark, body size in bytes, CRC-32 of the body
+_CHECKSUM = struct.Struct("<I")  # CRC-32 of the above
+_HEADER_BYTES = _RECORD.size + _CHECKSUM.size
 _COUNT = struct.Struct("<I")
 _LENGTH = struct.Struct("<Q")
 
@@ -30,7 +40,8 @@ _LENGTH = struct.Struct("<Q")
 class _Messages(Sequence[Message]):
     """Messages of a journal file, read lazily because memory may not hold all of them."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self._path = path
         self.size_bytes = os.fstat(file.fileno()).st_size
         self._places: list[tuple[int, int]] = []
         self._map: mmap.mmap | None = None
@@ -48,6 +59,10 @@ class _Messages(Sequence[Message]):
         """Adds the message in a byte range of the file."""
         self._places.append((begin, end))
 
+    def find_mark(self, begin: int) -> int:
+        """Returns the offset of the next record mark from `begin` on; -1 if there is none."""
+        return -1 if self._map is None else self._map.find(_MARK, begin)
+
     def clear(self) -> None:
         """Drops all messages and the file mapping."""
         self._places.clear()
@@ -64,24 +79,29 @@ class _Messages(Sequence[Message]):
         if isinstance(index, slice):
             return [self[one] for one in range(*index.indices(len(self)))]
         begin, end = self._places[index]
-        return unpack(_frames(self.part(begin, end)))
+        try:
+            return unpack(_frames(self.part(begin, end)))
+        except ConnectionError as error:
+            raise invalid_journal(self._path, error) from error
 
 
 class Journal(Closing):
     """Opens or creates a journal file, and its folder.
 
-    `messages` are the recovered messages; call `messages.clear()` after reading them.
+    `messages` are the recovered messages; call `messages.clear()` after reading them. `num_dropped`
+    counts the records of a damaged end, which are dropped with a RuntimeWarning.
 
     Raises:
-        DataLossError: not a journal, or damaged before its last record.
+        DataLossError: not a journal, one of another version, or damaged before its last record.
         OSError: the file cannot be read or written.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path.with_suffix(".new").unlink(missing_ok=True)
-        self._file = self._path.open("a+b", buffering=0)
+        self._file = _opened(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        self.num_dropped = 0
         try:
             self.messages = self._recovered()
         except BaseException:
@@ -113,9 +133,9 @@ class Journal(Closing):
         If the write fails (OSError), the journal is unchanged.
         """
         new = self._path.with_suffix(".new")
-        file = new.open("w+b", buffering=0)
+        file = _opened(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
-            _write_all(file, _MARK)
+            _write_all(file, _HEAD)
             for message in messages:
                 _write(file, message)
             _sync(file)
@@ -133,32 +153,88 @@ class Journal(Closing):
         self._file.close()
 
     def _recovered(self) -> _Messages:
-        """Finds all records, and truncates an unfinished last one."""
-        messages = _Messages(self._file)
+        """Finds all records, and drops a damaged end."""
+        messages = _Messages(self._path, self._file)
         size = messages.size_bytes
-        mark = bytes(messages.part(0, len(_MARK)))
-        if mark != _MARK[: len(mark)]:
-            raise _damaged(self._path, "it is not a journal of a parameter server")
-        place = len(_MARK)
-        while place + _RECORD.size <= size:
-            begin = place + _RECORD.size
-            num_bytes, checksum = _RECORD.unpack(messages.part(place, begin))
-            end = begin + num_bytes
-            if end > size:
-                break
-            if zlib.crc32(messages.part(begin, end)) != checksum:
-                if end == size:
-                    break  # unfinished: not all pages were written
-                raise _damaged(self._path, f"the checksum of the record at byte {place} is wrong")
-            messages.add(begin, end)
-            place = end
-        self._file.truncate(min(place, size))
-        if size < len(_MARK):
+        self._check_head(bytes(messages.part(0, len(_HEAD))))
+        place = len(_HEAD)
+        while place < size and (record := _record(messages, place)):
+            messages.add(*record)
+            place = record[1]
+        if size < len(_HEAD):
             self._file.truncate(0)
-            _write_all(self._file, _MARK)
+            _write_all(self._file, _HEAD)
             _sync(self._file)
+            _sync_folder(self._path.parent)
+        elif place < size:
+            self._drop(messages, place)
         self._file.seek(0, os.SEEK_END)
         return messages
+
+    def _check_head(self, head: bytes) -> None:
+        if head == _HEAD[: len(head)]:
+            return
+        if head.startswith(_FORMAT):
+            version = head[len(_FORMAT) :].partition(b"\n")[0].decode("ascii", "replace")
+            raise _other_version(self._path, version)
+        raise _damaged(self._path, "it is not a journal of a parameter server")
+
+    def _drop(self, messages: _Messages, place: int) -> None:
+        """Drops the end of the file from `place` on, unless an intact record follows."""
+        num_marks, at = 0, messages.find_mark(place)
+        while at >= 0:
+            num_marks += 1
+            if at > place and _record(messages, at):
+                raise _damaged(
+                    self._path,
+                    f"the record at byte {place} fails its checksum, after {len(messages)} intact "
+                    f"ones, and the record at byte {at} is intact",
+                )
+            at = messages.find_mark(at + 1)
+        self.num_dropped = max(1, num_marks)
+        lost = messages.size_bytes - place
+        self._file.truncate(place)
+        _sync(self._file)
+        records = "1 record" if self.num_dropped == 1 else f"{self.num_dropped} records"
+        warnings.warn(
+            explain(
+                f"The end of the journal {self._path} is damaged: {records} of {lost} bytes from "
+                f"byte {place} on were dropped. The {len(messages)} records before are intact.",
+                expected="a last record that was written completely.",
+                fix="nothing, if the machine or the server stopped during a write: changes since "
+                "the last complete record are lost. Otherwise, check the disk.",
+                code="SG610",
+            ),
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+def _opened(path: Path, flags: int) -> IO[bytes]:
+    """Opens a file that only this user can read, without a buffer."""
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        os.fchmod(descriptor, 0o600)  # a file that is already there
+        return os.fdopen(descriptor, "a+b" if flags & os.O_APPEND else "w+b", buffering=0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _record(messages: _Messages, place: int) -> tuple[int, int] | None:
+    """Returns the byte range of the body of an intact record, or None."""
+    begin = place + _HEADER_BYTES
+    header = bytes(messages.part(place, begin))
+    if len(header) < _HEADER_BYTES:
+        return None
+    mark, num_bytes, checksum = _RECORD.unpack_from(header)
+    (of_header,) = _CHECKSUM.unpack_from(header, _RECORD.size)
+    if mark != _MARK or zlib.crc32(header[: _RECORD.size]) != of_header:
+        return None
+    end = begin + num_bytes
+    if end > messages.size_bytes or zlib.crc32(messages.part(begin, end)) != checksum:
+        return None
+    return begin, end
 
 
 def _write(file: IO[bytes], message: Message) -> None:
@@ -168,7 +244,8 @@ def _write(file: IO[bytes], message: Message) -> None:
     for part in parts:
         size += len(part)
         checksum = zlib.crc32(part, checksum)
-    _write_all(file, _RECORD.pack(size, checksum))
+    header = _RECORD.pack(_MARK, size, checksum)
+    _write_all(file, header + _CHECKSUM.pack(zlib.crc32(header)))
     for part in parts:
         _write_all(file, part)
 
@@ -181,11 +258,15 @@ def _write_all(file: IO[bytes], part: bytes | memoryview) -> None:
 
 
 def _frames(body: memoryview) -> list[memoryview]:
-    (count,) = _COUNT.unpack_from(body)
+    """Returns the frames in a record; raises ConnectionError if it is none, as `unpack` does."""
+    try:
+        (count,) = _COUNT.unpack_from(body)
+        lengths = struct.unpack_from(f"<{count}Q", body, _COUNT.size)
+    except struct.error as error:
+        raise ConnectionError(f"invalid frames ({error})") from error
     place = _COUNT.size + count * _LENGTH.size
     frames: list[memoryview] = []
-    for number in range(count):
-        (length,) = _LENGTH.unpack_from(body, _COUNT.size + number * _LENGTH.size)
+    for length in lengths:
         frames.append(body[place : place + length])
         place += length
     return frames
@@ -201,6 +282,24 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def invalid_journal(path: Path, error: Exception) -> DataLossError:
+    """Returns the error of a journal whose records are intact, but not those of a server."""
+    return _damaged(path, f"a record has an intact checksum and invalid contents ({error!r})")
+
+
+def _other_version(path: Path, version: str) -> DataLossError:
+    return DataLossError(
+        explain(
+            f"The journal {path} has version {version} of the format.",
+            expected=f"version {_VERSION}. Servers do not read earlier versions, which contain "
+            "pickled objects: reading one could execute code.",
+            fix="save a checkpoint with the Stratagem version that wrote the journal, start the "
+            "servers with an empty journal_dir, and restore the checkpoint.",
+            code="SG610",
+        )
+    )
 
 
 def _damaged(path: Path, how: str) -> DataLossError:

@@ -15,6 +15,7 @@ from stratagem.parameter_server.server.store import ServerVariables
 from stratagem.parameter_server.server.synchronous import Contribution, SynchronousUpdates
 from stratagem.parameter_server.server.updates import ASYNCHRONOUS, UpdateMode
 from stratagem.parameter_server.server.versions import Lifetime
+from stratagem.parameter_server.transport.wire import Message
 
 __all__ = ["Pushes"]
 
@@ -33,7 +34,6 @@ class Pushes:
         self._staleness: Counter[int] = Counter()
         self.num_discarded = 0
         self.mode = ASYNCHRONOUS
-        self.pickled_rules: dict[str, np.ndarray] = {}
 
     @property
     def staleness(self) -> list[list[int]]:
@@ -52,11 +52,15 @@ class Pushes:
         return [] if self._synchronous is None else self._synchronous.waiting
 
     def set_rule(
-        self, pickled: np.ndarray, names: list[str], mode: UpdateMode, optimizer: str = ""
+        self,
+        pickled: np.ndarray,
+        names: list[str],
+        mode: UpdateMode | None = None,
+        optimizer: str = "",
     ) -> None:
-        """Sets an optimizer and the update mode.
+        """Sets an optimizer and the update mode; None keeps the mode.
 
-        Applies pending synchronous gradients first if the mode becomes asynchronous.
+        `pickled` must come from an authenticated client.
 
         Raises:
             KeyError: no such variable.
@@ -64,6 +68,15 @@ class Pushes:
         """
         with self._store.changing():
             self._store.set_rule(self._pickle.loads(pickled.tobytes()), names, optimizer)
+            if mode is not None:
+                self.set_mode(mode)
+
+    def set_mode(self, mode: UpdateMode) -> None:
+        """Sets the update mode.
+
+        Applies pending synchronous gradients first if the mode becomes asynchronous.
+        """
+        with self._store.changing():
             if self._synchronous is None and mode.num_needed:
                 self._synchronous = SynchronousUpdates(self._store, mode.num_needed)
             elif self._synchronous is not None and mode.num_needed:
@@ -71,13 +84,15 @@ class Pushes:
             else:
                 self.flush()
                 self._synchronous = None
-            self.pickled_rules[optimizer], self.mode = np.array(pickled), mode
+            self.mode = mode
 
-    def drop_rule(self, optimizer: str) -> None:
-        """Removes an optimizer that will receive no more gradients."""
-        with self._store.changing():
-            self._store.drop_rule(optimizer)
-            self.pickled_rules.pop(optimizer, None)
+    def missing_rules(self, message: Message) -> list[str]:
+        """Returns the optimizers of a push that a client must send again after a restart."""
+        fields = message.fields
+        own = fields.get("optimizers", {})
+        return self._store.missing_rules(
+            own.get(name, "") for name in [*fields["whole"], *fields["rows"]]
+        )
 
     def add(self, change: Change) -> None:
         """Applies or discards a push, answering now or after the synchronous update.
@@ -108,7 +123,11 @@ class Pushes:
                 self._store.set_scalar(name, np.asarray(value))
             if self._synchronous is not None:
                 worker = fields.get("worker") or change.client
-                one = Contribution(worker, pulled, whole, rows, answer, change.fail, optimizers)
+                one = Contribution(
+                    worker, pulled, whole, rows, answer, change.fail, optimizers, change.origin
+                )
+                if change.is_of_rerun:
+                    self._synchronous.withdraw(change.origin)
                 self._synchronous.add(one)
                 return
             current, limit = self._store.version, self.mode.max_staleness

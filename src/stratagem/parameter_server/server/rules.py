@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import json
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -18,16 +20,49 @@ __all__ = ["Rules"]
 
 
 class Rules:
-    """Optimizers by name. Callers serialize changes."""
+    """Optimizers by name. Callers serialize changes.
+
+    A journal has only the descriptions and scalars of optimizers, never their code: after a restart
+    clients send the optimizers again.
+    """
 
     def __init__(self) -> None:
         self._rules: dict[str, UpdateRule] = {}
+        self._descriptions: dict[str, Any] = {}
         self._scalars: dict[str, dict[str, np.ndarray]] = {}
 
     @property
     def names(self) -> list[str]:
         """Names of all optimizers."""
-        return list(self._rules)
+        return list(self._descriptions)
+
+    @property
+    def descriptions(self) -> dict[str, Any]:
+        """Descriptions of all optimizers by name, as JSON values."""
+        return dict(self._descriptions)
+
+    def missing(self, optimizers: Iterable[str]) -> list[str]:
+        """Returns those of `optimizers` that a journal described and no client has sent since."""
+        if len(self._rules) == len(self._descriptions):
+            return []
+        return [
+            name
+            for name in dict.fromkeys(optimizers)
+            if name in self._descriptions and name not in self._rules
+        ]
+
+    def restore(self, descriptions: Mapping[str, Any], scalars: Mapping[str, np.ndarray]) -> None:
+        """Restores descriptions and scalars (by `stored_name`) from a journal."""
+        self._descriptions = dict(descriptions)
+        self._rules = {name: one for name, one in self._rules.items() if name in descriptions}
+        self._scalars = {
+            optimizer: {
+                own_name(optimizer, name): np.array(value)
+                for name, value in scalars.items()
+                if is_stored_by(optimizer, name)
+            }
+            for optimizer in descriptions
+        }
 
     @property
     def scalars(self) -> dict[str, np.ndarray]:
@@ -40,13 +75,13 @@ class Rules:
 
     def set(self, optimizer: str, rule: UpdateRule) -> None:
         """Registers an optimizer. Raises ValueError if the name belongs to a different one."""
-        known = self._rules.get(optimizer)
-        if known is not None and known.describe() != rule.describe():
+        known, description = self._descriptions.get(optimizer), _as_json(rule.describe())
+        if known is not None and known != description:
             raise ValueError(
                 explain(
-                    f"Cannot train these variables with {rule.describe()}: the servers already "
+                    f"Cannot train these variables with {description}: the servers already "
                     "have another optimizer with this name.",
-                    expected=f"the existing optimizer: {known.describe()}.",
+                    expected=f"the existing optimizer: {known}.",
                     fix="use the optimizer of the journal or of the first client, rename the new "
                     "one, or restart the servers with empty journals.",
                     code="SG610",
@@ -54,7 +89,7 @@ class Rules:
             )
         if known is None:
             self._scalars[optimizer] = dict(rule.scalars())
-        self._rules[optimizer] = rule
+        self._rules[optimizer], self._descriptions[optimizer] = rule, description
 
     def find(self, optimizer: str, names: Collection[str]) -> UpdateRule:
         """Returns an optimizer, or raises RuntimeError if there is none.
@@ -92,4 +127,10 @@ class Rules:
     def drop(self, optimizer: str) -> None:
         """Removes an optimizer and its scalars."""
         self._rules.pop(optimizer, None)
+        self._descriptions.pop(optimizer, None)
         self._scalars.pop(optimizer, None)
+
+
+def _as_json(description: Mapping[str, Any]) -> Any:
+    """Returns a description as a journal returns it."""
+    return json.loads(json.dumps(description, default=repr))

@@ -14,11 +14,12 @@ from stratagem.closing import Closing
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
 from stratagem.parameter_server.server.changes import Change, Changes
-from stratagem.parameter_server.server.journal import Journal
+from stratagem.parameter_server.server.journal import Journal, invalid_journal
+from stratagem.parameter_server.server.journal_folders import remove_journal
 from stratagem.parameter_server.server.journal_lock import JournalLock
 from stratagem.parameter_server.server.pushes import Pushes
 from stratagem.parameter_server.server.shards import ShardSpec, made_in_pieces
-from stratagem.parameter_server.server.state import ServerState, next_lifetime
+from stratagem.parameter_server.server.state import INVALID_STATE, ServerState, next_lifetime
 from stratagem.parameter_server.server.state_journal import StateJournal
 from stratagem.parameter_server.server.store import ServerVariables
 from stratagem.parameter_server.server.updates import UpdateMode
@@ -44,6 +45,9 @@ class ParameterServer(Closing):
         journal: file from which state is restored and to which changes are written; None for none.
         journal_interval_s: pause between journal entries, in seconds. Changes since the last entry
             are lost if the process or machine dies.
+        is_durable: answer each change only once it is in the journal, on disk: then no answered
+            change is lost.
+        removes_journal: remove the journal in `close`, if no later run uses it.
 
     Raises:
         OSError: the address is taken, or the journal cannot be read.
@@ -61,7 +65,10 @@ class ParameterServer(Closing):
         num_threads: int = 2,
         journal: str | os.PathLike[str] | None = None,
         journal_interval_s: float = 1.0,
+        is_durable: bool = False,
+        removes_journal: bool = False,
     ) -> None:
+        self._removed = Path(journal) if journal is not None and removes_journal else None
         self.store = ServerVariables()
         self._pickle: Any = load(
             "cloudpickle", needed_by="a parameter server", install="stratagem[ray]"
@@ -73,14 +80,20 @@ class ParameterServer(Closing):
             if journal is not None:
                 stack.enter_context(JournalLock(Path(f"{os.fspath(journal)}.lock")))
                 file = stack.enter_context(Journal(journal))
-            self.lifetime = next_lifetime([] if file is None else file.messages)
-            self._pushes = Pushes(self.store, self.lifetime)
             self._changes = Changes(self._answer)
-            state = ServerState(self.store, self._pushes, self._changes, self.lifetime)
-            if file is not None:
-                state.restore(file.messages)
-                file.messages.clear()
-            self._journal = file and StateJournal(file, state, journal_interval_s)
+            try:
+                self.lifetime = next_lifetime([] if file is None else file.messages)
+                self._pushes = Pushes(self.store, self.lifetime)
+                state = ServerState(self.store, self._pushes, self._changes, self.lifetime)
+                if file is not None:
+                    state.restore(file.messages)
+                    file.messages.clear()
+            except INVALID_STATE as error:
+                raise invalid_journal(Path(journal or ""), error) from error
+            self._num_dropped = 0 if file is None else file.num_dropped
+            self._journal = file and StateJournal(
+                file, state, journal_interval_s, is_durable=is_durable
+            )
             self._listener = Listener(
                 keys,
                 self._handle,
@@ -104,6 +117,8 @@ class ParameterServer(Closing):
             self._listener.close()
             if self._journal is not None:
                 self._journal.close()
+        if self._removed is not None:
+            remove_journal(self._removed)
 
     def _read_handlers(self) -> dict[str, Callable[[Message], Message]]:
         return {
@@ -151,6 +166,11 @@ class ParameterServer(Closing):
 
     def _carry_out(self, kind: str, change: Change) -> None:
         if kind == "push":  # answered now, or after the synchronous update
+            missing = self._pushes.missing_rules(change.message)
+            if missing:
+                fields = {"optimizers": missing, **self._fields(self.store.version)}
+                change.answer_undone(Message("needs_rule", fields))
+                return
             self._pushes.add(change)
             return
         with self.store.changing():
@@ -159,7 +179,10 @@ class ParameterServer(Closing):
     def _answer(self, message: Message, outcome: Mapping[str, Any]) -> Message:
         """Builds the answer of a change, with the whole variables in field `pull`."""
         version, values = self.store.read(message.fields.get("pull", ()))
-        return Message("ok", {**outcome, **self.lifetime.fields(version)}, values)
+        return Message("ok", {**outcome, **self._fields(version)}, values)
+
+    def _fields(self, version: int) -> dict[str, Any]:
+        return self.lifetime.fields(version, self._changes.counts.numbers())
 
     def _create(self, message: Message) -> dict[str, Any]:
         """Fields: `specs`, `is_pickled`. Arrays: values, or pickled functions that create rows."""
@@ -179,7 +202,7 @@ class ParameterServer(Closing):
 
     def _pull(self, message: Message) -> Message:
         version, values = self.store.read(message.fields["names"])
-        return Message("ok", self.lifetime.fields(version), values)
+        return Message("ok", self._fields(version), values)
 
     def _pull_rows(self, message: Message) -> Message:
         names = message.fields["names"]
@@ -188,7 +211,7 @@ class ParameterServer(Closing):
             self.store.pull_rows(name, numbers)
             for name, numbers in zip(names, message.arrays, strict=True)
         ]
-        return Message("ok", self.lifetime.fields(version), rows)
+        return Message("ok", self._fields(version), rows)
 
     def _assign(self, message: Message) -> dict[str, Any]:
         for name, value in zip(message.fields["names"], message.arrays, strict=True):
@@ -206,13 +229,13 @@ class ParameterServer(Closing):
 
     def _set_rule(self, message: Message) -> dict[str, Any]:
         (pickled,) = message.arrays
-        mode = UpdateMode(**message.fields["mode"])
         fields = message.fields
+        mode = None if fields["mode"] is None else UpdateMode(**fields["mode"])
         self._pushes.set_rule(pickled, fields["names"], mode, fields["optimizer"])
         return {}
 
     def _drop_rule(self, message: Message) -> dict[str, Any]:
-        self._pushes.drop_rule(message.fields["optimizer"])
+        self.store.drop_rule(message.fields["optimizer"])
         return {}
 
     def _expect(self, message: Message) -> dict[str, Any]:
@@ -236,7 +259,9 @@ class ParameterServer(Closing):
         return Message(
             "ok",
             {
-                **self.lifetime.fields(self.store.version),
+                "restored_version": None,
+                **self._fields(self.store.version),
+                "updates": self._changes.counts.described(),
                 "names": self.store.names,
                 "staleness": self._pushes.staleness,
                 "num_waiting": self._pushes.num_waiting,
@@ -244,6 +269,7 @@ class ParameterServer(Closing):
                 "num_discarded": self._pushes.num_discarded,
                 "journaled_version": None if journal is None else journal.journaled_version,
                 "journal_error": None if journal is None else journal.error,
+                "num_dropped_records": self._num_dropped,
             },
         )
 

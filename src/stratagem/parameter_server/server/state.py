@@ -1,4 +1,4 @@
-"""Server state as journal messages.
+"""Server state as journal messages: JSON and arrays, without code.
 
 An entry holds all changes since the previous entry. A rewritten journal begins with the rows of all
 tables, in pieces; the entry that follows has the rows that changed while those were written.
@@ -21,7 +21,18 @@ from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.parameter_server.server.versions import Lifetime
 from stratagem.parameter_server.transport.wire import Message
 
-__all__ = ["ServerState", "next_lifetime"]
+__all__ = ["INVALID_STATE", "ServerState", "next_lifetime"]
+
+# Errors of `next_lifetime` and `ServerState.restore` for messages that no server wrote.
+INVALID_STATE = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    StopIteration,
+    TypeError,
+    ValueError,
+)
 
 _ENTRY = "entry"
 _PIECE = "piece"
@@ -33,7 +44,8 @@ def next_lifetime(messages: Sequence[Message]) -> Lifetime:
     for message in reversed(messages):
         if message.kind == _ENTRY:
             fields = message.fields
-            return Lifetime(max(now, fields["lifetime"] + 1), fields["version"])
+            number = max(now, fields["lifetime"] + 1)
+            return Lifetime(number, fields["version"], tuple(fields["applied"]))
     return Lifetime(now)
 
 
@@ -54,17 +66,18 @@ class ServerState:
     def entry(self, parts: list[SavedPart]) -> Message:
         """Returns a journal entry with changed `parts`. Call within `ServerVariables.changing`."""
         described, arrays = _packed(parts)
-        scalars, rules = self.store.scalars, self.pushes.pickled_rules
+        scalars = self.store.scalars
         fields = {
             "version": self.store.version,
             "lifetime": self.lifetime.number,
+            "applied": self.changes.counts.numbers(),
             "clients": self.changes.done(),
             "mode": dataclasses.asdict(self.pushes.mode),
-            "optimizers": list(rules),
+            "optimizers": self.store.optimizers,
             "scalars": list(scalars),
             "parts": described,
         }
-        return Message(_ENTRY, fields, [*arrays, *rules.values(), *scalars.values()])
+        return Message(_ENTRY, fields, [*arrays, *scalars.values()])
 
     def pieces(self, marks: Marks | None = None) -> Iterator[Message]:
         """Yields table rows, all or the marked ones, while updates continue."""
@@ -82,12 +95,10 @@ class ServerState:
                 self._restore_entry(message.fields, arrays)
 
     def _restore_entry(self, fields: dict[str, Any], arrays: Iterator[np.ndarray]) -> None:
-        for gone in [*self.pushes.pickled_rules.keys() - set(fields["optimizers"])]:
-            self.pushes.drop_rule(gone)
-        for optimizer in fields["optimizers"]:
-            self.pushes.set_rule(next(arrays), [], UpdateMode(**fields["mode"]), optimizer)
         scalars = dict(zip(fields["scalars"], arrays, strict=True))
-        self.store.restore_counts(fields["version"], scalars)
+        self.store.restore_optimizers(fields["version"], fields["optimizers"], scalars)
+        self.pushes.set_mode(UpdateMode(**fields["mode"]))
+        self.changes.counts.restore(fields["applied"])
         self.changes.restore(fields["clients"])
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Generator, Iterator
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
 
 from stratagem.closing import Closing
 from stratagem.parameter_server.server.journal import Journal
 from stratagem.parameter_server.server.state import ServerState
 from stratagem.parameter_server.server.store import Marks
+from stratagem.parameter_server.transport.listener import Request
 from stratagem.parameter_server.transport.wire import Message
 
 __all__ = ["StateJournal"]
@@ -30,15 +32,24 @@ class StateJournal(Closing):
 
     `journaled_version` is the version in the last entry; None before the first one. `error`
     describes the failure of the last write; None if it succeeded. Closes `journal` when closed.
+
+    With `is_durable`, changes are answered only once they are on disk, and each change makes the
+    thread write at once. Changes that arrive during a write share the next entry.
     """
 
-    def __init__(self, journal: Journal, state: ServerState, interval_s: float) -> None:
+    def __init__(
+        self, journal: Journal, state: ServerState, interval_s: float, *, is_durable: bool = False
+    ) -> None:
         self._journal = journal
         self._state = state
         self._interval_s = interval_s
         self._writing = threading.Lock()
         self._num_written = state.num_changes
         self._is_over = threading.Event()
+        self._is_due = threading.Event()
+        self._held: deque[tuple[Sequence[Request], Message]] = deque()
+        if is_durable:
+            state.changes.hold = self._hold
         self.journaled_version = state.lifetime.restored_version
         self.error: str | None = None
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
@@ -53,12 +64,19 @@ class StateJournal(Closing):
         If this raises OSError, the next entry includes these changes.
         """
         with self._writing:
+            held: list[tuple[Sequence[Request], Message]] = []
             try:
-                self._write()
+                self._write(held)
             except Exception as error:
                 self.error = f"{type(error).__name__}: {error}"
+                for requests, _ in held:
+                    for request in requests:
+                        request.fail(error)
                 raise
             self.error = None
+            for requests, answer in held:
+                for request in requests:
+                    request.answer(answer)
             return self.journaled_version or 0
 
     def close(self) -> None:
@@ -66,6 +84,7 @@ class StateJournal(Closing):
         if self._is_over.is_set():
             return
         self._is_over.set()
+        self._is_due.set()
         self._thread.join()
         try:
             self.write()
@@ -73,14 +92,28 @@ class StateJournal(Closing):
             self._journal.close()
 
     def _run(self) -> None:
-        while not self._is_over.wait(self._interval_s):
+        while True:
+            self._is_due.wait(self._interval_s)
+            if self._is_over.is_set():
+                return
+            self._is_due.clear()  # before writing: a later change sets it again
             with contextlib.suppress(Exception):  # reported in `error`
                 self.write()
 
-    def _write(self) -> None:
+    def _hold(self, requests: Sequence[Request], answer: Message) -> None:
+        """Holds an answer until the next entry is on disk."""
+        self._held.append((requests, answer))
+        self._is_due.set()
+
+    def _take_held(self, held: list[tuple[Sequence[Request], Message]]) -> None:
+        """Moves the held answers to `held`. Call within `changing`, before copying the state."""
+        held += [self._held.popleft() for _ in range(len(self._held))]
+
+    def _write(self, held: list[tuple[Sequence[Request], Message]]) -> None:
         state, store = self._state, self._state.store
         with self._put_back_on_error() as taken:
             with store.changing():
+                self._take_held(held)
                 num_changes, version = state.num_changes, store.version
                 if num_changes == self._num_written and self.journaled_version is not None:
                     return
@@ -93,7 +126,7 @@ class StateJournal(Closing):
                 self._journal.append(entry)
                 self._num_written, self.journaled_version = num_changes, version
                 return
-        self._write_anew()
+        self._write_anew(held)
 
     def _begins_anew(self) -> bool:
         size_bytes = self._state.store.size_bytes
@@ -105,7 +138,7 @@ class StateJournal(Closing):
         store = self._state.store
         return store.marked_bytes > max(_MOST_COPIED_BYTES, store.size_bytes // _COPIED_PART)
 
-    def _write_anew(self) -> None:
+    def _write_anew(self, held: list[tuple[Sequence[Request], Message]]) -> None:
         """Rewrites the journal. Copies tables in pieces: memory may not hold two copies."""
         state, store = self._state, self._state.store
         num_changes, version = 0, 0
@@ -122,6 +155,7 @@ class StateJournal(Closing):
                     taken.append(store.take_marks())
                 yield from state.pieces(taken[-1])
             with store.changing():
+                self._take_held(held)
                 num_changes, version = state.num_changes, store.version
                 taken.append(store.take_marks())
                 entry = state.entry(store.saved(taken[-1], is_all=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -267,6 +267,16 @@ class ServerVariables:
         with self._reading:
             return self._rules.scalars
 
+    @property
+    def optimizers(self) -> dict[str, Any]:
+        """Descriptions of all optimizers, by name."""
+        with self._reading:
+            return self._rules.descriptions
+
+    def missing_rules(self, optimizers: Iterable[str]) -> list[str]:
+        """Returns those of `optimizers` that a client must send again after a restart."""
+        return self._rules.missing(optimizers)
+
     def set_scalar(self, name: str, value: np.ndarray) -> None:
         """Sets an optimizer scalar, by `stored_name`."""
         with self._updating:
@@ -315,11 +325,14 @@ class ServerVariables:
         shard.restore(part)
         shard.take_marks()
 
-    def restore_counts(self, version: int, scalars: Mapping[str, np.ndarray]) -> None:
-        """Restores the version and the scalars; the rules must already be set."""
+    def restore_optimizers(
+        self, version: int, descriptions: Mapping[str, Any], scalars: Mapping[str, np.ndarray]
+    ) -> None:
+        """Restores the version, and the descriptions and scalars of optimizers, from a journal."""
         self.version = version
-        for name, value in scalars.items():
-            self._rules.set_scalar(name, value)
+        for gone in {*self._rules.names} - {*descriptions}:
+            self.drop_rule(gone)
+        self._rules.restore(descriptions, scalars)
 
     def _find(self, name: str) -> tuple[Shard, str | None]:
         if name in self._shards:

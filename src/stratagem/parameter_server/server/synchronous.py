@@ -41,6 +41,7 @@ class Contribution:
         answer: called when the gradients are used or discarded.
         fail: called with the reason if the update fails.
         optimizers: optimizer name by variable name; "" for variables not listed.
+        origin: scheduled function of the worker, and the place of this push in it.
     """
 
     worker: str
@@ -50,6 +51,7 @@ class Contribution:
     answer: Answer
     fail: Callable[[BaseException], None]
     optimizers: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    origin: tuple[str, int] = ("", 0)
 
 
 class SynchronousUpdates:
@@ -91,6 +93,13 @@ class SynchronousUpdates:
                 self._discard(before)
             self._waiting[contribution.worker] = contribution
             self._update_if_complete()
+
+    def withdraw(self, origin: tuple[str, int]) -> None:
+        """Discards the pending gradients of an earlier run of a function."""
+        with self._store.changing():
+            for worker, one in list(self._waiting.items()):
+                if one.origin == origin:
+                    self._discard(self._waiting.pop(worker))
 
     def expect(self, num_needed: int) -> None:
         """Changes `num_needed` after a worker was lost or returned.

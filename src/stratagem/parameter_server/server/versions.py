@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from stratagem.parameter_server.server.update_counts import KINDS
 from stratagem.parameter_server.transport.wire import Message
 
 __all__ = ["Lifetime", "SeenVersions"]
@@ -25,18 +27,26 @@ class Lifetime:
     Args:
         number: larger than in all earlier runs.
         restored_version: version restored from the journal; None if nothing was restored.
+        restored_applied: restored numbers of applied updates, by `KINDS`.
     """
 
     number: int
     restored_version: int | None = None
+    restored_applied: tuple[int, ...] = (0,) * len(KINDS)
 
-    def fields(self, version: int) -> dict[str, Any]:
-        """Returns the answer fields that describe this run at a version."""
-        return {
-            "version": version,
-            "lifetime": self.number,
+    def fields(self, version: int, applied: Sequence[int]) -> dict[str, Any]:
+        """Returns the answer fields that describe this run.
+
+        `version` and `applied`, the numbers of updates by `KINDS`, are those of now.
+        """
+        fields = {"version": version, "lifetime": self.number, "applied": applied}
+        if self.restored_version is None:
+            return fields
+        restored = {
             "restored_version": self.restored_version,
+            "restored_applied": self.restored_applied,
         }
+        return {**fields, **restored}
 
     def version_of(self, fields: Mapping[str, Any]) -> int:
         """Returns the version, in this run, of the values behind a request.
@@ -52,14 +62,21 @@ class Lifetime:
 class SeenVersions:
     """Per-thread versions of all servers, as last seen by a client.
 
-    `num_lost` counts updates lost in server restarts.
+    `lost` counts updates lost in server restarts, by kind. A push counts as one update, and the
+    pushes of a synchronous update as one together.
     """
 
     def __init__(self) -> None:
         self._local = threading.local()
         self._lock = threading.Lock()
-        self._newest: dict[int, tuple[int, int]] = {}
-        self.num_lost = 0
+        self._newest: dict[int, tuple[int, Sequence[int]]] = {}
+        self.lost: Counter[str] = Counter()
+
+    @property
+    def num_lost(self) -> int:
+        """Number of lost updates of all kinds."""
+        with self._lock:
+            return self.lost.total()
 
     def note(self, server: int, answer: Message, names: Iterable[str] = ()) -> None:
         """Records the version in an answer that has the values of these variables."""
@@ -68,11 +85,19 @@ class SeenVersions:
         own = self._own()
         own.update(dict.fromkeys([(server, name) for name in names], seen))
         own[server, None] = seen
+        counts: list[int] = fields["applied"]
+        counts[-1] = seen[1]  # the version counts pushes
         with self._lock:
-            newest = self._newest.setdefault(server, seen)
-            if seen[0] > newest[0]:  # ignore a late answer of an earlier run
-                self.num_lost += max(0, newest[1] - (fields["restored_version"] or 0))
-            self._newest[server] = max(newest, seen)
+            lifetime, newest = self._newest.get(server, (seen[0], counts))
+            if seen[0] == lifetime:
+                self._newest[server] = lifetime, [*map(max, newest, counts)]
+            elif seen[0] > lifetime:  # else a late answer of an earlier run
+                restored = [*fields.get("restored_applied", (0,) * len(KINDS))]
+                restored[-1] = fields.get("restored_version") or 0
+                for kind, before, now in zip(KINDS, newest, restored, strict=True):
+                    if before > now:
+                        self.lost[kind] += before - now
+                self._newest[server] = seen[0], counts
 
     def of(self, server: int, names: Iterable[str]) -> dict[str, int]:
         """Returns the request fields with the version of this thread's values.

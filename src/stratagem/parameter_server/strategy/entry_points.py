@@ -9,12 +9,18 @@ from pathlib import Path
 import jax
 
 from stratagem.parameter_server.client.client import ServerClient
-from stratagem.parameter_server.cluster.cluster_plan import Cluster, ClusterPlan, EntryPoints
+from stratagem.parameter_server.cluster.cluster_plan import (
+    Cluster,
+    ClusterPlan,
+    EntryPoints,
+    JournalPlan,
+)
 from stratagem.parameter_server.cluster.coordinated_cluster import CoordinatedCluster
 from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
 from stratagem.parameter_server.cluster.shared_cluster import SharedCluster
 from stratagem.parameter_server.coordinator.worker import Worker
 from stratagem.parameter_server.keras.pickling import KERAS_PACKING
+from stratagem.parameter_server.server.journal_folders import sweep_journals
 from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.parameter_server.strategy.process_parts import worker_parts
@@ -31,14 +37,19 @@ def start_cluster(plan: ClusterPlan) -> Cluster:
     return (SharedCluster if plan.task else CoordinatedCluster)(plan, entry_points)
 
 
-def serve_server(
-    index: int, keys: ClusterKeys, journal_dir: str, journal_interval_s: float
-) -> ParameterServer:
-    """Starts a parameter server in this process; creates `journal_dir` if missing."""
+def serve_server(index: int, keys: ClusterKeys, journals: JournalPlan) -> ParameterServer:
+    """Starts a parameter server in this process; creates the journal folder if missing."""
     _compute_inline()
-    journal = Path(journal_dir) / f"server-{index}.journal"
+    folder = Path(journals.folder)
+    if journals.is_temporary:
+        sweep_journals(folder.parent)
     return ParameterServer(
-        keys, host=own_host(), journal=journal, journal_interval_s=journal_interval_s
+        keys,
+        host=own_host(),
+        journal=folder / f"server-{index}.journal",
+        journal_interval_s=journals.interval_s,
+        is_durable=journals.is_durable,
+        removes_journal=journals.is_temporary,
     )
 
 

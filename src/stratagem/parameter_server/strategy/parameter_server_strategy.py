@@ -117,7 +117,7 @@ class ParameterServerStrategy(RemoteStateStrategy):
         else:
             plan = ClusterPlan.local(num_workers, num_servers)
         limits = checked_options(options, independent=independent)
-        plan = plan.with_journals(journal_dir, limits.journal_interval_s)
+        plan = plan.with_journals(journal_dir, limits)
         mode = update_mode(
             plan.num_workers,
             synchronous=synchronous,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from stratagem.background_errors import report_error
+from stratagem.errors import UnavailableError
 from stratagem.execution import Lockstep
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.lost_updates import LostUpdates
@@ -70,9 +73,11 @@ def coordinator_parts(
 ) -> ProcessParts:
     """Returns the parts of the coordinator, which creates all variables."""
     connections = connect(cluster, silence_s)
+    client = ServerClient(connections)
     cluster.report_moves_to(connections.move)
+    cluster.report_moves_to(functools.partial(_send_rules_again, client))
     variables = VariableClient(
-        ServerClient(connections),
+        client,
         ShardPlacer(len(cluster.server_addresses), partitioner),
         mode,
         has_journals=cluster.has_journals,
@@ -85,6 +90,21 @@ def coordinator_parts(
         cluster,
         connections,
     )
+
+
+def _send_rules_again(client: ServerClient, server: int, address: str) -> None:
+    """Sends the optimizers to a restarted server, on which workers may already wait for them."""
+    del address
+
+    def send() -> None:
+        try:
+            client.send_rules_again(server)
+        except UnavailableError:
+            pass  # lost again: its next return sends them again
+        except Exception as error:  # noqa: BLE001 - workers get an UnavailableError
+            report_error(error)
+
+    threading.Thread(target=send, name=f"optimizers of server {server}", daemon=True).start()
 
 
 def worker_parts(

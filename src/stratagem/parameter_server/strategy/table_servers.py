@@ -88,7 +88,7 @@ def table_servers(
     limits = checked_options(options, independent=True)
     resolver, spec = checked_cluster(cluster_resolver, "HybridStrategy")
     plan = ClusterPlan.servers_only(spec, resolver.task_type, num_servers)
-    plan = plan.with_journals(journal_dir, limits.journal_interval_s)
+    plan = plan.with_journals(journal_dir, limits)
     silence_s = limits.recovery_timeout_s
     return TableServers(start_cluster(plan), num_replicas, variable_partitioner, silence_s)
 

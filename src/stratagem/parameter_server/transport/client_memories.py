@@ -10,6 +10,8 @@ from stratagem.parameter_server.transport.wire import SHARED
 
 __all__ = ["ClientMemories"]
 
+_UNUSABLE = (AttributeError, OSError, OverflowError, RecursionError, TypeError, ValueError)
+
 
 class ClientMemories:
     """Shared memory for large arrays, by client connection. Not thread-safe."""
@@ -25,12 +27,11 @@ class ClientMemories:
 
         Also drops the memory of clients that have exited.
         """
-        for other in [other for other, memory in self._memories.items() if not memory.is_in_use]:
-            self.forget(other)
+        self.forget_dead()
         self.forget(connection)
         try:
             self._memories[connection] = ServerMemory(bytes(offer))
-        except (OSError, TypeError, ValueError, OverflowError):  # for example, in another container
+        except _UNUSABLE:  # for example, in another container
             return [SHARED, b""]
         return [SHARED, b"here"]
 
@@ -54,6 +55,11 @@ class ClientMemories:
         """Returns the frames to send, with large arrays moved to shared memory if possible."""
         memory = self._memories.get(connection)
         return [*frames] if memory is None else memory.placed(frames)
+
+    def forget_dead(self) -> None:
+        """Drops the memory of clients that have exited or closed it."""
+        for other in [other for other, memory in self._memories.items() if not memory.is_in_use]:
+            self.forget(other)
 
     def forget(self, connection: bytes) -> None:
         """Drops the memory of a connection that is no longer used."""

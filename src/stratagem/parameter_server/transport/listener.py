@@ -20,6 +20,7 @@ from stratagem.parameter_server.transport.local_sockets import LocalSocket
 from stratagem.parameter_server.transport.wire import (
     HERE,
     KNOWN,
+    MOST_FRAME_BYTES,
     PING,
     SHARE,
     SHARED,
@@ -41,6 +42,15 @@ _LINGER_MS = 200
 # How long an answer is retained for a client that lost its connection and may reconnect.
 _KEEP_S = 10.0
 _KEEP_TICK_MS = 1000
+_BIND_ATTEMPTS = 3
+# Interval of checks for killed clients, whose shared memory is then released.
+_MEMORY_TICK_MS = 10_000
+# Limits on peers that have not proved that they belong to the cluster. ZeroMQ closes a connection
+# that announces a larger frame, before it allocates memory, or whose handshake takes longer.
+_HANDSHAKE_MS = 10_000
+_BACKLOG = 1024
+# Requests per client that wait to be read. Each thread of a client sends one at a time, and pings.
+_MOST_WAITING = 1000
 
 
 class Request:
@@ -116,6 +126,7 @@ class Listener(Closing):
         # Time and content of answers whose connection is gone, by request number; oldest first.
         self._unfetched: dict[bytes, tuple[float, list[Any]]] = {}
         self._memories = ClientMemories()
+        self._next_check_s = 0.0
         self._waking = threading.Lock()
         self._is_woken = False
         self._is_closed = False
@@ -168,7 +179,11 @@ class Listener(Closing):
         self._socket: Any = self._context.socket(zmq.ROUTER)
         self._socket.router_mandatory = True  # report lost connections
         self._socket.linger = _LINGER_MS
-        self._socket.sndhwm = self._socket.rcvhwm = 0
+        self._socket.sndhwm = 0  # answers must not block; a client has one request at a time
+        self._socket.rcvhwm = _MOST_WAITING
+        self._socket.maxmsgsize = MOST_FRAME_BYTES
+        self._socket.handshake_ivl = _HANDSHAKE_MS
+        self._socket.backlog = _BACKLOG
         self._socket.ipv6 = address.startswith("[")
         keys.lock(self._socket)
         with _raised_as_os_error(zmq, address):
@@ -176,15 +191,23 @@ class Listener(Closing):
         self.address: str = self._socket.last_endpoint.decode().rstrip("\0")
         if self.local is not None:
             self.local.lock(self._socket)
-            try:
-                self._socket.bind(self.local.address)
-            except zmq.ZMQError:
-                self.local = None  # optional; fails on a full disk, for example
+            if not self._bind_local(self.local):
+                self.local = None
         self._woken: Any = self._context.socket(zmq.PULL)
         self._woken.bind(_WAKE_ADDRESS)
         self._waker: Any = self._context.socket(zmq.PUSH)
         self._waker.linger = 0
         self._waker.connect(_WAKE_ADDRESS)
+
+    def _bind_local(self, local: LocalSocket) -> bool:
+        """Binds the Unix socket, which is optional; fails on a full disk, for example."""
+        for _ in range(_BIND_ATTEMPTS):
+            with contextlib.suppress(self._zmq.ZMQError):
+                self._socket.bind(local.address)
+                return True
+            if not local.make_folder():  # the last listener may just have removed it
+                break
+        return False
 
     def _receive(self) -> None:
         zmq = self._zmq
@@ -193,7 +216,7 @@ class Listener(Closing):
             poller.register(socket, zmq.POLLIN)
         is_ending = False
         while not is_ending:
-            ready = dict(poller.poll(_KEEP_TICK_MS if self._unfetched else None))
+            ready = dict(poller.poll(self._tick_ms()))
             if self._woken in ready:
                 self._woken.recv()
                 with self._waking:  # before reading answers: later ones wake again
@@ -206,6 +229,11 @@ class Listener(Closing):
             while not self._answers.empty():
                 self._give(self._answers.get())
             self._forget_old()
+
+    def _tick_ms(self) -> int | None:
+        if self._unfetched:
+            return _KEEP_TICK_MS
+        return _MEMORY_TICK_MS if len(self._memories) else None
 
     def _take(self, frames: list[Any]) -> None:
         connection, number, *content = [frame.buffer for frame in frames]
@@ -268,10 +296,13 @@ class Listener(Closing):
         return True
 
     def _forget_old(self) -> None:
-        """Drops answers that no client has fetched in time."""
+        """Drops answers that no client has fetched in time, and memory of killed clients."""
         before_s = time.monotonic() - _KEEP_S
         while self._unfetched and (oldest := next(iter(self._unfetched.items())))[1][0] <= before_s:
             del self._unfetched[oldest[0]], self._known[oldest[0]]
+        if len(self._memories) and time.monotonic() >= self._next_check_s:
+            self._memories.forget_dead()
+            self._next_check_s = time.monotonic() + _MEMORY_TICK_MS / 1000
 
     def _control(self, connection: bytes, content: list[Any], *, is_known: bool) -> list[Any]:
         kind, *details = map(bytes, content)
@@ -286,6 +317,7 @@ class Listener(Closing):
     def _work(self) -> None:
         while (request := self._requests.get()) is not None:
             self._handle_one(request)
+            del request  # its arrays may be in shared memory: do not hold them while waiting
             with self._counting:
                 self._num_handed_over -= 1
 

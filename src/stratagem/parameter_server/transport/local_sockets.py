@@ -78,10 +78,23 @@ class LocalSocket:
         except OSError:
             return False
 
+    def make_folder(self) -> bool:
+        """Makes the socket's folder again; returns True if it is there and private."""
+        folder = Path(self.path).parent
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            return _is_private(folder)
+        except OSError:
+            return False
+
     def remove(self) -> None:
-        """Removes the socket file if it exists."""
+        """Removes the socket file, those of dead processes, and the folder if it is then empty."""
+        folder = Path(self.path).parent
         with contextlib.suppress(OSError):
             os.unlink(self.path)
+        with contextlib.suppress(OSError):
+            _remove_those_of_the_dead(folder)
+            folder.rmdir()
 
 
 def _folder() -> Path | None:

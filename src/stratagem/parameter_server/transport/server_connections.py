@@ -16,6 +16,7 @@ from stratagem.parameter_server.transport.local_sockets import LocalSocket
 from stratagem.parameter_server.transport.shared_memory import ClientMemory, is_placed, large_bytes
 from stratagem.parameter_server.transport.wire import (
     HERE,
+    MOST_FRAME_BYTES,
     PING,
     SHARE,
     SHARED,
@@ -136,6 +137,7 @@ class ServerConnection:
         try:
             new.linger = 0
             new.sndhwm = new.rcvhwm = 0
+            new.maxmsgsize = MOST_FRAME_BYTES  # the address may be a stranger's by now
             # A lost machine neither refuses nor acknowledges. Reconnect: it may be back.
             new.connect_timeout = new.tcp_maxrt = _LOST_MS
             if place.local is not None:

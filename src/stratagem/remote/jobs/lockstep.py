@@ -9,6 +9,7 @@ import threading
 import types
 from typing import Any
 
+from stratagem.authentication import with_secret
 from stratagem.cluster import ClusterSpec
 from stratagem.cluster.addresses import join_address, split_address
 from stratagem.remote.jobs.job_plan import JobPlan
@@ -82,9 +83,10 @@ class _JobTasks:
             cluster.setdefault(task.task_type, {})[task.index] = join_address(host, port)
         jobs = ClusterSpec(cluster).as_dict()
         starts: list[Any] = []
+        shared = with_secret(plan.variables())
         for task in self._tasks:
             config = {"cluster": jobs, "task": {"type": task.task_type, "index": task.index}}
-            variables = {**plan.variables(), "TF_CONFIG": json.dumps(config)}
+            variables = {**shared, "TF_CONFIG": json.dumps(config)}
             starts.append(task.actor.start.remote(plan.command, variables))
         self._ray.get(starts)
 

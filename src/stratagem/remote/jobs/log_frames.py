@@ -79,12 +79,12 @@ class FrameReader:
             if not mark:
                 continue
             try:
-                number, kind, task, message = json.loads(content)
-            except ValueError:
+                number, *words = json.loads(content)
+            except (RecursionError, TypeError, ValueError):
                 continue  # cut by a lost connection; it will be read again
-            if number > self._last:
+            if list(map(type, [number, *words])) == [int, str, str, str] and number > self._last:
                 self._last = number
-                yield LogFrame(kind, task, message)
+                yield LogFrame(*words)
 
 
 def signed(content: bytes, key: bytes) -> str:

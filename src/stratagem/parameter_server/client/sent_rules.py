@@ -1,0 +1,108 @@
+"""Optimizers that a client has sent, for servers that restart from their journals.
+
+A journal only describes an optimizer: code from a file is never executed. A restarted server asks
+for the optimizer with the first push.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping
+
+from stratagem import environment
+from stratagem.errors import UnavailableError
+from stratagem.messages import explain
+from stratagem.parameter_server.transport.connection import Connections
+from stratagem.parameter_server.transport.wire import Message
+
+__all__ = ["NeededRules", "SentRules"]
+
+_POLL_S = 0.05
+
+
+class SentRules:
+    """Optimizers by name, as messages to the servers. Thread-safe."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._messages: dict[str, dict[int, Message]] = {}
+
+    def note(self, optimizer: str, messages: Mapping[int, Message]) -> None:
+        """Records the messages that sent an optimizer, by server."""
+        # Without the mode: the server restores it, and it may have changed meanwhile.
+        self._messages[optimizer] = {
+            server: dataclasses.replace(message, fields={**message.fields, "mode": None})
+            for server, message in messages.items()
+        }
+
+    def forget(self, optimizer: str) -> None:
+        """Drops an optimizer."""
+        self._messages.pop(optimizer, None)
+
+    def send(self, server: int, optimizers: Collection[str] | None = None) -> set[str]:
+        """Sends optimizers to one server, and returns the names of those that this client has.
+
+        None sends all of them.
+        """
+        names: set[str] = set()
+        for name, messages in list(self._messages.items()):
+            if optimizers is not None and name not in optimizers:
+                continue
+            message = messages[server]
+            # As another client: the push of this one that waits has an earlier number.
+            fields = {**message.fields, "client": uuid.uuid4().hex, "number": 1}
+            self._connections.ask(server, dataclasses.replace(message, fields=fields))
+            names.add(name)
+        return names
+
+    def asked(
+        self, messages: dict[int, Message], ask: Callable[[dict[int, Message]], dict[int, Message]]
+    ) -> dict[int, Message]:
+        """Sends pushes by `ask`, and again to restarted servers once these have the optimizers."""
+        answers = ask(messages)
+        needed = None
+        while any(answer.kind == "needs_rule" for answer in answers.values()):
+            needed = needed or NeededRules(self)
+            answers |= ask({server: messages[server] for server in needed.supply(answers)})
+        return answers
+
+
+class NeededRules:
+    """Wait of one push until servers have the optimizers that it needs.
+
+    A worker usually has none of them: the coordinator sends them when it notices the restart.
+    """
+
+    def __init__(self, rules: SentRules) -> None:
+        self._rules = rules
+        self._limit_s = float(environment.read("peer_timeout_s"))
+        self._deadline_s = time.monotonic() + self._limit_s
+
+    def supply(self, answers: Mapping[int, Message]) -> list[int]:
+        """Returns the servers that asked for optimizers, after sending or awaiting these.
+
+        Raises:
+            UnavailableError: no process has sent them within `STRATAGEM_PEER_TIMEOUT_S`.
+        """
+        lacking = [server for server, answer in answers.items() if answer.kind == "needs_rule"]
+        for server in lacking:
+            needed = answers[server].fields["optimizers"]
+            if {*needed} <= self._rules.send(server, needed):
+                continue
+            if time.monotonic() > self._deadline_s:
+                raise UnavailableError(
+                    explain(
+                        f"Parameter server {server} restarted from its journal and has waited "
+                        f"{self._limit_s:g} s for the optimizers {sorted(needed)}.",
+                        expected="the coordinator, or the worker that created an optimizer, to "
+                        "send it again.",
+                        fix="check that this process runs and reaches the server. Set "
+                        "STRATAGEM_PEER_TIMEOUT_S to change the limit.",
+                        code="SG602",
+                    )
+                )
+            threading.Event().wait(_POLL_S)
+        return lacking
