@@ -11,16 +11,16 @@ def test_each_new_number_is_reported_once() -> None:
     lost = LostUpdates(3)
     lost.note({})
     with pytest.warns(RuntimeWarning, match="worker 3 has seen that 1 update was lost in all"):
-        lost.note({"push": 1})
+        lost.note({"0/10/push": 1})
     with pytest.warns(RuntimeWarning, match="worker 3 has seen that 2 updates were lost"):
-        lost.note({"push": 1, "assign_add": 1})
-    lost.note({"push": 1, "assign_add": 1})
+        lost.note({"0/10/push": 1, "0/10/assign_add": 1})
+    lost.note({"0/10/push": 1, "0/10/assign_add": 1})
     with pytest.warns(
         RuntimeWarning, match=r"5 updates were lost in all \(assign_add: 1, push: 4\)"
     ):
-        lost.note({"push": 4})
-    lost.note({"push": 3, "assign_add": 1})  # of an answer that came late
-    assert lost.counts == {"push": 4, "assign_add": 1}
+        lost.note({"0/10/push": 2, "1/30/push": 2})
+    lost.note({"0/10/push": 1, "0/10/assign_add": 1})  # of an answer that came late
+    assert lost.losses == {"0/10/push": 2, "1/30/push": 2, "0/10/assign_add": 1}
 
 
 def test_repeated_updates_are_reported_once() -> None:

@@ -21,6 +21,7 @@ from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.journal import Journal
 from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.server.updates import UpdateMode
+from stratagem.parameter_server.server.versions import by_kind
 from stratagem.parameter_server.transport.connection import Connections, ServerError
 from stratagem.parameter_server.transport.keys import ClusterKeys
 from stratagem.parameter_server.transport.wire import Message
@@ -111,7 +112,7 @@ def test_server_has_again_what_was_journaled_and_tells_what_was_lost(server, ser
         np.testing.assert_array_equal(value, journaled[name])
     state = served.describe()[0]
     assert (state["version"], state["journaled_version"], state["restored_version"]) == (2, 2, 2)
-    assert served.lost_updates == {"push": 1, "assign_add": 1}
+    assert by_kind(served.losses) == {"push": 1, "assign_add": 1}
     assert served.scalars() == {"count": 2}
     push(served, 2)  # by the same rule, with its slots
     table = served.pull(["table"])["table"]
@@ -125,7 +126,7 @@ def test_orderly_end_loses_nothing(server, served) -> None:
     server.running.close()
     server.restart()
     np.testing.assert_array_equal(served.pull(["v"])["v"], value)
-    assert served.lost_updates == {}
+    assert by_kind(served.losses) == {}
 
 
 def test_threads_of_a_client_count_lost_updates_once(server, served) -> None:
@@ -140,9 +141,9 @@ def test_threads_of_a_client_count_lost_updates_once(server, served) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert served.lost_updates == {"push": 2}
+    assert by_kind(served.losses) == {"push": 2}
     push(served)
-    assert served.lost_updates == {"push": 2}
+    assert by_kind(served.losses) == {"push": 2}
 
 
 @pytest.mark.parametrize("is_journaled", [True, False])
@@ -221,7 +222,7 @@ def test_synchronous_workers_go_on_after_a_restart(server, served, connections) 
     # Computed from values that are no more, and newer than those that the server has now.
     assert together() == [True, True]
     assert together() == [True, True]
-    assert [worker.lost_updates for worker in workers.values()] == [{"push": 1}] * 2
+    assert [by_kind(worker.losses) for worker in workers.values()] == [{"push": 1}] * 2
     # Momentum of three updates of two workers; the lost one is in none of them.
     np.testing.assert_allclose(served.pull(["v"])["v"], -0.1 * 2 * (1 + 1.5 + 1.75), rtol=1e-6)
     for one in threads.values():
@@ -242,7 +243,7 @@ def test_thread_writes_while_workers_train(tmp_path) -> None:
         server.restart()
         for name, value in served.pull(["v", "table"]).items():
             np.testing.assert_array_equal(value, wanted[name])
-        assert served.lost_updates == {}
+        assert by_kind(served.losses) == {}
     server.running.close()
 
 
@@ -312,7 +313,7 @@ def test_updates_are_counted_by_kind(server, served, connections) -> None:
     served.assign("v", np.ones(3), sign=1)
     server.restart()
     assert served.describe()[0]["updates"]["applied"] == wanted
-    assert served.lost_updates == {"assign_add": 1}
+    assert by_kind(served.losses) == {"assign_add": 1}
 
 
 def test_function_that_runs_again_makes_its_updates_once(server, served, connections) -> None:
@@ -373,7 +374,7 @@ def test_durable_updates_are_all_there_after_a_restart(tmp_path) -> None:
                 server.restart()
                 for name, value in served.pull([*wanted]).items():
                     np.testing.assert_array_equal(value, wanted[name], err_msg=name)
-        assert served.lost_updates == {}
+        assert by_kind(served.losses) == {}
         applied = served.describe()[0]["updates"]["applied"]
         assert applied == {"assign_add": 120, "push": 3}
     server.running.close()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 
-from stratagem.parameter_server.server.versions import Lifetime, SeenVersions
+from stratagem.parameter_server.server.versions import Lifetime, SeenVersions, by_kind
 from stratagem.parameter_server.transport.wire import Message
 
 FIRST, SECOND = Lifetime(10), Lifetime(20, restored_version=5)
@@ -25,20 +26,32 @@ def test_lost_updates_are_counted_once_whoever_sees_it_and_in_whatever_order() -
     seen = SeenVersions()
     seen.note(0, answer(FIRST, 8))
     seen.note(0, answer(FIRST, 6))  # of another thread, which came later
-    assert seen.num_lost == 0
+    assert by_kind(seen.losses).total() == 0
     seen.note(0, answer(SECOND, 6))
-    assert seen.num_lost == 3
-    seen.note(0, answer(FIRST, 9))  # late: no second restart
+    assert by_kind(seen.losses).total() == 3
+    seen.note(0, answer(FIRST, 9))  # late: no second restart, but one more update
     thread = threading.Thread(target=seen.note, args=(0, answer(SECOND, 7)))
     thread.start()
     thread.join()
     seen.note(1, answer(SECOND, 6))  # first seen now
-    assert seen.num_lost == 3
+    assert by_kind(seen.losses).total() == 4
     seen.note(0, answer(Lifetime(30, 7), 7))  # an orderly end
-    assert seen.num_lost == 3
+    assert by_kind(seen.losses).total() == 4
     seen.note(0, answer(Lifetime(40), 0))  # without a journal
-    assert seen.num_lost == 10
-    assert seen.lost == {"push": 10}
+    assert by_kind(seen.losses).total() == 11
+    assert by_kind(seen.losses) == {"push": 11}
+
+
+def test_clients_that_each_saw_the_last_update_of_one_run_lose_none_of_them() -> None:
+    """One client saw the last update before the first restart, the other before the second."""
+    runs = [FIRST, SECOND, Lifetime(30, restored_version=9)]
+    seen = {client: SeenVersions() for client in "ab"}
+    for client, versions in {"a": (8, 20, 9), "b": (7, 21, 9)}.items():
+        for run, version in zip(runs, versions, strict=True):
+            seen[client].note(0, answer(run, version))
+    losses = Counter(seen["a"].losses) | Counter(seen["b"].losses)
+    assert losses == {"0/10/push": 8 - 5, "0/20/push": 21 - 9}
+    assert by_kind(losses) == {"push": 15}  # the larger of the clients' sums is 14
 
 
 def test_lost_updates_of_all_kinds_are_counted_each_on_its_own() -> None:
@@ -48,8 +61,8 @@ def test_lost_updates_of_all_kinds_are_counted_each_on_its_own() -> None:
     restored = Lifetime(20, restored_version=2, restored_applied=(5, 20, 1, 0, 2))
     for _ in range(2):
         seen.note(0, answer(restored, 2, 5, 20, 1, 0))
-    assert seen.lost == {"assign_add": 10, "scatter": 1, "scatter_add": 1}
-    assert seen.num_lost == 12
+    assert by_kind(seen.losses) == {"assign_add": 10, "scatter": 1, "scatter_add": 1}
+    assert by_kind(seen.losses).total() == 12
 
 
 def test_oldest_value_that_a_gradient_was_computed_from_counts() -> None:

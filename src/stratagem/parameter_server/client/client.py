@@ -54,9 +54,9 @@ class ServerClient:
         )
 
     @property
-    def lost_updates(self) -> Mapping[str, int]:
-        """Updates lost in server restarts, by kind, according to the servers' answers."""
-        return self._seen.lost
+    def losses(self) -> Mapping[str, int]:
+        """Updates lost in server restarts, by server, run and kind; see `SeenVersions.losses`."""
+        return self._seen.losses
 
     @contextlib.contextmanager
     def in_function(self, function: str, *, is_rerun: bool) -> Generator[None]:

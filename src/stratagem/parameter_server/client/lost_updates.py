@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from stratagem.messages import explain
+from stratagem.parameter_server.server.versions import by_kind
 
 __all__ = ["LostUpdates"]
 
@@ -14,26 +15,28 @@ __all__ = ["LostUpdates"]
 class LostUpdates:
     """Warns when a process sees that servers lost updates, or that functions ran again.
 
-    `counts` has the largest numbers of lost updates so far, by kind; `num_repeated` counts updates
-    that a function made again and servers dropped. `worker` None means the only process.
+    `losses` has the largest numbers of lost updates so far, by server, run and kind; `num_repeated`
+    counts updates that a function made again and servers dropped. `worker` None means the only
+    process.
     """
 
     def __init__(self, worker: int | None = None) -> None:
         self._name = "this process" if worker is None else f"worker {worker}"
-        self.counts: Counter[str] = Counter()
+        self.losses: Counter[str] = Counter()
         self.num_repeated = 0
 
-    def note(self, counts: Mapping[str, int]) -> None:
-        """Warns if `counts`, the lost updates seen since the start by kind, have grown."""
-        if not counts:
+    def note(self, losses: Mapping[str, int]) -> None:
+        """Warns if `losses`, a client's `SeenVersions.losses`, have grown."""
+        if not losses:
             return
-        before = self.counts
-        self.counts = before | Counter(dict(counts))
-        if self.counts == before:
+        before = self.losses
+        self.losses = before | Counter(dict(losses))
+        if self.losses == before:
             return
-        total = self.counts.total()
+        counts = by_kind(self.losses)
+        total = counts.total()
         lost = "1 update was" if total == 1 else f"{total} updates were"
-        kinds = ", ".join(f"{kind}: {count}" for kind, count in sorted(self.counts.items()))
+        kinds = ", ".join(f"{kind}: {count}" for kind, count in sorted(counts.items()))
         warnings.warn(
             explain(
                 f"Parameter servers restarted from their journals: {self._name} has seen that "

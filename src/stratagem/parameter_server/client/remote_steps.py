@@ -119,7 +119,7 @@ class RemoteSteps:
             for variable, value in zip(own, previous, strict=True):
                 variable.storage = value
         if self.lost_updates is not None:
-            self.lost_updates.note(self.variables.client.lost_updates)
+            self.lost_updates.note(self.variables.client.losses)
 
     def _run_once(
         self,

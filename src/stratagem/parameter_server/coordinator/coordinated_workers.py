@@ -15,6 +15,7 @@ from stratagem.parameter_server.coordinator.closures import MAX_CLOSURES, Closur
 from stratagem.parameter_server.coordinator.stalls import StallWatch
 from stratagem.parameter_server.coordinator.transient_failures import TransientFailures
 from stratagem.parameter_server.coordinator.worker_link import WorkerLink
+from stratagem.parameter_server.server.versions import by_kind
 from stratagem.parameter_server.transport.connection import Connections, ServerError
 from stratagem.parameter_server.transport.wire import Message
 
@@ -73,11 +74,11 @@ class CoordinatedWorkers(Closing):
 
     @property
     def lost_updates(self) -> Counter[str]:
-        """Updates lost in server restarts, by kind: the most that a worker or this process saw."""
-        lost = Counter(self._strategy.placement.remote.variables.client.lost_updates)
+        """Updates lost in server restarts, by kind: the most that any process saw of each run."""
+        losses = Counter(self._strategy.placement.remote.variables.client.losses)
         for link in self._links:
-            lost |= link.lost_updates
-        return lost
+            losses |= link.losses
+        return by_kind(losses)
 
     def close(self) -> None:
         """Stops the workers; close the queue first."""

@@ -270,7 +270,7 @@ class Worker(Closing):
         }
         fields = {
             "counted": list(counted),
-            "lost": dict(client.lost_updates),
+            "losses": client.losses,
             "num_repeated": client.num_repeated,
             "built": self._packing.take_built(self._strategy),
         }

@@ -75,9 +75,9 @@ class WorkerLink:
         return self._num_running > 0
 
     @property
-    def lost_updates(self) -> Counter[str]:
-        """Updates lost by servers, by kind, as seen by the worker."""
-        return self._lost_updates.counts
+    def losses(self) -> Counter[str]:
+        """Updates lost by servers, by server, run and kind, as seen by the worker's processes."""
+        return self._lost_updates.losses
 
     def start(self) -> None:
         """Starts the threads."""
@@ -179,7 +179,7 @@ class WorkerLink:
                 self._queue.put_back(closure)
                 return
             result, *counted = answer.arrays
-            self._lost_updates.note(answer.fields["lost"])
+            self._lost_updates.note(answer.fields["losses"])
             self._lost_updates.note_repeated(answer.fields["num_repeated"])
             for number, names in answer.fields["built"]:
                 self._packing.build(number, names, self._strategy)

@@ -7,6 +7,7 @@ also send a lifetime number, which grows with each restart.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 from stratagem.parameter_server.server.update_counts import KINDS
 from stratagem.parameter_server.transport.wire import Message
 
-__all__ = ["Lifetime", "SeenVersions"]
+__all__ = ["Lifetime", "SeenVersions", "by_kind"]
 
 _NEVER = (0, 0)
 
@@ -59,24 +60,49 @@ class Lifetime:
         return min(version, self.restored_version or 0)
 
 
-class SeenVersions:
-    """Per-thread versions of all servers, as last seen by a client.
+def by_kind(losses: Mapping[str, int]) -> Counter[str]:
+    """Returns the lost updates by kind of those by server, run and kind."""
+    counts: Counter[str] = Counter()
+    for key, count in losses.items():
+        counts[key.rpartition("/")[2]] += count
+    return counts
 
-    `lost` counts updates lost in server restarts, by kind. A push counts as one update, and the
-    pushes of a synchronous update as one together.
+
+@dataclasses.dataclass
+class _SeenRun:
+    """Numbers of updates by `KINDS` of one run of a server: restored at its start, and newest."""
+
+    restored: list[int]
+    newest: list[int]
+
+
+class SeenVersions:
+    """Per-thread versions of all servers, and the updates that each run of a server lost.
+
+    A push counts as one update, and the pushes of a synchronous update as one together.
     """
 
     def __init__(self) -> None:
         self._local = threading.local()
         self._lock = threading.Lock()
-        self._newest: dict[int, tuple[int, Sequence[int]]] = {}
-        self.lost: Counter[str] = Counter()
+        self._runs: dict[int, dict[int, _SeenRun]] = {}  # by server and lifetime
 
     @property
-    def num_lost(self) -> int:
-        """Number of lost updates of all kinds."""
+    def losses(self) -> dict[str, int]:
+        """Lost updates by "server/lifetime/kind": seen in a run, but not restored by the next.
+
+        Clients see different updates last, so the truth of a run is the largest number of all
+        clients. Sums over several runs cannot be compared that way.
+        """
+        losses: dict[str, int] = {}
         with self._lock:
-            return self.lost.total()
+            for server, runs in self._runs.items():
+                for lifetime, after in itertools.pairwise(sorted(runs)):
+                    pairs = zip(KINDS, runs[lifetime].newest, runs[after].restored, strict=True)
+                    for kind, newest, restored in pairs:
+                        if newest > restored:
+                            losses[f"{server}/{lifetime}/{kind}"] = newest - restored
+        return losses
 
     def note(self, server: int, answer: Message, names: Iterable[str] = ()) -> None:
         """Records the version in an answer that has the values of these variables."""
@@ -87,17 +113,11 @@ class SeenVersions:
         own[server, None] = seen
         counts: list[int] = fields["applied"]
         counts[-1] = seen[1]  # the version counts pushes
+        restored = [*fields.get("restored_applied", (0,) * len(KINDS))]
+        restored[-1] = fields.get("restored_version") or 0
         with self._lock:
-            lifetime, newest = self._newest.get(server, (seen[0], counts))
-            if seen[0] == lifetime:
-                self._newest[server] = lifetime, [*map(max, newest, counts)]
-            elif seen[0] > lifetime:  # else a late answer of an earlier run
-                restored = [*fields.get("restored_applied", (0,) * len(KINDS))]
-                restored[-1] = fields.get("restored_version") or 0
-                for kind, before, now in zip(KINDS, newest, restored, strict=True):
-                    if before > now:
-                        self.lost[kind] += before - now
-                self._newest[server] = seen[0], counts
+            run = self._runs.setdefault(server, {}).setdefault(seen[0], _SeenRun(restored, counts))
+            run.newest = [*map(max, run.newest, counts)]
 
     def of(self, server: int, names: Iterable[str]) -> dict[str, int]:
         """Returns the request fields with the version of this thread's values.
