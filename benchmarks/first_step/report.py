@@ -33,7 +33,7 @@ _BOUNDS = {1.15: "wanted, cold", 0.5: "wanted, warm"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FirstStep:
-    """What was measured of a side and a workload, in seconds of each round.
+    """Times of a side and a workload, in seconds of each round.
 
     Args:
         workload: its title.

@@ -102,7 +102,7 @@ class _Results:
         self._is_warmed_up = False
 
     def described(self) -> dict[str, Any]:
-        """What is written to the file."""
+        """Returns the content of the file."""
         return {
             "benchmark": "first_step",
             "versions": self.versions,

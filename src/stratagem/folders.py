@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import platform
@@ -39,6 +40,7 @@ def programs_folder(cache_dir: Path) -> Path:
     return cache_dir / "programs" / hashlib.sha256(_cpu().encode()).hexdigest()[:12]
 
 
+@functools.cache
 def _cpu() -> str:
     """Returns the architecture and the instruction sets of the CPU."""
     flags = ""

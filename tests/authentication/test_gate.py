@@ -21,7 +21,7 @@ _PATIENT = HandshakeLimits(timeout_s=600, total=1000, per_address=1000)
 
 
 class Admitted:
-    """What a gate has handed over."""
+    """Connections that a gate has handed over."""
 
     def __init__(self) -> None:
         self.claims: list[str] = []

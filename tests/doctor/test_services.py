@@ -118,7 +118,7 @@ def test_programs_of_another_jaxlib_are_stale(
     (tmp_path / "jit_f-1a-atime").write_bytes(b"x")
     written_s = (tmp_path / "jit_f-1a-cache").stat().st_mtime
     installed_s = None if installed_after_s is None else written_s + installed_after_s
-    (finding,) = services.check_compilation_cache(tmp_path, "0.10.2", installed_s)
+    (finding,) = services.check_compilation_cache(tmp_path, "0.10.2", installed_s, None)
     assert finding.level is level
     assert finding.text.count(str(tmp_path)) == 1
     if level is Level.WARNING:
@@ -127,4 +127,14 @@ def test_programs_of_another_jaxlib_are_stale(
 
 
 def test_empty_compilation_cache_is_fine(tmp_path: Path) -> None:
-    assert services.check_compilation_cache(tmp_path / "new", "0.10.2", 0.0) == []
+    assert services.check_compilation_cache(tmp_path / "new", "0.10.2", 0.0, None) == []
+
+
+def test_one_finding_for_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    """The folder of compiled programs is inside the other one."""
+    (tmp_path / "cache").write_text("a file is in its place")
+    programs, variable = tmp_path / "cache" / "programs", "JAX_COMPILATION_CACHE_DIR"
+    assert len(services.check_cache(tmp_path / "cache")) == 1
+    assert services.check_compilation_cache(programs, "0.10.2", 0.0, None) == []
+    (finding,) = services.check_compilation_cache(programs, "0.10.2", 0.0, variable)
+    assert f"{variable} cannot be written" in finding.text

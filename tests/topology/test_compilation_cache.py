@@ -97,6 +97,24 @@ def test_programs_used_least_recently_are_removed(tmp_path) -> None:
     assert {path.name for path in folder.parent.rglob("*-cache")} == {"new-cache"}
 
 
+def test_a_disk_that_is_full_leaves_no_file(tmp_path) -> None:
+    program = """
+import os, resource, signal, stratagem as sg
+from jax._src.lru_cache import LRUCache
+sg.OneDeviceStrategy("cpu:0")
+cache = LRUCache(os.environ["FOLDER"], max_size=-1)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    cache.put("key", bytes(5000))
+except OSError as error:
+    print(error.strerror.replace(" ", "_"))
+print(os.listdir(os.environ["FOLDER"]))
+"""
+    printed, _ = _run(tmp_path, program, FOLDER=str(tmp_path / "entries"))
+    assert printed == ["File_too_large", "[]"]
+
+
 def test_a_process_killed_while_it_writes_leaves_no_part_of_an_entry(tmp_path) -> None:
     program = """
 import os, signal, stratagem as sg

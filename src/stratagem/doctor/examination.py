@@ -57,10 +57,15 @@ def examine(
     yield from services.check_ray(variables, installed)
     cache = Path(environment.read("cache_dir")).expanduser()
     yield from services.check_cache(cache)
-    programs = variables.get("JAX_COMPILATION_CACHE_DIR") or str(programs_folder(cache))
-    if programs and "://" not in programs:
+    variable = "JAX_COMPILATION_CACHE_DIR"
+    chosen = variables.get(variable)
+    programs = Path(chosen) if chosen else programs_folder(cache)
+    if "://" not in str(chosen):
         yield from services.check_compilation_cache(
-            Path(programs), installed.get("jaxlib"), versions.installed_at_s("jaxlib")
+            programs,
+            installed.get("jaxlib"),
+            versions.installed_at_s("jaxlib"),
+            variable if chosen else None,
         )
 
 

@@ -86,7 +86,7 @@ def check_cache(folder: Path) -> list[Finding]:
 
 
 def check_compilation_cache(
-    folder: Path, jaxlib: str | None, installed_at_s: float | None
+    folder: Path, jaxlib: str | None, installed_at_s: float | None, variable: str | None
 ) -> list[Finding]:
     """Reports a cache of compiled programs that is of no use: stale, or read-only.
 
@@ -94,11 +94,13 @@ def check_compilation_cache(
     so the times are compared: no program is older than the jaxlib that can read it.
 
     Args:
-        folder: `JAX_COMPILATION_CACHE_DIR`.
+        folder: where the programs are.
         jaxlib: installed version.
         installed_at_s: when that was installed, as Unix time.
+        variable: environment variable that names the folder; None for the folder of programs in
+            `STRATAGEM_CACHE_DIR`, which `check_cache` has tested.
     """
-    if (problem := _unwritable(folder, "JAX_COMPILATION_CACHE_DIR")) is not None:
+    if variable is not None and (problem := _unwritable(folder, variable)) is not None:
         return [problem]
     times_s = [stat.st_mtime for stat in _files(folder, "*-cache")]
     if not times_s:

@@ -126,9 +126,14 @@ def write_cache_entries_whole() -> bool:
         path = os.path.join(folder, f"{key}-cache")
         if os.path.exists(path):
             return
-        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-            file.write(value)
-        os.replace(file.name, path)
+        descriptor, name = tempfile.mkstemp(dir=folder)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(value)
+            os.replace(name, path)
+        except OSError:  # such as a full disk; JAX warns
+            os.unlink(name)
+            raise
 
     cache.put = put
     return True

@@ -52,9 +52,50 @@ def test_each_program_has_its_reason() -> None:
         "args[0]['x']: float32[4] -> float32[6]",
         "args[0]['x']: float32[6] -> int32[6]",
         "kwargs['training']: True -> False",
-        "args[1]: float32[]: all rows, shared, Python number -> all rows, shared, array",
+        "args[1]: float32[]: Python number -> array",
     ]
     assert reasons[-1].startswith("arguments: [")
+
+
+def test_another_object_and_other_true_rows_are_reasons() -> None:
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+
+    def total(x, option):
+        return x.sum()
+
+    class Option:
+        def __repr__(self) -> str:
+            return "Option()"
+
+    for option in (Option(), Option()):
+        strategy.run(total, args=(np.float32(1), option))
+    assert strategy_reasons(strategy)[1] == "args[1]: another object, Option()"
+
+    def count(batch):
+        return batch.sum()
+
+    for rows in (4, 3):
+        (batch,) = strategy.distribute_dataset([np.ones(rows, np.float32)])
+        strategy.run(count, args=(batch,))
+    assert strategy_reasons(strategy)[2:] == [
+        "first call",
+        "args[0]: float32[2,2]: all rows -> rows (2, 1)",
+    ]
+
+
+def test_a_callable_object_has_reasons_too() -> None:
+    class Total:
+        def __call__(self, x):
+            return x.sum()
+
+    strategy, total = sg.OneDeviceStrategy("cpu:0"), Total()
+    for rows in (4, 3):
+        strategy.run(total, args=(np.ones(rows, np.float32),))
+    assert strategy_reasons(strategy) == ["first call", "args[0]: float32[4] -> float32[3]"]
+
+
+def strategy_reasons(strategy) -> list[str]:
+    return [record.reason for record in sg.explain_recompiles(strategy)]
 
 
 def test_values_of_a_new_function_are_the_reason() -> None:

@@ -45,30 +45,31 @@ def _tree_text(arguments: ArgumentKinds) -> str:
 
 def _change(before: Any, after: Any) -> str:
     old, new = _text(before), _text(after)
-    if old == new and isinstance(before, Static):
-        return f"another object, {new}"
     if old != new:
         return f"{old} -> {new}"
-    return f"{old}: {_rest(before)} -> {_rest(after)}"
+    if _static(before) is not None:
+        return f"another object, {new}"
+    pairs = zip(_traits(before), _traits(after), strict=True)
+    return f"{old}: " + ", ".join(f"{one} -> {other}" for one, other in pairs if one != other)
 
 
-def _rest(kind: Any) -> str:
-    """Returns what `_text` leaves out."""
+def _traits(kind: Any) -> list[str]:
+    """Returns what `_text` leaves out of an array."""
+    is_weak = kind.is_weak if isinstance(kind, Leaf) else kind[2]
+    traits = ["Python number" if is_weak else "array"]
     if isinstance(kind, Leaf):
-        rows = "all rows" if kind.lengths is None else f"{sum(kind.lengths)} rows"
-        return f"{rows}, {'per replica' if kind.split else 'shared'}, {_weak(kind.is_weak)}"
-    return _weak(kind[2])
+        traits.append("per replica" if kind.split else "shared")
+        traits.append("all rows" if kind.lengths is None else f"rows {kind.lengths}")
+    return traits
 
 
-def _weak(is_weak: bool) -> str:
-    return "Python number" if is_weak else "array"
+def _static(kind: Any) -> Static | None:
+    return kind.static if isinstance(kind, Leaf) else kind if isinstance(kind, Static) else None
 
 
 def _text(kind: Any) -> str:
-    if isinstance(kind, Leaf) and kind.static is not None:
-        kind = kind.static
-    if isinstance(kind, Static):
-        return reprlib.repr(kind.value)
+    if (static := _static(kind)) is not None:
+        return reprlib.repr(static.value)
     shape, dtype = (kind.shape or (), kind.dtype) if isinstance(kind, Leaf) else kind[:2]
     sizes = ",".join(map(str, shape))
     return f"{np.dtype(dtype).name}[{sizes}]"

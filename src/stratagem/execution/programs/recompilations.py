@@ -50,10 +50,11 @@ class Recompilations:
         """
         inner = fn.func if isinstance(fn, functools.partial) else fn
         inner = getattr(inner, "__func__", inner)
-        if not isinstance(inner, types.FunctionType):
-            return "first call, or new arguments"
-        changed = self._note_state(inner, hash((arguments, strategy_hash)), usage)
-        place = inner.__code__, strategy_hash
+        changed: list[str] = []
+        if isinstance(inner, types.FunctionType):
+            changed = self._note_state(inner, hash((arguments, strategy_hash)), usage)
+        code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
+        place = code or type(inner), strategy_hash
         known = self._kinds.setdefault(place, {})
         if arguments in known:
             return f"a new function: {_state_text(changed)}"
@@ -65,7 +66,8 @@ class Recompilations:
         )
         if is_wasted and place not in self._warned:
             self._warned.add(place)
-            warn_on_one_worker(_kinds_message(inner, reason), RuntimeWarning, stacklevel=2)
+            message = _kinds_message(_place(inner, code), reason)
+            warn_on_one_worker(message, RuntimeWarning, stacklevel=2)
         while len(self._kinds) > _MAX_PLACES:
             oldest, _ = self._kinds.popitem(last=False)
             self._warned.discard(oldest)
@@ -102,7 +104,7 @@ def _state_text(changed: list[str]) -> str:
 
 def _message(fn: types.FunctionType, count: int, changed: list[str]) -> str:
     return explain(
-        f"{_place(fn)} was compiled "
+        f"{_place(fn, fn.__code__)} was compiled "
         f"{count} times for arguments of the same kinds: each call passed a new function, and "
         f"{_state_text(changed)}.",
         expected="one function that is compiled once.",
@@ -111,9 +113,9 @@ def _message(fn: types.FunctionType, count: int, changed: list[str]) -> str:
     )
 
 
-def _kinds_message(fn: types.FunctionType, reason: str) -> str:
+def _kinds_message(place: str, reason: str) -> str:
     return explain(
-        f"{_place(fn)} was compiled for {_NUM_KINDS_BEFORE_WARNING} kinds of arguments in a row, "
+        f"{place} was compiled for {_NUM_KINDS_BEFORE_WARNING} kinds of arguments in a row, "
         f"each used once. The last time: {reason}.",
         expected="few shapes, dtypes and static values, because each kind is compiled.",
         fix="pad arrays to a few sizes, and pass numbers instead of flags and strings; "
@@ -122,5 +124,5 @@ def _kinds_message(fn: types.FunctionType, reason: str) -> str:
     )
 
 
-def _place(fn: types.FunctionType) -> str:
-    return f"{name_of(fn)} ({fn.__code__.co_filename}:{fn.__code__.co_firstlineno})"
+def _place(fn: Any, code: types.CodeType | None) -> str:
+    return name_of(fn) + (f" ({code.co_filename}:{code.co_firstlineno})" if code else "")
