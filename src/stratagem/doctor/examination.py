@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from stratagem import environment
@@ -55,14 +55,19 @@ def examine(
     if has_cluster:
         yield from clusters.examine_clusters()
     yield from services.check_ray(variables, installed)
+    yield from _examine_caches(variables, installed)
+
+
+def _examine_caches(
+    variables: Mapping[str, str], installed: Mapping[str, str]
+) -> Iterator[Finding]:
     cache = Path(environment.read("cache_dir")).expanduser()
     yield from services.check_cache(cache)
     variable = "JAX_COMPILATION_CACHE_DIR"
     chosen = variables.get(variable)
-    programs = Path(chosen) if chosen else programs_folder(cache)
     if "://" not in str(chosen):
         yield from services.check_compilation_cache(
-            programs,
+            Path(chosen) if chosen else programs_folder(cache),
             installed.get("jaxlib"),
             versions.installed_at_s("jaxlib"),
             variable if chosen else None,
