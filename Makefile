@@ -40,6 +40,7 @@ TPU := .venv-tpu/.complete
 GPU := .venv-gpu/.complete
 THIRD_PARTY := .venv-third-party/.complete
 RELEASE := .venv-release/.complete
+FUZZ := .venv-fuzz/.complete
 DOCS := .venv-docs/.complete
 
 # What is run op by op depends little on versions.
@@ -95,6 +96,14 @@ $(TPU): requirements/dev.lock requirements/tpu.txt pyproject.toml
 		.venv-tpu/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/tpu.txt; \
 	fi
 
+$(FUZZ): requirements/dev.lock requirements/fuzz.txt pyproject.toml
+	$(call environment,.venv-fuzz,$(PYTHON),requirements/dev.lock)
+	@if command -v uv >/dev/null; then \
+		uv pip install --quiet --python .venv-fuzz/bin/python -r requirements/fuzz.txt; \
+	else \
+		.venv-fuzz/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/fuzz.txt; \
+	fi
+
 $(GPU): requirements/dev.lock requirements/gpu.txt pyproject.toml
 	$(call environment,.venv-gpu,$(PYTHON),requirements/dev.lock)
 	@if command -v uv >/dev/null; then \
@@ -138,8 +147,14 @@ check: $(MAIN) ## lint, types and tests of what changed since BASE (main), in ab
 	@$(QUICKLY) .venv/bin/python -m tests.changed $(or $(BASE),main)
 
 .PHONY: fuzz
-fuzz: $(MAIN) ## the parsers of sockets, with EXAMPLES (100000) of up to 20 frames for each
-	FUZZ_EXAMPLES=$(or $(EXAMPLES),100000) .venv/bin/python -m pytest $(IN_PARALLEL) -m fuzz $(TESTS)
+fuzz: $(FUZZ) ## FRAMES (1000000) for each parser of a socket, and EXAMPLES (1000) of its property tests
+	.venv-fuzz/bin/python -m tests.fuzz --frames $(or $(FRAMES),1000000)
+	FUZZ_EXAMPLES=$(or $(EXAMPLES),1000) .venv-fuzz/bin/python -m pytest $(IN_PARALLEL) -m fuzz $(TESTS)
+
+.PHONY: soak
+soak: $(MAIN) ## HOURS (4) of training with a kill every two minutes: nothing may grow; plots in runs/soak
+	.venv/bin/python -m tests.soak lockstep --hours $(or $(HOURS),4)
+	.venv/bin/python -m tests.soak servers --hours $(or $(HOURS),4)
 
 .PHONY: test-slow
 test-slow: $(MAIN) ## the tests that take minutes
@@ -211,6 +226,12 @@ test-newest-all: ## all tests of `make test`, slow to run, on the newest version
 	@test -n "$(NEWEST_PYTHON)" || { echo "No Python 3.12 or 3.13 found: install one." >&2; exit 1; }
 	@$(MAKE) --silent $(NEWEST)
 	$(QUICKLY) .venv-newest/bin/python -m pytest $(IN_PARALLEL) $(HANGS) $(TESTS)
+
+.PHONY: audit
+audit: $(RELEASE) ## compares the locks with the advisories of PyPI; needs the network
+	@for lock in $(filter-out requirements/oldest.lock,$(wildcard requirements/*.lock)); do \
+		.venv-release/bin/pip-audit --disable-pip --require-hashes --strict -r $$lock || failed=yes; \
+	done; test -z "$$failed"
 
 .PHONY: train
 train: $(MAIN) ## trains a convolutional network on handwritten digits

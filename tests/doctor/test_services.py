@@ -60,6 +60,14 @@ def test_ray_that_is_not_installed_is_an_error(dashboard: str) -> None:
     assert finding.fix == "pip install 'stratagem[ray]'"
 
 
+def test_address_of_a_file_is_refused(tmp_path: Path) -> None:
+    address = f"file://{tmp_path}"
+    (finding,) = services.check_ray({"RAY_API_SERVER_ADDRESS": address}, {"ray": "2.60"})
+    assert finding.level is Level.ERROR
+    assert address in finding.text
+    assert finding.fix == "RAY_API_SERVER_ADDRESS=http://HOST:8265"
+
+
 def test_token_is_sent_and_a_wrong_one_is_named(dashboard: str, tmp_path: Path) -> None:
     address = {"RAY_API_SERVER_ADDRESS": dashboard}
     (tmp_path / "token").write_text(f"{_TOKEN}\n")

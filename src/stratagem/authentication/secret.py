@@ -24,7 +24,10 @@ __all__ = ["Secret", "find_secret", "new_secret", "required_secret", "with_secre
 
 _VARIABLE, _FILE_VARIABLE = "STRATAGEM_SECRET", "STRATAGEM_SECRET_FILE"
 _MIN_LENGTH = 32
-_MAKE = "export STRATAGEM_SECRET=$(stratagem secret), with the same value for every process"
+_MAKE = (
+    "make one secret for the whole run, stratagem secret --file run.secret, and set "
+    "STRATAGEM_SECRET_FILE to a copy of it on every host"
+)
 
 
 @final
@@ -129,9 +132,8 @@ def required_secret(
                 f"{who} has no secret, and the run uses the network: {_listed(others)}.",
                 expected="a secret that all processes of the run share, since strangers could "
                 "join otherwise.",
-                fix=f"{_MAKE}; or write it to a file of mode 0600 and set {_FILE_VARIABLE}. On a "
-                "network that only this run can reach, STRATAGEM_ALLOW_UNAUTHENTICATED=1 does "
-                "without.",
+                fix=f"{_MAKE}. On a network that only this run can reach, "
+                "STRATAGEM_ALLOW_UNAUTHENTICATED=1 does without.",
                 code="SG515",
             )
         )

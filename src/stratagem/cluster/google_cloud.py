@@ -46,7 +46,7 @@ def metadata(path: str, *, instead: str) -> str:
         f"http://{host}/computeMetadata/v1/{path}", headers={"Metadata-Flavor": "Google"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:  # noqa: S310 - http
             return response.read().decode()
     except OSError as error:
         raise RuntimeError(

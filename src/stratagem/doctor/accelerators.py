@@ -71,7 +71,7 @@ class Probe:
 def probe_devices(limit_s: float = _PROBE_LIMIT_S) -> Probe:
     """Starts JAX in a subprocess: a broken driver may end the process or block it."""
     try:
-        finished = subprocess.run(
+        finished = subprocess.run(  # noqa: S603 - our own program
             [sys.executable, "-c", _PROGRAM],
             capture_output=True,
             text=True,

@@ -62,7 +62,7 @@ def read_limits(cgroup: Path = Path("/sys/fs/cgroup")) -> Limits:
     limit = _read(cgroup / "memory.max")
     if limit.isdecimal():
         memory_bytes = min(memory_bytes, int(limit))
-    shm = Path("/dev/shm")
+    shm = Path("/dev/shm")  # noqa: S108 - only measured
     statuses = {folder: os.statvfs(folder) for folder in _folders()}
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return Limits(
@@ -93,7 +93,7 @@ def check_machine(limits: Limits) -> list[Finding]:
             Finding(
                 _TOPIC,
                 Level.WARNING,
-                f"/dev/shm has {_size(limits.shm_bytes)}; NCCL, Ray and input workers "
+                f"/dev/shm has {_size(limits.shm_bytes)}; NCCL, Ray and input workers "  # noqa: S108
                 "exchange data through it.",
                 "docker run --shm-size=4g, or in Kubernetes an emptyDir with medium: Memory "
                 "mounted at /dev/shm.",
@@ -143,7 +143,7 @@ def _folders() -> list[str]:
     found: dict[int, str] = {}
     candidates = (
         os.getcwd(),
-        environment.lookup("TMPDIR") or "/tmp",
+        environment.lookup("TMPDIR") or "/tmp",  # noqa: S108 - only measured
         str(Path.home()),
         environment.lookup("STRATAGEM_RUN_DIR"),
     )

@@ -36,13 +36,12 @@ def check_ray(
     address = _dashboard(variables)
     if address is None:
         return []
-    if "ray" not in installed:
-        text = f"The environment names a Ray cluster at {address}, but Ray is not installed."
-        return [Finding("ray", Level.ERROR, text, "pip install 'stratagem[ray]'")]
+    if unusable := _unusable(address, installed):
+        return [unusable]
     token = _token(variables)
     request = _version_request(address, token)
     try:
-        with urllib.request.urlopen(request, timeout=limit_s) as answer:
+        with urllib.request.urlopen(request, timeout=limit_s) as answer:  # noqa: S310
             version: Any = json.load(answer).get("ray_version")
     except urllib.error.HTTPError as error:
         return [_refused(address, error, has_token=bool(token))]
@@ -142,9 +141,20 @@ def _files(folder: Path, pattern: str = "*") -> list[os.stat_result]:
     return found
 
 
+def _unusable(address: str, installed: Mapping[str, str]) -> Finding | None:
+    """Returns a finding if no request can be sent to `address`."""
+    if "ray" not in installed:
+        text = f"The environment names a Ray cluster at {address}, but Ray is not installed."
+        return Finding("ray", Level.ERROR, text, "pip install 'stratagem[ray]'")
+    if not address.startswith(("http://", "https://")):
+        text = f"RAY_API_SERVER_ADDRESS is {address!r}, which is not the URL of a Ray dashboard."
+        return Finding("ray", Level.ERROR, text, "RAY_API_SERVER_ADDRESS=http://HOST:8265")
+    return None
+
+
 def _version_request(address: str, token: str) -> urllib.request.Request:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    return urllib.request.Request(f"{address}/api/version", headers=headers)
+    return urllib.request.Request(f"{address}/api/version", headers=headers)  # noqa: S310
 
 
 def _refused(address: str, error: urllib.error.HTTPError, *, has_token: bool) -> Finding:

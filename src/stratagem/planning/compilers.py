@@ -268,7 +268,7 @@ def _compile_in_subprocess(step: CapturedStep, folder: Path) -> tuple[CompiledPr
     axes = list(topology.mesh.shape.items())
     source.write_bytes(pickle.dumps((axes, list(zip(exported, donated, strict=True)))))
     script = Path(__file__).with_name("cpu_compiler.py")
-    completed = subprocess.run(
+    completed = subprocess.run(  # noqa: S603 - our own program
         [sys.executable, "-P", script, source, result],
         capture_output=True,
         text=True,

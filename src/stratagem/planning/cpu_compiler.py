@@ -26,7 +26,7 @@ def main(source: str, result: str) -> None:
     `source` holds, pickled, the mesh axes as (name, size) pairs, and for each program its
     `jax.export.Exported` and the number of leading arguments to donate.
     """
-    axes, programs = pickle.loads(Path(source).read_bytes())
+    axes, programs = pickle.loads(Path(source).read_bytes())  # noqa: S301 - from the parent
     names, sizes = zip(*axes, strict=True)
     jax.config.update("jax_num_cpu_devices", math.prod(sizes))
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(sizes), names)

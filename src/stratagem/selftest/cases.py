@@ -94,7 +94,7 @@ def run_case(case: Case, limit_s: float = _LIMIT_S) -> CaseOutcome:
         return CaseOutcome(case, problem=f"{case.needs} is not installed", is_skipped=True)
     started_s = time.monotonic()
     try:
-        finished = subprocess.run(
+        finished = subprocess.run(  # noqa: S603 - our own program
             _command(case),
             capture_output=True,
             text=True,

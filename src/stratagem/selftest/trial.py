@@ -22,7 +22,7 @@ def measure(names: Iterable[str] = NAMES, limit_s: float = _LIMIT_S) -> Iterator
     """Measures each; yields the speed beside that of the hardware, or why it failed."""
     for name in names:
         try:
-            finished = subprocess.run(
+            finished = subprocess.run(  # noqa: S603 - our own program
                 [sys.executable, "-m", "stratagem.selftest.measurements", name],
                 capture_output=True,
                 text=True,

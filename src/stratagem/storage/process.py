@@ -50,7 +50,7 @@ class StorageProcess:
         # training may arrive before its imports are done.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
         try:
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # noqa: S603 - our own program
                 [sys.executable, "-m", _MAIN, *map(str, descriptors)],
                 env=environment.without_cluster(),
                 stdin=subprocess.DEVNULL,

@@ -118,3 +118,9 @@ def test_connection_that_is_cut_is_reported(fake_head) -> None:
     fake_head.cuts = 1
     with pytest.raises(UnavailableError, match="the connection was lost"):
         asyncio.run(_read(jobs, job))
+
+
+@pytest.mark.parametrize("url", ["ray://head:10001", "file:///etc", "head:8265"])
+def test_only_dashboards_are_addresses(url: str) -> None:
+    with pytest.raises(ValueError, match=f"sent to '{url}'"):
+        JobsClient(url)

@@ -122,7 +122,7 @@ class _RemoteNode:
     def start(self) -> None:
         """Starts the launcher of the host."""
         self.has_joined = False
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # noqa: S603 - the command that the user gave
             self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

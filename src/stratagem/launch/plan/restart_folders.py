@@ -14,8 +14,8 @@ __all__ = ["RestartFolders", "make_restart_folders"]
 
 # A user who sets one of these has chosen JAX's cache on disk.
 _JAX_CACHE_VARIABLES = {"JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"}
-# A file system in memory, on Linux. The variable names another folder.
-_MEMORY, _MEMORY_VARIABLE = "/dev/shm", "STRATAGEM_MEMORY_DIR"
+# A file system in memory, on Linux, where our folders are private. The variable names another.
+_MEMORY, _MEMORY_VARIABLE = "/dev/shm", "STRATAGEM_MEMORY_DIR"  # noqa: S108
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

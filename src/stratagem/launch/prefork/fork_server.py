@@ -168,7 +168,7 @@ class ForkServer:
         process: subprocess.Popen[bytes] | None = None
         try:
             with theirs:
-                process = subprocess.Popen(
+                process = subprocess.Popen(  # noqa: S603 - the command that the user gave
                     tied_command(command),
                     env=variables,
                     stdin=subprocess.DEVNULL,

@@ -63,7 +63,7 @@ def _make(file: io.BufferedRWPair) -> ServedObject | None:
     served: ServedObject | None = None
     reply: dict[str, object]
     try:
-        serve, arguments = pickle.loads(file.read(int(file.readline())))
+        serve, arguments = pickle.loads(file.read(int(file.readline())))  # noqa: S301 - a pipe
         made: ServedObject = serve(*arguments)
         served, reply = made, {"address": made.address, "process_id": os.getpid()}
     except BaseException:  # noqa: BLE001 - reported to the client

@@ -50,7 +50,7 @@ def _run(argv: list[str]) -> None:
     with io.open_code(script) as file:
         code = compile(file.read(), script, "exec", dont_inherit=True)
     try:
-        exec(code, module.__dict__)
+        exec(code, module.__dict__)  # noqa: S102 - the script that the user gave
     except Exception as error:  # noqa: BLE001 - printed as the interpreter does
         # Without the frame of this function.
         trace = error.__traceback__ and error.__traceback__.tb_next

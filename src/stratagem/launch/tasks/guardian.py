@@ -21,7 +21,7 @@ class Guardian:
 
     def __enter__(self) -> Guardian:
         # In a separate session, so that killing the launcher's group does not kill it.
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # noqa: S603 - our own program
             (sys.executable, "-I", "-S", __file__),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,

@@ -66,7 +66,7 @@ class SharedCluster(Closing):
                 self._meeting = self._found()
                 self._locate = self._announced_address
             keys, addresses = self._asked("enter", self._worker, self._node)
-            self.keys: ClusterKeys = pickle.loads(keys)  # from Ray, which its token guards
+            self.keys: ClusterKeys = pickle.loads(keys)  # noqa: S301 - Ray's token guards it
             self.server_addresses: list[str] = addresses
             self._closing = stack.pop_all()
 

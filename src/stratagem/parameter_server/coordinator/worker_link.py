@@ -215,7 +215,7 @@ class WorkerLink:
         self._known.add(shipment.number)
 
     def _error_of(self, answer: Message) -> BaseException:
-        error: BaseException = pickle.loads(answer.arrays[0].tobytes())
+        error: BaseException = pickle.loads(answer.arrays[0].tobytes())  # noqa: S301 - proved
         if isinstance(error, UnavailableError):  # the worker could not reach a server
             lost = PSUnavailableError(
                 explain(

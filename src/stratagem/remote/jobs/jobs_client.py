@@ -49,6 +49,14 @@ class JobsClient:
     """
 
     def __init__(self, url: str, token: str | None = None) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(
+                explain(
+                    f"A job cannot be sent to {url!r}.",
+                    expected="the address of the dashboard of a Ray cluster.",
+                    fix="pass HOST:8265, or a URL that begins with http:// or https://.",
+                )
+            )
         self.url = url.rstrip("/")
         token = read_token() if token is None else token
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -128,14 +136,14 @@ class JobsClient:
         may_miss: bool = False,
         timeout_s: float = _REQUEST_S,
     ) -> bytes | None:
-        request = urllib.request.Request(
+        request = urllib.request.Request(  # noqa: S310 - http or https
             self.url + path,
             data=body,
             method=method,
             headers={**self._headers, "Content-Type": "application/json"},
         )
         try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+            with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
                 return answer.read()
         except urllib.error.HTTPError as error:
             with error:

@@ -43,7 +43,7 @@ _LOOK_AT_HEAD_S = 1.0
 _REFUSED_S = 3.0
 _TERMINATION_S = 10.0
 _TAIL_BYTES = 3000
-_RAY_FOLDER = "/tmp/ray"
+_RAY_FOLDER = "/tmp/ray"  # noqa: S108 - Ray's own folder, as Ray names it
 # `ray start` prints this once the machine is a node.
 _STARTED = b"Ray runtime started."
 
@@ -138,7 +138,7 @@ class RayNode(Closing):
             "RAY_USAGE_STATS_ENABLED": "0",
         }
         try:
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # noqa: S603 - our own command
                 tied_command(self._command),
                 env={"RAY_AUTH_MODE": "token", **environment.snapshot(), **variables},
                 stdin=subprocess.DEVNULL,

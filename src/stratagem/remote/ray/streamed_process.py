@@ -69,7 +69,7 @@ class StreamedProcess(Closing):
         command, variables, folder = self._start
         with Guardian() as guardian:
             try:
-                self._process = process = subprocess.Popen(
+                self._process = process = subprocess.Popen(  # noqa: S603 - the user's command
                     tied_command(command),
                     env=variables,
                     cwd=folder,
