@@ -5,7 +5,7 @@
 #   PYTHON=...   interpreter of the main environment (3.11 to 3.13)
 #   ARGS=...     arguments of `make train` and its like, for example ARGS="--strategy one_device"
 #   BENCH=...    one benchmark by name; without it, all
-#   TESTS=...    what the pytest of `make test`, `make test-slow`, `make test-newest-all`, `make test-tpu` and `make test-third-party` gets, for example TESTS="tests/context -x"
+#   TESTS=...    what the pytest of `make test`, `make test-slow`, `make test-newest-all`, `make test-tpu`, `make test-ray` and `make test-third-party` gets, for example TESTS="tests/context -x"
 
 SHELL := /bin/sh
 MAKEFLAGS += --no-print-directory
@@ -39,6 +39,7 @@ PEERS := .venv-peers/.complete
 TPU := .venv-tpu/.complete
 GPU := .venv-gpu/.complete
 THIRD_PARTY := .venv-third-party/.complete
+RAY := .venv-ray/.complete
 RELEASE := .venv-release/.complete
 FUZZ := .venv-fuzz/.complete
 DOCS := .venv-docs/.complete
@@ -112,6 +113,14 @@ $(GPU): requirements/dev.lock requirements/gpu.txt pyproject.toml
 		.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/gpu.txt; \
 	fi
 
+$(RAY): requirements/dev.lock requirements/ray.txt pyproject.toml
+	$(call environment,.venv-ray,$(PYTHON),requirements/dev.lock)
+	@if command -v uv >/dev/null; then \
+		uv pip install --quiet --python .venv-ray/bin/python -r requirements/ray.txt; \
+	else \
+		.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/ray.txt; \
+	fi
+
 # The lock is complete, but for what KerasHub asks for and does not use.
 $(THIRD_PARTY): requirements/third_party.lock pyproject.toml
 	$(call environment,.venv-third-party,$(PYTHON),requirements/third_party.lock,--no-deps)
@@ -179,6 +188,20 @@ test-keras: $(MAIN) ## Keras's own tests with each strategy as the current one; 
 .PHONY: test-third-party
 test-third-party: $(THIRD_PARTY) ## programs of KerasHub, KerasRS, KerasTuner, Optax, Flax, Haiku and Equinox under strategies
 	$(QUICKLY) .venv-third-party/bin/python -m pytest $(IN_PARALLEL) tests/third_party $(TESTS)
+
+.PHONY: test-ray
+test-ray: $(RAY) ## strategies inside Ray Train, Ray Tune and Ray jobs, on a cluster of one machine
+	$(QUICKLY) .venv-ray/bin/python -m pytest tests/on_ray $(TESTS)
+
+# Only root may install packages.
+.PHONY: test-r
+test-r: $(MAIN) ## the page about R, by R; installs R and reticulate from Debian's packages if they are missing
+	@Rscript -e 'library(reticulate)' >/dev/null 2>&1 || { set -e; \
+		command -v apt-get >/dev/null || { echo "No R with reticulate found, and no apt-get to install it." >&2; exit 1; }; \
+		root=$$(test "$$(id -u)" -eq 0 || echo sudo); \
+		$$root apt-get update --quiet; \
+		$$root apt-get install --quiet --yes --no-install-recommends r-base-core r-cran-reticulate; }
+	$(QUICKLY) .venv/bin/python -m pytest -m slow tests/docs/test_r.py tests/multiprocess/test_walk_through.py $(TESTS)
 
 .PHONY: lint
 lint: $(MAIN) ## ruff (rules and format), codespell, and the openings of docstrings
@@ -302,5 +325,5 @@ lock: ## renews the locks; needs uv
 
 .PHONY: clean
 clean: ## removes the environments, caches and builds; runs/ stays
-	rm -rf .venv .venv-oldest .venv-newest .venv-peers .venv-tpu .venv-gpu .venv-third-party .venv-docs .venv-release .venv-latest build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-newest .venv-peers .venv-tpu .venv-gpu .venv-third-party .venv-ray .venv-docs .venv-release .venv-latest build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -13,7 +13,7 @@ sg <- import("stratagem") # before keras, because it selects the JAX backend
 keras <- import("keras")
 digits <- import("sklearn.datasets")$load_digits(return_X_y = TRUE)
 
-# By NumPy, because reticulate before 1.36 does not convert arrays of NumPy 2.
+# By NumPy, because reticulate 1.28 does not convert arrays of NumPy 2.
 x_train <- import("numpy")$divide(digits[[1]], 16)
 y_train <- digits[[2]]
 

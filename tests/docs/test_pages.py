@@ -21,6 +21,7 @@ _FRAGMENTS = (
     "clusters/detection.md",
     "clusters/kubernetes.md",
     "clusters/launch.md",
+    "clusters/ray.md",
     "clusters/remote.md",
     "design/architecture.md",
     "guides/estimator_clusters.md",

@@ -13,6 +13,7 @@ from stratagem.cluster.launchers import (
     torchrun,
 )
 from stratagem.cluster.processes import Processes
+from stratagem.cluster.ray_train import RAY_TRAIN, ray_train
 from stratagem.cluster.resolvers.process import ProcessClusterResolver
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.resolvers.sagemaker import SageMakerClusterResolver
@@ -35,9 +36,9 @@ _SLURM_STEP = (
 def detect() -> ClusterResolver | None:
     """Returns a resolver for the first environment that describes a cluster.
 
-    Tries `ENVIRONMENTS` in order: `TF_CONFIG`, Kubeflow Trainer's JAX jobs, torchrun, Kubeflow
-    Trainer's torch jobs, Open MPI, Slurm, TPU hosts, SageMaker. Launchers come before the
-    schedulers they may run in.
+    Tries `ENVIRONMENTS` in order: Ray Train, `TF_CONFIG`, Kubeflow Trainer's JAX jobs, torchrun,
+    Kubeflow Trainer's torch jobs, Open MPI, Slurm, TPU hosts, SageMaker. Launchers come before the
+    schedulers they may run in. In a training function of Ray Train, call it on every worker.
 
     Returns:
         The resolver, or None if no environment describes a cluster.
@@ -50,7 +51,7 @@ def detect() -> ClusterResolver | None:
         >>> sg.cluster.detect() is None  # no launcher or scheduler started this process
         True
         >>> list(sg.cluster.ENVIRONMENTS)[:3]
-        ['TF_CONFIG', 'Kubeflow Trainer, JAX', 'torchrun']
+        ['Ray Train', 'TF_CONFIG', 'Kubeflow Trainer, JAX']
 
     Source: specific to Stratagem.
     """
@@ -104,6 +105,7 @@ def _sagemaker() -> ClusterResolver | None:
 
 
 ENVIRONMENTS: dict[str, Callable[[], ClusterResolver | None]] = {
+    "Ray Train": _launcher(RAY_TRAIN, ray_train),
     "TF_CONFIG": _tf_config,
     "Kubeflow Trainer, JAX": _launcher("Kubeflow Trainer", kubeflow_jax),
     "torchrun": _launcher("torchrun", torchrun),

@@ -13,9 +13,10 @@ from stratagem import config, environment
 from stratagem.authentication import Credentials
 from stratagem.cluster import ClusterResolver, Processes
 from stratagem.cluster.addresses import split_address
+from stratagem.cluster.ray_train import RAY_TRAIN
 from stratagem.messages import explain
 from stratagem.process_group import GroupLimits, Identity
-from stratagem.topology.processes import start_processes
+from stratagem.topology.processes import end_coordination, start_processes
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
@@ -64,6 +65,8 @@ def join(
         stuck_s=config.stuck_timeout_s() if timeout_s is None else timeout_s or math.inf,
         barrier_s=config.barrier_timeout_s(),
     )
+    if resolver.environment == RAY_TRAIN:
+        end_coordination()
     identity = identity_of(resolver, processes)
     credentials = Credentials.find(
         identity.label,

@@ -26,7 +26,7 @@ from stratagem.topology import process_exit
 from stratagem.topology.devices import local_devices
 from stratagem.topology.private import enable_compilation_cache, gloo_bound_to
 
-__all__ = ["has_started", "start_processes"]
+__all__ = ["end_coordination", "has_started", "start_processes"]
 
 # JAX's own time limits end the process without naming the lost one; the group detects it first.
 _NEVER_S = 10_000_000
@@ -65,6 +65,15 @@ def start_processes(
     devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     _check_even(devices, identity.labels)
     return tuple(devices)
+
+
+def end_coordination() -> None:
+    """Ends the coordination service of JAX that a launcher began; call it on every process.
+
+    Strangers could join it, and it would end all processes when one is lost.
+    """
+    if current_group() is None and jax.distributed.is_initialized() and not has_started():
+        jax.distributed.shutdown()
 
 
 def _require_fresh_jax() -> None:

@@ -1,0 +1,1 @@
+"""Programs inside Ray Train, Ray Tune and Ray jobs, by `make test-ray`."""
