@@ -5,7 +5,7 @@
 #   PYTHON=...   interpreter of the main environment (3.11 to 3.13)
 #   ARGS=...     arguments of `make train` and its like, for example ARGS="--strategy one_device"
 #   BENCH=...    one benchmark by name; without it, all
-#   TESTS=...    what the pytest of `make test`, `make test-slow`, `make test-newest-all`, `make test-tpu`, `make test-ray` and `make test-third-party` gets, for example TESTS="tests/context -x"
+#   TESTS=...    what the pytest of `make test` and of the `make test-*` gets, for example TESTS="tests/context -x"
 
 SHELL := /bin/sh
 MAKEFLAGS += --no-print-directory
@@ -202,6 +202,10 @@ test-r: $(MAIN) ## the page about R, by R; installs R and reticulate from Debian
 		$$root apt-get update --quiet; \
 		$$root apt-get install --quiet --yes --no-install-recommends r-base-core r-cran-reticulate; }
 	$(QUICKLY) .venv/bin/python -m pytest -m slow tests/docs/test_r.py tests/multiprocess/test_walk_through.py $(TESTS)
+
+.PHONY: test-slurm
+test-slurm: $(MAIN) ## scripts of `stratagem slurm render` on a Slurm of three nodes, which it makes; root on Debian
+	$(QUICKLY) .venv/bin/python -m tests.slurm_cluster $(TESTS)
 
 .PHONY: lint
 lint: $(MAIN) ## ruff (rules and format), codespell, and the openings of docstrings

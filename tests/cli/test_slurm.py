@@ -45,7 +45,7 @@ def test_template_is_printed_edited_and_rendered(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--set", "ps_replicas=3"], "has no variable 'ps_replicas'.\nExpected one of cmdline"),
+        (["--set", "has_eval=1"], "has no variable 'has_eval'.\nExpected one of array"),
         (
             ["--nodes", "3", "--workers", "2"],
             "2 workers at 1 per node need 2 nodes, but 3 were requested",

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from stratagem.cluster import ENVIRONMENTS, Processes, detect
+from stratagem.cluster.detection import detect_with_servers
 from tests.cluster.test_launchers import KUBEFLOW_JAX, KUBEFLOW_TORCH, OPEN_MPI, TORCHRUN
 
 _TF_CONFIG = {
@@ -136,3 +137,22 @@ def test_slices_of_a_tpu_with_one_host_each_are_found(variables) -> None:
     found = detect()
     assert found is not None
     assert found.processes() == Processes(2, 1, "s0:8482", 0, 1)
+
+
+def test_roles_of_a_slurm_step_are_those_that_the_script_names(variables) -> None:
+    variables(**SLURM, STRATAGEM_SLURM_JOBS="chief=1,ps=1,worker=1")
+    found = detect_with_servers()
+    assert (found.task_type, found.task_id) == ("worker", 0)
+    assert found.cluster_spec().jobs == ["chief", "ps", "worker"]
+    assert detect().cluster_spec() == found.cluster_spec()
+
+
+@pytest.mark.parametrize("set_", [{}, SLURM, TORCHRUN])
+def test_cluster_of_workers_alone_has_no_servers(variables, set_) -> None:
+    variables(**set_)
+    assert detect_with_servers().cluster_spec() == {}
+
+
+def test_tf_config_comes_before_the_roles_of_a_slurm_step(variables) -> None:
+    variables(**SLURM, **_TF_CONFIG, STRATAGEM_SLURM_JOBS="chief=1,ps=1,worker=1")
+    assert detect_with_servers().cluster_spec().jobs == ["worker"]

@@ -171,3 +171,14 @@ def test_ports_of_a_job_are_ports(num_ports) -> None:
         assert port >= 61440
         assert port + min(num_ports, 4096) - 1 <= 65535
     assert port_of_job(4096 + 7) == 61447
+
+
+@pytest.mark.parametrize("num_ports", [1, 2, 8])
+def test_ports_of_consecutive_jobs_do_not_overlap(num_ports) -> None:
+    # The elements of a Slurm array have such numbers, and may share a node.
+    ports = [
+        port_of_job(job, num_ports=num_ports) + offset
+        for job in range(4711, 4711 + 16)
+        for offset in range(num_ports)
+    ]
+    assert len(set(ports)) == 16 * num_ports

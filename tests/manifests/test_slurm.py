@@ -6,9 +6,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -209,6 +211,8 @@ def test_what_was_not_asked_for_is_left_to_the_site() -> None:
         ({"nodes": 2, "worker_replicas": 5, "tasks_per_node": "4"}, "2", "5", "4"),
         ({"worker_replicas": "5", "tasks_per_node": 2}, "3", "5", "2"),
         ({"worker_replicas": 1, "tasks_per_node": 8}, "1", "1", "1"),
+        ({"nodes": 4, "ps_replicas": 1}, "4", "4", "1"),
+        ({"nodes": 2, "ps_replicas": 2, "worker_replicas": 3}, "2", "6", "3"),
     ],
 )
 def test_nodes_and_workers_follow_from_each_other(overrides, nodes, tasks, on_a_node) -> None:
@@ -226,7 +230,16 @@ def test_nodes_and_workers_follow_from_each_other(overrides, nodes, tasks, on_a_
             {"nodes": 3, "worker_replicas": 2, "tasks_per_node": 1},
             r"2 workers at 1 per node need 2 nodes, but 3 were requested",
         ),
-        ({"nodes": 3, "worker_replicas": 2}, "as many nodes as the workers need"),
+        ({"nodes": 3, "worker_replicas": 2}, "as many nodes as the tasks need"),
+        ({"nodes": 3, "ps_replicas": 2}, "worker_replicas=0 is not valid"),
+        (
+            {"nodes": 2, "ps_replicas": 1, "worker_replicas": 1, "tasks_per_node": 1},
+            "1 workers and 2 tasks of servers at 1 per node need 3 nodes",
+        ),
+        ({"ps_replicas": -1}, "at least 0"),
+        ({"heterogeneous": 2}, "True or False"),
+        ({"array": "0-"}, "indices such as 0-7, 1,3,5 or 0-15:4"),
+        ({"array": "1", "heterogeneous": True}, "Slurm has no arrays of heterogeneous jobs"),
         ({"worker_replicas": 0}, "worker_replicas=0 is not valid"),
         ({"name": "a b"}, "letters, digits, dots, dashes and underscores"),
         ({"name": "a\n#SBATCH --account=x"}, "letters, digits, dots, dashes and underscores"),
@@ -235,7 +248,7 @@ def test_nodes_and_workers_follow_from_each_other(overrides, nodes, tasks, on_a_
         ({"grace_period_s": 65536}, "at least 0 and at most 65535"),
         ({"python": ""}, "the path of a file"),
         ({"cmdline_args": "'"}, "cannot be split into words"),
-        ({"ps_replicas": 1}, "slurm.sh.jinja has no variable 'ps_replicas'"),
+        ({"has_eval": True}, "slurm.sh.jinja has no variable 'has_eval'"),
     ],
 )
 def test_value_that_cannot_work_is_named(overrides, message) -> None:
@@ -251,6 +264,90 @@ def test_valid_slurm_times_are_accepted(time) -> None:
 def test_edited_template_is_rendered() -> None:
     edited = slurm_template().replace("worker_replicas = 2", "worker_replicas = 7")
     assert _directive(render_slurm(template=edited), "ntasks") == "7"
+
+
+# Stands in for Python: tells its task and arguments. Task 0 trains until it gets a notice.
+_INTERPRETER = """#!/bin/bash
+if [ "$1" = -c ]; then exec python3 "$@"; fi
+echo "$SLURM_PROCID $STRATAGEM_SLURM_JOBS $*"
+if [ "$SLURM_PROCID" = 0 ]; then
+    trap 'echo saved; exit 42' TERM
+    touch trains
+    while :; do sleep 0.05; done
+fi
+"""
+
+
+def _with_servers(**overrides: object) -> str:
+    return _render(ps_replicas=1, worker_replicas=2, num_gpus_per_worker=2, **overrides)
+
+
+def test_coordinator_alone_gets_the_notice_and_the_job_runs_again(tmp_path) -> None:
+    programs = {
+        "my python": _INTERPRETER,
+        "srun": f"#!{sys.executable}\n{_SRUN}",
+        "scontrol": f'#!{_BASH}\necho "$@"\n',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o700)
+    (tmp_path / "job.sh").write_text(_with_servers(python=str(tmp_path / "my python"), array="0-3"))
+    variables = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "TMPDIR": str(tmp_path),
+        "TASKS_OF_NODES": "2,2",
+        "SLURM_ARRAY_JOB_ID": "7",
+        "SLURM_ARRAY_TASK_ID": "3",
+    }
+    command = (_BASH, "job.sh")
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=variables, text=True, stdout=subprocess.PIPE
+    ) as script:
+        deadline_s = time.monotonic() + 60
+        while not (tmp_path / "trains").exists():
+            assert script.poll() is None
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        script.send_signal(signal.SIGTERM)
+        printed = script.communicate(timeout=60)[0].splitlines()
+    assert printed == [
+        "0 chief=1,ps=1,worker=2 -u my worker.py",
+        "saved",
+        *(f"{rank} chief=1,ps=1,worker=2 -m stratagem server" for rank in (1, 2, 3)),
+        "requeue 7_3",
+    ]
+    assert script.returncode == 42
+    assert not [*tmp_path.glob("tmp.*")]
+
+
+def test_heterogeneous_job_has_gpus_for_its_workers_only() -> None:
+    script = _with_servers(heterogeneous=True, tasks_per_node=2, partition="gpu", time="90")
+    servers, workers = script.split("#SBATCH hetjob\n")
+    for component, tasks, gpus in ((servers, "2", None), (workers, "2", "4")):
+        assert _directive(component, "ntasks") == tasks
+        assert _directive(component, "gpus-per-node") == gpus
+        assert _directive(component, "partition") == "gpu"
+        assert _directive(component, "time") == "90"
+        assert _directive(component, "signal") == "B:TERM@120"
+        assert "#SBATCH --requeue\n" in component
+    assert "--het-group=0,1" in _srun_line(script)
+    assert "#SBATCH hetjob" not in _with_servers()
+    assert _directive(_with_servers(), "ntasks") == "4"
+
+
+def test_array_has_a_directive_and_requeues_its_element() -> None:
+    script = _render(array="0-7%2")
+    assert _directive(script, "array") == "0-7%2"
+    assert 'requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"' in script
+
+
+def test_template_of_an_earlier_version_is_rendered() -> None:
+    # Without servers, arrays and heterogeneous jobs.
+    head = "{% set worker_replicas = 2 -%}{% set tasks_per_node = 1 -%}"
+    assert render_slurm({}, f"{head}#SBATCH --ntasks={{{{ worker_replicas }}}}", nodes=3).endswith(
+        "=3"
+    )
 
 
 def test_secret_of_the_user_is_kept(tmp_path) -> None:

@@ -27,12 +27,19 @@ def slurm_group() -> None:
 @template_argument
 @click.option("--name", help="Job name.")
 @click.option("--workers", "worker_replicas", type=int, help="Number of workers (Slurm tasks).")
+@click.option("--ps", "ps_replicas", type=int, help="Number of parameter servers.")
+@click.option(
+    "--heterogeneous/--homogeneous",
+    default=None,
+    help="Servers on nodes of their own, without GPUs, by a heterogeneous job.",
+)
 @click.option("--nodes", type=int, help="Number of nodes; sets the workers, or vice versa.")
-@click.option("--tasks-per-node", type=int, help="Workers per node.")
+@click.option("--tasks-per-node", type=int, help="Tasks per node.")
 @click.option("--gpus-per-worker", "num_gpus_per_worker", type=int, help="GPUs per worker.")
 @click.option("--partition", help="Slurm partition.")
 @click.option("--time", help="Time limit in Slurm's format, such as 12:00:00.")
-@click.option("--script", help="Script that every worker runs.")
+@click.option("--array", help="Indices of an array of jobs, such as 0-7%2.")
+@click.option("--script", help="Script that every worker runs, or the coordinator.")
 @click.option("--args", "cmdline_args", help="Script arguments in one string, shell-quoted.")
 @assignments_option
 def render(

@@ -23,7 +23,7 @@ from stratagem.cluster.resolvers.tpu import TPUClusterResolver
 from stratagem.cluster.slurm_expressions import expand_tasks_per_node
 from stratagem.cluster.spec import parse_task_index
 
-__all__ = ["ENVIRONMENTS", "detect"]
+__all__ = ["ENVIRONMENTS", "detect", "detect_with_servers"]
 
 _SLURM_STEP = (
     "SLURM_PROCID",
@@ -60,6 +60,17 @@ def detect() -> ClusterResolver | None:
         if resolver is not None:
             return resolver
     return None
+
+
+def detect_with_servers() -> ClusterResolver:
+    """Returns the resolver of a cluster that may have parameter servers.
+
+    That is `TF_CONFIG`, which may be empty, or a Slurm step whose jobs are in
+    `STRATAGEM_SLURM_JOBS`. Other environments have workers only.
+    """
+    if not tf_config().get("cluster") and environment.lookup("STRATAGEM_SLURM_JOBS"):
+        return _slurm() or TFConfigClusterResolver()
+    return TFConfigClusterResolver()
 
 
 def _tf_config() -> ClusterResolver | None:

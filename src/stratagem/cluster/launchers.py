@@ -24,15 +24,15 @@ def port_of_job(job: int, *, num_ports: int = 1) -> int:
     """Returns a port on which all processes of a job agree, rarely shared by other jobs.
 
     This is `JAX_COORDINATOR_PORT` if set, or else from 61440 on, with `num_ports` ports in a row.
+    The rows of consecutive jobs, such as the elements of an array, do not overlap.
 
-    Source: JAX's clusters/slurm_cluster.py, which derives it the same way.
+    Source: JAX's clusters/slurm_cluster.py, which derives a single port the same way.
     """
     chosen = _number("JAX_COORDINATOR_PORT")
-    return (
-        _FIRST_PORT + job % max(1, _MAX_PORT - _FIRST_PORT - num_ports + 2)
-        if chosen is None
-        else chosen
-    )
+    if chosen is not None:
+        return chosen
+    num_rows = max(1, (_MAX_PORT - _FIRST_PORT + 1) // num_ports)
+    return _FIRST_PORT + job % num_rows * num_ports
 
 
 def kubeflow_jax() -> Processes | None:

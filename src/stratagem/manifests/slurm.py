@@ -30,8 +30,9 @@ def render_slurm(
     """Returns the batch script of a training job, for `sbatch`.
 
     `nodes` sets `worker_replicas`, or else `tasks_per_node`, unless `overrides` does; None uses as
-    many nodes as the workers need. Otherwise as `render_kubernetes`, and ValueError if the workers
-    do not need exactly `nodes` nodes.
+    many nodes as the tasks need. The nodes of servers count unless they are `heterogeneous`.
+    Otherwise as `render_kubernetes`, and ValueError if the tasks do not need exactly `nodes` nodes,
+    or for an array of heterogeneous jobs, which Slurm does not have.
 
     Example:
         >>> from stratagem.manifests import render_slurm
@@ -42,6 +43,14 @@ def render_slurm(
     own = Template(slurm_template() if template is None else template, name)
     values = own.values(overrides or {})
     check_values(values, SLURM)
+    if values.get("heterogeneous") and values.get("array"):
+        raise ValueError(
+            explain(
+                f"array={values['array']!r} was given with heterogeneous=True.",
+                expected="one of them: Slurm has no arrays of heterogeneous jobs.",
+                fix="omit heterogeneous, or submit several jobs.",
+            )
+        )
     updated = dict(overrides or {})
     if nodes is not None:
         updated = _fit_to_nodes(nodes, updated, values)
@@ -61,17 +70,22 @@ def _fit_to_nodes(
             )
         )
     workers, on_a_node = values["worker_replicas"], values["tasks_per_node"]
+    num_servers = 0 if values.get("heterogeneous") else values.get("ps_replicas", 0)
+    others = num_servers + 1 if num_servers else 0  # and the coordinator
     if "worker_replicas" not in updated:
-        return {**updated, "worker_replicas": nodes * on_a_node}
-    if "tasks_per_node" not in updated:
-        on_a_node = math.ceil(workers / nodes)
-    if math.ceil(workers / on_a_node) != nodes:
+        workers = nodes * on_a_node - others
+    elif "tasks_per_node" not in updated:
+        on_a_node = math.ceil((workers + others) / nodes)
+    check_values({"worker_replicas": workers}, SLURM)
+    needed = math.ceil((workers + others) / on_a_node)
+    if needed != nodes:
+        servers = f" and {others} tasks of servers" if others else ""
         raise ValueError(
             explain(
-                f"{workers} workers at {on_a_node} per node need {math.ceil(workers / on_a_node)} "
-                f"nodes, but {nodes} were requested.",
-                expected="exactly as many nodes as the workers need.",
+                f"{workers} workers{servers} at {on_a_node} per node need {needed} nodes, but "
+                f"{nodes} were requested.",
+                expected="exactly as many nodes as the tasks need.",
                 fix="omit the number of nodes, of workers, or of tasks per node.",
             )
         )
-    return {**updated, "tasks_per_node": on_a_node}
+    return {**updated, "worker_replicas": workers, "tasks_per_node": on_a_node}

@@ -94,6 +94,7 @@ _TRUTH = VariableRule(lambda value: isinstance(value, bool), "True or False.")
 _COMMAND_LINE = VariableRule(_is_command_line, "text, or a list of words.")
 _FILE = VariableRule(lambda value: _is_text(value) and value != "", "the path of a file.")
 _DNS_NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+_ARRAY_PART = r"\d+(-\d+(:[1-9]\d*)?)?"
 _QUANTITY = r"[0-9]+(\.[0-9]+)?([EPTGMk]i?|Ki)?"
 
 KUBERNETES: Mapping[str, VariableRule] = {
@@ -149,6 +150,8 @@ SLURM: Mapping[str, VariableRule] = {
         _matches(r"[A-Za-z0-9][-._A-Za-z0-9]*"), "letters, digits, dots, dashes and underscores."
     ),
     "worker_replicas": _int_rule(1),
+    "ps_replicas": _int_rule(0),
+    "heterogeneous": _TRUTH,
     "tasks_per_node": _int_rule(1),
     "num_gpus_per_worker": _int_rule(0),
     "cpus_per_worker": _int_rule(0),
@@ -158,6 +161,10 @@ SLURM: Mapping[str, VariableRule] = {
     "time": VariableRule(
         _matches(r"(\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}|UNLIMITED|INFINITE)?"),
         "minutes, or a time such as 30:00, 12:00:00, 1-12, 1-12:00 or 1-12:00:00.",
+    ),
+    "array": VariableRule(
+        _matches(rf"({_ARRAY_PART}(,{_ARRAY_PART})*(%[1-9]\d*)?)?"),
+        "indices such as 0-7, 1,3,5 or 0-15:4, and the number that run at once as in 0-7%2.",
     ),
     "python": _FILE,
     "script": _FILE,

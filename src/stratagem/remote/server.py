@@ -11,8 +11,9 @@ from typing import Any
 
 from stratagem import environment
 from stratagem.closing import Closing
-from stratagem.cluster import ClusterDef, ClusterSpec, TFConfigClusterResolver
+from stratagem.cluster import ClusterDef, ClusterSpec
 from stratagem.cluster.addresses import split_address
+from stratagem.cluster.detection import detect_with_servers
 from stratagem.cluster.roles import check_task
 from stratagem.errors import UnavailableError
 from stratagem.launch.plan.ports import free_ports
@@ -181,7 +182,7 @@ class Server(Closing):
 
 
 def run_standard_server(session_config: None = None, *, jobs_port: int | None = None) -> Server:
-    """Starts the server of the task in `TF_CONFIG`; its `join()` waits for the end.
+    """Starts the server of the task in `TF_CONFIG`, or of a Slurm step; `join()` waits for its end.
 
     Args:
         session_config: None, for compatibility.
@@ -202,7 +203,7 @@ def run_standard_server(session_config: None = None, *, jobs_port: int | None = 
 
     Source: TF 1.15 distribute_coordinator.py, run_standard_tensorflow_server.
     """
-    resolver = TFConfigClusterResolver()
+    resolver = detect_with_servers()
     spec = resolver.cluster_spec()
     if not spec or not resolver.task_type or resolver.task_id is None:
         raise ValueError(

@@ -172,3 +172,32 @@ def test_step_that_cannot_be_is_refused(variables, step, arguments, error, messa
     variables(**step)
     with pytest.raises(error, match=message):
         SlurmClusterResolver(**arguments)
+
+
+# What Slurm 22.05 sets in a step over both components of a heterogeneous job: two tasks on one
+# node, and three on two others.
+_HETEROGENEOUS = {
+    "SLURM_HET_SIZE": "2",
+    "SLURM_JOB_NODELIST_HET_GROUP_0": "node1",
+    "SLURM_JOB_NODELIST_HET_GROUP_1": "node[2-3]",
+    **_step(2, 5, "node[1-3]", "2(x2),1"),
+    "SLURMD_NODENAME": "node2",
+}
+
+
+def test_heterogeneous_step_has_the_roles_of_the_environment(variables) -> None:
+    variables(**_HETEROGENEOUS, STRATAGEM_SLURM_JOBS="chief=1,ps=1,worker=3")
+    resolver = SlurmClusterResolver()
+    assert resolver.get_task_info() == ("worker", 0)
+    assert resolver.cluster_spec() == {
+        "chief": ["node1:8888"],
+        "ps": ["node1:8889"],
+        "worker": ["node2:8888", "node2:8889", "node3:8888"],
+    }
+
+
+@pytest.mark.parametrize("text", ["worker", "worker=", "chief=1;worker=2", "worker=1,worker=1"])
+def test_roles_that_cannot_be_read_are_refused(variables, text) -> None:
+    variables(**_step(0, 2, "n1", "2"), STRATAGEM_SLURM_JOBS=text)
+    with pytest.raises(ValueError, match=r"STRATAGEM_SLURM_JOBS=.* is malformed(?s:.)*pass jobs"):
+        SlurmClusterResolver()

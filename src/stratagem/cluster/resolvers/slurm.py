@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from stratagem import environment
@@ -17,12 +18,13 @@ __all__ = ["SlurmClusterResolver"]
 class SlurmClusterResolver(ClusterResolver):
     """Reads the cluster and this process's task from the variables of a Slurm job step.
 
-    Tasks are numbered host by host, as with `srun --distribution=block`. The first task on each
-    host uses `port_base`, the next ones the following ports. Jobs, sorted by name, take the tasks
-    in order.
+    Tasks are numbered host by host, as with `srun --distribution=block`, also over the components
+    of a heterogeneous job. The first task on each host uses `port_base`, the next ones the
+    following ports. Jobs, sorted by name, take the tasks in order.
 
     Args:
-        jobs: number of tasks per job; None makes all tasks workers.
+        jobs: number of tasks per job; None for those of `STRATAGEM_SLURM_JOBS`, which `stratagem
+            slurm render --ps` sets, or else makes all tasks workers.
         port_base: port of the first task on each host.
         gpus_per_node: GPUs per host; None for those visible to this process.
         gpus_per_task: GPUs per task; None divides a host's GPUs evenly.
@@ -62,7 +64,7 @@ class SlurmClusterResolver(ClusterResolver):
         rpc_layer: str | None = "grpc",
     ) -> None:
         self._rank = _number("SLURM_PROCID")
-        self._jobs = dict(jobs) if jobs is not None else {"worker": _number("SLURM_STEP_NUM_TASKS")}
+        self._jobs = dict(jobs) if jobs is not None else _jobs_of_environment()
         self._hosts = _tasks_of_hosts(tasks_per_node)
         self._port_base = port_base
         self._auto_set_gpu = auto_set_gpu
@@ -197,6 +199,25 @@ def _number(name: str) -> int:
         return parse_task_index(_text(name))
     except ValueError as error:
         raise ValueError(f"Environment variable {name}: {error}") from error
+
+
+def _jobs_of_environment() -> dict[str, int]:
+    """Returns the jobs of `STRATAGEM_SLURM_JOBS`, such as "chief=1,ps=2,worker=4", or workers."""
+    text = environment.lookup("STRATAGEM_SLURM_JOBS")
+    if text is None:
+        return {"worker": _number("SLURM_STEP_NUM_TASKS")}
+    pairs = [re.fullmatch(r"\s*(\w+)=(\d+)\s*", pair) for pair in text.split(",")]
+    jobs = {pair[1]: int(pair[2]) for pair in pairs if pair is not None}
+    if len(jobs) != len(pairs):
+        raise ValueError(
+            explain(
+                f"STRATAGEM_SLURM_JOBS={text!r} is malformed.",
+                expected="each job once with its number of tasks, such as chief=1,ps=2,worker=4.",
+                fix="start the job with a script of `stratagem slurm render`, or pass jobs.",
+                code="SG512",
+            )
+        )
+    return jobs
 
 
 def _tasks_of_hosts(tasks_per_node: int | Mapping[str, int] | None) -> dict[str, int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from stratagem.cluster import ClusterResolver, ClusterSpec, TFConfigClusterResolver
+from stratagem.cluster import ClusterResolver, ClusterSpec
 from stratagem.cluster.checks import check_addresses
+from stratagem.cluster.detection import detect_with_servers
 from stratagem.cluster.roles import check_task, task_count
 from stratagem.messages import explain
 
@@ -15,8 +16,9 @@ _JOBS = {"num_workers": "worker", "num_servers": "ps"}
 def checked_cluster(resolver: object, strategy: str) -> tuple[ClusterResolver, ClusterSpec]:
     """Returns the resolver and cluster of a strategy; the cluster is empty without one.
 
-    `resolver=None` reads `TF_CONFIG`. Raises a TypeError or ValueError for a resolver of another
-    type, without a cluster, or with invalid tasks or addresses.
+    `resolver=None` reads `TF_CONFIG`, or a Slurm step with servers. Raises a TypeError or
+    ValueError for a resolver of another type, without a cluster, or with invalid tasks or
+    addresses.
 
     Source: TF 2.21 parameter_server_strategy_v2.py, _verify_args_and_config.
     """
@@ -28,7 +30,7 @@ def checked_cluster(resolver: object, strategy: str) -> tuple[ClusterResolver, C
                 fix="pass sg.cluster_resolver.TFConfigClusterResolver(), for example.",
             )
         )
-    used = resolver or TFConfigClusterResolver()
+    used = resolver or detect_with_servers()
     spec = used.cluster_spec()
     if resolver is not None and not spec:
         raise ValueError(

@@ -31,10 +31,11 @@ from stratagem.remote.ray.ray_nodes import RayNode, start_head
 __all__ = ["CoordinatedCluster"]
 
 # Servers compute on the host; workers use the accelerators.
-_OF_SERVERS = {"JAX_PLATFORMS": "cpu", "TF_CONFIG": ""}
-_OF_WORKERS = {"TF_CONFIG": ""}
+_NO_CLUSTER = {"TF_CONFIG": "", "STRATAGEM_SLURM_JOBS": ""}
+_OF_SERVERS = {"JAX_PLATFORMS": "cpu", **_NO_CLUSTER}
+_OF_WORKERS = _NO_CLUSTER
 # On this machine accelerators belong to the coordinator, and only local processes connect.
-_OF_LOCAL = {"JAX_PLATFORMS": "cpu", "TF_CONFIG": "", HOST_VARIABLE: "127.0.0.1"}
+_OF_LOCAL = {"JAX_PLATFORMS": "cpu", **_NO_CLUSTER, HOST_VARIABLE: "127.0.0.1"}
 # Imported once, before a process is forked, so that a restart does not import again.
 _MODULES = (
     "cloudpickle",

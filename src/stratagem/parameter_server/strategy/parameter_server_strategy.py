@@ -47,7 +47,7 @@ class ParameterServerStrategy(RemoteStateStrategy):
     strategy starts nothing, and training under it is an error.
 
     Args:
-        cluster_resolver: the cluster; None for `TF_CONFIG`, or else this machine.
+        cluster_resolver: the cluster; None for `TF_CONFIG` or Slurm's, or else this machine.
         variable_partitioner: splits variables over servers; None for no splitting.
         synchronous: True sums the gradients of all workers before each update.
         backup_workers: number of workers that a synchronous update does not wait for; their late
