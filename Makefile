@@ -169,6 +169,13 @@ soak: $(MAIN) ## HOURS (4) of training with a kill every two minutes: nothing ma
 test-slow: $(MAIN) ## the tests that take minutes
 	.venv/bin/python -m pytest -m slow --numprocesses 2 --dist loadfile $(TESTS)
 
+.PHONY: crds test-crds
+crds: $(MAIN) ## definitions of JobSet, TrainJob and KubeRay, from their releases; needs GitHub
+	.venv/bin/python -m tests.manifests.download_crds $(ARGS)
+
+test-crds: crds ## rendered manifests and wrong variants of them against these definitions
+	.venv/bin/python -m pytest -m "slow or not slow" tests/manifests/test_custom_resources.py $(TESTS)
+
 .PHONY: test-tpu
 test-tpu: $(TPU) ## training steps compiled for TPUs of 8 to 256 chips; needs no TPU
 	.venv-tpu/bin/python -m pytest tests/programs tests/planning/test_tpu.py --ignore tests/programs/test_gpu.py $(TESTS)

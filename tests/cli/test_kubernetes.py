@@ -6,10 +6,12 @@ import json
 import sys
 
 import pytest
+import yaml
 from click.testing import Result
 
 from stratagem.cli import main
 from tests.command_runner import CliRunner
+from tests.manifests.definitions import definition, open_definitions_text
 from tests.manifests.kubelet import by_kind, started_pods
 
 
@@ -37,7 +39,8 @@ def test_flags_are_the_variables_of_the_template() -> None:
     assert worker.arguments == ["--epochs", "5", "--note", "a b"]
     assert worker.container["resources"]["limits"] == {"nvidia.com/gpu": 8}
     assert worker.container["ports"] == [{"name": "task", "containerPort": 6000}]
-    assert worker.container["volumeMounts"][0]["mountPath"] == "/out"
+    mounts = {mount["name"]: mount["mountPath"] for mount in worker.container["volumeMounts"]}
+    assert mounts["checkpoints"] == "/out"
     assert set(by_kind(result.stdout, "Deployment")) == {"digits-tensorboard"}
 
 
@@ -157,18 +160,51 @@ def test_library_that_is_missing_is_named_without_a_traceback(monkeypatch) -> No
     assert "Fix: pip install 'stratagem[manifests]'" in result.stderr
 
 
-def test_ray_form_is_rendered_valid_and_printed() -> None:
+def test_ray_form_is_rendered_valid_and_printed(tmp_path) -> None:
     options = ("--ray", "--name", "clicks", "--workers", "3", "--ps", "2", "--gpus-per-worker", "0")
     rendered = _call("render", *options)
     (cluster,) = by_kind(rendered.stdout, "RayCluster").values()
     groups = {one["groupName"]: one["replicas"] for one in cluster["spec"]["workerGroupSpecs"]}
     assert groups == {"ps": 2, "worker": 3}
-    assert _call("validate", given=rendered.stdout).exit_code == 0
+    assert _call("validate", given=rendered.stdout).exit_code == 1  # no definition was passed
+    path = tmp_path / "crds.yaml"
+    path.write_text(open_definitions_text())
+    checked = _call("validate", "--crds", str(path), given=rendered.stdout)
+    assert (checked.exit_code, checked.stdout[:21]) == (0, "Valid for Kubernetes ")
     template = _call("template", "--ray").stdout
     assert _call("render", "--ray", "-", given=template).stdout == _call("render", "--ray").stdout
 
 
 def test_ray_form_has_variables_of_its_own() -> None:
-    result = _call("render", "--ray", "--script", "/run.py")
+    result = _call("render", "--ray", "--evaluator")
     assert result.exit_code == 2
-    assert "has no variable 'script'" in result.stderr
+    assert "has no variable 'has_eval'" in result.stderr
+    result = _call("render", "--ray", "--script", "/run.py", "--queue", "gold")
+    (job,) = by_kind(result.stdout, "RayJob").values()
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gold"
+
+
+def test_rules_that_only_an_api_server_checks_are_printed(tmp_path) -> None:
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    schema |= {"x-kubernetes-validations": [{"rule": "self.size > 0"}]}
+    path = tmp_path / "crds.yaml"
+    path.write_text(yaml.safe_dump(definition("Thing", "example.com/v1", schema)))
+    given = "{apiVersion: example.com/v1, kind: Thing, metadata: {name: a}}"
+    result = _call("validate", "--crds", str(path), given=given)
+    assert result.stdout.splitlines()[1:] == [
+        "Not checked, a rule in CEL: Thing/a: (root): self.size > 0"
+    ]
+    values = json.loads(_call("validate", "--json", "--crds", str(path), given=given).stdout)
+    assert [one["rule"] for one in values["unchecked_rules"]] == ["self.size > 0"]
+    path.write_text("kind: Service")
+    result = _call("validate", "--crds", str(path), given=given)
+    assert result.exit_code == 2
+    assert "The definitions cannot be read: Service/(no name): " in result.stderr
+
+
+@pytest.mark.parametrize("workload", ["JobSet", "TrainJob"])
+def test_workload_is_chosen_by_a_flag(workload) -> None:
+    result = _call("render", "--workload", workload, "--queue", "gold")
+    (one,) = by_kind(result.stdout, workload).values()
+    assert one["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gold"
+    assert by_kind(result.stdout, "Job") == {}

@@ -1,4 +1,4 @@
-"""Reference expansion of a Job and a StatefulSet into pods, written from the Kubernetes docs.
+"""Reference expansion of Jobs, JobSets and StatefulSets into pods, written from their docs.
 
 Nothing here is shared with `stratagem.manifests.pods`, which the tests compare with it.
 """
@@ -36,20 +36,59 @@ def by_kind(manifests: str, kind: str) -> dict[str, dict[str, Any]]:
     return {document["metadata"]["name"]: document for document in found}
 
 
+def pod_specs(manifests: str) -> list[dict[str, Any]]:
+    """Specs of all pods, wherever they are in the documents."""
+    found: list[dict[str, Any]] = []
+
+    def visit(value: Any) -> None:
+        if isinstance(value, dict):
+            if "containers" in value:
+                found.append(value)
+            for part in value.values():
+                visit(part)
+        elif isinstance(value, list):
+            for part in value:
+                visit(part)
+
+    visit(documents(manifests))
+    return found
+
+
+def _jobs(manifests: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Names, domains and specs of the Jobs that are there or that a JobSet makes."""
+    for name, job in by_kind(manifests, "Job").items():
+        yield name, job["spec"]["template"]["spec"]["subdomain"], job["spec"]
+    sets = {name: one["spec"] for name, one in by_kind(manifests, "JobSet").items()}
+    for name, train_job in by_kind(manifests, "TrainJob").items():
+        reference = train_job["spec"]["runtimeRef"]
+        runtime = by_kind(manifests, reference["kind"])[reference["name"]]["spec"]
+        sets[name] = runtime["template"]["spec"]
+        (node,) = (one for one in sets[name]["replicatedJobs"] if one["name"] == "node")
+        assert node["template"]["spec"]["completions"] == runtime["mlPolicy"]["numNodes"]
+        assert node["template"]["metadata"]["labels"] == {
+            "trainer.kubeflow.org/trainjob-ancestor-step": "trainer"
+        }
+    for name, spec in sets.items():
+        assert spec["network"]["enableDNSHostnames"] is True
+        assert spec["network"]["publishNotReadyAddresses"] is True
+        for one in spec["replicatedJobs"]:
+            assert one.get("replicas", 1) == 1
+            yield f"{name}-{one['name']}-0", spec["network"]["subdomain"], one["template"]["spec"]
+
+
 def started_pods(manifests: str) -> Iterator[StartedPod]:
     secrets = {name: one["stringData"] for name, one in by_kind(manifests, "Secret").items()}
-    for name, job in by_kind(manifests, "Job").items():
-        assert job["spec"]["completionMode"] == "Indexed"
-        assert job["spec"]["parallelism"] == job["spec"]["completions"]
-        for index in range(job["spec"]["completions"]):
+    for name, domain, job in _jobs(manifests):
+        assert job["completionMode"] == "Indexed"
+        assert job["parallelism"] == job["completions"]
+        for index in range(job["completions"]):
             key = "batch.kubernetes.io/job-completion-index"
             fields = {
                 f"metadata.annotations['{key}']": str(index),
                 f"metadata.labels['{key}']": str(index),
             }
-            template = job["spec"]["template"]
-            host = f"{name}-{index}.{template['spec']['subdomain']}"
-            yield _start(template, host, fields, {key: str(index)}, secrets)
+            host = f"{name}-{index}.{domain}"
+            yield _start(job["template"], host, fields, {key: str(index)}, secrets)
     for name, stateful in by_kind(manifests, "StatefulSet").items():
         for index in range(stateful["spec"]["replicas"]):
             key = "apps.kubernetes.io/pod-index"

@@ -14,10 +14,19 @@ from stratagem.manifests import (
     render_kubernetes,
     validate_kubernetes,
 )
+from tests.manifests.definitions import open_definitions
 from tests.manifests.kubelet import StartedPod, by_kind, started_pods
 
 OLDEST = "1.29"
-SIZES = list(itertools.product((1, 3, 16), (0, 2), (False, True)))
+SIZES = [
+    *(("Job", *size) for size in itertools.product((1, 3, 16), (0, 2), (False, True))),
+    *((workload, 3, 2, True) for workload in ("JobSet", "TrainJob")),
+]
+HOSTS = {
+    "Job": "train-{role}-{index}.train-{role}",
+    "JobSet": "train-{role}-0-{index}.train",
+    "TrainJob": "train-{job}-0-{index}.train",
+}
 
 
 def _render(**overrides: object) -> str:
@@ -29,11 +38,12 @@ def _only_pod(manifests: str) -> StartedPod:
     return pod
 
 
-@pytest.mark.parametrize(("workers", "servers", "has_eval"), SIZES)
+@pytest.mark.parametrize(("workload", "workers", "servers", "has_eval"), SIZES)
 def test_manifests_are_valid_and_every_task_reads_itself(
-    monkeypatch, workers, servers, has_eval
+    monkeypatch, workload, workers, servers, has_eval
 ) -> None:
     manifests = _render(
+        workload=workload,
         worker_replicas=workers,
         ps_replicas=servers,
         has_eval=has_eval,
@@ -41,13 +51,19 @@ def test_manifests_are_valid_and_every_task_reads_itself(
         num_gpus_per_worker=servers,
     )
     for version in (OLDEST, kubernetes_versions()[-1]):
-        assert validate_kubernetes(manifests, version) == []
+        assert validate_kubernetes(manifests, version, open_definitions()) == []
 
-    cluster = {"worker": [f"train-worker-{i}.train-worker:5000" for i in range(workers)]}
-    if servers:
-        cluster["ps"] = [f"train-ps-{i}.train-ps:5000" for i in range(servers)]
-    if has_eval:
-        cluster["evaluator"] = ["train-evaluator-0.train-evaluator:5000"]
+    cluster = {
+        role: [
+            HOSTS[workload].format(role=role, job=job, index=index) + ":5000"
+            for index in range(count)
+        ]
+        for role, job, count in (
+            *(("worker", "node", workers), ("ps", "ps", servers)),
+            ("evaluator", "evaluator", int(has_eval)),
+        )
+        if count
+    }
     read = []
     for pod in started_pods(manifests):
         monkeypatch.setenv("TF_CONFIG", pod.environment["TF_CONFIG"])
@@ -114,7 +130,7 @@ def test_gpus_are_limited_on_workers_and_the_evaluator_only() -> None:
     gpus = {"nvidia.com/gpu": 4}
     assert limits == {"worker": gpus, "evaluator": gpus, "ps": None}
     memory = {
-        pod.container["name"]: [v for v in pod.spec["volumes"] if "emptyDir" in v]
+        pod.container["name"]: [v for v in pod.spec["volumes"] if v.get("emptyDir")]
         for pod in started_pods(manifests)
     }
     assert memory["ps"] == []
@@ -188,8 +204,8 @@ def test_folder_in_a_bucket_needs_no_volume() -> None:
         worker_replicas=1,
     )
     pod = _only_pod(manifests)
-    assert "volumes" not in pod.spec
-    assert "volumeMounts" not in pod.container
+    assert pod.spec["volumes"] == [{"name": "temporary", "emptyDir": {}}]
+    assert pod.container["volumeMounts"] == [{"name": "temporary", "mountPath": "/tmp"}]
     assert "GOOGLE_APPLICATION_CREDENTIALS" not in pod.environment
     assert pod.arguments == ["gs://bucket/run"]
     assert validate_kubernetes(manifests) == []
@@ -294,6 +310,13 @@ def test_name_that_yaml_would_take_for_something_else_stays_a_name(name) -> None
         ({"storage_class": "A B"}, "the name of a storage class"),
         ({"credential_secret_key": "A"}, "the name of a secret"),
         ({"credential_secret_json": "a/b"}, "the name of a file"),
+        ({"workload": "Deployment"}, "Job, JobSet or TrainJob"),
+        ({"queue": "Gold"}, "the name of a LocalQueue"),
+        ({"queue": "a" * 64}, "of at most 63 characters"),
+        ({"user_id": 0}, "the number of a user other than root"),
+        ({"max_evictions": -1}, "an integer of at least 0"),
+        ({"memory_per_task": "much"}, "a size such as 4Gi"),
+        ({"workload": "JobSet", "name": "a" * 53}, "'a+-worker-0-1', has 64"),
         ({"workers": 3}, r"template.yaml.jinja has no variable 'workers'(?s:.)*worker_replicas"),
     ],
 )

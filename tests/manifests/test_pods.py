@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 
+import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,10 +34,17 @@ def test_value_known_to_the_cluster_only_makes_others_unknown() -> None:
     assert expand("a $$(A) $(B)", {"A": None, "B": "b"}) == "a $(A) b"
 
 
-def test_rendered_pods_are_those_that_kubernetes_starts() -> None:
-    manifests = render_kubernetes({"ps_replicas": 2, "has_eval": True, "worker_replicas": 3})
+@pytest.mark.parametrize("workload", ["Job", "JobSet", "TrainJob"])
+def test_rendered_pods_are_those_that_kubernetes_starts(workload) -> None:
+    manifests = render_kubernetes(
+        {"ps_replicas": 2, "has_eval": True, "worker_replicas": 3, "workload": workload}
+    )
+    key = "jobset.sigs.k8s.io/jobset-name"  # of the pods, but not of the templates
     found = {
-        f"{pod.name}.{pod.domain}": (dict(pod.labels), dict(pod.containers[0].environment))
+        f"{pod.name}.{pod.domain}": (
+            {name: value for name, value in pod.labels.items() if name != key},
+            dict(pod.containers[0].environment),
+        )
         for pod in pods_of(documents(manifests))
     }
     assert found == {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stratagem.manifests import ray_template, render_ray, validate_kubernetes
-from stratagem.manifests.schemas import schema_problems
+from tests.manifests.definitions import open_definitions
 from tests.manifests.kubelet import by_kind
 
 _VALUES = {"name": "clicks", "worker_replicas": 4, "ps_replicas": 3, "num_gpus_per_worker": 8}
@@ -61,40 +61,45 @@ def test_every_pod_has_the_token_and_none_has_it_in_clear(cluster) -> None:
 
 def test_service_leads_to_the_port_for_jobs(cluster) -> None:
     service = by_kind(render_ray({**_VALUES, "port": 9000}), "Service")["clicks-jobs"]
-    assert service["spec"]["ports"] == [{"name": "jobs", "port": 9000, "targetPort": "jobs"}]
-    assert service["spec"]["selector"] == {
-        "ray.io/cluster": cluster["metadata"]["name"],
-        "ray.io/node-type": "head",
-    }
+    assert service["spec"]["ports"] == [{"name": "jobs", "port": 9000, "targetPort": "dashboard"}]
+    head = cluster["spec"]["headGroupSpec"]["template"]
+    assert service["spec"]["selector"] == head["metadata"]["labels"]
+    (container,) = head["spec"]["containers"]
+    assert "dashboard" in {port["name"] for port in container["ports"]}
 
 
 def test_all_of_it_is_valid() -> None:
     for version in ("1.29", "1.33", None):
-        assert validate_kubernetes(render_ray(_VALUES), version) == []
-        assert validate_kubernetes(render_ray({"num_gpus_per_worker": 0}), version) == []
+        for values in (_VALUES, {"num_gpus_per_worker": 0}, {"script": "/a.py", "queue": "gold"}):
+            assert validate_kubernetes(render_ray(values), version, open_definitions()) == []
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "where", "words"),
-    [
-        (("spec", "workerGroupSpec"), [], "spec", "'workerGroupSpec' was unexpected"),
-        (("spec", "rayVersion"), 2.6, "spec.rayVersion", "not of type"),
-        (("spec", "headGroupSpec", "rayStartParams"), {"num-cpus": 0}, None, "not of type"),
-        (("spec", "headGroupSpec", "template", "spec"), {}, None, "'containers' is a required"),
-        (("spec", "workerGroupSpecs", 0, "replicas"), -1, None, "less than the minimum"),
-        (("spec", "workerGroupSpecs", 0, "groupName"), "A b", None, "does not match"),
-    ],
-)
-def test_what_is_wrong_is_named_with_its_place(cluster, path, value, where, words) -> None:
-    place: Any = cluster
-    for part in path[:-1]:
-        place = place[part]
-    place[path[-1]] = value
-    (problem,) = schema_problems(cluster, "1.33")
-    assert problem.document == "RayCluster/clicks"
-    assert words in problem.message
-    if where is not None:
-        assert problem.path == where
+def test_operator_has_the_token_for_its_own_requests(cluster) -> None:
+    assert cluster["spec"]["authOptions"] == {"mode": "token", "secretName": "clicks-token"}
+
+
+def test_script_runs_in_a_cluster_of_its_own() -> None:
+    words = ["--note", "a b", "$HOME", "'"]
+    manifests = render_ray({**_VALUES, "script": "/my run.py", "cmdline_args": words})
+    assert by_kind(manifests, "RayCluster") == {}
+    job = by_kind(manifests, "RayJob")["clicks"]["spec"]
+    assert shlex.split(job["entrypoint"]) == ["python3", "/my run.py", *words]
+    assert job["shutdownAfterJobFinishes"] is True
+    served = by_kind(render_ray(_VALUES), "RayCluster")["clicks"]["spec"]
+    assert job["rayClusterSpec"] == served
+
+
+def test_other_pods_reach_the_port_for_jobs_only_if_asked() -> None:
+    def rules(**values: object) -> list[dict[str, Any]]:
+        policy = by_kind(render_ray({**_VALUES, **values}), "NetworkPolicy")["clicks"]["spec"]
+        return policy["ingress"]
+
+    own, operator = rules()
+    assert own == {"from": [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "clicks"}}}]}
+    assert operator["ports"] == [{"port": 8265}]
+    (source,) = operator["from"]
+    assert source["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "kuberay-operator"}
+    assert rules(expose_jobs=True) == [own, {"ports": [{"port": 8265}]}]
 
 
 @pytest.mark.parametrize(
@@ -104,12 +109,19 @@ def test_what_is_wrong_is_named_with_its_place(cluster, path, value, where, word
         ("memory_per_task", "much", "a size such as 4Gi"),
         ("ray_version", "new", "a version such as"),
         ("token_secret", "No Secret", "the name of a secret"),
-        ("script", "/run.py", "has no variable 'script'"),
+        ("train_dir", "/out", "has no variable 'train_dir'"),
+        ("name", "a" * 54, "The name of the RayCluster, (?s:.)*at most 53"),
     ],
 )
 def test_value_that_cannot_work_is_refused(variable, value, words) -> None:
     with pytest.raises(ValueError, match=words):
         render_ray({variable: value})
+
+
+def test_name_of_a_job_has_a_limit_of_its_own() -> None:
+    assert "kind: RayJob" in render_ray({"name": "a" * 47, "script": "/a.py"})
+    with pytest.raises(ValueError, match=r"The name of the RayJob, (?s:.)*at most 47"):
+        render_ray({"name": "a" * 48, "script": "/a.py"})
 
 
 def test_template_of_ones_own_is_rendered() -> None:

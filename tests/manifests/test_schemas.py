@@ -12,6 +12,7 @@ import pytest
 from stratagem.manifests import kubernetes_versions, render_kubernetes
 from stratagem.manifests.schemas import schema_problems
 from tests.manifests.kubelet import documents
+from tests.manifests.mutations import mutations
 
 _EVERYTHING = documents(
     render_kubernetes(
@@ -53,7 +54,9 @@ def test_all_kinds_are_right_by_the_package_s_own_verdict(version) -> None:
     assert {document["kind"] for document in _EVERYTHING} == {
         "Deployment",
         "Job",
+        "NetworkPolicy",
         "PersistentVolumeClaim",
+        "PodDisruptionBudget",
         "Secret",
         "Service",
         "StatefulSet",
@@ -91,6 +94,36 @@ def test_value_that_has_none_of_several_forms_is_named_with_its_place() -> None:
     (problem,) = schema_problems(wrong, "1.33")
     assert problem.path == "spec.resources.requests.storage"
     assert problem.message.startswith("['10Gi'] is not valid")
+
+
+@pytest.mark.parametrize("kind", sorted({document["kind"] for document in _EVERYTHING}))
+def test_every_wrong_variant_of_a_rendered_document_is_refused(kind) -> None:
+    document = next(one for one in _EVERYTHING if one["kind"] == kind)
+    accepted = [name for name, one in mutations(document) if not schema_problems(one, "1.37")]
+    assert accepted == []
+
+
+def test_enumerations_that_the_published_schemas_leave_out_are_checked() -> None:
+    job = copy.deepcopy(next(one for one in _EVERYTHING if one["kind"] == "Job"))
+    pod = job["spec"]["template"]["spec"]
+    pod["restartPolicy"] = "never"
+    pod["securityContext"]["seccompProfile"]["type"] = "Default"
+    job["spec"]["podFailurePolicy"]["rules"][0]["action"] = "Skip"
+    assert {problem.path for problem in schema_problems(job, "1.33")} == {
+        "spec.template.spec.restartPolicy",
+        "spec.template.spec.securityContext.seccompProfile.type",
+        "spec.podFailurePolicy.rules[0].action",
+    }
+    assert kubernetes_validate.validate(job, "1.33", strict=True) == "1.33"
+
+
+@pytest.mark.parametrize(
+    ("size", "is_valid"), [("10Gi", True), (".5", True), ("1e3", True), ("ten", False), ("", False)]
+)
+def test_quantity_has_the_form_of_one(size, is_valid) -> None:
+    claim = copy.deepcopy(next(d for d in _EVERYTHING if d["kind"] == "PersistentVolumeClaim"))
+    claim["spec"]["resources"]["requests"]["storage"] = size
+    assert (schema_problems(claim, "1.33") == []) == is_valid
 
 
 def test_all_mistakes_of_a_document_are_reported() -> None:

@@ -21,7 +21,9 @@ __all__ = ["kubernetes_group"]
 
 
 _ray_option = click.option(
-    "--ray", is_flag=True, help="Use a KubeRay cluster that runs programs of remote clients."
+    "--ray",
+    is_flag=True,
+    help="Use a KubeRay cluster that runs programs of remote clients, or --script.",
 )
 
 
@@ -43,6 +45,12 @@ def kubernetes_group() -> None:
 )
 @click.option("--script", help="Path of the script in the image.")
 @click.option("--args", "cmdline_args", help="Script arguments in one string, shell-quoted.")
+@click.option(
+    "--workload",
+    type=click.Choice(["Job", "JobSet", "TrainJob"]),
+    help="One Job per role, or a JobSet or Kubeflow TrainJob for all of them.",
+)
+@click.option("--queue", help="Kueue's LocalQueue that admits the run.")
 @click.option("--port", type=int, help="Port of every task; with --ray, the port for jobs.")
 @_ray_option
 @assignments_option
@@ -75,8 +83,16 @@ def template(*, ray: bool) -> None:
 @kubernetes_group.command()
 @click.argument("file", metavar="[FILE]", default="-", type=click.File(encoding="utf-8"))
 @click.option("--kubernetes-version", help="Such as 1.33; by default the newest installed.")
+@click.option(
+    "--crds",
+    type=click.File(encoding="utf-8"),
+    multiple=True,
+    help="Definitions of custom resources, as from `kubectl get crd -o yaml`; repeatable.",
+)
 @json_option
-def validate(file: IO[str], kubernetes_version: str | None, *, as_json: bool) -> None:
+def validate(
+    file: IO[str], kubernetes_version: str | None, crds: tuple[IO[str], ...], *, as_json: bool
+) -> None:
     """Validate manifests offline: schemas, names and TF_CONFIG.
 
     FILE is the output of `stratagem kubernetes render`, by default standard input. Exits with code
@@ -86,15 +102,21 @@ def validate(file: IO[str], kubernetes_version: str | None, *, as_json: bool) ->
 
     with errors_as_messages():
         version = kubernetes_version or manifests.kubernetes_versions()[-1]
-        problems = manifests.validate_kubernetes(file.read(), version)
+        text = file.read()
+        custom = manifests.read_definitions("\n---\n".join(one.read() for one in crds))
+        problems = manifests.validate_kubernetes(text, version, custom)
+        unchecked = [] if problems else manifests.unchecked_rules(text, custom)
     if as_json:
         print_json(
             {
                 "kubernetes_version": version,
                 "problems": [dataclasses.asdict(one) for one in problems],
+                "unchecked_rules": [dataclasses.asdict(one) for one in unchecked],
             }
         )
     else:
         click.echo("\n".join(map(str, problems)) or f"Valid for Kubernetes {version}.")
+        for rule in unchecked:
+            click.echo(f"Not checked, a rule in CEL: {rule}")
     if problems:
         raise SystemExit(exit_codes.FAILURE)

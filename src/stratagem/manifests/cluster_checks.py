@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from stratagem.manifests.documents import Problem, metadata_name
-from stratagem.manifests.pods import Container, Pod, pods_of
+from stratagem.manifests.documents import Problem
+from stratagem.manifests.pods import Container, Pod, pods_of, services_of
 from stratagem.manifests.rendering import MAX_VARIABLE_BYTES
 
 __all__ = ["cluster_problems"]
@@ -19,7 +19,7 @@ _Cluster = dict[str, dict[int, str]]
 def cluster_problems(documents: list[dict[str, Any]]) -> list[Problem]:
     """Compares `TF_CONFIG` of every pod with the pods and Services of valid documents."""
     pods = list(pods_of(documents))
-    services = {metadata_name(d): d for d in documents if d["kind"] == "Service"}
+    services = services_of(documents)
     problems: dict[Problem, None] = {}
     clusters: dict[str, tuple[Pod, _Cluster]] = {}
     tasks: Counter[tuple[str, int]] = Counter()

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stratagem.manifests.cluster_checks import cluster_problems
+from stratagem.manifests.custom_resources import CustomResources, UncheckedRule
 from stratagem.manifests.documents import Problem, parse_documents
 from stratagem.manifests.rendering import Template, packaged_template
 from stratagem.manifests.schemas import kubernetes_versions, schema_problems
 from stratagem.manifests.variable_rules import KUBERNETES, check_pod_names, check_values
 
-__all__ = ["KUBERNETES_TEMPLATE", "kubernetes_template", "render_kubernetes", "validate_kubernetes"]
+__all__ = [
+    "KUBERNETES_TEMPLATE",
+    "kubernetes_template",
+    "render_kubernetes",
+    "unchecked_rules",
+    "validate_kubernetes",
+]
 
 KUBERNETES_TEMPLATE = "template.yaml.jinja"
 """File name of the packaged template."""
@@ -48,13 +55,19 @@ def render_kubernetes(
     return own.render(overrides)
 
 
-def validate_kubernetes(manifests: str, kubernetes_version: str | None = None) -> list[Problem]:
+def validate_kubernetes(
+    manifests: str,
+    kubernetes_version: str | None = None,
+    custom_resources: CustomResources | None = None,
+) -> list[Problem]:
     """Returns the problems found in YAML manifests, without contacting a cluster.
 
     Checks each document against the schema of its kind, which rejects unknown keys. If all pass,
     compares the `TF_CONFIG` of every pod with the pods and Services. None for `kubernetes_version`
-    means the newest installed. Raises ImportError without kubernetes-validate, ValueError if the
-    schemas of the version, such as "1.33", are not installed.
+    means the newest installed. `custom_resources` are the definitions of kinds that Kubernetes does
+    not have, such as JobSet, from `read_definitions`. Raises ImportError without
+    kubernetes-validate, ValueError if the schemas of the version, such as "1.33", are not
+    installed.
 
     Example:
         >>> from stratagem.manifests import validate_kubernetes
@@ -67,5 +80,11 @@ def validate_kubernetes(manifests: str, kubernetes_version: str | None = None) -
     version = ".".join(version.removeprefix("v").split(".")[:2])
     documents, problems = parse_documents(manifests)
     for document in documents:
-        problems += schema_problems(document, version)
+        problems += schema_problems(document, version, custom_resources)
     return problems or cluster_problems(documents)
+
+
+def unchecked_rules(manifests: str, custom_resources: CustomResources) -> list[UncheckedRule]:
+    """Returns the rules in CEL that apply to valid manifests, which only an API server checks."""
+    documents, _ = parse_documents(manifests)
+    return [rule for one in documents for rule in custom_resources.unchecked_rules(one)]

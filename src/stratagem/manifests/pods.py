@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from stratagem.manifests.documents import document_name, metadata_name
 
-__all__ = ["Container", "Pod", "expand", "pods_of"]
+__all__ = ["Container", "Pod", "expand", "pods_of", "services_of"]
 
 # Label and annotation of the pod's index. The annotation dates from 1.21, the label from 1.28.
 _INDEX_KEY = {
     "Job": "batch.kubernetes.io/job-completion-index",
     "StatefulSet": "apps.kubernetes.io/pod-index",
 }
+_JOB_SET_KEY = "jobset.sigs.k8s.io/jobset-name"
+_TRAINER_KEY = "trainer.kubeflow.org/trainjob-ancestor-step"
+_RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
 _METADATA = re.compile(r"metadata\.(?P<part>labels|annotations)\['(?P<key>[^']+)'\]")
 _REFERENCE = re.compile(r"\$(\$|\((?P<name>[^)]*)\))")
 
@@ -43,19 +46,72 @@ class Pod:
     containers: tuple[Container, ...]
 
 
-def pods_of(documents: Iterable[dict[str, Any]]) -> Iterator[Pod]:
+def pods_of(documents: Sequence[dict[str, Any]]) -> Iterator[Pod]:
     """Yields the pods that valid documents create; one pod stands for all of a Deployment."""
     for document in documents:
         kind, spec = document["kind"], document.get("spec") or {}
         if kind == "Pod":
             yield _pod(document, document, name=metadata_name(document))
         elif kind == "Job" and spec.get("completionMode") == "Indexed":
-            yield from _indexed_pods(document, spec.get("completions") or 0)
+            yield from _indexed_pods(document, spec, spec.get("completions") or 0)
         elif kind == "StatefulSet":
             replicas = spec.get("replicas")
-            yield from _indexed_pods(document, 1 if replicas is None else replicas)
+            yield from _indexed_pods(document, spec, 1 if replicas is None else replicas)
         elif "template" in spec and "containers" in (spec["template"].get("spec") or {}):
             yield _pod(document, spec["template"])
+    for one in _job_sets(documents):
+        yield from _job_set_pods(one)
+
+
+def services_of(documents: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Returns the Services by name, with those that JobSets create."""
+    created = {
+        one.domain: {"spec": {"selector": {_JOB_SET_KEY: one.name}}} for one in _job_sets(documents)
+    }
+    return created | {metadata_name(d): d for d in documents if d["kind"] == "Service"}
+
+
+@dataclasses.dataclass(frozen=True)
+class _JobSet:
+    """A JobSet, or one that a TrainJob makes of its runtime; `num_nodes` is None without."""
+
+    document: dict[str, Any]
+    name: str
+    spec: dict[str, Any]
+    num_nodes: int | None = None
+
+    @property
+    def domain(self) -> str:
+        return (self.spec.get("network") or {}).get("subdomain") or self.name
+
+
+def _job_sets(documents: Sequence[dict[str, Any]]) -> Iterator[_JobSet]:
+    runtimes = {(d["kind"], metadata_name(d)): d for d in documents if d["kind"] in _RUNTIMES}
+    for document in documents:
+        name = metadata_name(document)
+        if document["kind"] == "JobSet":
+            yield _JobSet(document, name, document["spec"])
+        elif document["kind"] == "TrainJob":
+            reference = document["spec"]["runtimeRef"]
+            key = reference.get("kind") or _RUNTIMES[1], reference["name"]
+            if key in runtimes:
+                runtime = runtimes[key]["spec"]
+                nodes = (runtime.get("mlPolicy") or {}).get("numNodes")
+                nodes = (document["spec"].get("trainer") or {}).get("numNodes") or nodes
+                yield _JobSet(document, name, runtime["template"]["spec"], nodes)
+
+
+def _job_set_pods(one: _JobSet) -> Iterator[Pod]:
+    for group in one.spec.get("replicatedJobs") or []:
+        template = group["template"]
+        labels = (template.get("metadata") or {}).get("labels") or {}
+        is_trainer = labels.get(_TRAINER_KEY) == "trainer"
+        count = one.num_nodes if is_trainer and one.num_nodes else template["spec"]["completions"]
+        for number in range(group.get("replicas", 1)):
+            name = f"{one.name}-{group['name']}-{number}"
+            for pod in _indexed_pods(one.document, template["spec"], count, name):
+                labels = {**pod.labels, _JOB_SET_KEY: one.name}
+                yield dataclasses.replace(pod, domain=one.domain, labels=labels)
 
 
 def expand(text: str, variables: Mapping[str, str | None]) -> str | None:
@@ -78,8 +134,10 @@ def expand(text: str, variables: Mapping[str, str | None]) -> str | None:
     return _REFERENCE.sub(fill_in, text)
 
 
-def _indexed_pods(document: dict[str, Any], count: int) -> Iterator[Pod]:
-    spec, name = document["spec"], metadata_name(document)
+def _indexed_pods(
+    document: dict[str, Any], spec: dict[str, Any], count: int, name: str = ""
+) -> Iterator[Pod]:
+    name = name or metadata_name(document)
     for index in range(count):
         pod = _pod(document, spec["template"], name=f"{name}-{index}", index=index)
         yield dataclasses.replace(pod, domain=spec.get("serviceName") or pod.domain)
@@ -91,9 +149,9 @@ def _pod(
     metadata, spec = template.get("metadata") or {}, template["spec"]
     parts = {part: dict(metadata.get(part) or {}) for part in ("labels", "annotations")}
     if index is not None:
-        key = _INDEX_KEY[document["kind"]]
+        key = _INDEX_KEY["StatefulSet" if document["kind"] == "StatefulSet" else "Job"]
         parts["labels"][key] = str(index)
-        if document["kind"] == "Job":
+        if document["kind"] != "StatefulSet":
             parts["annotations"][key] = str(index)
     return Pod(
         owner=document_name(document),

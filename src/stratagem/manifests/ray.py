@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stratagem.manifests.rendering import Template, packaged_template
-from stratagem.manifests.variable_rules import RAY, check_values
+from stratagem.manifests.variable_rules import RAY, check_name_length, check_values
 
 __all__ = ["RAY_TEMPLATE", "ray_template", "render_ray"]
 
 RAY_TEMPLATE = "ray.yaml.jinja"
 """File name of the packaged template."""
+
+# KubeRay's limits: it appends to these names.
+_MAX_NAME_LETTERS = {"RayCluster": 53, "RayJob": 47}
 
 
 def ray_template() -> str:
@@ -25,8 +28,8 @@ def render_ray(
 ) -> str:
     """Returns the manifests of a Ray cluster that runs programs of remote clients.
 
-    They are YAML for `kubectl create -f -`, and need the KubeRay operator. Arguments and errors as
-    in `render_kubernetes`.
+    They are YAML for `kubectl create -f -`, and need the KubeRay operator. With a `script`, the
+    cluster runs it and ends (a RayJob). Arguments and errors as in `render_kubernetes`.
 
     Example:
         >>> from stratagem.manifests import render_ray
@@ -34,5 +37,8 @@ def render_ray(
         True
     """
     own = Template(ray_template() if template is None else template, name)
-    check_values(own.values(overrides or {}), RAY)
+    values = own.values(overrides or {})
+    check_values(values, RAY)
+    kind = "RayJob" if values.get("script") else "RayCluster"
+    check_name_length(str(values.get("name", "")), kind, _MAX_NAME_LETTERS[kind])
     return own.render(overrides)

@@ -9,7 +9,15 @@ from typing import Any
 
 from stratagem.messages import explain
 
-__all__ = ["KUBERNETES", "RAY", "SLURM", "VariableRule", "check_pod_names", "check_values"]
+__all__ = [
+    "KUBERNETES",
+    "RAY",
+    "SLURM",
+    "VariableRule",
+    "check_name_length",
+    "check_pod_names",
+    "check_values",
+]
 
 _MAX_PORT = 65535
 _MAX_INT32 = 2**31 - 1
@@ -54,17 +62,26 @@ def check_values(values: Mapping[str, object], rules: Mapping[str, VariableRule]
 
 def check_pod_names(values: Mapping[str, Any]) -> None:
     """Raises ValueError if a pod's name would be too long for a DNS label."""
+    # A JobSet numbers its Jobs too.
+    middle = "" if values.get("workload", "Job") == "Job" else "-0"
     for role, variable in _TASK_ROLES.items():
         count = int(values.get(variable, 0))
-        longest = f"{values.get('name', '')}-{role}-{max(count - 1, 0)}"
-        if count and len(longest) > _MAX_LABEL_LETTERS:
-            raise ValueError(
-                explain(
-                    f"The name of the last {role}, {longest!r}, has {len(longest)} characters.",
-                    expected=f"at most {_MAX_LABEL_LETTERS}.",
-                    fix="choose a shorter name.",
-                )
+        check_name_length(
+            f"{values.get('name', '')}-{role}{middle}-{max(count - 1, 0)}" if count else "",
+            f"last {role}",
+        )
+
+
+def check_name_length(name: str, owner: str, longest: int = _MAX_LABEL_LETTERS) -> None:
+    """Raises ValueError for a name that is too long; `owner` names its object in the message."""
+    if len(name) > longest:
+        raise ValueError(
+            explain(
+                f"The name of the {owner}, {name!r}, has {len(name)} characters.",
+                expected=f"at most {longest}.",
+                fix="choose a shorter name.",
             )
+        )
 
 
 def _is_text(value: object) -> bool:
@@ -130,6 +147,16 @@ KUBERNETES: Mapping[str, VariableRule] = {
         _matches(f"({_DNS_NAME})?"), 'the name of a storage class, or "".'
     ),
     "expose_tasks": _TRUTH,
+    "workload": VariableRule(_matches("Job|JobSet|TrainJob"), "Job, JobSet or TrainJob."),
+    "queue": VariableRule(
+        lambda value: _matches(f"({_DNS_NAME})?")(value) and len(str(value)) <= _MAX_LABEL_LETTERS,
+        'the name of a LocalQueue, of at most 63 characters, or "".',
+    ),
+    "cpus_per_task": _int_rule(0),
+    "memory_per_task": VariableRule(_matches(f"({_QUANTITY})?"), 'a size such as 4Gi, or "".'),
+    "max_evictions": _int_rule(0),
+    "user_id": dataclasses.replace(_int_rule(1), expected="the number of a user other than root."),
+    "read_only_root": _TRUTH,
 }
 """Valid values of the variables of `template.yaml.jinja`."""
 
@@ -141,7 +168,15 @@ RAY: Mapping[str, VariableRule] = {
     "memory_per_task": VariableRule(_matches(_QUANTITY), "a size such as 4Gi."),
     "ray_version": VariableRule(_matches(r"[0-9]+(\.[0-9a-z]+)+"), "a version such as 2.60.0."),
     "token_secret": VariableRule(_matches(_DNS_NAME), "the name of a secret."),
-    "port": KUBERNETES["port"],
+    "script": VariableRule(_is_text, 'the path of a file, or "".'),
+    "expose_jobs": _TRUTH,
+    **{
+        name: KUBERNETES[name]
+        for name in (
+            *("port", "cmdline_args", "max_restarts", "grace_period_s", "queue"),
+            *("max_evictions", "user_id", "read_only_root"),
+        )
+    },
 }
 """Valid values of the variables of `ray.yaml.jinja`."""
 
