@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
@@ -25,6 +24,7 @@ from stratagem.launch.tasks.function_task import (
 )
 from stratagem.launch.tasks.output.tracebacks import failure_lines
 from stratagem.messages import explain
+from stratagem.temporary_folders import TemporaryFolder
 
 __all__ = ["spawn"]
 
@@ -105,8 +105,8 @@ def _require_one_machine(options: LaunchOptions) -> None:
 
 
 def _spawn(call: bytes, options: LaunchOptions, elastic: ElasticConfig | None) -> list[Any]:
-    with tempfile.TemporaryDirectory(prefix="stratagem-") as name:
-        folder = Path(name)
+    with TemporaryFolder("stratagem-spawn-") as made:
+        folder = made.path
         (folder / CALL).write_bytes(call)
         plans: dict[str, TaskPlan] = {}
         outcome = launch(

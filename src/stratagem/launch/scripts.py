@@ -106,7 +106,7 @@ def launch_error(cause: ExitStatus, outcome: Outcome) -> RuntimeError:
     """Returns the error that names the task that failed first."""
     return RuntimeError(
         explain(
-            f"{cause.title} failed first of {len(outcome.statuses)} tasks: {cause.how}.",
+            f"{cause.culprit} failed first of {len(outcome.statuses)} tasks: {cause.why}.",
             expected="every task to end with exit code 0.",
             fix="read its last lines, which are the cause of this error.",
             code="SG803",

@@ -10,6 +10,7 @@ import pytest
 
 from stratagem.keras.training import several_processes
 from stratagem.keras.training.several_processes import settle_call
+from stratagem.process_group import Identity
 
 
 class Member:
@@ -17,6 +18,7 @@ class Member:
 
     def __init__(self, process_id: int) -> None:
         self.process_id = process_id
+        self.identity = Identity(process_id, ("worker 0", "worker 1"), "localhost", 0)
 
     def exchange(self, name: str, value: Any) -> list[Any]:
         return [value, value]

@@ -15,6 +15,11 @@ from stratagem.launch.restart.policy import (
 from stratagem.launch.tasks.exit_status import ExitStatus
 
 LOST = ("stratagem.errors.UnavailableError: worker 1 is gone.",)
+NAMED = (
+    "stratagem.errors.UnavailableError: worker 1 (a:1) ended with an error in your code:",
+    "Traceback (most recent call last):",
+    "OSError: [Errno 28] No space left on device",
+)
 NOW_S = 100.0
 
 
@@ -55,6 +60,11 @@ def state(task_type="worker", returncode=None, *, ago_s=0.0, lines=(), **more) -
             ],
             "b",
         ),
+        # An error that quotes the one of another task is no failure of its own, and the other task
+        # failed even if it was told to end while it did.
+        ([end("a", 1, 1.0, NAMED), end("worker 1", 1, 2.0)], "worker 1"),
+        ([end("a", 1, 1.0, NAMED), end("worker 1", 1, 2.0, was_stopped=True)], "worker 1"),
+        ([end("a", 1, 1.0, NAMED), end("worker 2", 1, 2.0, was_stopped=True)], "a"),
         # Whoever saved and left has not failed, if another one has.
         ([end("a", 42, 1.0), end("b", 1, 2.0)], "b"),
         ([end("a", 1, 1.0, LOST), end("b", 42, 2.0)], "b"),

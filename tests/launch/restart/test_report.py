@@ -6,6 +6,7 @@ import dataclasses
 import signal
 
 from stratagem.launch.restart.report import (
+    end_summary,
     failure_report,
     notice_report,
     restart_report,
@@ -74,3 +75,54 @@ def test_tasks_that_saved_and_left_are_not_called_failed() -> None:
 
 def test_task_that_failed_is_called_so() -> None:
     assert stop_report(LOST, [LOST]) == ["worker 0 failed (exit code 3): stopping the others."]
+
+
+# The error of worker 0 when worker 1 is stopped (SIGSTOP), and when the disk of worker 1 is full.
+SILENT = ExitStatus(
+    name="worker 0",
+    returncode=1,
+    at_s=1.0,
+    lines=(
+        '  File "train.py", line 3 in <module>',
+        "stratagem.errors.UnavailableError: worker 1 (a:1) has not answered for 4 s; it was last in"
+        " shared program 11 (train). worker 0 (b:1) is in shared program 29 (train).",
+        "Expected a heartbeat at least every 4 s (STRATAGEM_PEER_TIMEOUT_S).",
+    ),
+)
+TOLD = dataclasses.replace(
+    SILENT,
+    lines=(
+        "Traceback (most recent call last):",
+        '  File "train.py", line 3, in <module>',
+        "stratagem.errors.UnavailableError: chief (a:1) ended with an error in your code:",
+        "Traceback (most recent call last):",
+        "OSError: [Errno 28] No space left on device",
+    ),
+)
+KILLED = ExitStatus(
+    name="worker 1", returncode=-9, at_s=9.0, was_stopped=True, signals=frozenset({15, 9})
+)
+
+
+def test_headline_names_the_task_that_others_have_lost() -> None:
+    why = "it has not answered for 4 s, as worker 0 reported (exit code 1)"
+    assert failure_report(SILENT, [SILENT, KILLED]) == [
+        f"worker 1 failed first: {why}.",
+        "Last lines of worker 0:",
+        *(f"    {line}" for line in SILENT.lines),
+        "Stopped: worker 1 (killed by SIGKILL).",
+    ]
+    assert end_summary(SILENT, None) == f"worker 1 failed first: {why}"
+    assert stop_report(SILENT, [SILENT]) == [
+        "worker 1 has not answered for 4 s, and so worker 0 failed (exit code 1): stopping the "
+        "others."
+    ]
+
+
+def test_error_of_another_task_is_not_taken_for_an_own_one() -> None:
+    shown = dataclasses.replace(TOLD, was_shown=True)
+    assert failure_report(shown, [shown]) == [
+        "chief 0 failed first: it ended with an error, as worker 0 reported (exit code 1).",
+        "Last lines of worker 0:",
+        *(f"    {line}" for line in TOLD.lines[2:]),
+    ]

@@ -81,6 +81,27 @@ def test_signal_that_ends_the_launcher_ends_the_tasks(launched, signum) -> None:
     assert "failed first" not in err
 
 
+def test_task_that_fails_because_another_was_interrupted_is_not_the_cause(launched) -> None:
+    """One ends by the signal, the other with an error, and neither is told to end twice."""
+    text = f"""{READY}
+def fail(signum, frame):
+    sys.stdout.write(f"got {{signum}}\\n")
+    sys.stdout.flush()
+    if signum == signal.SIGINT:
+        time.sleep(0.5)
+    raise SystemExit(3)
+for signum in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(signum, fail if task["index"] else signal.SIG_DFL)
+ready()
+"""
+    with launched(text) as (launcher, _):
+        launcher.send_signal(signal.SIGINT)
+        code, out, err = end_of(launcher)
+    assert code == 128 + signal.SIGINT
+    assert out == "[worker 1] got 2\n"
+    assert "Ended after SIGINT: worker 0 (killed by SIGINT), worker 1 (exit code 3).\n" in err
+
+
 def test_tasks_that_save_and_leave_well_make_a_good_end(launched, folder) -> None:
     text = f"""{READY}
 def save(signum, frame):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -111,6 +112,23 @@ def test_cluster_that_is_silent_for_too_long_is_lost(monkeypatch) -> None:
     with pytest.raises(UnavailableError, match="has not responded about job job") as raised:
         follow(jobs, "job", "n", JobOutput([]))
     assert "STRATAGEM_PEER_TIMEOUT_S" in str(raised.value)
+
+
+def test_connection_that_breaks_after_a_long_silence_is_tried_again(monkeypatch, tmp_path) -> None:
+    """The job printed nothing for longer than the limit, but its log was connected."""
+    text = _log(tmp_path / "log", ("started", "", ""), ("end", "0", ""))
+
+    class Silent(Logged):
+        async def log(self, job: str) -> AsyncIterator[str]:
+            yield ""
+            if len(self.states) > 1:
+                await asyncio.sleep(0.6)
+                raise UnavailableError("the leader's proxy was restarted")
+            yield text
+
+    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.5")
+    jobs = Silent([], None, JobState("RUNNING"))
+    assert follow(jobs, "job", "n", JobOutput([])) == JobResult(0, "", "")
 
 
 def test_other_errors_of_the_connection_are_raised_here() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import os
@@ -86,6 +87,7 @@ def fake_ray(monkeypatch):
     with concurrent.futures.ThreadPoolExecutor() as pool:
         made = FakeRay(pool)
         monkeypatch.setattr(lockstep, "load_ray", lambda: made)
+        monkeypatch.setattr(lockstep, "watched_addresses", dict)
         yield made
 
 
@@ -177,3 +179,19 @@ def test_lost_machine_is_a_failure_of_its_task(fake_ray, tmp_path, monkeypatch) 
     fake_ray.actors[1].made.close()
     assert ended == (1, b"")
     assert "The machine of worker 0 was lost: the node died" in frames[-1].text
+
+
+def test_lost_ray_ends_the_job_with_its_error(fake_ray, tmp_path, monkeypatch) -> None:
+    class LostAtOnce(contextlib.nullcontext):
+        def __init__(self, addresses: Any, on_lost: Any) -> None:
+            super().__init__()
+            on_lost(RuntimeError(f"Ray's GCS is lost: {addresses}"))
+
+    monkeypatch.setattr(lockstep, "RayWatch", LostAtOnce)
+    monkeypatch.setattr(lockstep, "watched_addresses", lambda: {"GCS": "a:1"})
+    ended, frames = _run(_plan("import time; time.sleep(100)"), tmp_path / "log")
+    for actor in fake_ray.actors:
+        actor.made.close()
+    assert ended == (1, b"")
+    assert frames[-1].text == "Ray's GCS is lost: {'GCS': 'a:1'}\n"
+    assert fake_ray.killed == []  # Ray would not answer

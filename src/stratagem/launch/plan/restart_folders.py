@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import tempfile
 from collections.abc import Generator, Mapping
 
 from stratagem.launch.plan.options import LaunchOptions
+from stratagem.temporary_folders import TemporaryFolder
 
 __all__ = ["RestartFolders", "make_restart_folders"]
 
@@ -49,20 +49,18 @@ def make_restart_folders(
     """Makes the folders if tasks may restart, and removes them when the launch ends.
 
     They are outside the run's folder, where files of a killed task would stay forever. Makes none
-    that the inherited environment `base` names already.
+    that the inherited environment `base` names already. Those of a killed launcher are removed by
+    the next one.
     """
     with contextlib.ExitStack() as stack:
 
-        def make(parent: str | None) -> str:
-            folder = tempfile.TemporaryDirectory(
-                prefix="stratagem-", dir=parent, ignore_cleanup_errors=True
-            )
-            return stack.enter_context(folder)
+        def make(prefix: str, parent: str | None) -> str:
+            return str(stack.enter_context(TemporaryFolder(prefix, parent)).path)
 
         programs = memory = None
         if options.max_restarts:
             if not _JAX_CACHE_VARIABLES & base.keys():
-                programs = make(None)
+                programs = make("stratagem-programs-", None)
             if _MEMORY_VARIABLE not in base and os.access(_MEMORY, os.W_OK):
-                memory = make(_MEMORY)
+                memory = make("stratagem-memory-", _MEMORY)
         yield RestartFolders(programs=programs, memory=memory)

@@ -41,8 +41,8 @@ class LaunchEvents:
         """Records the task that failed first, once per start; `restart` records saved exits."""
         if self._writer is not None and not self._has_failed and not have_saved_and_left([cause]):
             self._has_failed = True
-            reason = f"{cause.title} failed first: {cause.how}"
-            self._writer.failure(reason, lost=cause.name)
+            lost = cause.name if cause.lost_peer is None else cause.lost_peer.name
+            self._writer.failure(f"{cause.culprit} failed first: {cause.why}", lost=lost)
 
     def notice(self, reason: str) -> None:
         """Records that all tasks have been asked to end."""
@@ -56,7 +56,7 @@ class LaunchEvents:
             self._writer.restart(restart, "all workers start again")
         elif self._writer is not None and cause is not None:
             verb = "saved and left" if have_saved_and_left([cause]) else "failed"
-            self._writer.restart(restart, f"{cause.title} {verb} ({cause.how})")
+            self._writer.restart(restart, f"{cause.culprit} {verb} ({cause.why})")
 
     def end(self, code: int) -> None:
         """Records the exit code of the launcher."""

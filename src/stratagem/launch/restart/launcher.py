@@ -64,10 +64,13 @@ class Outcome:
     def exit_code(self) -> int:
         """Exit code of the task that failed first or exited when asked, as in a shell; else 0.
 
-        A signal before the start of any task counts like one that ended them.
+        If a signal to the launcher ended any task, or came before the start of any, it is the
+        signal's: the others may have failed because of that task.
         """
-        if not self.statuses and self.signum is not None:
-            return exit_code(-self.signum)
+        if self.signum is not None:
+            by_signal = (-self.signum, exit_code(-self.signum))
+            if not self.statuses or any(one.returncode in by_signal for one in self.statuses):
+                return exit_code(-self.signum)
         left = [one for one in self.statuses if self.were_asked and one.trains and one.returncode]
         cause = self.cause or next(iter(left), None)
         return 0 if cause is None else exit_code(cause.returncode)

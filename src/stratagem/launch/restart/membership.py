@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stratagem.launch.plan.options import LaunchOptions
-from stratagem.launch.restart.policy import have_saved_and_left
+from stratagem.launch.restart.policy import failed_by_themselves, have_saved_and_left
 from stratagem.launch.tasks.exit_status import ExitStatus
-from stratagem.launch.tasks.output.tracebacks import has_lost_peer
 
 __all__ = ["notice_after_s", "workers_after"]
 
@@ -18,7 +17,7 @@ def workers_after(options: LaunchOptions, num_workers: int, statuses: Sequence[E
     Workers that failed by themselves are left out, down to `min_workers`. All workers start if the
     tasks saved and exited, or if there is no `min_workers`.
     """
-    failed = [one for one in statuses if one.failed and not has_lost_peer(one.lines)]
+    failed = failed_by_themselves(statuses)
     if options.min_workers is None or not failed or have_saved_and_left(statuses):
         return options.full_workers
     num_lost = sum(status.name.startswith("worker ") for status in failed)

@@ -12,6 +12,7 @@ from stratagem.preemption import EXIT_CODE
 __all__ = [
     "TaskState",
     "cause_of_failure",
+    "failed_by_themselves",
     "have_saved_and_left",
     "tasks_to_kill",
     "tasks_to_stop",
@@ -45,10 +46,15 @@ def cause_of_failure(statuses: Sequence[ExitStatus]) -> ExitStatus | None:
     that saved and exited come after these, and tasks that lost a peer come last.
     """
     return min(
-        (status for status in statuses if status.failed),
+        _failed(statuses),
         key=lambda status: (_rank(status), status.at_s, status.returncode >= 0),
         default=None,
     )
+
+
+def failed_by_themselves(statuses: Sequence[ExitStatus]) -> list[ExitStatus]:
+    """Returns the tasks that failed, without those that lost a peer."""
+    return [status for status in _failed(statuses) if not has_lost_peer(status.lines)]
 
 
 def have_saved_and_left(statuses: Sequence[ExitStatus]) -> bool:
@@ -98,13 +104,23 @@ def tasks_to_kill(states: Sequence[TaskState], now_s: float, *, grace_s: float) 
     ]
 
 
+def _failed(statuses: Sequence[ExitStatus]) -> list[ExitStatus]:
+    """Returns the tasks that failed.
+
+    A task with an error that others report has failed, even if it was asked to end before it had.
+    """
+    peers = [status.lost_peer for status in statuses if status.failed]
+    named = {peer.name for peer in peers if peer is not None}
+    return [one for one in statuses if one.failed or (one.name in named and one.returncode > 0)]
+
+
 def _has_failed(states: Sequence[TaskState], now_s: float) -> bool:
     """Returns True if a task has failed and the cause is settled."""
     statuses = [state.status for state in states if state.status is not None]
     cause = cause_of_failure(statuses)
     if cause is None:
         return False
-    first_s = min(status.at_s for status in statuses if status.failed)
+    first_s = min(status.at_s for status in _failed(statuses))
     return _rank(cause) == 0 or now_s - first_s >= SETTLE_S
 
 

@@ -30,9 +30,10 @@ def failure_report(
     """Returns lines that name the task that failed first, why, and how the others ended."""
     # Frames that are already on the screen are not repeated.
     last_lines = error_lines(cause.lines) if cause.was_shown else failure_lines(cause.lines)
-    lines = [f"{cause.title} failed first: {cause.how}."]
+    lines = [f"{cause.culprit} failed first: {cause.why}."]
     if last_lines:
-        lines += ["Its last lines:", *(f"    {line}" for line in last_lines)]
+        whose = "Its last lines" if cause.lost_peer is None else f"Last lines of {cause.title}"
+        lines += [f"{whose}:", *(f"    {line}" for line in last_lines)]
     others = [status for status in statuses if status is not cause]
     for heading, group in (
         ("Failed after it", [one for one in others if one.failed]),
@@ -50,7 +51,7 @@ def end_summary(cause: ExitStatus | None, signum: signal.Signals | None) -> str:
     """Returns the end of a job in one line, for its other nodes."""
     if signum is not None:
         return signum.name
-    return "all workers are done" if cause is None else f"{cause.title} failed first: {cause.how}"
+    return "all workers are done" if cause is None else f"{cause.culprit} failed first: {cause.why}"
 
 
 def signal_report(signum: int, statuses: Sequence[ExitStatus]) -> list[str]:
@@ -60,6 +61,9 @@ def signal_report(signum: int, statuses: Sequence[ExitStatus]) -> list[str]:
 
 def stop_report(cause: ExitStatus, statuses: Sequence[ExitStatus]) -> list[str]:
     """Returns lines that say why the remaining tasks are stopped."""
+    if (peer := cause.lost_peer) is not None:
+        reason = f"{peer.name} {peer.how}, and so {cause.title} failed"
+        return [f"{reason} ({cause.how}): stopping the others."]
     verb = "saved and left after notice" if have_saved_and_left(statuses) else "failed"
     return [f"{cause.title} {verb} ({cause.how}): stopping the others."]
 

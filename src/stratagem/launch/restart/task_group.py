@@ -166,6 +166,10 @@ class _TaskGroup:
             self._events.failure(cause)
             self._screen.say(stop_report(cause, self.statuses))
         for index in to_stop:
-            self._tasks[index].stop()
+            task = self._tasks[index]
+            if task.status is None and self._caught.ending in task.process.signals:
+                task.stopped_at_s = now_s  # another signal would interrupt its orderly end
+            else:
+                task.stop()
         for index in tasks_to_kill(states, now_s, grace_s=options.grace_s):
             self._tasks[index].process.send(signal.SIGKILL)

@@ -6,6 +6,7 @@ import dataclasses
 import signal
 
 from stratagem.launch.plan.devices import TRAINERS
+from stratagem.launch.tasks.output.tracebacks import LostPeer, lost_peer
 
 __all__ = ["ExitStatus", "describe_exit", "exit_code"]
 
@@ -39,6 +40,23 @@ class ExitStatus:
     def how(self) -> str:
         """The end in words, such as "exit code 3"."""
         return self.reason or describe_exit(self.returncode)
+
+    @property
+    def lost_peer(self) -> LostPeer | None:
+        """The task whose loss made this one fail, if its error names it."""
+        return lost_peer(self.lines) if self.returncode else None
+
+    @property
+    def culprit(self) -> str:
+        """The task whose failure this is: the lost one, if this one reports a loss."""
+        return self.title if self.lost_peer is None else self.lost_peer.name
+
+    @property
+    def why(self) -> str:
+        """The failure of `culprit` in words."""
+        if self.lost_peer is None:
+            return self.how
+        return f"it {self.lost_peer.how}, as {self.title} reported ({self.how})"
 
     @property
     def trains(self) -> bool:

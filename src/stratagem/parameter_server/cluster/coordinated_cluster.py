@@ -22,11 +22,11 @@ from stratagem.parameter_server.cluster.cluster_plan import (
 from stratagem.parameter_server.cluster.local_processes import LocalProcesses, SharedStandby
 from stratagem.parameter_server.cluster.placing import Placing
 from stratagem.parameter_server.cluster.ray_processes import RayProcesses
-from stratagem.parameter_server.server.journal_folders import RunFolder
 from stratagem.parameter_server.transport.keys import ClusterKeys
 from stratagem.remote.ray.leader import leader_of
 from stratagem.remote.ray.ray_cluster import is_connected, start_local_ray
 from stratagem.remote.ray.ray_nodes import RayNode, start_head
+from stratagem.temporary_folders import TemporaryFolder
 
 __all__ = ["CoordinatedCluster"]
 
@@ -123,7 +123,7 @@ class CoordinatedCluster(Closing):
         plan, is_temporary = self._plan, False
         folder = plan.journal_dir
         if folder is None and plan.spec is None:
-            folder = str(stack.enter_context(RunFolder()).path)
+            folder = str(stack.enter_context(TemporaryFolder("stratagem-journals-")).path)
         elif folder is None:
             run = hashlib.sha256(self.keys.server_public).hexdigest()[:16]
             folder, is_temporary = str(config.cache_dir() / "journals" / run), True

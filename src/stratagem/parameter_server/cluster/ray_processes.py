@@ -34,6 +34,8 @@ from stratagem.parameter_server.cluster.start_errors import (
 )
 from stratagem.parameter_server.cluster.watchers import Watchers
 from stratagem.remote.ray.ray_cluster import load_ray
+from stratagem.remote.ray.ray_exit import is_ray_lost
+from stratagem.remote.ray.ray_watch import RayWatch, watched_addresses
 
 __all__ = ["RayProcesses"]
 
@@ -132,6 +134,7 @@ class RayProcesses(Closing):
         self._watchers: Watchers | None = None
         self._thread: threading.Thread | None = None
         self._is_closed = threading.Event()
+        self._ray_watch: RayWatch | None = None
         atexit.register(self.close)
 
     @property
@@ -175,6 +178,9 @@ class RayProcesses(Closing):
             target=self._watch, name=f"stratagem-watch-{self._kind}", daemon=True
         )
         self._thread.start()
+        self._ray_watch = RayWatch(
+            watched_addresses(), lambda error: self._events.put(lambda: self._lose_ray(error))
+        )
 
     def kill(self, index: int) -> None:
         """Kills a process, for tests."""
@@ -190,12 +196,14 @@ class RayProcesses(Closing):
             return
         self._is_closed.set()
         atexit.unregister(self.close)
+        if self._ray_watch is not None:
+            self._ray_watch.close()
         if self._thread is not None:
             self._events.put(lambda: None)
             if self._thread is not threading.current_thread():
                 self._thread.join()
         ray = self._ray
-        if not ray.is_initialized():  # so its processes have ended
+        if is_ray_lost() or not ray.is_initialized():  # so its processes end, too
             return
         running = [one for one in self._lives if one.hold is not None]
         self._wait_for([one.actor.close.remote() for one in running])
@@ -329,6 +337,14 @@ class RayProcesses(Closing):
             self._report(lambda watchers: watchers.on_given_up(index, error))
         else:
             self._later(delay_s, lambda: self._start_again(index))
+
+    def _lose_ray(self, error: Exception) -> None:
+        """Gives up all processes: nothing can restart or stop them without Ray."""
+        self._due.clear()
+        for index, life in enumerate(self._lives):
+            life.is_over = True
+            self._report(lambda watchers, index=index: watchers.on_lost(index, str(error)))
+            self._report(lambda watchers, index=index: watchers.on_given_up(index, error))
 
     def _report(self, event: Callable[[Watchers], None]) -> None:
         if self._watchers is not None:

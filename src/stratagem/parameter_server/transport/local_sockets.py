@@ -35,7 +35,7 @@ _USER = b"client"
 _MAX_PATH_BYTES = 103
 _NAME_BYTES = 16
 # A younger socket may not listen yet, which looks like a socket of a dead process.
-_LEAST_AGE_S = 60.0
+_LEAST_AGE_S = 2.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import tempfile
 import threading
-from pathlib import Path
 from typing import Any
 
 from stratagem import environment
@@ -23,6 +21,7 @@ from stratagem.remote.jobs.lockstep import run_in_lockstep
 from stratagem.remote.jobs.log_frames import FrameWriter, signed
 from stratagem.remote.ray.ray_cluster import dashboard_url
 from stratagem.remote.ray.streamed_process import StreamedProcess
+from stratagem.temporary_folders import TemporaryFolder
 
 __all__ = ["main"]
 
@@ -56,8 +55,8 @@ def main(text: str) -> int:
 
 def _run_here(plan: JobPlan, frames: FrameWriter, is_over: threading.Event) -> tuple[int, bytes]:
     """Runs the program as one process, the coordinator of the cluster."""
-    with tempfile.TemporaryDirectory(prefix="stratagem-") as folder:
-        answer = Path(folder) / "answer"
+    with TemporaryFolder("stratagem-job-") as folder:
+        answer = folder.path / "answer"
         command = [word.replace("{answer}", str(answer)) for word in plan.command]
         variables = {**environment.snapshot(), **plan.variables(), "TF_CONFIG": _config(plan)}
         frames.write("started", "")

@@ -30,7 +30,7 @@ _CLOSING_S = 2.0
 class _JobsApi(Protocol):
     def state(self, job: str) -> JobState: ...
 
-    def log(self, job: str) -> AsyncIterator[str]: ...
+    def log(self, job: str) -> AsyncIterator[str]: ...  # begins with "" once it is connected
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +105,7 @@ class _JobLog(Closing):
         self._job = job
         self._items: queue.SimpleQueue[str | JobState | Exception] = queue.SimpleQueue()
         self._is_closed = threading.Event()
+        self._responded_s = 0.0
         self._loop = asyncio.new_event_loop()
         self._reading: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._run, name="log of a job", daemon=True)
@@ -139,7 +140,7 @@ class _JobLog(Closing):
     async def _read(self) -> None:
         """Reads the log until the job has ended, and reconnects when the connection is lost."""
         limit_s = float(environment.read("peer_timeout_s"))
-        responded_s = time.monotonic()
+        self._responded_s = time.monotonic()
         while not self._is_closed.is_set():
             self._reading = self._loop.create_task(self._read_parts())
             try:
@@ -148,13 +149,13 @@ class _JobLog(Closing):
                 if state.has_ended:
                     self._items.put(state)
                     return
-                responded_s = time.monotonic()
+                self._responded_s = time.monotonic()
             except asyncio.CancelledError:
                 return
             except UnavailableError as error:
                 if self._is_reachable():
-                    responded_s = time.monotonic()
-                elif time.monotonic() - responded_s > limit_s:
+                    self._responded_s = time.monotonic()
+                elif time.monotonic() - self._responded_s > limit_s:
                     raise self._lost(limit_s, error) from error
             self._is_closed.wait(_RETRY_S)
             # Ends an incomplete line: the log is read from its beginning.
@@ -168,15 +169,22 @@ class _JobLog(Closing):
         return True
 
     async def _read_parts(self) -> None:
-        async for text in self._jobs.log(self._job):
-            self._items.put(text)
+        is_connected = False
+        try:
+            async for text in self._jobs.log(self._job):
+                is_connected = True
+                self._items.put(text)
+        finally:
+            if is_connected:  # until now, however long that was
+                self._responded_s = time.monotonic()
 
     def _lost(self, limit_s: float, error: Exception) -> UnavailableError:
         return UnavailableError(
             explain(
                 f"The cluster has not responded about job {self._job} for {limit_s:g} s: {error}",
                 expected="a leader that runs and can be reached.",
-                fix="check the leader; STRATAGEM_PEER_TIMEOUT_S changes the limit.",
+                fix="check the leader, start it again, and run the program again: it resumes from "
+                "its last checkpoint. STRATAGEM_PEER_TIMEOUT_S changes the limit.",
                 code="SG514",
             )
         )

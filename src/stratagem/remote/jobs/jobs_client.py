@@ -102,7 +102,10 @@ class JobsClient:
         self._request("POST", f"/api/jobs/{job}/stop", b"")
 
     async def log(self, job: str) -> AsyncIterator[str]:
-        """Yields parts of a job's log as they arrive; UnavailableError if the connection breaks."""
+        """Yields "" once connected, then parts of a job's log as they arrive.
+
+        Raises UnavailableError if the connection breaks.
+        """
         aiohttp = load("aiohttp", needed_by="the log of a job", install="stratagem[ray]")
         url = f"{self.url}/api/jobs/{job}/logs/tail"
         try:
@@ -110,6 +113,7 @@ class JobsClient:
                 aiohttp.ClientSession(headers=self._headers) as session,
                 session.ws_connect(url, max_msg_size=0, heartbeat=_REQUEST_S) as socket,
             ):
+                yield ""
                 async for message in socket:
                     if message.type == aiohttp.WSMsgType.TEXT:
                         yield message.data

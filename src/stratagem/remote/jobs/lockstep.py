@@ -16,6 +16,7 @@ from stratagem.remote.jobs.job_plan import JobPlan
 from stratagem.remote.jobs.log_frames import FrameWriter
 from stratagem.remote.ray.ray_cluster import load_ray
 from stratagem.remote.ray.ray_nodes import resource_of_task
+from stratagem.remote.ray.ray_watch import RayWatch, watched_addresses
 from stratagem.remote.ray.task_actor import TaskActor, TaskMessage
 
 __all__ = ["run_in_lockstep"]
@@ -50,7 +51,8 @@ def run_in_lockstep(
     with contextlib.closing(_JobTasks(ray, plan)) as tasks:
         tasks.start(plan)
         frames.write("started", "")
-        failed = tasks.follow(frames, is_over)
+        with RayWatch(watched_addresses(), tasks.lose_ray):
+            failed = tasks.follow(frames, is_over)
         task = failed or tasks.find(plan.answers)
         return (failed.code or 1) if failed else 0, tasks.answer_of(task)
 
@@ -74,6 +76,11 @@ class _JobTasks:
             )
             for task_type, index in plan.tasks
         ]
+        self._loss: Exception | None = None
+
+    def lose_ray(self, error: Exception) -> None:
+        """Ends `follow` with an error. Call from any thread."""
+        self._loss = error
 
     def start(self, plan: JobPlan) -> None:
         """Starts all tasks, at free ports: Ray itself listens at the address of the leader."""
@@ -97,6 +104,11 @@ class _JobTasks:
         while pending := [task.pending for task in self._tasks if task.code is None]:
             if is_over.is_set():
                 self._end()
+            if self._loss is not None:
+                frames.write("err", f"{self._loss}\n")
+                lost = self._tasks[0]
+                lost.code = 1
+                return lost
             ready, _ = self._ray.wait(pending, num_returns=1, timeout=_POLL_S)
             for task in [task for task in self._tasks if task.pending in ready]:
                 for kind, text in self._messages(task):
@@ -116,12 +128,16 @@ class _JobTasks:
 
     def answer_of(self, task: _JobTask) -> bytes:
         """Returns the answer that a task has written, or b""."""
+        if self._loss is not None:
+            return b""
         with contextlib.suppress(self._ray.exceptions.RayError):
             return bytes(self._ray.get(task.actor.answer.remote(), timeout=_CLOSING_S))
         return b""
 
     def close(self) -> None:
-        """Ends the tasks that still run."""
+        """Ends the tasks that still run; without Ray, they end with their actors."""
+        if self._loss is not None:
+            return
         self._end()
         for task in self._tasks:
             self._ray.kill(task.actor)

@@ -24,6 +24,7 @@ from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.launch.prefork.served_process import HOST_VARIABLE
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
+from stratagem.remote.ray.ray_exit import is_ray_lost, keep_interrupts, print_without_lost_ray
 
 __all__ = [
     "OBJECT_STORE_BYTES",
@@ -49,7 +50,12 @@ _POLL_S = 0.1
 
 def load_ray() -> Any:
     """Imports Ray and returns it; raises ImportError if it is not installed."""
-    return load("ray", needed_by="a cluster of parameter servers", install="stratagem[ray]")
+    is_first, print_error = "ray" not in sys.modules, sys.excepthook
+    keep_interrupts()
+    ray = load("ray", needed_by="a cluster of parameter servers", install="stratagem[ray]")
+    if is_first:
+        print_without_lost_ray(print_error)
+    return ray
 
 
 def quiet_settings() -> dict[str, str]:
@@ -127,7 +133,7 @@ class RayCluster(Closing):
         if self._is_closed.is_set() or not self._is_connected_here:
             return
         self._is_ready.wait()
-        if self._error is None and is_connected():
+        if self._error is None and is_connected() and not is_ray_lost():
             load_ray().shutdown(wait_for_processes=True)
         atexit.unregister(self.close)
         self._is_closed.set()

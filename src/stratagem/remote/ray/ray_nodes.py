@@ -224,8 +224,9 @@ def start_head(
     raise UnavailableError(
         explain(
             f"The head of the Ray cluster cannot start at {address}: {lines}",
-            expected="an address of this machine with a free port.",
-            fix="correct the address of this task in TF_CONFIG.",
+            expected="an address of this machine with a free port, and time to start Ray.",
+            fix="correct the address of this task in TF_CONFIG. If Ray timed out, this machine is "
+            "overloaded: try again.",
         )
     )
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import queue
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stratagem import environment
 from stratagem.launch.plan.ports import free_ports
 from stratagem.remote.ray.streamed_process import StreamedProcess
+from stratagem.temporary_folders import TemporaryFolder
 
 __all__ = ["TaskActor", "TaskMessage"]
 
@@ -25,7 +25,7 @@ class TaskActor:
     def __init__(self, host: str) -> None:
         self._host = host
         self._messages: queue.Queue[TaskMessage] = queue.Queue(_MAX_MESSAGES)
-        self._folder = tempfile.TemporaryDirectory(prefix="stratagem-")
+        self._folder = TemporaryFolder("stratagem-task-")
         self._process: StreamedProcess | None = None
 
     def free_address(self) -> tuple[str, int]:
@@ -69,8 +69,8 @@ class TaskActor:
         """Ends the process."""
         if self._process is not None:
             self._process.end()
-        self._folder.cleanup()
+        self._folder.close()
 
     @property
     def _answer(self) -> Path:
-        return Path(self._folder.name) / "answer"
+        return self._folder.path / "answer"

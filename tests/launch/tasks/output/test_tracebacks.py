@@ -8,7 +8,14 @@ import textwrap
 
 import pytest
 
-from stratagem.launch.tasks.output.tracebacks import failure_lines, has_lost_peer
+from stratagem.launch.tasks.output.tracebacks import (
+    LostPeer,
+    error_lines,
+    failure_lines,
+    has_lost_peer,
+    lost_peer,
+)
+from stratagem.process_group.verdict import GroupLimits, MemberView, judge
 
 # What JAX 0.10's client prints before it aborts, cut.
 JAX_ABORT = (
@@ -120,3 +127,31 @@ def test_task_that_jax_aborts_has_lost_a_peer() -> None:
     assert has_lost_peer(["step 3", JAX_ABORT, "*** Check failure stack trace: ***"])
     assert not has_lost_peer(["step 3", "Fatal Python error: Segmentation fault"])
     assert not has_lost_peer([])
+
+
+QUOTED = "Traceback (most recent call last):\nOSError: [Errno 28] No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("name", "view", "how"),
+    [
+        ("worker 1", {"silent_s": 31.0}, "has not answered for 31 s"),
+        ("worker 1", {"is_connected": False}, "died"),
+        ("chief 0", {"error_text": QUOTED}, "ended with an error"),
+    ],
+)
+def test_verdict_of_a_group_names_the_lost_task(name, view, how) -> None:
+    """The words are those of the group itself, and an error that it quotes is no other one."""
+    members = [MemberView(f"{name.removesuffix(' 0')} (a:1)", **view), MemberView("worker 7 (b:1)")]
+    verdict = judge(members, GroupLimits())
+    assert verdict is not None
+    lines = stderr_of(f"raise {type(verdict.exception()).__name__}({verdict.message!r})")
+    assert lost_peer(lines) == LostPeer(name, how)
+    assert has_lost_peer(lines)
+    assert how in error_lines(lines)[0]
+
+
+def test_other_errors_name_no_lost_task() -> None:
+    lines = stderr_of('raise UnavailableError("worker 1 is out of step")')
+    assert lost_peer(lines) is None
+    assert has_lost_peer(lines)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 
 __all__ = [
     "CHAINING_LINES",
+    "LostPeer",
     "TRACEBACK_STARTS",
     "error_lines",
     "failure_lines",
     "find_error_line",
     "has_lost_peer",
+    "lost_peer",
 ]
 
 _TRACEBACK = "Traceback (most recent call last):"
@@ -34,6 +37,19 @@ _LOST_PEER = re.compile(
     r"|[Cc]onnection (?:closed|reset) by peer"
     r"|another task died"
 )
+# First lines of the group's verdicts, see process_group/verdict.py.
+_NAMED_LOSS = re.compile(
+    r"(?:\w+\.)*(?:Unavailable|DeadlineExceeded)Error: (chief|worker \d+) \([^()]*\) "
+    r"(ended with an error|died|has not answered for \d+ s|has made no progress for \d+ s)"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class LostPeer:
+    """Task that an error names as lost, and the reason in words, such as "died"."""
+
+    name: str
+    how: str
 
 
 def failure_lines(lines: Sequence[str]) -> tuple[str, ...]:
@@ -55,6 +71,8 @@ def error_lines(lines: Sequence[str]) -> tuple[str, ...]:
         >>> error_lines(["step 1", "Traceback (most recent call last):", "  ...", "ValueError: 3"])
         ('ValueError: 3',)
     """
+    if (named := _line_of_loss(lines)) is not None:
+        return tuple(lines[named:])
     found = failure_lines(lines)
     if _start_of_traceback(found) is None:
         return found
@@ -69,15 +87,34 @@ def find_error_line(lines: Sequence[str], start: int) -> int | None:
     return next((n for n in indices if lines[n].strip() and not lines[n].startswith(" ")), None)
 
 
+def lost_peer(lines: Sequence[str]) -> LostPeer | None:
+    """Returns the task whose loss the error reports, or None.
+
+    That error may contain the traceback of the other task.
+    """
+    line = _line_of_loss(lines)
+    match = None if line is None else _NAMED_LOSS.match(lines[line])
+    if match is None:
+        return None
+    task, how = match.groups()
+    return LostPeer("chief 0" if task == "chief" else task, how)
+
+
 def has_lost_peer(lines: Sequence[str]) -> bool:
-    """Returns True if the last error is about a connection or a time limit.
+    """Returns True if the last error is about another task, a connection or a time limit.
 
     The task then probably failed because another one did.
     """
+    if _line_of_loss(lines) is not None:
+        return True
     start = _start_of_traceback(lines)
     found = lines[-_MAX_OTHER_LINES:] if start is None else lines[start:]
     # Source lines in a traceback are indented, and may mention any error.
     return any(_LOST_PEER.search(line) for line in found if start is None or line[:1] != " ")
+
+
+def _line_of_loss(lines: Sequence[str]) -> int | None:
+    return next((n for n in reversed(range(len(lines))) if _NAMED_LOSS.match(lines[n])), None)
 
 
 def _start_of_traceback(lines: Sequence[str]) -> int | None:

@@ -1,0 +1,104 @@
+"""Temporary folders of a process, and removal of those that killed processes left behind."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from stratagem.closing import Closing
+
+if sys.platform != "win32":
+    import fcntl
+
+__all__ = ["TemporaryFolder", "are_free", "own_folders"]
+
+_OWNER = "owner.lock"
+# A folder gets its final name once it is locked. One that has not yet may belong to a process that
+# is about to, unless it is older than this.
+_UNNAMED = ".new-"
+_ABANDONED_S = 60.0
+
+
+class TemporaryFolder(Closing):
+    """Private folder with a name that begins with `prefix`; removed by `close`, or at exit.
+
+    This process holds a lock in it, which the operating system releases when the process is killed.
+    Making a folder removes those of the same prefix and this user without such a process. `base` is
+    the parent, `tempfile.gettempdir()` if None. On Windows nothing is locked or removed early.
+    """
+
+    def __init__(self, prefix: str, base: str | os.PathLike[str] | None = None) -> None:
+        parent = Path(tempfile.gettempdir() if base is None else base)
+        _sweep(parent, prefix)
+        unnamed = Path(tempfile.mkdtemp(prefix=f"{_UNNAMED}{prefix}", dir=parent))
+        self.path = parent / unnamed.name.removeprefix(_UNNAMED)
+        self._process = os.getpid()
+        self._descriptor = os.open(unnamed / _OWNER, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            if sys.platform != "win32":
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            unnamed.rename(self.path)
+        except OSError:  # such as a file system without locks
+            shutil.rmtree(unnamed, ignore_errors=True)
+            os.close(self._descriptor)
+            raise
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Removes the folder."""
+        atexit.unregister(self.close)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            if self._process == os.getpid():  # else a fork
+                shutil.rmtree(self.path, ignore_errors=True)
+
+
+def own_folders(base: Path, pattern: str) -> list[Path]:
+    """Returns the folders in `base` that match a pattern and belong to this user; no links."""
+    folders: list[Path] = []
+    for path in base.glob(pattern):
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
+                folders.append(path)
+    return folders
+
+
+def are_free(folder: Path) -> bool:
+    """Returns True if no process holds one of the locks (`*.lock`) in a folder."""
+    return all(map(_is_free, folder.glob("*.lock")))
+
+
+def _sweep(base: Path, prefix: str) -> None:
+    for folder in own_folders(base, f"{prefix}*"):
+        if (folder / _OWNER).exists() and are_free(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+    for folder in own_folders(base, f"{_UNNAMED}{prefix}*"):
+        with contextlib.suppress(OSError):
+            age_s = time.time() - folder.lstat().st_mtime
+            if age_s > _ABANDONED_S and are_free(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_free(lock: Path) -> bool:
+    if sys.platform == "win32":
+        return False
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
