@@ -83,6 +83,12 @@ def test_what_no_process_encodes_is_a_value_error(value) -> None:
         decode(value)
 
 
+@pytest.mark.parametrize("dtype", [",bstey ", "i4,(", "i4,i4", "O", "V8", "U4", "", "int32\n", 3])
+def test_only_names_of_numeric_types_are_decoded(dtype) -> None:
+    with pytest.raises(ValueError, match="no encoded value"):
+        decode({"array": [dtype, [0], ""]})
+
+
 def test_deep_nesting_is_a_value_error() -> None:
     value: list[object] = []
     for _ in range(10_000):

@@ -70,8 +70,9 @@ def _decoded(value: object) -> Any:
         return base64.b64decode(content)
     if kind == "array":
         name, shape, data = content
-        dtype = np.dtype(str(name))
-        if not _is_numeric(dtype):
+        # NumPy would parse anything else as an expression.
+        dtype = np.dtype(name) if str(name).isidentifier() else None
+        if dtype is None or not _is_numeric(dtype):
             raise ValueError(f"an array of {name!r} is no encoded value")
         return np.frombuffer(base64.b64decode(data), dtype).reshape(shape).copy()
     return {key: _decoded(item) for key, item in content.items()}

@@ -67,7 +67,7 @@ def _end() -> None:
         _end_now()
     if kind is not None and issubclass(kind, KeyboardInterrupt):
         with contextlib.suppress(KeyboardInterrupt):
-            exec("raise KeyboardInterrupt")
+            exec("raise KeyboardInterrupt")  # noqa: S102 - a constant
 
 
 def _end_now() -> NoReturn:
