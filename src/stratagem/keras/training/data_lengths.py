@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
-import jax
+import keras
 
 from stratagem.keras.training.dataset_adapter import DatasetAdapter
 from stratagem.messages import explain
@@ -58,7 +58,9 @@ def _length(data: object) -> int | None:
     """Returns the number of examples of arrays, or of batches of a dataset; None if unknown."""
     if isinstance(data, DatasetAdapter):
         return data.num_batches
-    shapes: list[tuple[int, ...]] = [getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(data)]
+    shapes: list[tuple[int, ...]] = [
+        getattr(leaf, "shape", ()) for leaf in keras.tree.flatten(data)
+    ]
     if shapes and all(shapes):
         return int(shapes[0][0])
     with contextlib.suppress(TypeError):  # of unknown length
