@@ -165,6 +165,10 @@ soak: $(MAIN) ## HOURS (4) of training with a kill every two minutes: nothing ma
 	.venv/bin/python -m tests.soak lockstep --hours $(or $(HOURS),4)
 	.venv/bin/python -m tests.soak servers --hours $(or $(HOURS),4)
 
+.PHONY: chaos
+chaos: $(MAIN) ## N (1000) faults at random times and places, drawn from SEED (7); needs root, tc and iptables
+	.venv/bin/python -m tests.chaos --number $(or $(N),1000) --seed $(or $(SEED),7) $(ARGS)
+
 .PHONY: test-slow
 test-slow: $(MAIN) ## the tests that take minutes
 	.venv/bin/python -m pytest -m slow --numprocesses 2 --dist loadfile $(TESTS)

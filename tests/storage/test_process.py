@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from stratagem import storage
-from stratagem.errors import DataLossError, NotFoundError
+from stratagem.errors import DataLossError, DeadlineExceededError, NotFoundError
 from stratagem.storage import StorageProcess
 
 ITEMS: Any = {
@@ -140,6 +140,19 @@ def test_lost_process_raises_and_is_replaced(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"(?s)process exited with -9 during write of"):
         write(first, tmp_path / "one").result()
     assert not (tmp_path / "one").exists()
+    second = storage.storage_process()
+    assert second is not first
+    write(second, tmp_path / "one").result()
+    assert storage.is_whole(tmp_path / "one")
+
+
+def test_stopped_process_raises_within_the_limit_and_is_replaced(tmp_path, monkeypatch) -> None:
+    first = storage.storage_process()
+    os.kill(first.pid, signal.SIGSTOP)
+    monkeypatch.setenv("STRATAGEM_SAVE_TIMEOUT_S", "0.2")
+    with pytest.raises(DeadlineExceededError, match=r"has not answered for 0\.2 s during write of"):
+        write(first, tmp_path / "one").result()
+    monkeypatch.delenv("STRATAGEM_SAVE_TIMEOUT_S")
     second = storage.storage_process()
     assert second is not first
     write(second, tmp_path / "one").result()

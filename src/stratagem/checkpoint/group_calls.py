@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from stratagem import environment
-from stratagem.errors import DataLossError, NotFoundError
+from stratagem.errors import DataLossError, DeadlineExceededError, NotFoundError
 from stratagem.messages import explain
 from stratagem.process_group import current_group
 
@@ -19,6 +19,7 @@ _KINDS: dict[str, type[Exception]] = {
     kind.__name__: kind
     for kind in (
         DataLossError,
+        DeadlineExceededError,
         FileExistsError,
         ImportError,
         NotFoundError,

@@ -23,6 +23,7 @@ import numpy as np
 
 from stratagem import environment
 from stratagem.background_errors import take_reported
+from stratagem.errors import DeadlineExceededError
 from stratagem.messages import explain
 from stratagem.storage.files import Arrays, Wanted
 from stratagem.storage.staging import Staging
@@ -32,6 +33,7 @@ __all__ = ["ENDING_SIGNALS", "StorageProcess", "storage_process", "wait_for_writ
 # Signals with which a terminal or a scheduler ends training.
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
+_END_S = 10.0
 _MAIN = "stratagem.storage.process_main"
 
 
@@ -132,9 +134,14 @@ class StorageProcess:
         with self._lock:
             self._thread.shutdown()
             self._connection.close()
-            self._process.kill()
-            self._process.wait()
+            self._kill()
             self._staging.close()
+
+    def _kill(self) -> None:
+        """Kills the process, and waits for its end unless a disk keeps it from ending."""
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
 
     def _submit(self, work: Callable[[], Any]) -> Future[Any]:
         self._last = self._thread.submit(work)
@@ -143,12 +150,30 @@ class StorageProcess:
     def _request(self, name: str, folder: Path, *arguments: object) -> Any:
         try:
             self._connection.send((name, folder, *arguments))
+            if not self._connection.poll(limit_s := environment.read("save_timeout_s")):
+                raise self._silence_error(name, folder, limit_s)
             result, error = self._connection.recv()
+        except DeadlineExceededError:
+            raise
         except (EOFError, OSError) as error:
             raise self._exit_error(name, folder) from error
         if error is not None:
             raise error
         return result
+
+    def _silence_error(self, name: str, folder: Path, limit_s: float) -> DeadlineExceededError:
+        self._kill()
+        return DeadlineExceededError(
+            explain(
+                f"The storage process has not answered for {limit_s:g} s during {name} of "
+                f"{folder}, and was killed.",
+                expected=f"an answer within {limit_s:g} s (STRATAGEM_SAVE_TIMEOUT_S).",
+                fix="check whether the disk answers, or raise the limit if a checkpoint may take "
+                "that long. The next checkpoint restarts the process; earlier checkpoints are "
+                "unchanged.",
+                code="SG508",
+            )
+        )
 
     def _exit_error(self, name: str, folder: Path) -> OSError:
         returncode = self._process.wait()

@@ -62,6 +62,13 @@ def test_launcher_that_ends_well_leaves_no_guardian(groups) -> None:
     assert [process.poll() for process in groups] == [None, None]
 
 
+def test_guardian_that_was_stopped_holds_nobody_up(monkeypatch) -> None:
+    monkeypatch.setattr(guardian_module, "_EXIT_S", 0.1)
+    with Guardian() as guardian:
+        os.kill(guardian.pid, signal.SIGSTOP)
+    assert not is_running(guardian.pid)
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_guardian_does_not_die_with_the_launcher(groups, signum) -> None:
     with Guardian() as guardian:

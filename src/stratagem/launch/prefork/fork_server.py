@@ -11,7 +11,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from stratagem.errors import UnavailableError
@@ -20,6 +22,11 @@ from stratagem.launch.tasks.tied_process import tied_command
 from stratagem.messages import explain
 
 __all__ = ["ForkServer", "ForkedProcess"]
+
+
+# A server that was stopped reports no ends. Any other one does it at once.
+_UNREPORTED_S = 2.0
+_POLL_S = 0.5
 
 
 class ForkedProcess:
@@ -36,17 +43,29 @@ class ForkedProcess:
         self._server = server
         self._number = number
         self._channel = channel
+        self._ended_s: float | None = None
 
     def poll(self) -> int | None:
         """Returns the exit code, negative for a signal; None while it runs."""
-        return self._server.exit_code(self._number, timeout_s=0.0)
+        return self._exit_code(0.0)
 
     def wait(self) -> int:
         """Waits for its end and returns the exit code, negative for a signal."""
-        code = self._server.exit_code(self._number)
-        assert code is not None
+        while (code := self._exit_code(_POLL_S)) is None:
+            pass
         self._channel.close()
         return code
+
+    def _exit_code(self, timeout_s: float) -> int | None:
+        """Returns the exit code; after a while without a report, that of the zombie."""
+        code = self._server.exit_code(self._number, timeout_s=timeout_s)
+        if code is not None:
+            return code
+        zombie_code, now_s = _zombie_exit_code(self.pid), time.monotonic()
+        if zombie_code is not None and self._ended_s is None:
+            self._ended_s = now_s
+        is_overdue = self._ended_s is not None and now_s > self._ended_s + _UNREPORTED_S
+        return zombie_code if is_overdue else None
 
     def kill(self) -> None:
         """Sends SIGKILL."""
@@ -199,6 +218,16 @@ class ForkServer:
             else:
                 self._exit_codes[report["number"]] = report["code"]
             self._changed.notify_all()
+
+
+def _zombie_exit_code(pid: int) -> int | None:
+    """Returns the exit code of a process that its parent has not waited for; None for others."""
+    with contextlib.suppress(OSError):
+        # Fields 3 and 52 of proc(5); the name before them may contain anything.
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        if fields[0] == "Z":
+            return os.waitstatus_to_exitcode(int(fields[49]))
+    return None
 
 
 def _require_no_error(trace: str) -> None:

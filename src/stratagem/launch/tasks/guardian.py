@@ -15,6 +15,8 @@ from types import TracebackType
 
 __all__ = ["Guardian"]
 
+_EXIT_S = 5.0
+
 
 class Guardian:
     """Kills process groups if this process ends without having done so."""
@@ -36,7 +38,11 @@ class Guardian:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._process.communicate()
+        try:
+            self._process.communicate(timeout=_EXIT_S)
+        except subprocess.TimeoutExpired:  # it was stopped, and is no longer needed
+            self._process.kill()
+            self._process.communicate()
 
     @property
     def pid(self) -> int:

@@ -1,0 +1,16 @@
+"""Faults by kind: processes, network, disk, memory, clock and strangers."""
+
+from __future__ import annotations
+
+from tests.chaos.faults import clock, disk, memory, network, processes, strangers
+
+__all__ = ["KINDS"]
+
+KINDS = (
+    *processes.KINDS,
+    *network.KINDS,
+    *disk.KINDS,
+    *memory.KINDS,
+    *clock.KINDS,
+    *strangers.KINDS,
+)
