@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -69,13 +70,21 @@ def _slow(scene: Scene) -> Fault:
     work = str(scene.sandbox.work)
     if subprocess.run(["fsfreeze", "--freeze", work], capture_output=True).returncode:
         raise NotHereError("it is frozen already, or read-only")
+    lasts_s = scene.chance.uniform(*_LASTS_S)
+    unfreeze = partial(
+        subprocess.run, ["fsfreeze", "--unfreeze", work], check=False, capture_output=True
+    )
+    # In a thread of its own: lifting another fault may wait for this file system.
+    timer = threading.Timer(lasts_s, unfreeze)
+    timer.daemon = True
+    timer.start()
     return Fault(
         kind="disk slow",
         where="the job's folder",
         ends=True,
         causes="has not answered|no progress|did not|waited|SAVE_TIMEOUT|SIGKILL",
-        lift=partial(subprocess.run, ["fsfreeze", "--unfreeze", work], check=True),
-        lasts_s=scene.chance.uniform(*_LASTS_S),
+        lift=unfreeze,
+        lasts_s=lasts_s,
     )
 
 

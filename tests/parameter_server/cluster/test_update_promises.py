@@ -69,6 +69,39 @@ def test_update_of_a_function_whose_worker_is_killed_counts_once(strategy, tmp_p
     assert (counts["applied"], counts["repeated"], counts["lost"]) == (60, 1, 0)
 
 
+@pytest.mark.slow
+def test_update_of_a_function_whose_worker_is_only_silent_counts_once(tmp_path) -> None:
+    """The worker is given up in its first run, and goes on after the second."""
+    options = sg.coordinator.options(recovery_timeout_s=4.0)
+    stopped, ended = tmp_path / "stopped", tmp_path / "ended"
+    with sg.ParameterServerStrategy(num_workers=2, num_servers=1, options=options) as strategy:
+        coordinator = ClusterCoordinator(strategy)
+        with strategy.scope():
+            variable = sg.Variable(np.zeros(3, "float32"))
+        strategy.placement.remote.variables.secure()
+
+        def work(number: int) -> int:
+            variable.assign_add(np.ones(3, "float32"))
+            is_first_run = number == 5 and not stopped.exists()
+            if is_first_run:
+                stopped.write_text(str(os.getpid()))
+                os.kill(os.getpid(), signal.SIGSTOP)
+            variable.assign_add(np.ones(3, "float32"))
+            if is_first_run:
+                ended.touch()
+            return number
+
+        values = [coordinator.schedule(work, args=(number,)) for number in range(20)]
+        coordinator.join()
+        os.kill(int(stopped.read_text()), signal.SIGCONT)
+        deadline_s = time.monotonic() + 60
+        while not ended.exists() and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        assert ended.exists()
+        assert coordinator.fetch(values) == list(range(20))
+        np.testing.assert_array_equal(np.asarray(variable.value), 40)
+
+
 def test_updates_lost_with_a_killed_server_are_reported(strategy) -> None:
     coordinator = ClusterCoordinator(strategy)
     with strategy.scope():

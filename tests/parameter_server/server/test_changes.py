@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from stratagem.parameter_server.server import changes
 from stratagem.parameter_server.server.changes import Change, Changes
 from stratagem.parameter_server.transport.listener import Request
@@ -85,11 +87,11 @@ def test_last_changes_are_known_after_a_restart() -> None:
         begin(owner, Asked("a", number)).done(told=str(number))
     begin(owner, Asked("b", 7)).done(told="seven")
     begin(owner, Asked("c", 1))  # under way
-    assert owner.done() == [
-        ["a", 2, {"told": "2"}, "", 0],
-        ["b", 7, {"told": "seven"}, "", 0],
+    assert owner.saved()["clients"] == [
+        ["a", 2, {"told": "2"}, {}],
+        ["b", 7, {"told": "seven"}, {}],
     ]
-    after.restore(owner.done())
+    after.restore(owner.saved())
     again = Asked("a", 2)
     assert after.begin(again.request) is None
     assert again.told == ["2"]
@@ -103,7 +105,7 @@ def test_clients_that_asked_longest_ago_are_forgotten(monkeypatch) -> None:
     waiting = begin(owner, Asked("waits", 1))
     for client in "abcade":
         begin(owner, Asked(client, owner.num_done + 1)).done()
-    assert [name for name, *_ in owner.done()] == ["d", "e"]
+    assert [name for name, *_ in owner.saved()["clients"]] == ["d", "e"]
     waiting.done(told="late")
     again = Asked("waits", 1)
     assert owner.begin(again.request) is None
@@ -133,28 +135,94 @@ def test_answer_that_cannot_be_sent_to_one_is_sent_to_the_others() -> None:
 class OfFunction(Asked):
     """An update at a place of a function."""
 
-    def __init__(self, client: str, number: int, place: int, *, is_rerun: bool = False) -> None:
+    def __init__(
+        self, client: str, number: int, place: int, *, function: str = "f", is_rerun: bool = False
+    ) -> None:
         super().__init__(client, number)
-        fields = {"client": client, "number": number, "function": "f", "place": place, "sign": 1}
+        fields = {
+            "client": client,
+            "number": number,
+            "function": function,
+            "place": place,
+            "sign": 1,
+        }
         if is_rerun:
             fields["is_rerun"] = True
         self.request = Request(Message("assign", fields), self.answers.append)
 
+    @property
+    def is_repeated(self) -> bool:
+        return self.answers[0].fields == {"is_used": True, "is_repeated": True}
+
+
+def handle(owner: Changes, asked: OfFunction) -> OfFunction:
+    """Makes an update as a server does, unless another run of its function has made it."""
+    change = begin(owner, asked)
+    if not change.answer_repeated():
+        change.done()
+    return asked
+
+
+def restarted(owner: Changes) -> Changes:
+    after = make()
+    after.restore(json.loads(json.dumps(owner.saved())))
+    after.counts.restore(owner.counts.saved())
+    return after
+
 
 def test_updates_of_a_function_that_runs_again_elsewhere_are_made_once() -> None:
-    owner, restored = make(), make()
+    owner = make()
     for number in (1, 2):
-        begin(owner, OfFunction("killed", number, number)).done()
-    restored.restore(owner.done())
-    restored.counts.restore(owner.counts.numbers())
-    for one in (owner, restored):
+        handle(owner, OfFunction("killed", number, number))
+    for one in (owner, restarted(owner)):
         for place in (1, 2):
             again = OfFunction("other", place + 10, place, is_rerun=True)
-            assert one.begin(again.request) is None
-            assert again.answers[0].fields == {"is_used": True, "is_repeated": True}
-        begin(one, OfFunction("other", 13, 3, is_rerun=True)).done()  # the first had not made it
+            assert handle(one, again).is_repeated
+        handle(one, OfFunction("other", 13, 3, is_rerun=True))  # the first had not made it
         assert one.counts.applied == {"assign_add": 3}
         assert one.counts.repeated == {"assign_add": 2}
+
+
+def test_worker_that_was_only_silent_does_not_repeat_the_updates_of_the_second_run() -> None:
+    owner = make()
+    handle(owner, OfFunction("silent", 1, 1))
+    assert handle(owner, OfFunction("other", 1, 1, is_rerun=True)).is_repeated
+    handle(owner, OfFunction("other", 2, 2, is_rerun=True))
+    for number in range(3, 10):  # the second run is over, and others follow
+        handle(owner, OfFunction("other", number, 1, function=f"g{number}"))
+    for one in (restarted(owner), owner):
+        assert handle(one, OfFunction("silent", 2, 2)).is_repeated
+        assert not handle(one, OfFunction("silent", 3, 3)).is_repeated
+        assert handle(one, OfFunction("third", 1, 3, is_rerun=True)).is_repeated
+
+
+def test_silent_worker_that_went_on_does_not_make_its_functions_again() -> None:
+    """It has two functions when it is given up, ends both, and gets both again."""
+    owner = make()
+    handle(owner, OfFunction("silent", 1, 1, function="f"))
+    handle(owner, OfFunction("silent", 2, 1, function="g"))
+    for one in (restarted(owner), owner):
+        for number, function in enumerate("fg", 3):
+            again = OfFunction("silent", number, 1, function=function, is_rerun=True)
+            assert handle(one, again).is_repeated
+
+
+def test_update_that_the_first_run_is_just_making_is_not_made_by_the_second() -> None:
+    owner, first = make(), OfFunction("killed", 1, 1)
+    second = OfFunction("other", 1, 1, is_rerun=True)
+    making, waiting = begin(owner, first), begin(owner, second)
+    assert not making.answer_repeated()
+    making.done()
+    assert waiting.answer_repeated()
+    assert second.is_repeated
+
+
+def test_functions_that_ran_again_longest_ago_are_forgotten(monkeypatch) -> None:
+    monkeypatch.setattr(changes, "_MOST_RERUNS", 2)
+    owner = make()
+    for number in range(4):
+        handle(owner, OfFunction("a", number + 1, 1, function=f"{number}", is_rerun=True))
+    assert owner.saved()["reruns"] == {"2": 1, "3": 1}
 
 
 def test_updates_of_a_function_that_runs_for_the_first_time_are_all_made() -> None:
@@ -168,7 +236,7 @@ def test_update_that_was_discarded_or_failed_is_made_when_the_function_runs_agai
     owner = make()
     begin(owner, OfFunction("a", 1, 1)).done(is_used=False)
     begin(owner, OfFunction("b", 1, 1, is_rerun=True)).fail(KeyError("v"))
-    begin(owner, OfFunction("c", 1, 1, is_rerun=True)).done()
+    handle(owner, OfFunction("c", 1, 1, is_rerun=True))
     assert owner.counts.applied == {"assign_add": 1}
     assert owner.counts.repeated == {}
 
@@ -194,7 +262,7 @@ def test_answers_are_held_until_the_changes_are_in_the_journal() -> None:
     owner.hold = lambda requests, answer: held.append((list(requests), answer))
     first, again = OfFunction("a", 1, 1), OfFunction("b", 1, 1, is_rerun=True)
     begin(owner, first).done(told="one")
-    assert owner.begin(again.request) is None
+    assert begin(owner, again).answer_repeated()
     assert (first.answers, again.answers) == ([], [])
     for requests, answer in held:
         for request in requests:

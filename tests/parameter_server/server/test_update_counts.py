@@ -30,6 +30,7 @@ def test_counts_are_there_again_after_a_restart() -> None:
     for kind in ("assign_add", "push", "assign_add", "push", "assign_add"):
         counts.note_applied(kind)
     counts.resent["push"] += 1
+    counts.repeated["assign_add"] += 2
     assert dict(zip(KINDS, counts.numbers(), strict=True)) == {
         "assign": 0,
         "assign_add": 3,
@@ -38,8 +39,12 @@ def test_counts_are_there_again_after_a_restart() -> None:
         "push": 2,
     }
     for _ in range(2):  # each entry of a journal has them
-        restored.restore(counts.numbers())
-    assert restored.numbers() == counts.numbers()
-    assert restored.described()["resent"] == {}
+        restored.restore(counts.saved())
+    assert restored.described() == counts.described()
+    assert restored.described() == {
+        "applied": {"assign_add": 3, "push": 2},
+        "resent": {"push": 1},
+        "repeated": {"assign_add": 2},
+    }
     with pytest.raises(ValueError, match="shorter"):
-        restored.restore([1, 2])
+        restored.restore({**counts.saved(), "resent": [1, 2]})

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,7 +103,10 @@ def test_path_that_is_too_long_is_not_used(base, monkeypatch) -> None:
     monkeypatch.setattr(module, "_MAX_PATH_BYTES", len(made().path))
     assert LocalSocket.make() is not None
     monkeypatch.setattr(module, "_MAX_PATH_BYTES", len(made().path) - 1)
+    (folder,) = base.iterdir()
+    folder.rmdir()
     assert LocalSocket.make() is None
+    assert list(base.iterdir()) == []
 
 
 def test_other_folder_is_used_where_the_first_is_not_there(base, monkeypatch) -> None:
@@ -141,8 +145,10 @@ def test_sockets_of_dead_processes_are_removed_and_no_others(base) -> None:
                 ended.bind(dead.path)
         note = Path(old.path).with_name("note")
         note.write_text("")
+        # Of a process that was killed a moment ago: its successor sweeps.
         for path in (old.path, living.path, note):
-            os.utime(path, (0, 0))
+            os.utime(path, (time.time() - 5, time.time() - 5))
+        os.utime(young.path, (time.time() + 60, time.time() + 60))
         made()
         assert sorted(map(str, note.parent.iterdir())) == sorted(
             map(str, [young.path, living.path, note])

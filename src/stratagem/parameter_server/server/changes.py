@@ -4,8 +4,9 @@ Each client numbers its requests and has one outstanding at a time. After a lost
 the same number, possibly to a server that restarted from its journal. The change is made only once.
 
 A function that runs again, because its worker was lost, is another client, possibly in another
-process. Its updates are identified by the function and their place in it: those that the first run
-made are not made again.
+process. Its updates are identified by the function and their place in it: those that one run made,
+the other does not make. The worker may have been silent and not dead, or its last request may be
+late, so the first run may go on during and after the second.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ __all__ = ["Change", "Changes"]
 
 # Least recently active clients are dropped beyond this limit. Each worker thread is a client.
 _MOST_CLIENTS = 4096
+# A worker has at most two functions at a time, both of which run again if it is lost.
+_MOST_FUNCTIONS = 4
+# Functions that ran again are forgotten beyond this limit, the oldest first.
+_MOST_RERUNS = 256
 
 Outcome = Mapping[str, Any]
 # Outcome of an update that an earlier run of its function made.
@@ -33,13 +38,12 @@ _REPEATED: Outcome = {"is_used": True, "is_repeated": True}
 class _Client:
     """Last finished change of a client, and those in progress.
 
-    `place` is that of the last applied update of `function`.
+    `functions` has the place of the last applied update of its last functions, the latest last.
     """
 
     number: int = 0
     outcome: Outcome = dataclasses.field(default_factory=dict[str, Any])
-    function: str = ""
-    place: int = 0
+    functions: dict[str, int] = dataclasses.field(default_factory=dict[str, int])
     doing: dict[int, Change] = dataclasses.field(default_factory=dict[int, "Change"])
 
 
@@ -71,6 +75,18 @@ class Change:
     def is_of_rerun(self) -> bool:
         """True if the function may have run before, on a lost worker."""
         return bool(self.message.fields.get("is_rerun"))
+
+    def answer_repeated(self) -> bool:
+        """Answers an update that another run of its function has made; False if none has.
+
+        Call within `ServerVariables.changing`, before the update is made: another run may just be
+        making it.
+        """
+        outcome = self._owner.note_repeated(self)
+        if outcome is None:
+            return False
+        self._owner.deliver(self.requests, outcome)
+        return True
 
     def done(self, **outcome: object) -> None:
         """Answers the request; `outcome` is also the answer to later resends.
@@ -107,6 +123,8 @@ class Changes:
         self._answer = answer
         self._lock = threading.Lock()
         self._clients: dict[str, _Client] = {}
+        # Places of the last applied updates of functions that ran again.
+        self._reruns: dict[str, int] = {}
         self.num_done = 0
         self.counts = UpdateCounts()
         self.hold: Callable[[Sequence[Request], Message], None] | None = None
@@ -125,10 +143,6 @@ class Changes:
             if change.number <= client.number:
                 self.counts.resent[kind] += 1
                 outcome = client.outcome
-            elif kind and change.is_of_rerun and self._is_applied(change):
-                self.counts.repeated[kind] += 1
-                outcome = _REPEATED
-                self._note(change.client, change.number, outcome)
             else:
                 client.doing[change.number] = change
                 return change
@@ -142,6 +156,19 @@ class Changes:
             return
         for request in requests:
             request.answer(answer)
+
+    def note_repeated(self, change: Change) -> Message | None:
+        """Records an update that another run of its function has made, and returns the answer.
+
+        Returns None for any other change.
+        """
+        kind = kind_of(change.message)
+        with self._lock:
+            if kind is None or not self._is_applied(change):
+                return None
+            self.counts.repeated[kind] += 1
+            self._note(change.client, change.number, _REPEATED)
+        return self._answer(change.message, _REPEATED)
 
     def finish(self, change: Change, outcome: Outcome) -> Message:
         """Records the outcome of a change, and returns the answer.
@@ -167,30 +194,36 @@ class Changes:
                 if not client.doing and not client.number:
                     del self._clients[change.client]
 
-    def done(self) -> list[list[Any]]:
-        """Returns each client's last change, for a journal.
+    def saved(self) -> dict[str, Any]:
+        """Returns each client's last change, and functions that ran again, for a journal.
 
-        A change is the client, number, outcome, function and place in it.
+        A change is the client, number, outcome, and places in functions.
         """
         with self._lock:
-            return [
-                [name, client.number, dict(client.outcome), client.function, client.place]
+            clients = [
+                [name, client.number, dict(client.outcome), dict(client.functions)]
                 for name, client in self._clients.items()
                 if client.number
             ]
+            return {"clients": clients, "reruns": dict(self._reruns)}
 
-    def restore(self, done: list[list[Any]]) -> None:
-        """Restores the result of `done` from a journal."""
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Restores the result of `saved` from a journal."""
         with self._lock:
-            for name, number, outcome, function, place in done:
-                self._note(name, number, outcome, (function, place))
+            for name, number, outcome, functions in saved["clients"]:
+                self._note(name, number, outcome)
+                self._clients[name].functions = {one: int(at) for one, at in functions.items()}
+            self._reruns = {one: int(place) for one, place in saved["reruns"].items()}
 
     def _is_applied(self, change: Change) -> bool:
-        """Returns True if an earlier run of the function made this change."""
+        """Returns True if another run of the function made this change."""
         function, place = change.origin
-        return any(
-            one.function == function and one.place >= place for one in self._clients.values()
-        )
+        if change.is_of_rerun and function not in self._reruns:
+            places = (client.functions.get(function, 0) for client in self._clients.values())
+            self._reruns[function] = max(places, default=0)
+            if len(self._reruns) > _MOST_RERUNS:
+                del self._reruns[next(iter(self._reruns))]
+        return 0 < place <= self._reruns.get(function, 0)
 
     def _note(
         self, name: str, number: int, outcome: Outcome, origin: tuple[str, int] = ("", 0)
@@ -201,8 +234,14 @@ class Changes:
         self.num_done += 1
         if number > client.number:
             client.number, client.outcome = number, outcome
-        if origin[0]:
-            client.function, client.place = origin
+        function, place = origin
+        if function:
+            client.functions.pop(function, None)
+            client.functions[function] = place
+            if len(client.functions) > _MOST_FUNCTIONS:
+                del client.functions[next(iter(client.functions))]
+            if function in self._reruns:
+                self._reruns[function] = max(place, self._reruns[function])
         if len(self._clients) > _MOST_CLIENTS:
             idle = (other for other, client in self._clients.items() if not client.doing)
             self._clients.pop(next(idle, name), None)

@@ -113,6 +113,8 @@ class Pushes:
         rows = dict(zip(fields["rows"], pairs, strict=True))
         optimizers = fields.get("optimizers", {})
         with self._store.changing():
+            if change.answer_repeated():
+                return
             pulled = self._lifetime.version_of(fields)
 
             def answer(version: int, *, is_used: bool) -> None:

@@ -174,7 +174,8 @@ class ParameterServer(Closing):
             self._pushes.add(change)
             return
         with self.store.changing():
-            change.done(**self._whole_changes[kind](change.message))
+            if not change.answer_repeated():
+                change.done(**self._whole_changes[kind](change.message))
 
     def _answer(self, message: Message, outcome: Mapping[str, Any]) -> Message:
         """Builds the answer of a change, with the whole variables in field `pull`."""

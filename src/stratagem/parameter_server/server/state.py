@@ -45,7 +45,7 @@ def next_lifetime(messages: Sequence[Message]) -> Lifetime:
         if message.kind == _ENTRY:
             fields = message.fields
             number = max(now, fields["lifetime"] + 1)
-            return Lifetime(number, fields["version"], tuple(fields["applied"]))
+            return Lifetime(number, fields["version"], tuple(fields["updates"]["applied"]))
     return Lifetime(now)
 
 
@@ -70,8 +70,8 @@ class ServerState:
         fields = {
             "version": self.store.version,
             "lifetime": self.lifetime.number,
-            "applied": self.changes.counts.numbers(),
-            "clients": self.changes.done(),
+            "updates": self.changes.counts.saved(),
+            "changes": self.changes.saved(),
             "mode": dataclasses.asdict(self.pushes.mode),
             "optimizers": self.store.optimizers,
             "scalars": list(scalars),
@@ -98,8 +98,8 @@ class ServerState:
         scalars = dict(zip(fields["scalars"], arrays, strict=True))
         self.store.restore_optimizers(fields["version"], fields["optimizers"], scalars)
         self.pushes.set_mode(UpdateMode(**fields["mode"]))
-        self.changes.counts.restore(fields["applied"])
-        self.changes.restore(fields["clients"])
+        self.changes.counts.restore(fields["updates"])
+        self.changes.restore(fields["changes"])
 
 
 def _packed(parts: Iterable[SavedPart]) -> tuple[list[dict[str, Any]], list[Any]]:

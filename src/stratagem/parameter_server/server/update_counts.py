@@ -45,13 +45,23 @@ class UpdateCounts:
         self._applied[_PLACES[kind]] += 1
 
     def numbers(self) -> list[int]:
-        """Returns the numbers of applied updates of `KINDS`, for answers and a journal."""
+        """Returns the numbers of applied updates of `KINDS`, for answers."""
         return self._applied.copy()
 
-    def restore(self, numbers: Sequence[int]) -> None:
-        """Restores the result of `numbers` from a journal."""
-        restored = dict(zip(KINDS, numbers, strict=True))
-        self._applied = [int(count) for count in restored.values()]
+    def saved(self) -> dict[str, list[int]]:
+        """Returns all counts by outcome, each in the order of `KINDS`, for a journal."""
+        counts = {"resent": self.resent, "repeated": self.repeated}
+        others = {name: [one[kind] for kind in KINDS] for name, one in counts.items()}
+        return {"applied": self.numbers(), **others}
+
+    def restore(self, saved: Mapping[str, Sequence[int]]) -> None:
+        """Restores the result of `saved` from a journal."""
+        counts = {
+            name: Counter({kind: int(n) for kind, n in zip(KINDS, saved[name], strict=True)})
+            for name in ("applied", "resent", "repeated")
+        }
+        self._applied = [counts["applied"][kind] for kind in KINDS]
+        self.resent, self.repeated = +counts["resent"], +counts["repeated"]
 
     def described(self) -> dict[str, Mapping[str, int]]:
         """Returns all counts, by outcome and kind."""

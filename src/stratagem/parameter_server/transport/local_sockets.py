@@ -105,10 +105,11 @@ def _folder() -> Path | None:
             continue
         with contextlib.suppress(OSError):
             folder = Path(base).resolve() / f"stratagem-{os.geteuid()}"
+            if len(os.fsencode(folder)) + 1 + _NAME_BYTES > _MAX_PATH_BYTES:
+                continue
             with contextlib.suppress(FileExistsError):
                 folder.mkdir(mode=0o700)
-            is_short = len(os.fsencode(folder)) + 1 + _NAME_BYTES <= _MAX_PATH_BYTES
-            if is_short and _is_private(folder):
+            if _is_private(folder):
                 return folder
     return None
 
