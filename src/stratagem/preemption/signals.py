@@ -14,7 +14,7 @@ from typing import Any
 from stratagem.messages import explain
 from stratagem.preemption.notices import Notice, NoticeSource
 
-__all__ = ["SignalSource", "ignore_until_exit"]
+__all__ = ["SignalSource", "has_foreign_handler", "ignore_until_exit"]
 
 # Signals that schedulers send before they end a job. Some do not exist on every system.
 _SELECTABLE = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP", "SIGXCPU")
@@ -185,7 +185,7 @@ def _require_main_thread() -> None:
 
 def _require_python_handler(signum: signal.Signals) -> None:
     """Raises for a handler not set by Python, such as JAX's, which Python could not restore."""
-    if signal.getsignal(signum) is None or _has_foreign_handler(signum):
+    if signal.getsignal(signum) is None or has_foreign_handler(signum):
         raise RuntimeError(
             explain(
                 f"{signum.name} has a handler that was not set from Python.",
@@ -197,8 +197,8 @@ def _require_python_handler(signum: signal.Signals) -> None:
         )
 
 
-def _has_foreign_handler(signum: signal.Signals) -> bool:
-    """True if, according to Linux, the process has a handler that Python does not report."""
+def has_foreign_handler(signum: signal.Signals) -> bool:
+    """Returns True if Linux reports a handler of this process that Python does not."""
     if signal.getsignal(signum) not in (signal.SIG_DFL, signal.SIG_IGN):
         return False
     try:

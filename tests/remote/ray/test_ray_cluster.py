@@ -23,6 +23,7 @@ from tests.remote.living import name_of, wait_for_end
 
 PROGRAM = """
 import json, os, signal, sys
+from stratagem.preemption.signals import has_foreign_handler
 from stratagem.remote.ray.ray_cluster import start_local_ray
 before = signal.getsignal(signal.SIGTERM)
 cluster = start_local_ray()
@@ -38,6 +39,7 @@ facts = {
     "started": sorted(descendants(os.getpid())),
     "pids": processes.pids,
     "is_handler_kept": signal.getsignal(signal.SIGTERM) is before,
+    "has_foreign_handler": has_foreign_handler(signal.SIGTERM),
     "mode": os.environ.get("RAY_AUTH_MODE"),
 }
 print("TOLD " + json.dumps(facts), flush=True)
@@ -93,6 +95,8 @@ def test_program_that_fails_leaves_nothing(tmp_path) -> None:
     assert any(map(line.fullmatch, program.lines))
     # Ray takes SIGTERM from programs that connect in their main thread.
     assert program.facts["is_handler_kept"]
+    # A notice of preemption can then be received, and the handler be restored.
+    assert not program.facts["has_foreign_handler"]
     assert program.facts["mode"] == "token"
     token = tmp_path / ".ray" / "auth_token"
     assert len(token.read_text()) == 64

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import os
 import secrets
+import signal
 import socket
 import sys
 import threading
@@ -24,6 +25,7 @@ from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.launch.prefork.served_process import HOST_VARIABLE
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
+from stratagem.preemption.signals import has_foreign_handler
 from stratagem.remote.ray.ray_exit import is_ray_lost, keep_interrupts, print_without_lost_ray
 
 __all__ = [
@@ -108,6 +110,7 @@ class RayCluster(Closing):
         self._is_ready = threading.Event()
         self._is_closed = threading.Event()
         self._is_connected_here = not is_connected()
+        self._is_sigterm_own = False
         self.started_here = self._is_connected_here and self._address is None
         if not self._is_connected_here:
             self._is_ready.set()
@@ -115,6 +118,7 @@ class RayCluster(Closing):
         environment.set_defaults(quiet_settings())
         if self.started_here:
             make_token()
+        self._is_sigterm_own = not has_foreign_handler(signal.SIGTERM)
         threading.Thread(target=self._connect, name="ray connection", daemon=True).start()
         atexit.register(self.close)
 
@@ -127,6 +131,10 @@ class RayCluster(Closing):
         self._is_ready.wait()
         if self._error is not None:
             raise self._error.with_traceback(None)  # raised by each call: without earlier frames
+        if self._is_sigterm_own and threading.current_thread() is threading.main_thread():
+            # Ray's library has set a handler that Python could not restore after a notice.
+            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+            self._is_sigterm_own = False
 
     def close(self) -> None:
         """Closes the connection if it was made here, and stops Ray if it was started here."""
