@@ -17,6 +17,7 @@ from stratagem.manifests import (
     validate_kubernetes,
 )
 from tests.command_runner import CliRunner
+from tests.manifests.definitions import open_definitions, open_definitions_text
 
 _FOLDER = Path(__file__).parents[2] / "docs" / "clusters"
 _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -34,6 +35,7 @@ def _commands(page: str) -> list[str]:
 @pytest.mark.parametrize("name", _PAGES)
 def test_commands_of_a_page_run_one_after_the_other(name, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "crds.yaml").write_text(open_definitions_text())  # what kubectl writes there
     commands = _commands((_FOLDER / name).read_text(encoding="utf-8"))
     assert commands
     for command in commands:
@@ -82,6 +84,7 @@ def test_ray_form_of_the_page_is_valid_and_all_its_variables_are_reported() -> N
     (render,) = [command for command in _commands(page) if " render " in command]
     words = shlex.split(render)
     result = CliRunner().invoke(main, words[1 : words.index(">")])
-    assert validate_kubernetes(result.stdout) == []
+    problems = validate_kubernetes(result.stdout, custom_resources=open_definitions())
+    assert problems == []
     (documented,) = _RAY.findall(page)
     assert re.findall(r"`(\w+)`", documented) == list(Template(ray_template()).variables)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from stratagem.manifests import kubernetes_template, slurm_template
+from stratagem.manifests import kubernetes_template, render_slurm, slurm_template
 from stratagem.preemption import (
     EXIT_CODE,
     GoogleCloudSource,
@@ -84,7 +84,7 @@ def test_configuration_without_an_environment_exits_with_42() -> None:
 def test_templates_take_the_exit_code_for_saved() -> None:
     assert f"values: [{EXIT_CODE}]" in kubernetes_template()
     assert f'if [ "$status" -eq {EXIT_CODE} ]; then' in slurm_template()
-    assert "#SBATCH --signal=TERM@" in slurm_template()
+    assert "#SBATCH --signal=TERM@" in render_slurm()
 
 
 def test_function_and_sources_are_listened_to_together() -> None:
