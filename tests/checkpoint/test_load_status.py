@@ -79,7 +79,7 @@ def test_metrics_of_a_model_may_be_left_over(tmp_path: Path) -> None:
     sg.train.Checkpoint(model=make()).restore(path).assert_consumed()
 
 
-@pytest.mark.parametrize("is_expected", [False, True])
+@pytest.mark.parametrize("is_expected", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_unused_values_are_warned_of_once_nothing_can_use_them(
     is_expected: bool, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -51,7 +51,7 @@ if __name__ == "__main__":
     print(json.dumps(seen))
 """
 
-_OTHERS = ("grain", "grain workers", "pydataset")
+_KINDS = ("arrays", "grain", "grain workers", "pydataset")
 
 
 def _run(program: Path, kind: str, file: Path, num_steps: int) -> list[list[list[int]]]:
@@ -66,10 +66,8 @@ def _run(program: Path, kind: str, file: Path, num_steps: int) -> list[list[list
     return json.loads(finished.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["arrays", *(pytest.param(name, marks=pytest.mark.slow) for name in _OTHERS)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", _KINDS)
 def test_another_process_resumes_with_the_next_example(kind: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(_PROGRAM)

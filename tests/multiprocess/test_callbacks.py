@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
 from tests.multiprocess.cluster import PROGRAMS, run_cluster
 
@@ -16,6 +17,7 @@ _PROGRAM = str(PROGRAMS / "callbacks.py")
 _REFUSED = {"BackupAndRestore", "OrbaxCheckpoint", "TensorBoard"}
 
 
+@pytest.mark.slow
 def test_callbacks_work_as_in_one_process_or_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "two").mkdir()
     results: list[dict[str, Any]] = []

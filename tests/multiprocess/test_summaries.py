@@ -14,6 +14,7 @@ _PROGRAM = str(PROGRAMS / "summaries.py")
 _FOLDERS = ("fit/train", "fit/validation", "loop")
 
 
+@pytest.mark.slow
 def test_loop_is_written_by_the_chief(tmp_path: Path) -> None:
     every = run_cluster([_PROGRAM, str(tmp_path), "loop"], 2)
     for one in every:

@@ -234,6 +234,7 @@ numpy.savez(folder + "/read.npz", predicted=predicted, loss=history.history["los
 """
 
 
+@pytest.mark.slow
 def test_saved_model_goes_on_in_plain_keras_in_a_fresh_process(tmp_path: Path) -> None:
     x, y = regression()
     model = _compiled(mirrored(3).scope)

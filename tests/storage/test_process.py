@@ -188,6 +188,7 @@ time.sleep(600)
     assert storage.is_whole(tmp_path / "one")
 
 
+@pytest.mark.slow
 def test_error_that_was_not_raised_is_printed_at_exit(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     program = f"""

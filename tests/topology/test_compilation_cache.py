@@ -49,6 +49,7 @@ def test_a_second_process_loads_what_the_first_compiled(tmp_path) -> None:
     assert "cached in" not in log  # told once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "folder"),
     [
@@ -63,6 +64,7 @@ def test_the_choice_of_the_user_comes_first(tmp_path, variables, folder) -> None
     assert not (tmp_path / "programs").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_that_others_can_write_is_not_used(tmp_path) -> None:
     folder = programs_folder(tmp_path)
     folder.mkdir(parents=True)
@@ -73,12 +75,14 @@ def test_a_folder_that_others_can_write_is_not_used(tmp_path) -> None:
     assert not list(folder.iterdir())
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_made_is_no_error(tmp_path) -> None:
     (tmp_path / "programs").write_text("a file is in its place")
     (total, found, _), _ = _run(tmp_path)
     assert (total, found) == ("56.0", "None")
 
 
+@pytest.mark.slow
 def test_programs_used_least_recently_are_removed(tmp_path) -> None:
     folder = programs_folder(tmp_path)
     elsewhere = folder.parent / "another_cpu"
@@ -97,6 +101,7 @@ def test_programs_used_least_recently_are_removed(tmp_path) -> None:
     assert {path.name for path in folder.parent.rglob("*-cache")} == {"new-cache"}
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_leaves_no_file(tmp_path) -> None:
     program = """
 import os, resource, signal, stratagem as sg

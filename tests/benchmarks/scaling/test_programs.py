@@ -44,6 +44,7 @@ def test_other_collectives_are_refused(name: str) -> None:
         reductions_in(f"%x = f32[8]{{0}} {name}(f32[4]{{0}} %y), dimensions={{0}}")
 
 
+@pytest.mark.slow
 def test_step_of_the_mlp_is_what_it_is_by_hand() -> None:
     step = read_program("mlp", 16, Environments(peers=Path("nowhere")), Effort())
     sizes = [(784, 256), (256, 128), (128, 10)]

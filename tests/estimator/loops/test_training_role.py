@@ -108,6 +108,7 @@ def test_chief_gives_servers_the_checkpoint_of_one_device(tmp_path) -> None:
         np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_workers_share_the_steps_and_the_chief_alone_saves(tmp_path) -> None:
     hooks = [Watching(), Watching()]
     parts: list[tuple[int, int]] = []
