@@ -23,6 +23,10 @@ class Logged:
     def __init__(self, readings: list[list[str | None]], *states: JobState | None) -> None:
         self.readings = readings
         self.states = list(states)
+        self.machines: list[dict[str, float]] = [{"CPU": 1.0}]
+
+    def resources(self) -> list[dict[str, float]]:
+        return self.machines
 
     def state(self, job: str) -> JobState:
         state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
@@ -139,3 +143,13 @@ def test_other_errors_of_the_connection_are_raised_here() -> None:
 
     with pytest.raises(ImportError, match="no aiohttp"):
         follow(Broken([], JobState("RUNNING")), "job", "n", JobOutput([]))
+
+
+@pytest.mark.parametrize("reading", [[""], [None], ["", None]], ids=["ends", "fails", "breaks"])
+def test_running_job_of_a_cluster_without_machines_is_lost(monkeypatch, reading) -> None:
+    """Its head answers, but the machine that would end the job is gone."""
+    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.5")
+    jobs = Logged([reading] * 10_000, JobState("RUNNING"))
+    jobs.machines = []
+    with pytest.raises(UnavailableError, match=r"has not responded about job job for 0\.5 s"):
+        follow(jobs, "job", "n", JobOutput([]))

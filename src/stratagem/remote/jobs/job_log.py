@@ -30,6 +30,8 @@ _CLOSING_S = 2.0
 class _JobsApi(Protocol):
     def state(self, job: str) -> JobState: ...
 
+    def resources(self) -> list[dict[str, float]]: ...  # of each machine
+
     def log(self, job: str) -> AsyncIterator[str]: ...  # begins with "" once it is connected
 
 
@@ -143,39 +145,42 @@ class _JobLog(Closing):
         self._responded_s = time.monotonic()
         while not self._is_closed.is_set():
             self._reading = self._loop.create_task(self._read_parts())
+            cause: Exception | str = "no machine of it is alive"
             try:
                 await self._reading
                 state = self._jobs.state(self._job)
                 if state.has_ended:
                     self._items.put(state)
                     return
-                self._responded_s = time.monotonic()
             except asyncio.CancelledError:
                 return
             except UnavailableError as error:
-                if self._is_reachable():
-                    self._responded_s = time.monotonic()
-                elif time.monotonic() - self._responded_s > limit_s:
-                    raise self._lost(limit_s, error) from error
+                cause = error
+            if self._is_reachable():
+                self._responded_s = time.monotonic()
+            elif time.monotonic() - self._responded_s > limit_s:
+                raise self._lost(limit_s, cause)
             self._is_closed.wait(_RETRY_S)
             # Ends an incomplete line: the log is read from its beginning.
             self._items.put("\n")
 
     def _is_reachable(self) -> bool:
+        """Returns True if the head answers and has a machine: jobs of lost ones never end."""
         try:
             self._jobs.state(self._job)
+            return bool(self._jobs.resources())
         except UnavailableError:
             return False
-        return True
 
     async def _read_parts(self) -> None:
-        is_connected = False
+        connected_s = float("inf")
         try:
             async for text in self._jobs.log(self._job):
-                is_connected = True
+                connected_s = min(connected_s, time.monotonic())
                 self._items.put(text)
         finally:
-            if is_connected:  # until now, however long that was
+            # Until now, however long that was; the head also accepts what it then cannot serve.
+            if time.monotonic() - connected_s > _RETRY_S:
                 self._responded_s = time.monotonic()
 
     def _lost(self, limit_s: float, error: Exception) -> UnavailableError:
