@@ -162,6 +162,7 @@ class RunningServers:
             return Outcome("error", compared.why) if compared.kind == "promised" else compared
         causes = [fault.causes for fault in faults if fault.kind.startswith(("journal", "disk"))]
         if causes and re.search("|".join(causes), again.output):
+            self._remove_long_folder()
             return Outcome("error", "the damaged journal was refused")
         return Outcome("wrong", f"the next start ended too: {again.output[-_TAIL_CHARACTERS:]}")
 
