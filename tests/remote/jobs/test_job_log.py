@@ -146,10 +146,25 @@ def test_other_errors_of_the_connection_are_raised_here() -> None:
 
 
 @pytest.mark.parametrize("reading", [[""], [None], ["", None]], ids=["ends", "fails", "breaks"])
-def test_running_job_of_a_cluster_without_machines_is_lost(monkeypatch, reading) -> None:
-    """Its head answers, but the machine that would end the job is gone."""
-    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.5")
-    jobs = Logged([reading] * 10_000, JobState("RUNNING"))
-    jobs.machines = []
-    with pytest.raises(UnavailableError, match=r"has not responded about job job for 0\.5 s"):
+@pytest.mark.parametrize(
+    ("status", "machines", "join_s"),
+    [("RUNNING", [{"CPU": 1.0}], 60), ("PENDING", [], 60), ("PENDING", [{"CPU": 1.0}], 0.2)],
+    ids=["running", "no machine", "never started"],
+)
+def test_job_that_only_the_head_knows_is_lost(
+    monkeypatch, reading, status, machines, join_s
+) -> None:
+    """The head goes on answering when the machine that would end the job is gone."""
+    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.3")
+    monkeypatch.setenv("STRATAGEM_JOIN_TIMEOUT_S", str(join_s))
+    jobs = Logged([reading] * 10_000, JobState(status))
+    jobs.machines = machines
+    with pytest.raises(UnavailableError, match=r"has not responded about job job for 0\.3 s"):
         follow(jobs, "job", "n", JobOutput([]))
+
+
+def test_job_that_starts_late_is_waited_for(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.05")
+    text = _log(tmp_path / "log", ("started", "", ""), ("end", "0", ""))
+    jobs = Logged([[None]] * 20 + [[text]], JobState("PENDING"))
+    assert follow(jobs, "job", "n", JobOutput([])) == JobResult(0, "", "")

@@ -143,9 +143,10 @@ class _JobLog(Closing):
         """Reads the log until the job has ended, and reconnects when the connection is lost."""
         limit_s = float(environment.read("peer_timeout_s"))
         self._responded_s = time.monotonic()
+        latest_start_s = self._responded_s + environment.read("join_timeout_s")
         while not self._is_closed.is_set():
             self._reading = self._loop.create_task(self._read_parts())
-            cause: Exception | str = "no machine of it is alive"
+            cause: Exception | str = "its log ends, although it has not ended"
             try:
                 await self._reading
                 state = self._jobs.state(self._job)
@@ -156,7 +157,7 @@ class _JobLog(Closing):
                 return
             except UnavailableError as error:
                 cause = error
-            if self._is_reachable():
+            if time.monotonic() < latest_start_s and self._is_starting():
                 self._responded_s = time.monotonic()
             elif time.monotonic() - self._responded_s > limit_s:
                 raise self._lost(limit_s, cause)
@@ -164,11 +165,13 @@ class _JobLog(Closing):
             # Ends an incomplete line: the log is read from its beginning.
             self._items.put("\n")
 
-    def _is_reachable(self) -> bool:
-        """Returns True if the head answers and has a machine: jobs of lost ones never end."""
+    def _is_starting(self) -> bool:
+        """Returns True for a job that its cluster can still start.
+
+        The head alone proves nothing: it answers for jobs whose machine is gone, too.
+        """
         try:
-            self._jobs.state(self._job)
-            return bool(self._jobs.resources())
+            return self._jobs.state(self._job).status == "PENDING" and bool(self._jobs.resources())
         except UnavailableError:
             return False
 
