@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import zmq
 
+from stratagem.errors import DataLossError
+from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.transport import local_sockets as module
 from stratagem.parameter_server.transport.keys import ClusterKeys
 from stratagem.parameter_server.transport.listener import Listener
@@ -153,6 +155,18 @@ def test_sockets_of_dead_processes_are_removed_and_no_others(base) -> None:
         assert sorted(map(str, note.parent.iterdir())) == sorted(
             map(str, [young.path, living.path, note])
         )
+
+
+def test_server_that_refuses_its_journal_sweeps_before(base, tmp_path) -> None:
+    dead = made()
+    with socket.socket(socket.AF_UNIX) as ended:
+        ended.bind(dead.path)
+    os.utime(dead.path, (time.time() - 5, time.time() - 5))
+    journal = tmp_path / "journal"
+    journal.write_bytes(b"no journal")
+    with pytest.raises(DataLossError):
+        ParameterServer(ClusterKeys.make(), journal=journal)
+    assert not Path(dead.path).parent.exists()
 
 
 def test_listener_has_one_while_it_is_open_for_who_has_the_password(base) -> None:

@@ -26,6 +26,7 @@ from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.parameter_server.transport.connection import ServerError
 from stratagem.parameter_server.transport.keys import ClusterKeys
 from stratagem.parameter_server.transport.listener import Listener, Request
+from stratagem.parameter_server.transport.local_sockets import sweep_local_sockets
 from stratagem.parameter_server.transport.wire import Message
 
 __all__ = ["ParameterServer"]
@@ -73,6 +74,7 @@ class ParameterServer(Closing):
         self._pickle: Any = load(
             "cloudpickle", needed_by="a parameter server", install="stratagem[ray]"
         )
+        sweep_local_sockets()  # also if the journal is then refused
         self._reads = self._read_handlers()
         self._whole_changes = self._change_handlers()
         with contextlib.ExitStack() as stack:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import zmq
 
 
-__all__ = ["LocalSocket"]
+__all__ = ["LocalSocket", "sweep_local_sockets"]
 
 _USER = b"client"
 # The system limit includes a terminating zero: 108 on Linux, 104 on macOS.
@@ -92,6 +92,15 @@ class LocalSocket:
         folder = Path(self.path).parent
         with contextlib.suppress(OSError):
             os.unlink(self.path)
+        with contextlib.suppress(OSError):
+            _remove_those_of_the_dead(folder)
+            folder.rmdir()
+
+
+def sweep_local_sockets() -> None:
+    """Removes sockets of killed processes of this user, and their folder if it is then empty."""
+    folder = _folder()
+    if folder is not None:
         with contextlib.suppress(OSError):
             _remove_those_of_the_dead(folder)
             folder.rmdir()
