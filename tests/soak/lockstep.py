@@ -30,9 +30,8 @@ def soak_lockstep(
     command = [sys.executable, "-m", "stratagem", "launch", "--workers", str(_NUM_WORKERS)]
     command += ["--max-restarts", "1000000", "--run-dir", str(folder / "run")]
     command += [str(Path(__file__).with_name("lockstep_program.py")), str(folder)]
-    sampler = Sampler(
-        folder / "samples.jsonl", [Path("/dev/shm"), folder / "run", folder / "backup"]
-    )
+    # Not the run's folder: its events have a file for each start.
+    sampler = Sampler(folder / "samples.jsonl", [Path("/dev/shm"), folder / "backup"])
     num_kills, next_kill_s = 0, kill_every_s
     with (
         (folder / "output.log").open("wb") as output,
@@ -61,11 +60,11 @@ def _roles(launcher: int, folder: Path) -> dict[str, int]:
     for rank in range(_NUM_WORKERS):
         with contextlib.suppress(FileNotFoundError, ValueError):
             roles[f"worker {rank}"] = _worker(folder, rank)
-    for pid, command in processes_below(launcher).items():
+    for pid, (parent, command) in processes_below(launcher).items():
         if "guardian" in command:
             roles["guardian"] = pid
-        elif _FORK_SERVER in command and pid not in roles.values():
-            roles.setdefault("fork server", pid)  # a forked task has the same command line
+        elif parent == launcher and _FORK_SERVER in command:  # a forked task has it, too
+            roles["fork server"] = pid
     return roles
 
 

@@ -31,8 +31,8 @@ class Sample:
     num_files: int = 0
 
 
-def processes_below(pid: int) -> dict[int, str]:
-    """Returns the command lines of all descendants of a process, by pid."""
+def processes_below(pid: int) -> dict[int, tuple[int, str]]:
+    """Returns the parents and command lines of all descendants of a process, by pid."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -42,7 +42,7 @@ def processes_below(pid: int) -> dict[int, str]:
                 continue
             if fields[0] != "Z":
                 parents[int(entry.name)] = int(fields[1])
-    below: dict[int, str] = {}
+    below: dict[int, tuple[int, str]] = {}
     for one in parents:
         ancestor = one
         while ancestor in parents and ancestor != pid:
@@ -52,7 +52,7 @@ def processes_below(pid: int) -> dict[int, str]:
                 words = Path(f"/proc/{one}/cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            below[one] = b" ".join(words).decode(errors="replace").strip()
+            below[one] = parents[one], b" ".join(words).decode(errors="replace").strip()
     return below
 
 
