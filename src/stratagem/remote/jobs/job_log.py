@@ -186,10 +186,10 @@ class _JobLog(Closing):
             if time.monotonic() - connected_s > _RETRY_S:
                 self._responded_s = time.monotonic()
 
-    def _lost(self, limit_s: float, error: Exception) -> UnavailableError:
+    def _lost(self, limit_s: float, cause: Exception | str) -> UnavailableError:
         return UnavailableError(
             explain(
-                f"The cluster has not responded about job {self._job} for {limit_s:g} s: {error}",
+                f"The cluster has not responded about job {self._job} for {limit_s:g} s: {cause}",
                 expected="a leader that runs and can be reached.",
                 fix="check the leader, start it again, and run the program again: it resumes from "
                 "its last checkpoint. STRATAGEM_PEER_TIMEOUT_S changes the limit.",
