@@ -64,7 +64,7 @@ HANGS := --override-ini faulthandler_timeout=180
 define environment
 @test -n "$(2)" || { echo "No Python 3.11 to 3.13 with venv found: install one, or give it with PYTHON=/its/path." >&2; exit 1; }
 @echo "Making $(1) from $(3) ($$($(2) --version))"
-@if command -v uv >/dev/null; then set -e; \
+@if uv --version >/dev/null 2>&1; then set -e; \
 	test -x $(1)/bin/python || uv venv --quiet --no-python-downloads --python "$(2)" $(1); \
 	uv pip install --quiet --python $(1)/bin/python --require-hashes $(4) -r $(3); \
 	uv pip install --quiet --python $(1)/bin/python --no-deps -e .; \
@@ -89,36 +89,13 @@ $(OLDEST): requirements/oldest.lock pyproject.toml
 $(NEWEST): requirements/dev.lock pyproject.toml
 	$(call environment,.venv-newest,$(NEWEST_PYTHON),requirements/dev.lock)
 
-$(TPU): requirements/dev.lock requirements/tpu.txt pyproject.toml
-	$(call environment,.venv-tpu,$(PYTHON),requirements/dev.lock)
-	@if command -v uv >/dev/null; then \
-		uv pip install --quiet --python .venv-tpu/bin/python -r requirements/tpu.txt; \
+# dev.lock and a few packages more.
+$(TPU) $(GPU) $(FUZZ) $(RAY): .venv-%/.complete: requirements/dev.lock requirements/%.txt pyproject.toml
+	$(call environment,.venv-$*,$(PYTHON),requirements/dev.lock)
+	@if uv --version >/dev/null 2>&1; then \
+		uv pip install --quiet --python .venv-$*/bin/python -r requirements/$*.txt; \
 	else \
-		.venv-tpu/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/tpu.txt; \
-	fi
-
-$(FUZZ): requirements/dev.lock requirements/fuzz.txt pyproject.toml
-	$(call environment,.venv-fuzz,$(PYTHON),requirements/dev.lock)
-	@if command -v uv >/dev/null; then \
-		uv pip install --quiet --python .venv-fuzz/bin/python -r requirements/fuzz.txt; \
-	else \
-		.venv-fuzz/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/fuzz.txt; \
-	fi
-
-$(GPU): requirements/dev.lock requirements/gpu.txt pyproject.toml
-	$(call environment,.venv-gpu,$(PYTHON),requirements/dev.lock)
-	@if command -v uv >/dev/null; then \
-		uv pip install --quiet --python .venv-gpu/bin/python -r requirements/gpu.txt; \
-	else \
-		.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/gpu.txt; \
-	fi
-
-$(RAY): requirements/dev.lock requirements/ray.txt pyproject.toml
-	$(call environment,.venv-ray,$(PYTHON),requirements/dev.lock)
-	@if command -v uv >/dev/null; then \
-		uv pip install --quiet --python .venv-ray/bin/python -r requirements/ray.txt; \
-	else \
-		.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/ray.txt; \
+		.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/$*.txt; \
 	fi
 
 # The lock is complete, but for what KerasHub asks for and does not use.

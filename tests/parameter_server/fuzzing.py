@@ -1,30 +1,10 @@
-"""Damaged and forged bytes for fuzz tests of parsers.
-
-`FUZZ_EXAMPLES` is the number of examples of each test: few in the suite, millions in a campaign.
-"""
+"""Damaged bytes for fuzz tests of parsers."""
 
 from __future__ import annotations
 
-import os
-
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-__all__ = ["FUZZ", "JSON", "damaged"]
-
-FUZZ = settings(
-    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "200")),
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-_NUMBERS = st.integers() | st.sampled_from([-1, 0, 1, 2**31, 2**32, 2**63, 2**64]) | st.floats()
-_LEAVES = st.none() | st.booleans() | _NUMBERS | st.text(max_size=9)
-JSON = st.recursive(
-    _LEAVES,
-    lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner, max_size=4)
-    ),
-    max_leaves=8,
-)
+__all__ = ["damaged"]
 
 
 @st.composite

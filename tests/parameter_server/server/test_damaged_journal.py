@@ -22,7 +22,8 @@ from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.transport.connection import Connections
 from stratagem.parameter_server.transport.keys import ClusterKeys
 from stratagem.parameter_server.transport.wire import pack
-from tests.parameter_server.fuzzing import FUZZ, JSON, damaged
+from tests.fuzzing import JSON, fuzz
+from tests.parameter_server.fuzzing import damaged
 from tests.parameter_server.server.update_rules import Momentum
 
 _KEYS = ClusterKeys.make()
@@ -55,7 +56,7 @@ def quietly():
         yield
 
 
-@FUZZ
+@fuzz
 @given(data=st.data())
 def test_damaged_journal_has_the_first_records_or_is_refused(journal, tmp_path, data) -> None:
     path = tmp_path / "journal"
@@ -76,7 +77,7 @@ def test_damaged_journal_has_the_first_records_or_is_refused(journal, tmp_path, 
     assert num_dropped or path.read_bytes()[: len(changed)] == changed
 
 
-@FUZZ
+@fuzz
 @given(data=st.data())
 def test_forged_journal_is_restored_or_refused(journal, tmp_path, data) -> None:
     """All of its checksums are right."""

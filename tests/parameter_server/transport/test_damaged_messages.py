@@ -24,7 +24,8 @@ from stratagem.parameter_server.transport.wire import (
     pack,
     unpack,
 )
-from tests.parameter_server.fuzzing import FUZZ, JSON, damaged
+from tests.fuzzing import JSON, fuzz
+from tests.parameter_server.fuzzing import damaged
 
 _ARRAYS = [np.arange(5, dtype=np.int16), np.ones((2, 3), np.float32), np.zeros(9000, np.int8)]
 _FIELDS = {
@@ -85,7 +86,7 @@ _MESSAGES = st.one_of(
 )
 
 
-@FUZZ
+@fuzz
 @given(_MESSAGES)
 def test_message_is_read_or_refused(frames) -> None:
     if not is_message(frames):
@@ -120,7 +121,7 @@ def memories() -> Iterator[tuple[ClientMemories, ClientMemory]]:
     memory.close()
 
 
-@FUZZ
+@fuzz
 @given(data=st.data())
 def test_message_in_shared_memory_is_read_or_refused(memories, data) -> None:
     shared, memory = memories
@@ -136,7 +137,7 @@ def test_message_in_shared_memory_is_read_or_refused(memories, data) -> None:
         pass
 
 
-@FUZZ
+@fuzz
 @given(data=st.data())
 def test_offer_of_memory_is_taken_or_declined(memories, data) -> None:
     shared, memory = memories
@@ -194,7 +195,7 @@ def raw() -> Iterator[_Raw]:
         raw.close()
 
 
-@FUZZ
+@fuzz
 @given(number=st.binary(max_size=9), frames=_MESSAGES)
 def test_server_answers_after_any_request_of_a_member(raw, number, frames) -> None:
     raw.send([b"n" + number, *frames])
