@@ -157,6 +157,22 @@ def test_sockets_of_dead_processes_are_removed_and_no_others(base) -> None:
         )
 
 
+def test_folder_that_another_server_removes_meanwhile_is_no_error(base, monkeypatch) -> None:
+    """Another server's sweep comes between the making of the folder and its use."""
+    find = module._folder
+
+    def find_and_lose() -> Path | None:
+        folder = find()
+        assert folder is not None
+        folder.rmdir()
+        return folder
+
+    monkeypatch.setattr(module, "_folder", find_and_lose)
+    with Listener(ClusterKeys.make(), print) as listener:
+        assert listener.local is not None
+        assert listener.local.is_reachable()
+
+
 def test_server_that_refuses_its_journal_sweeps_before(base, tmp_path) -> None:
     dead = made()
     with socket.socket(socket.AF_UNIX) as ended:

@@ -92,8 +92,8 @@ class LocalSocket:
         folder = Path(self.path).parent
         with contextlib.suppress(OSError):
             os.unlink(self.path)
+        _remove_those_of_the_dead(folder)
         with contextlib.suppress(OSError):
-            _remove_those_of_the_dead(folder)
             folder.rmdir()
 
 
@@ -101,8 +101,8 @@ def sweep_local_sockets() -> None:
     """Removes sockets of killed processes of this user, and their folder if it is then empty."""
     folder = _folder()
     if folder is not None:
+        _remove_those_of_the_dead(folder)
         with contextlib.suppress(OSError):
-            _remove_those_of_the_dead(folder)
             folder.rmdir()
 
 
@@ -154,7 +154,10 @@ def _listens(path: Path) -> bool:
 
 
 def _remove_those_of_the_dead(folder: Path) -> None:
-    for path in folder.iterdir():
+    paths: list[Path] = []
+    with contextlib.suppress(OSError):  # another process has just removed the folder
+        paths = list(folder.iterdir())
+    for path in paths:
         with contextlib.suppress(OSError):
             is_old = time.time() - path.lstat().st_mtime > _LEAST_AGE_S
             if is_old and _is_ours(path) and not _listens(path):
