@@ -146,7 +146,7 @@ class _JobLog(Closing):
         latest_start_s = self._responded_s + environment.read("join_timeout_s")
         while not self._is_closed.is_set():
             self._reading = self._loop.create_task(self._read_parts())
-            cause: Exception | str = "its log ends, although it has not ended"
+            cause: Exception | str = "its log ended before it did"
             try:
                 await self._reading
                 state = self._jobs.state(self._job)
@@ -190,7 +190,8 @@ class _JobLog(Closing):
         return UnavailableError(
             explain(
                 f"The cluster has not responded about job {self._job} for {limit_s:g} s: {cause}",
-                expected="a leader that runs and can be reached.",
+                expected="a leader that runs and can be reached, and a program that starts within "
+                "STRATAGEM_JOIN_TIMEOUT_S.",
                 fix="check the leader, start it again, and run the program again: it resumes from "
                 "its last checkpoint. STRATAGEM_PEER_TIMEOUT_S changes the limit.",
                 code="SG514",
