@@ -276,6 +276,10 @@ clicks-compare: $(MAIN) ## the same AUC on one device, by one worker, and by fou
 bench: $(MAIN) $(if $(filter-out allreduce checkpoint first_step fit_peers loop parameter_server plan recovery scaling,$(BENCH)),,$(PEERS)) ## benchmarks; tables here, results and plots in runs/bench
 	.venv/bin/python -m benchmarks $(BENCH)
 
+.PHONY: bench-compare
+bench-compare: $(MAIN) ## this tree beside revision BASE (HEAD), in turns; exits with 1 if slower than BOUND (0.05) allows
+	.venv/bin/python -m benchmarks.compare $(or $(BASE),HEAD) $(BENCH) --bound $(or $(BOUND),0.05) $(ARGS)
+
 .PHONY: peers
 peers: $(PEERS) ## environment with the frameworks that we compare ourselves with
 

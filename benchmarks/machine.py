@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["describe_machine", "load_warning"]
+__all__ = ["busy_cores", "describe_machine", "load_warning"]
 
 _QUIET_LOAD = 0.5
 
@@ -35,6 +36,29 @@ def load_warning(load: float) -> str | None:
         f"The load of this machine is {load:.1f} before the benchmark starts: something else "
         "runs, and the figures are not to be trusted."
     )
+
+
+def busy_cores(duration_s: float) -> float:
+    """Returns the cores that all programs together used on average while this one slept.
+
+    Where Linux's `/proc/stat` is missing, returns the load average.
+    """
+    before_s = _busy_s()
+    time.sleep(duration_s)
+    after_s = _busy_s()
+    if before_s is None or after_s is None:
+        return os.getloadavg()[0]
+    return (after_s - before_s) / duration_s
+
+
+def _busy_s() -> float | None:
+    """Returns the seconds of all cores since the start of the system that were not idle."""
+    try:
+        first = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0]
+    except OSError:
+        return None
+    user, nice, system, _, _, *others = map(int, first.split()[1:9])
+    return sum((user, nice, system, *others)) / os.sysconf("SC_CLK_TCK")
 
 
 def _cpu_model() -> str:

@@ -35,9 +35,16 @@ class WorkerProcess:
         name: of the worker, for messages.
         command: program and arguments.
         environment: all of its variables.
+        folder: its working directory, from which `-m` imports its program.
     """
 
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path = _REPOSITORY,
+    ) -> None:
         self.name = name
         self._command = list(command)
         self._buffer = b""
@@ -49,7 +56,7 @@ class WorkerProcess:
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             bufsize=0,
-            cwd=_REPOSITORY,
+            cwd=folder,
             env=dict(environment),
             start_new_session=True,  # so that its own children can be ended with it
         )

@@ -16,9 +16,15 @@ from benchmarks.worker_process import WorkerProcess
 from benchmarks.workers.pinned_workers import cluster_variables
 from benchmarks.workers.protocol import WorkerOptions
 
-__all__ = ["PEER", "Cluster", "Figures", "measure"]
+__all__ = ["OUR_SIDE", "PEER", "Cluster", "Figures", "measure", "our_variables"]
 
 PEER = "PyTorch Gloo"
+OUR_SIDE = Side(
+    name="ours",
+    module="benchmarks.workers.stratagem_allreduce",
+    options=WorkerOptions(workload=""),
+    variables={"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"},
+)
 # One such sum takes longer than what disturbs it.
 _LARGE_BYTES = 2**24
 
@@ -97,11 +103,13 @@ def measure(
     Raises:
         WorkerError: a process ended, or did not answer in time.
     """
-    ours, peer = _our_side(), _peer_side()
+    peer = _peer_side()
     with contextlib.ExitStack() as stack:
         progress(f"{cluster}: starting")
         fleets = [
-            _start(stack, ours, _our_variables(cluster), [{}] * cluster.num_processes, environments)
+            _start(
+                stack, OUR_SIDE, our_variables(cluster), [{}] * cluster.num_processes, environments
+            )
         ]
         if cluster.devices_per_process == 1 and environments.why_not(peer) is None:
             ranks = _ranks(cluster.num_processes)
@@ -132,15 +140,6 @@ def measure(
     }
 
 
-def _our_side() -> Side:
-    return Side(
-        name="ours",
-        module="benchmarks.workers.stratagem_allreduce",
-        options=WorkerOptions(workload=""),
-        variables={"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"},
-    )
-
-
 def _peer_side() -> Side:
     return Side(
         name=PEER,
@@ -151,7 +150,8 @@ def _peer_side() -> Side:
     )
 
 
-def _our_variables(cluster: Cluster) -> list[dict[str, str]]:
+def our_variables(cluster: Cluster) -> list[dict[str, str]]:
+    """Returns the environment variables of each process of ours."""
     devices = {"JAX_NUM_CPU_DEVICES": str(cluster.devices_per_process)}
     return [{**one, **devices} for one in cluster_variables(cluster.num_processes)]
 

@@ -162,6 +162,8 @@ class Changes:
 
         Returns None for any other change.
         """
+        if not change.origin[1]:  # of no function
+            return None
         kind = kind_of(change.message)
         with self._lock:
             if kind is None or not self._is_applied(change):

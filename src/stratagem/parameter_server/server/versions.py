@@ -113,11 +113,15 @@ class SeenVersions:
         own[server, None] = seen
         counts: list[int] = fields["applied"]
         counts[-1] = seen[1]  # the version counts pushes
-        restored = [*fields.get("restored_applied", (0,) * len(KINDS))]
-        restored[-1] = fields.get("restored_version") or 0
         with self._lock:
-            run = self._runs.setdefault(server, {}).setdefault(seen[0], _SeenRun(restored, counts))
-            run.newest = [*map(max, run.newest, counts)]
+            runs = self._runs.setdefault(server, {})
+            run = runs.get(seen[0])
+            if run is None:
+                restored = [*fields.get("restored_applied", (0,) * len(KINDS))]
+                restored[-1] = fields.get("restored_version") or 0
+                run = runs[seen[0]] = _SeenRun(restored, counts)
+            if counts != run.newest:
+                run.newest = [*map(max, run.newest, counts)]
 
     def of(self, server: int, names: Iterable[str]) -> dict[str, int]:
         """Returns the request fields with the version of this thread's values.
