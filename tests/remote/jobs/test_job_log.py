@@ -168,3 +168,47 @@ def test_job_that_starts_late_is_waited_for(monkeypatch, tmp_path) -> None:
     text = _log(tmp_path / "log", ("started", "", ""), ("end", "0", ""))
     jobs = Logged([[None]] * 20 + [[text]], JobState("PENDING"))
     assert follow(jobs, "job", "n", JobOutput([])) == JobResult(0, "", "")
+
+
+class Quiet(Logged):
+    """A job whose log stays open and says nothing, since the head's source of it is gone."""
+
+    async def log(self, job: str) -> AsyncIterator[str]:
+        for text in self.readings.pop(0) if self.readings else [""]:
+            assert text is not None
+            yield text
+        await asyncio.sleep(60.0)
+
+
+def test_end_of_a_job_with_a_quiet_log_is_noticed(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.05")
+    text = _log(tmp_path / "log", ("started", "", ""))
+    jobs = Quiet([[text]], JobState("RUNNING"), JobState("FAILED", "the node died", 1))
+    assert follow(jobs, "job", "n", JobOutput([])) == JobResult(1, "", "")
+
+
+@pytest.mark.parametrize("state", [JobState("RUNNING"), None], ids=["no machine", "no answer"])
+def test_quiet_log_of_a_cluster_without_machines_is_lost(monkeypatch, tmp_path, state) -> None:
+    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.3")
+    jobs = Quiet([[_log(tmp_path / "log", ("started", "", ""))]], state)
+    jobs.machines = []
+    with pytest.raises(UnavailableError, match=r"has not responded about job job for 0\.3 s"):
+        follow(jobs, "job", "n", JobOutput([]))
+
+
+def test_quiet_log_of_a_running_job_is_followed(monkeypatch, tmp_path) -> None:
+    text = _log(tmp_path / "log", ("started", "", ""), ("end", "0", ""))
+
+    class Late(Logged):
+        num_readings = 0
+
+        async def log(self, job: str) -> AsyncIterator[str]:
+            self.num_readings += 1
+            yield text[:-2]
+            await asyncio.sleep(1.0)
+            yield text[-2:]
+
+    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.05")
+    jobs = Late([], JobState("RUNNING"))
+    assert follow(jobs, "job", "n", JobOutput([])) == JobResult(0, "", "")
+    assert jobs.num_readings == 1

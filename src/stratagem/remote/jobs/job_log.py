@@ -107,7 +107,8 @@ class _JobLog(Closing):
         self._job = job
         self._items: queue.SimpleQueue[str | JobState | Exception] = queue.SimpleQueue()
         self._is_closed = threading.Event()
-        self._responded_s = 0.0
+        self._limit_s = float(environment.read("peer_timeout_s"))
+        self._responded_s = self._heard_s = 0.0
         self._loop = asyncio.new_event_loop()
         self._reading: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._run, name="log of a job", daemon=True)
@@ -141,26 +142,29 @@ class _JobLog(Closing):
 
     async def _read(self) -> None:
         """Reads the log until the job has ended, and reconnects when the connection is lost."""
-        limit_s = float(environment.read("peer_timeout_s"))
         self._responded_s = time.monotonic()
         latest_start_s = self._responded_s + environment.read("join_timeout_s")
         while not self._is_closed.is_set():
             self._reading = self._loop.create_task(self._read_parts())
+            watching = self._loop.create_task(self._end_if_quiet(self._reading))
             cause: Exception | str = "its log ended before it did"
             try:
-                await self._reading
+                await asyncio.wait([self._reading])
+                watching.cancel()
+                if self._is_closed.is_set():
+                    return
+                if not self._reading.cancelled():
+                    self._reading.result()
                 state = self._jobs.state(self._job)
                 if state.has_ended:
                     self._items.put(state)
                     return
-            except asyncio.CancelledError:
-                return
             except UnavailableError as error:
                 cause = error
             if time.monotonic() < latest_start_s and self._is_starting():
                 self._responded_s = time.monotonic()
-            elif time.monotonic() - self._responded_s > limit_s:
-                raise self._lost(limit_s, cause)
+            elif time.monotonic() - self._responded_s > self._limit_s:
+                raise self._lost(cause)
             self._is_closed.wait(_RETRY_S)
             # Ends an incomplete line: the log is read from its beginning.
             self._items.put("\n")
@@ -179,17 +183,44 @@ class _JobLog(Closing):
         connected_s = float("inf")
         try:
             async for text in self._jobs.log(self._job):
-                connected_s = min(connected_s, time.monotonic())
+                self._heard_s = time.monotonic()
+                connected_s = min(connected_s, self._heard_s)
                 self._items.put(text)
+        except asyncio.CancelledError:
+            connected_s = float("inf")
+            raise
         finally:
             # Until now, however long that was; the head also accepts what it then cannot serve.
             if time.monotonic() - connected_s > _RETRY_S:
                 self._responded_s = time.monotonic()
 
-    def _lost(self, limit_s: float, cause: Exception | str) -> UnavailableError:
+    async def _end_if_quiet(self, reading: asyncio.Task[None]) -> None:
+        """Ends the reading of a quiet log once nobody runs the job anymore.
+
+        The head keeps such a log open, although its own connection to the job's machine is dead.
+        """
+        self._heard_s = time.monotonic()
+        while True:
+            await asyncio.sleep(self._limit_s)
+            if time.monotonic() - self._heard_s >= self._limit_s and not self._is_running():
+                reading.cancel()
+                return
+
+    def _is_running(self) -> bool:
+        """Returns False once the job has ended or no machine is left; True after one failure."""
+        try:
+            is_running = not self._jobs.state(self._job).has_ended and bool(self._jobs.resources())
+        except UnavailableError:
+            return time.monotonic() - self._heard_s < 2 * self._limit_s
+        if is_running:
+            self._heard_s = self._responded_s = time.monotonic()
+        return is_running
+
+    def _lost(self, cause: Exception | str) -> UnavailableError:
         return UnavailableError(
             explain(
-                f"The cluster has not responded about job {self._job} for {limit_s:g} s: {cause}",
+                f"The cluster has not responded about job {self._job} for {self._limit_s:g} s: "
+                f"{cause}",
                 expected="a leader that runs and can be reached, and a program that starts within "
                 "STRATAGEM_JOIN_TIMEOUT_S.",
                 fix="check the leader, start it again, and run the program again: it resumes from "
