@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,14 @@ class Told:
 
 
 def serve_told(index: int, keys: ClusterKeys, folder: str) -> Told:
+    return Told(index, keys, folder)
+
+
+def serve_late(index: int, keys: ClusterKeys, folder: str) -> Told:
+    """Fails in process 1; serves in process 0, a second later."""
+    if index == 1:
+        raise LookupError(f"no data for process {index}")
+    time.sleep(1.0)
     return Told(index, keys, folder)
 
 

@@ -66,6 +66,17 @@ def _ask(keys: ClusterKeys, address: str, *variables: str) -> dict[str, Any]:
         ).fields
 
 
+def test_process_that_starts_after_another_has_failed_is_closed(keys, standby, tmp_path) -> None:
+    """A killed one would leave its files."""
+    arguments = [(keys, str(tmp_path))] * 2
+    with (
+        LocalProcesses("ps", served.serve_late, arguments, standby=standby) as processes,
+        pytest.raises(RuntimeError, match="no data for process 1"),
+    ):
+        _ = processes.addresses
+    assert [path.name for path in tmp_path.iterdir()] == ["closed-0"]
+
+
 def test_processes_serve_return_after_a_kill_and_close(keys, standby, tmp_path, capsys) -> None:
     arguments = [(keys, str(tmp_path))] * 2
     chosen = {"SERVED_THREADS": "3", "SERVED": "no"}

@@ -173,15 +173,15 @@ class LocalProcesses(Closing):
             self._is_closed = True
             self._changed.notify_all()
         atexit.unregister(self.close)
-        running = dict(self._processes)
-        for process in running.values():
+        for process in [*self._processes.values()]:
             process.ask_to_close()
         deadline_s = time.monotonic() + _CLOSING_S
-        for index, process in running.items():
-            keeper = self._keepers[index]
-            if keeper is not threading.current_thread():
-                keeper.join(max(0.0, deadline_s - time.monotonic()))
-                process.kill()
+        for index, keeper in enumerate(self._keepers):
+            if keeper is threading.current_thread():
+                continue
+            keeper.join(max(0.0, deadline_s - time.monotonic()))
+            if index in self._processes:  # the others have not started yet
+                self._processes[index].kill()
                 keeper.join()
 
     def _keep(self, index: int) -> None:
@@ -254,12 +254,13 @@ class LocalProcesses(Closing):
             for theirs in outputs:
                 os.close(theirs)
         with self._changed:
-            if self._is_closed:
-                process.kill()
-                process.wait()
-                return None
             self._processes[index], self._addresses[index] = process, process.address
+            is_closed = self._is_closed
             self._changed.notify_all()
+        if is_closed:
+            process.ask_to_close()  # what it has made is not removed if it is killed
+            process.wait()
+            return None
         return process
 
     def _report(self, event: Callable[[Watchers], None]) -> bool:
