@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +29,7 @@ _TOKEN = "0123456789abcdef" * 4
 def settings(monkeypatch) -> None:
     for name in (
         "RAY_AUTH_MODE",
+        "RAY_CLIENT_MODE",  # set by the import of Ray
         "RAY_COLOR_PREFIX",
         "RAY_DEDUP_LOGS",
         "RAY_FLUSH_DRIVER_LOGS",
@@ -101,6 +104,25 @@ def test_node_that_fails_while_the_head_goes_on_says_why(listening) -> None:
     ):
         node.wait()
     assert "--no-such-option" in str(raised.value)
+
+
+def test_raylet_that_ends_in_order_ends_the_node(monkeypatch) -> None:
+    """`ray start --block` goes on after a raylet that received SIGTERM, or lost its agent."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    before = descendants(os.getpid())
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    with start_head(address) as node:
+        (raylet,) = [
+            pid
+            for pid in descendants(os.getpid()) - before
+            if "/raylet/raylet" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0]
+        ]
+        os.kill(raylet, signal.SIGTERM)
+        waiting = threading.Thread(target=node.wait, daemon=True)
+        waiting.start()
+        waiting.join(60.0)
+        assert not waiting.is_alive()
+    assert wait_for_end(descendants(os.getpid()) - before) == set()
 
 
 LEADER = """

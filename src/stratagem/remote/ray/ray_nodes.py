@@ -53,6 +53,9 @@ class RayNode(Closing):
 
     def __init__(self, options: list[str], head_address: str) -> None:
         self.head_address = head_address
+        (port,) = free_ports(1)
+        self._raylet_address = f"127.0.0.1:{port}"
+        options = [f"--node-manager-port={port}", *options]
         self._command = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *options)
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._process: subprocess.Popen[bytes] | None = None
@@ -88,26 +91,25 @@ class RayNode(Closing):
 
     def wait(self) -> None:
         """Waits for the head to end, then ends this node; UnavailableError if it fails earlier."""
-        refused_since_s: float | None = None
-        lost_since_s: float | None = None
-        while self._keeper.is_alive():
+        head, raylet = _Port(self.head_address), _Port(self._raylet_address)
+        reason = ""
+        while self._keeper.is_alive() and not reason:
             self._keeper.join(_LOOK_AT_HEAD_S)
-            answer = probe(self.head_address)
-            now_s = time.monotonic()
-            refused_since_s = (refused_since_s or now_s) if answer == "refused" else None
-            lost_since_s = None if answer == "there" else (lost_since_s or now_s)
-            is_refused = refused_since_s is not None and now_s - refused_since_s > _REFUSED_S
-            limit_s = float(environment.read("peer_timeout_s"))
-            if is_refused or (lost_since_s is not None and now_s - lost_since_s > limit_s):
+            head.look()
+            if head.is_lost:
                 self._kill()  # an orderly end would ask the head first
                 self.close()
                 return
-        lines = self.last_lines()
+            raylet.look()
+            # `ray start` goes on without a raylet that ended in order, as after its agent's end.
+            if raylet.has_ended and _STARTED in self._printed():
+                reason = "its raylet has ended"
+        reason = reason or self.last_lines()
         self.close()
         if probe(self.head_address) == "there":
             raise UnavailableError(
                 explain(
-                    f"Ray ended on this machine: {lines}",
+                    f"Ray ended on this machine: {reason}",
                     expected=f"a node that runs as long as the head at {self.head_address}.",
                     fix="check the logs in /tmp/ray, and that the machine has enough memory.",
                 )
@@ -163,6 +165,36 @@ class RayNode(Closing):
             return b""
         size = os.fstat(self._log.fileno()).st_size
         return os.pread(self._log.fileno(), size, 0)
+
+
+class _Port:
+    """Answers of a process to connections, for a look each second."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._silent_since_s: float | None = None
+        self._refused_since_s: float | None = None
+
+    def look(self) -> None:
+        """Connects once."""
+        answer, now_s = probe(self._address), time.monotonic()
+        self._silent_since_s = None if answer == "there" else self._silent_since_s or now_s
+        self._refused_since_s = (self._refused_since_s or now_s) if answer == "refused" else None
+
+    @property
+    def has_ended(self) -> bool:
+        """True if it has refused connections for a while."""
+        return _is_longer(self._refused_since_s, _REFUSED_S)
+
+    @property
+    def is_lost(self) -> bool:
+        """True if it has ended, or has not answered within `STRATAGEM_PEER_TIMEOUT_S`."""
+        limit_s = float(environment.read("peer_timeout_s"))
+        return self.has_ended or _is_longer(self._silent_since_s, limit_s)
+
+
+def _is_longer(since_s: float | None, limit_s: float) -> bool:
+    return since_s is not None and time.monotonic() - since_s > limit_s
 
 
 def resource_of_task(task_type: str, task_index: int) -> str:
