@@ -28,7 +28,7 @@ from stratagem.launch.scripts import RemoteError
 from stratagem.launch.tasks.function_task import CALL, PROGRAM, pack_call, read_result
 from stratagem.launch.tasks.pickling import captured_values, dumps, find_unpicklable
 from stratagem.messages import explain
-from stratagem.remote.jobs.job_log import JobResult, follow
+from stratagem.remote.jobs.job_log import HEARTBEATS_PER_LIMIT, JobResult, follow
 from stratagem.remote.jobs.job_output import JobOutput
 from stratagem.remote.jobs.job_plan import JOB_VARIABLE, JobPlan, answer_key
 from stratagem.remote.jobs.jobs_client import JobsClient
@@ -245,20 +245,22 @@ class RemoteCluster:
         sys.exit(128 + caught.ending)
 
     def _plan(self, command: Sequence[str]) -> JobPlan:
-        nonce = secrets.token_hex(16)
+        plan = JobPlan(
+            nonce=secrets.token_hex(16),
+            command=tuple(command),
+            lease_s=self._lease_s,
+            heartbeat_s=float(environment.read("peer_timeout_s")) / HEARTBEATS_PER_LIMIT,
+        )
         spec = self._spec
         if spec is None:
-            return JobPlan(nonce=nonce, command=tuple(command), lease_s=self._lease_s)
-        leader = leader_of(spec)
+            return plan
         trains = [] if task_count(spec, "ps") else [t for t in tasks_of(spec) if t[0] != "ps"]
-        return JobPlan(
-            nonce=nonce,
-            command=tuple(command),
+        return dataclasses.replace(
+            plan,
             cluster=spec.as_dict(),
             tasks=tuple(trains),
-            head=spec.task_address(*leader),
+            head=spec.task_address(*leader_of(spec)),
             url=self._jobs.url,
-            lease_s=self._lease_s,
         )
 
     @contextlib.contextmanager

@@ -14,7 +14,7 @@ __all__ = ["KINDS", "choose", "send"]
 # What ends a job for good when it gets a signal, for the user has asked for it.
 _HEADS = ("launcher", "client", "coordinator")
 # Nothing but the user watches these, so a stop of theirs ends at some time.
-_UNWATCHED = ("launcher", "client", "coordinator", "function")
+_UNWATCHED = ("launcher", "client", "coordinator", "function", "supervisor")
 _UNWATCHED_STOP_S = 6.0
 # Around the limit after which the others give a process up.
 _STOP_S = (0.5, 7.0)

@@ -73,3 +73,10 @@ def test_another_python_is_refused_before_the_program_starts() -> None:
     assert code == 1
     assert [kind for kind, _ in frames] == ["note", "end"]
     assert "The client has Python 2.7" in frames[0][1]
+
+
+def test_program_sends_heartbeats() -> None:
+    plan = JobPlan(nonce="n0", command=("-c", "import time; time.sleep(1)"), heartbeat_s=0.1)
+    _, frames = frames_of(plan)
+    assert 3 <= frames.count(("heartbeat", "")) <= 40
+    assert ("heartbeat", "") not in frames_of(JobPlan(nonce="n0", command=("-c", "")))[1]

@@ -212,3 +212,19 @@ def test_quiet_log_of_a_running_job_is_followed(monkeypatch, tmp_path) -> None:
     jobs = Late([], JobState("RUNNING"))
     assert follow(jobs, "job", "n", JobOutput([])) == JobResult(0, "", "")
     assert jobs.num_readings == 1
+
+
+def test_program_that_was_stopped_is_lost(monkeypatch, tmp_path) -> None:
+    """Its cluster answers, and its machine is there."""
+    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.2")
+    text = _log(tmp_path / "log", ("heartbeat", "", ""), ("started", "", ""), ("out", "1\n", ""))
+    jobs = Quiet([[text]], JobState("RUNNING"))
+    with pytest.raises(UnavailableError, match=r"no heartbeat for 0\.4 s") as raised:
+        follow(jobs, "job", "n", JobOutput([]))
+    assert "twice STRATAGEM_PEER_TIMEOUT_S" in str(raised.value)
+
+
+def test_heartbeats_are_no_output(tmp_path, capsys) -> None:
+    text = _log(tmp_path / "log", ("heartbeat", "", ""), ("heartbeat", "", ""), ("end", "0", ""))
+    follow(Logged([[text]], JobState("RUNNING")), "job", "n", JobOutput([]))
+    assert capsys.readouterr() == ("", "")

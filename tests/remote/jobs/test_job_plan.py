@@ -14,6 +14,7 @@ def test_plan_survives_as_text() -> None:
         head="a:1",
         url="http://a:2",
         lease_s=3.5,
+        heartbeat_s=0.5,
     )
     assert JobPlan.from_json(plan.to_json()) == plan
 

@@ -10,6 +10,7 @@ import json
 import signal
 import sys
 import threading
+import time
 from typing import Any
 
 from stratagem import environment
@@ -35,6 +36,9 @@ def main(text: str) -> int:
     is_over = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: is_over.set())
+    if plan.heartbeat_s is not None:
+        arguments = (frames, plan.heartbeat_s)
+        threading.Thread(target=_send_heartbeats, args=arguments, daemon=True).start()
     if plan.lease_s is not None:
         watch = threading.Thread(
             target=_watch_client, args=(plan, plan.lease_s, frames, is_over), daemon=True
@@ -83,6 +87,12 @@ def _config(plan: JobPlan) -> str:
     if "chief" in plan.cluster:
         config["task"] = {"type": "chief", "index": 0}
     return json.dumps(config)
+
+
+def _send_heartbeats(frames: FrameWriter, pause_s: float) -> None:
+    while True:
+        frames.write("heartbeat", "")
+        time.sleep(pause_s)
 
 
 def _watch_client(

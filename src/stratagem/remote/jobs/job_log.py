@@ -20,11 +20,15 @@ from stratagem.remote.jobs.job_output import JobOutput
 from stratagem.remote.jobs.jobs_client import JobState
 from stratagem.remote.jobs.log_frames import FrameReader, LogFrame
 
-__all__ = ["JobResult", "follow"]
+__all__ = ["HEARTBEATS_PER_LIMIT", "JobResult", "follow"]
 
 _POLL_S = 0.25
 _RETRY_S = 1.0
 _CLOSING_S = 2.0
+# Kinds of frames whose texts are returned or looked at.
+_KEPT = ("answer", "end", "note", "started")
+HEARTBEATS_PER_LIMIT = 3
+"""Number of heartbeats of a job within `STRATAGEM_PEER_TIMEOUT_S`."""
 
 
 class _JobsApi(Protocol):
@@ -56,7 +60,8 @@ def follow(
     Raises UnavailableError if the cluster stops responding, or cannot start the program.
     """
     reader = FrameReader(nonce)
-    texts: dict[str, list[str]] = {"answer": [], "end": [], "note": [], "started": []}
+    texts: dict[str, list[str]] = {kind: [] for kind in _KEPT}
+    heartbeats = _Heartbeats(job)
     with _JobLog(jobs, job) as log:
         while not texts["end"]:
             if should_leave():
@@ -68,8 +73,10 @@ def follow(
                 output.show_rest()
                 return _result_without_end(item, texts, reader)
             for frame in reader.feed(item):
+                heartbeats.note(frame)
                 _handle(frame, output, texts)
             output.show_overdue()
+            heartbeats.check()
     output.show_rest()
     return JobResult(int(texts["end"][-1]), "".join(texts["answer"]), "\n".join(texts["note"]))
 
@@ -77,7 +84,7 @@ def follow(
 def _handle(frame: LogFrame, output: JobOutput, texts: dict[str, list[str]]) -> None:
     if frame.kind in texts:
         texts[frame.kind].append(frame.text)
-    else:
+    elif frame.kind != "heartbeat":
         output.show(frame)
     if frame.kind == "note":
         print(frame.text, file=sys.stderr, flush=True)
@@ -97,6 +104,39 @@ def _result_without_end(
             )
         )
     return JobResult(state.exit_code or 1, "", "\n".join(texts["note"]))
+
+
+class _Heartbeats:
+    """Last frame of a job that sends heartbeats. One whose program was stopped sends none.
+
+    The limit is doubled: for the first half, the log may be without a connection.
+    """
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self._limit_s = 2 * float(environment.read("peer_timeout_s"))
+        self._last_s: float | None = None
+
+    def note(self, frame: LogFrame) -> None:
+        """Records a frame."""
+        if frame.kind == "heartbeat" or self._last_s is not None:
+            self._last_s = time.monotonic()
+
+    def check(self) -> None:
+        """Raises UnavailableError if there was no frame within the limit."""
+        if self._last_s is None or time.monotonic() - self._last_s <= self._limit_s:
+            return
+        raise UnavailableError(
+            explain(
+                f"The program of job {self._job} has sent no heartbeat for "
+                f"{self._limit_s:g} s, though its cluster answers: it was stopped, or its machine "
+                "is overloaded.",
+                expected="a heartbeat within twice STRATAGEM_PEER_TIMEOUT_S.",
+                fix="check the leader's machine, and run the program again: it resumes from its "
+                "last checkpoint.",
+                code="SG514",
+            )
+        )
 
 
 class _JobLog(Closing):

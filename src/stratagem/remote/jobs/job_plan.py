@@ -22,9 +22,10 @@ class JobPlan:
     In `command`, arguments for this Python, "{answer}" stands for the answer file. `nonce` is a
     random number that only client and job share. An empty `cluster` is a plain Ray cluster; without
     `tasks` one process runs on the head. An empty `head` or `url` (where the head accepts jobs)
-    asks Ray. The job continues for `lease_s` without its client, or forever if None. `answers` is
-    the task whose answer is returned unless another fails, None for the first. `python` is the
-    version that a pickled function needs, such as "3.11"; "" for any.
+    asks Ray. The job continues for `lease_s` without its client, or forever if None; it sends a
+    heartbeat every `heartbeat_s`, or none if None. `answers` is the task whose answer is returned
+    unless another fails, None for the first. `python` is the version that a pickled function needs,
+    such as "3.11"; "" for any.
     """
 
     nonce: str
@@ -34,6 +35,7 @@ class JobPlan:
     head: str = ""
     url: str = ""
     lease_s: float | None = None
+    heartbeat_s: float | None = None
     answers: tuple[str, int] | None = None
     python: str = ""
 

@@ -30,7 +30,8 @@ _MAX_LINE = 2**20
 class LogFrame:
     """One message of a job.
 
-    `kind` is "out", "err", "started", "note", "answer" or "end"; `task` is "" for the job itself.
+    `kind` is "out", "err", "heartbeat", "started", "note", "answer" or "end"; `task` is "" for the
+    job itself.
     """
 
     kind: str
