@@ -235,7 +235,7 @@ class _JobLog(Closing):
                 self._responded_s = time.monotonic()
 
     async def _end_if_quiet(self, reading: asyncio.Task[None]) -> None:
-        """Ends the reading of a quiet log once nobody runs the job anymore.
+        """Ends the reading of a quiet log once no machine runs the job anymore.
 
         The head keeps such a log open, although its own connection to the job's machine is dead.
         """

@@ -101,7 +101,7 @@ class RayNode(Closing):
                 self.close()
                 return
             raylet.look()
-            # `ray start` goes on without a raylet that ended in order, as after its agent's end.
+            # `ray start` continues without a raylet that ended in order, as after its agent's end.
             if raylet.has_ended and _STARTED in self._printed():
                 reason = "its raylet has ended"
         reason = reason or self.last_lines()
