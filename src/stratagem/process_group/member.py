@@ -47,6 +47,7 @@ class Group:
         self._position_lock = threading.Lock()
         self._verdict: Verdict | None = None
         self._is_reported = False
+        self._is_ready = _always
         self._changed = threading.Condition()
         self._missing = [identity.labels[0]]
         self._has_joined = False
@@ -95,6 +96,11 @@ class Group:
     def is_reported(self) -> bool:
         """True if an error has reported the verdict to the program."""
         return self._is_reported
+
+    @property
+    def waits_in_vain(self) -> bool:
+        """True if the group ended during a shared program, which has not finished since."""
+        return self._verdict is not None and not self._is_ready()
 
     def wait_for_verdict(self) -> None:
         """Blocks until the group ends."""
@@ -156,11 +162,13 @@ class Group:
         if is_ready():
             return
         started_at = time.monotonic()
+        self._is_ready = is_ready
         with self.in_step(number, name):
             while not is_ready():
                 self.check()
                 waited_s = time.monotonic() - started_at
                 time.sleep(min(max(_PAUSE_FRACTION * waited_s, _MIN_PAUSE_S), _MAX_PAUSE_S))
+        self._is_ready = _always  # drops the results
 
     @contextlib.contextmanager
     def in_step(self, number: int, name: str) -> Generator[None]:
@@ -353,3 +361,7 @@ class Group:
     def _set_position(self, kind: Activity, name: str, step: int) -> None:
         with self._position_lock:
             self._position = ProgramPosition(kind, name, step, self._position.moves + 1)
+
+
+def _always() -> bool:
+    return True

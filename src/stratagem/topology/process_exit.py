@@ -32,6 +32,8 @@ __all__ = ["SHUTDOWN_S", "expect_exit", "watch"]
 SHUTDOWN_S = 10
 # Time that the program may be stuck inside JAX after its group broke; nothing can interrupt it.
 _GRACE_S = 5.0
+# The same for a program that has caught the error and continues.
+_REPORTED_GRACE_S = 30.0
 _POLL_INTERVAL_S = 0.25
 _DRAIN_S = 2.0
 
@@ -77,11 +79,10 @@ def _exit_if_stuck(group: Group) -> None:
     _record_loss(group)
     waited_s = 0.0
     pause = threading.Event()
-    while waited_s < _GRACE_S:
+    while waited_s < (_REPORTED_GRACE_S if group.is_reported else _GRACE_S):
         pause.wait(_POLL_INTERVAL_S)
-        waited_s = waited_s + _POLL_INTERVAL_S if _is_in_jax() and not group.is_reported else 0.0
-        if group.is_reported:
-            return
+        is_stuck = _is_in_jax() and (group.waits_in_vain or not group.is_reported)
+        waited_s = waited_s + _POLL_INTERVAL_S if is_stuck else 0.0
     assert group.verdict is not None
     faulthandler.dump_traceback()
     error = group.verdict.exception()

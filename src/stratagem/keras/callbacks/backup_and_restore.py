@@ -22,6 +22,7 @@ from stratagem.checkpoint import (
 )
 from stratagem.checkpoint.group_calls import run_on_first
 from stratagem.checkpoint.preemption_exit import PreemptionExit
+from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.keras.callbacks.backup_run import BackupProgress, BackupRun
 from stratagem.keras.callbacks.callback_state import callback_states, set_callback_states
 from stratagem.keras.callbacks.data_position import DataPosition
@@ -291,6 +292,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         assert self._run is not None
         try:
             self._run.interval.note(memory.save(self._num_done))
+        except (UnavailableError, DeadlineExceededError):  # of another process, not of the memory
+            raise
         except OSError as error:
             warnings.warn(
                 explain(
