@@ -51,7 +51,7 @@ def environment(index: int, workers: Sequence[str], **variables: str) -> dict[st
         "JAX_PLATFORMS": "cpu",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "KERAS_BACKEND": "jax",
-        "PYTHONPATH": str(_ROOT),
+        "PYTHONPATH": os.pathsep.join([str(_ROOT / "src"), str(_ROOT)]),
         **variables,
     }
 
@@ -117,7 +117,7 @@ def run_alone(command: Sequence[str], **variables: str) -> Ended:
             **os.environ,
             "JAX_PLATFORMS": "cpu",
             "KERAS_BACKEND": "jax",
-            "PYTHONPATH": str(_ROOT),
+            "PYTHONPATH": os.pathsep.join([str(_ROOT / "src"), str(_ROOT)]),
             **variables,
         },
         cwd=_ROOT,

@@ -110,3 +110,14 @@ def test_worker_whose_link_is_down_is_named(loop: str, culprit: int) -> None:
         message = one.errors.split("UnavailableError: ")[-1]
         assert one.code == 1, one.errors
         assert f"worker {named} (10.77.0.{named + 1}:2222) has not answered for" in message
+
+
+def test_program_that_catches_the_loss_does_not_wait_in_jax_without_end() -> None:
+    """The step that needs the stopped worker never ends, and JAX waits for it uninterrupted."""
+    with started([str(PROGRAMS / "catching.py")], 2, **_LIMITS) as processes:
+        first = ended(processes[0])
+        os.kill(processes[1].pid, signal.SIGKILL)
+    assert "caught True" in first.output
+    assert "total" not in first.output
+    assert "is stuck inside JAX, which cannot be interrupted, and exits now" in first.errors
+    assert first.code == 1
