@@ -28,6 +28,10 @@ def _lasts_s(scene: Scene) -> float | None:
 def _full(scene: Scene) -> Fault:
     work = scene.sandbox.work
     filler = work / "filler"
+    try:
+        filler.touch()
+    except OSError as error:
+        raise NotHereError("it is read-only") from error
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(_PIECE)
@@ -40,9 +44,18 @@ def _full(scene: Scene) -> Fault:
         where="the job's folder",
         ends=True,
         causes="No space left|ENOSPC|disk is full",
-        lift=partial(filler.unlink, missing_ok=True),
+        lift=partial(_remove, filler),
         lasts_s=lasts_s,
     )
+
+
+def _remove(filler: Path) -> None:
+    """Removes the filler; ends another fault that has made the file system read-only meanwhile."""
+    try:
+        filler.unlink(missing_ok=True)
+    except OSError:
+        subprocess.run(["mount", "-o", "remount,rw", filler.parent], check=True)
+        filler.unlink(missing_ok=True)
 
 
 def _read_only(scene: Scene) -> Fault:

@@ -125,6 +125,31 @@ def test_end_is_noticed_while_the_server_is_stopped(server, monkeypatch, waits) 
         os.kill(parent, signal.SIGCONT)
 
 
+def test_stopped_server_is_reported(server, monkeypatch) -> None:
+    first = server.fork("object", _SERVE)
+    parent = _state(first)["parent"]
+    os.kill(parent, signal.SIGSTOP)
+    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.3")
+    words = r"has not forked a process within 0\.3 s: it was stopped(.|\n)*STRATAGEM_PEER_TIMEOUT_S"
+    with pytest.raises(UnavailableError, match=words):
+        server.fork("object", _SERVE)
+    assert server.is_stuck
+    assert first.poll() is None
+    os.kill(parent, signal.SIGCONT)
+    first.close()
+
+
+def test_server_that_is_stopped_while_it_loads_is_reported(monkeypatch) -> None:
+    monkeypatch.setenv("STRATAGEM_JOIN_TIMEOUT_S", "0.2")
+    server = ForkServer(["keras"], _VARIABLES)
+    try:
+        with pytest.raises(UnavailableError, match=r"has not loaded its modules within 0\.2 s"):
+            server.fork("object", _SERVE)
+        assert server.is_stuck
+    finally:
+        server.close()
+
+
 def test_what_cannot_be_loaded_is_reported() -> None:
     server = ForkServer(["no_such_module"], _VARIABLES)
     for _ in range(2):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 
-import jax
 import jax.numpy as jnp
 
 import stratagem as sg

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import queue
+import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -64,6 +65,27 @@ def _ask(keys: ClusterKeys, address: str, *variables: str) -> dict[str, Any]:
         return connections.ask(
             0, Message("tell", {"variables": list(variables)}), timeout_s=30.0
         ).fields
+
+
+def test_stopped_standby_is_replaced_and_those_forked_from_it_go_on(
+    keys, tmp_path, monkeypatch
+) -> None:
+    arguments = [(keys, str(tmp_path))] * 2
+    with (
+        SharedStandby(_MODULES, {**os.environ, "SERVED": "yes"}) as standby,
+        LocalProcesses("worker", served.serve_told, arguments, standby=standby) as processes,
+    ):
+        watched = Watched(processes)
+        first, second = processes.pids
+        (parent,) = {Path(f"/proc/{pid}/stat").read_text().split()[3] for pid in processes.pids}
+        os.kill(int(parent), signal.SIGSTOP)
+        monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.5")
+        processes.kill(0)
+        assert watched.next()[:2] == ("lost", 0)
+        assert watched.next()[:2] == ("returned", 0)
+        assert processes.pids[0] != first
+        assert _ask(keys, processes.addresses[1], "SERVED")["pid"] == second
+    assert not wait_for_end({int(parent), *processes.pids})
 
 
 def test_process_that_starts_after_another_has_failed_is_closed(keys, standby, tmp_path) -> None:

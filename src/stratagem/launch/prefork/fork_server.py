@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from stratagem import environment
 from stratagem.errors import UnavailableError
 from stratagem.launch.prefork.server_program import CLOSE, MAX_MESSAGE_BYTES, PROGRAM
 from stratagem.launch.tasks.tied_process import tied_command
@@ -105,6 +106,8 @@ class ForkServer:
         self._trace = ""
         self._numbers = itertools.count()
         self._exit_codes: dict[int, int] = {}  # by fork number
+        self._num_forked = 0
+        self._is_stuck = False
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         options = {"path": sys.path if inherits_path else None, "modules": list(modules)}
         command = (sys.executable, "-c", PROGRAM, str(theirs.fileno()), json.dumps(options))
@@ -121,6 +124,11 @@ class ForkServer:
     def is_over(self) -> bool:
         """True once the server and all its forks have ended."""
         return self._is_over
+
+    @property
+    def is_stuck(self) -> bool:
+        """True if it did not answer a request in time: its forks go on, but it makes no more."""
+        return self._is_stuck
 
     @property
     def is_ready(self) -> bool:
@@ -146,9 +154,12 @@ class ForkServer:
         object with an `address` and a `close()`. For a script, see `forked_script`. `outputs` are
         descriptors for stdout and stderr; empty to share the server's. None for `timeout_s` sets
         no limit. Raises RuntimeError if an import or the function failed, UnavailableError if the
-        process died or did not reply in time.
+        process died or did not reply in time, or if this server is stuck: it has
+        `STRATAGEM_JOIN_TIMEOUT_S` for its imports and `STRATAGEM_PEER_TIMEOUT_S` for the fork.
         """
-        self.wait_until_loaded()
+        load_s = float(environment.read("join_timeout_s"))
+        if not self.wait_until_loaded(load_s):
+            raise self._stuck("loaded its modules", load_s, "STRATAGEM_JOIN_TIMEOUT_S")
         _require_no_error(self._trace)
         number = next(self._numbers)
         ours, theirs = socket.socketpair()
@@ -157,12 +168,35 @@ class ForkServer:
             with theirs, contextlib.suppress(OSError):  # already gone: there will be no reply
                 request = json.dumps({"kind": kind, "number": number}).encode()
                 socket.send_fds(self._connection, [request], [theirs.fileno(), *outputs])
+            self._wait_for_fork(number, timeout_s)
             reply = _exchange(ours, job)
             _require_no_error(reply.get("trace", ""))
         except BaseException:
             ours.close()
             raise
         return ForkedProcess(self, number, reply, ours)
+
+    def _wait_for_fork(self, number: int, timeout_s: float | None) -> None:
+        limit_s = float(environment.read("peer_timeout_s"))
+        limit_s = limit_s if timeout_s is None else min(timeout_s, limit_s)
+        with self._changed:
+            is_done = self._changed.wait_for(
+                lambda: self._num_forked > number or self._is_over, limit_s
+            )
+        if not is_done:
+            raise self._stuck("forked a process", limit_s, "STRATAGEM_PEER_TIMEOUT_S")
+
+    def _stuck(self, what: str, limit_s: float, setting: str) -> UnavailableError:
+        self._is_stuck = True
+        return UnavailableError(
+            explain(
+                f"A fork server has not {what} within {limit_s:g} s: it was stopped, or this "
+                "machine is overloaded.",
+                expected=f"an answer within {setting}.",
+                fix="look for stopped processes, and at the load of the machine; the setting "
+                "changes the limit.",
+            )
+        )
 
     def exit_code(self, number: int, *, timeout_s: float | None = None) -> int | None:
         """Waits for a fork's exit code, negative for a signal; None after the timeout."""
@@ -215,6 +249,8 @@ class ForkServer:
                 self._is_loaded = True
             elif report["kind"] == "failed":
                 self._trace = report["trace"]
+            elif report["kind"] == "forked":
+                self._num_forked = report["number"] + 1  # requests are answered in order
             else:
                 self._exit_codes[report["number"]] = report["code"]
             self._changed.notify_all()

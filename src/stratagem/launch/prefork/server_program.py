@@ -109,6 +109,7 @@ def _serve(connection: socket.socket) -> tuple[str, socket.socket] | None:
                 os.dup2(output, number)
                 os.close(output)
             return request["kind"], socket.socket(fileno=channel)
+        _report(connection, kind="forked", number=request["number"])
         for descriptor in descriptors:
             os.close(descriptor)
 

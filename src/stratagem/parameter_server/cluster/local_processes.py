@@ -39,7 +39,9 @@ _PRINTING_S = 1.0
 
 
 class SharedStandby(Closing):
-    """Process to fork others from; it is replaced if it dies.
+    """Process to fork others from; it is replaced if it dies or is stuck.
+
+    A stuck one is kept until the end: those forked from it would end with it.
 
     It imports `modules`. `variables` are its environment, which forked processes inherit.
     """
@@ -48,21 +50,34 @@ class SharedStandby(Closing):
         self._modules, self._variables = modules, dict(variables)
         self._replacing = threading.Lock()
         self._standby = ForkServer(modules, self._variables)
+        self._stuck: list[ForkServer] = []
         self._is_closed = False
 
     def start(self, pickled: bytes, outputs: Sequence[int]) -> ForkedProcess:
         """Forks a process; see `ForkServer.fork`."""
+        standby = self._current()
+        try:
+            return standby.fork("object", pickled, outputs)
+        except UnavailableError:
+            if not standby.is_stuck:
+                raise
+        return self._current().fork("object", pickled, outputs)
+
+    def _current(self) -> ForkServer:
         with self._replacing:
-            if self._standby.is_over and not self._is_closed:
+            is_stuck = self._standby.is_stuck
+            if (is_stuck or self._standby.is_over) and not self._is_closed:
+                if is_stuck:
+                    self._stuck.append(self._standby)
                 self._standby = ForkServer(self._modules, self._variables)
-            standby = self._standby
-        return standby.fork("object", pickled, outputs)
+            return self._standby
 
     def close(self) -> None:
         """Stops this process and those forked from it."""
         with self._replacing:
             self._is_closed = True
-        self._standby.close()
+        for standby in (self._standby, *self._stuck):
+            standby.close()
 
 
 class LocalProcesses(Closing):
