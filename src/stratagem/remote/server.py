@@ -19,8 +19,9 @@ from stratagem.errors import UnavailableError
 from stratagem.launch.plan.ports import free_ports
 from stratagem.messages import explain
 from stratagem.remote.ray.leader import leader_of, tasks_of
+from stratagem.remote.ray.node_process import RayNode
 from stratagem.remote.ray.ray_cluster import make_token
-from stratagem.remote.ray.ray_nodes import RayNode, join_as_node, start_head
+from stratagem.remote.ray.ray_nodes import join_as_node, start_head
 
 __all__ = ["Server", "ServerDef", "run_standard_server"]
 

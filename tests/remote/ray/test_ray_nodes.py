@@ -5,20 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.launch.plan.ports import free_ports
-from stratagem.remote.ray.ray_nodes import RayNode, join_as_node, start_head
+from stratagem.remote.ray.ray_nodes import join_as_node, start_head
 from tests.multiprocess.namespaces import can_make_hosts, hosts
 from tests.remote.living import descendants, wait_for_end
 
@@ -38,12 +34,6 @@ def settings(monkeypatch) -> None:
         monkeypatch.setenv(name, "")  # so that what is set meanwhile is gone at the end
         monkeypatch.delenv(name)
     monkeypatch.setenv("RAY_AUTH_TOKEN", _TOKEN)
-
-
-@pytest.fixture
-def listening() -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
 def test_cluster_without_a_token_is_refused(monkeypatch, tmp_path) -> None:
@@ -95,34 +85,6 @@ def test_head_that_cannot_start_says_why(monkeypatch) -> None:
     address = f"127.0.0.1:{free_ports(1)[0]}"
     with pytest.raises(UnavailableError, match="head of the Ray cluster cannot start at"):
         start_head(address)
-
-
-def test_node_that_fails_while_the_head_goes_on_says_why(listening) -> None:
-    with (
-        RayNode(["--no-such-option"], listening) as node,
-        pytest.raises(UnavailableError, match="Ray ended on this machine") as raised,
-    ):
-        node.wait()
-    assert "--no-such-option" in str(raised.value)
-
-
-def test_raylet_that_ends_in_order_ends_the_node(monkeypatch) -> None:
-    """`ray start --block` goes on after a raylet that received SIGTERM, or lost its agent."""
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    before = descendants(os.getpid())
-    address = f"127.0.0.1:{free_ports(1)[0]}"
-    with start_head(address) as node:
-        (raylet,) = [
-            pid
-            for pid in descendants(os.getpid()) - before
-            if "/raylet/raylet" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0]
-        ]
-        os.kill(raylet, signal.SIGTERM)
-        waiting = threading.Thread(target=node.wait, daemon=True)
-        waiting.start()
-        waiting.join(60.0)
-        assert not waiting.is_alive()
-    assert wait_for_end(descendants(os.getpid()) - before) == set()
 
 
 LEADER = """
