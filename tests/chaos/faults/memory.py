@@ -29,6 +29,7 @@ def _out_of_memory(scene: Scene) -> Fault:
     if group is None:
         raise NotHereError("needs a control group for memory, version 1")
     name, pid = choose(scene)
+    heads = {other: one for other, one in scene.job.processes().items() if other == "launcher"}
     victim = Path(f"/proc/{pid}/oom_score_adj")
     usage, limit = (group / f"memory.{end}" for end in ("usage_in_bytes", "limit_in_bytes"))
     with contextlib.suppress(OSError):
@@ -43,7 +44,16 @@ def _out_of_memory(scene: Scene) -> Fault:
         raise NotHereError(f"the kernel did not do it: {error}") from error
     finally:
         limit.write_text("-1")
+    # A victim that has just begun is small, so the kernel kills another process as well.
+    name = next((other for other, one in heads.items() if _has_ended(one)), name)
     return Fault(kind="OOM kill", where=name, ends=name == "launcher", causes="SIGKILL")
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
 
 
 KINDS = (FaultKind("OOM kill", _out_of_memory),)
