@@ -115,6 +115,7 @@ class WorkerLink:
         while True:
             with self._turn:  # closures are numbered in the order in which they are taken
                 self._is_there.wait()
+                self._rejoin()
                 closure = self._queue.get(self._index, lambda: self._num_running > 0)
                 if closure is None:
                     return
@@ -136,6 +137,23 @@ class WorkerLink:
                 self._queue.put_back(closure)
                 continue
             self._take(closure, answer)
+
+    def _rejoin(self) -> None:
+        """Joins again if one lane lost a function while another has sent a later one.
+
+        The worker keeps the later one until the earlier arrives, and gives it back when joined.
+        """
+        while self._is_running_unjoined():
+            try:
+                self._introduce()
+            except UnavailableError:
+                self._is_closed.wait(_LOOK_S)
+                self._is_there.wait()
+            except BaseException:  # noqa: BLE001 - raised again for the next closure
+                return
+
+    def _is_running_unjoined(self) -> bool:
+        return self.is_running and not self._has_joined and not self._is_closed.is_set()
 
     def _prepared(self, closure: Closure) -> Message | None:
         """Sends a closure's shipments and returns its message; None if that fails."""
