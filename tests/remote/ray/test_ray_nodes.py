@@ -18,22 +18,7 @@ from stratagem.remote.ray.ray_nodes import join_as_node, start_head
 from tests.multiprocess.namespaces import can_make_hosts, hosts
 from tests.remote.living import descendants, wait_for_end
 
-_TOKEN = "0123456789abcdef" * 4
-
-
-@pytest.fixture(autouse=True)
-def settings(monkeypatch) -> None:
-    for name in (
-        "RAY_AUTH_MODE",
-        "RAY_CLIENT_MODE",  # set by the import of Ray
-        "RAY_COLOR_PREFIX",
-        "RAY_DEDUP_LOGS",
-        "RAY_FLUSH_DRIVER_LOGS",
-        "RAY_SCHEDULER_EVENTS",
-    ):
-        monkeypatch.setenv(name, "")  # so that what is set meanwhile is gone at the end
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("RAY_AUTH_TOKEN", _TOKEN)
+pytestmark = pytest.mark.usefixtures("ray_settings")
 
 
 def test_cluster_without_a_token_is_refused(monkeypatch, tmp_path) -> None:

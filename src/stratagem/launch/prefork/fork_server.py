@@ -250,7 +250,8 @@ class ForkServer:
             elif report["kind"] == "failed":
                 self._trace = report["trace"]
             elif report["kind"] == "forked":
-                self._num_forked = report["number"] + 1  # requests are answered in order
+                # The largest: threads may send their requests in another order.
+                self._num_forked = max(self._num_forked, report["number"] + 1)
             else:
                 self._exit_codes[report["number"]] = report["code"]
             self._changed.notify_all()

@@ -274,7 +274,10 @@ class LocalProcesses(Closing):
             self._changed.notify_all()
         if is_closed:
             process.ask_to_close()  # what it has made is not removed if it is killed
+            killing = threading.Timer(_CLOSING_S, process.kill)
+            killing.start()
             process.wait()
+            killing.cancel()
             return None
         return process
 

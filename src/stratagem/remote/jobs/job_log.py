@@ -191,6 +191,7 @@ class _JobLog(Closing):
             try:
                 await asyncio.wait([self._reading])
                 watching.cancel()
+                await asyncio.wait([watching])  # a pending task would be reported at the end
                 if self._is_closed.is_set():
                     return
                 if not self._reading.cancelled():
