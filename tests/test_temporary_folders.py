@@ -25,8 +25,8 @@ sys.stdin.read()
 """
 
 
-def age(path: Path) -> None:
-    changed_s = path.stat().st_mtime - module._ABANDONED_S - 1
+def age(path: Path, by_s: float = module._ABANDONED_S + 1) -> None:
+    changed_s = path.stat().st_mtime - by_s
     os.utime(path, (changed_s, changed_s))
 
 
@@ -65,15 +65,17 @@ def test_next_process_removes_at_once_the_folder_of_a_killed_one_only(tmp_path) 
 
 def test_folder_without_a_lock_yet_is_removed_later(tmp_path) -> None:
     """Of a process that was killed before it gave the folder its name."""
-    unnamed = [tmp_path / f"{module._UNNAMED}{PREFIX}{name}" for name in ("old", "locked", "young")]
+    names = ("old", "future", "locked", "young")
+    unnamed = [tmp_path / f"{module._UNNAMED}{PREFIX}{name}" for name in names]
     for folder in unnamed:
         folder.mkdir()
-    with open(unnamed[1] / module._OWNER, "w") as lock:
+    with open(unnamed[2] / module._OWNER, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for folder in unnamed[:2]:
+        for folder in unnamed[:3]:
             age(folder)
+        age(unnamed[1], -4 * module._ABANDONED_S)  # the clock was set back since
         TemporaryFolder(PREFIX, tmp_path).close()
-    assert sorted(tmp_path.iterdir()) == unnamed[1:]
+    assert sorted(tmp_path.iterdir()) == unnamed[2:]
 
 
 def test_folder_of_another_user_is_left_alone(tmp_path, monkeypatch) -> None:

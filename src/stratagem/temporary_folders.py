@@ -83,8 +83,9 @@ def _sweep(base: Path, prefix: str) -> None:
             shutil.rmtree(folder, ignore_errors=True)
     for folder in own_folders(base, f"{_UNNAMED}{prefix}*"):
         with contextlib.suppress(OSError):
-            age_s = time.time() - folder.lstat().st_mtime
-            if age_s > _ABANDONED_S and are_free(folder):
+            # A folder from the future is older than a change of the clock.
+            is_new = abs(time.time() - folder.lstat().st_mtime) <= _ABANDONED_S
+            if not is_new and are_free(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -138,11 +138,11 @@ def test_only_one_at_which_somebody_listens_is_reachable(base) -> None:
 
 
 def test_sockets_of_dead_processes_are_removed_and_no_others(base) -> None:
-    old, young, living = made(), made(), made()
+    old, future, young, living = made(), made(), made(), made()
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(living.path)
         listening.listen()
-        for dead in (old, young):
+        for dead in (old, future, young):
             with socket.socket(socket.AF_UNIX) as ended:
                 ended.bind(dead.path)
         note = Path(old.path).with_name("note")
@@ -150,7 +150,9 @@ def test_sockets_of_dead_processes_are_removed_and_no_others(base) -> None:
         # Of a process that was killed a moment ago: its successor sweeps.
         for path in (old.path, living.path, note):
             os.utime(path, (time.time() - 5, time.time() - 5))
-        os.utime(young.path, (time.time() + 60, time.time() + 60))
+        # The clock was set back after another one was killed.
+        os.utime(future.path, (time.time() + 60, time.time() + 60))
+        os.utime(young.path)
         made()
         assert sorted(map(str, note.parent.iterdir())) == sorted(
             map(str, [young.path, living.path, note])

@@ -159,6 +159,7 @@ def _remove_those_of_the_dead(folder: Path) -> None:
         paths = list(folder.iterdir())
     for path in paths:
         with contextlib.suppress(OSError):
-            is_old = time.time() - path.lstat().st_mtime > _LEAST_AGE_S
-            if is_old and _is_ours(path) and not _listens(path):
+            # A file from the future is older than a change of the clock.
+            is_new = abs(time.time() - path.lstat().st_mtime) <= _LEAST_AGE_S
+            if not is_new and _is_ours(path) and not _listens(path):
                 path.unlink()
