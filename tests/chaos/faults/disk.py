@@ -54,7 +54,7 @@ def _remove(filler: Path) -> None:
     try:
         filler.unlink(missing_ok=True)
     except OSError:
-        subprocess.run(["mount", "-o", "remount,rw", filler.parent], check=True)
+        _make_writable(filler.parent)
         filler.unlink(missing_ok=True)
 
 
@@ -71,9 +71,15 @@ def _read_only(scene: Scene) -> Fault:
         where="the job's folder",
         ends=True,
         causes="Read-only file system|EROFS",
-        lift=partial(subprocess.run, ["mount", "-o", "remount,rw", work], check=True),
+        lift=partial(_make_writable, work),
         lasts_s=_lasts_s(scene),
     )
+
+
+def _make_writable(work: str | Path) -> None:
+    """Ends "disk read-only"; also "disk slow", because the kernel refuses it meanwhile."""
+    subprocess.run(["fsfreeze", "--unfreeze", work], check=False, capture_output=True)
+    subprocess.run(["mount", "-o", "remount,rw", work], check=True)
 
 
 def _slow(scene: Scene) -> Fault:

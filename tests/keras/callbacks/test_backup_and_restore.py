@@ -408,44 +408,6 @@ def test_killed_program_goes_on_when_it_is_started_again(
         assert_same([got[key] for key in got], undisturbed(name)[0])
 
 
-class Notice(keras.callbacks.Callback):
-    """Tells this process that its machine will be taken away."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__()
-        self.step = step
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self.step -= 1
-        if not self.step:
-            signal.raise_signal(signal.SIGTERM)
-
-
-def leave() -> None:
-    raise AccidentError
-
-
-@pytest.mark.parametrize(("name", "step"), [("none", NUM_BATCHES + 3), ("two", 2)])
-def test_notice_leads_to_one_backup_and_the_next_program_goes_on(
-    name: str, step: int, tmp_path: Path
-) -> None:
-    handler = signal.getsignal(signal.SIGTERM)
-    config = sg.TerminationConfig(exit_fn=leave, grace_period=0)
-
-    def run(*callbacks: Any) -> Any:
-        backup = sg.BackupAndRestore(tmp_path, termination_config=config)
-        try:
-            return train(backup, *callbacks, strategy=strategy_named(name))[0]
-        finally:
-            backup.stop_listening()
-
-    with pytest.raises(AccidentError):
-        run(Notice(step))
-    assert len(list(tmp_path.glob("backup-*"))) == 1
-    assert_same(run(), undisturbed(name)[0])
-    assert signal.getsignal(signal.SIGTERM) is handler
-
-
 @pytest.mark.parametrize(
     ("name", "freq", "at_begin"),
     [
@@ -484,10 +446,3 @@ def test_state_of_each_step_is_kept_in_memory(
     assert first_steps == [0, 3 // freq * freq, *at_begin]
     assert_same(run(), undisturbed(name)[0])  # what has ended is not gone on with
     assert first_steps[-1] == 0
-
-
-def test_notice_saves_the_backup_and_nothing_else() -> None:
-    with pytest.raises(ValueError, match="received a termination_config with a save_fn"):
-        sg.BackupAndRestore(
-            "runs/backup", termination_config=sg.TerminationConfig(save_fn=lambda: None)
-        )

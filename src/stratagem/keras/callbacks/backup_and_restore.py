@@ -213,7 +213,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             return
         restore, state = restored
         set_initial_epoch(self.model, None)
-        if state["batch"]:
+        if state["data"]["is_within"]:
             restore()
             self._batch = state["batch"]
             self._set(state)
@@ -251,7 +251,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         is_due = self.save_freq == "epoch" or self._num_unsaved >= int(self.save_freq)
         self._num_done += 1  # its state differs from that after the last batch
         if is_due or self._memory_dir is not None:
-            self._save(epoch + 1, 0, in_memory=True, on_disk=is_due, options=self.options)
+            self._save(
+                epoch + 1,
+                0,
+                is_within=False,
+                in_memory=True,
+                on_disk=is_due,
+                options=self.options,
+            )
         assert self._run is not None
         if self._memory_dir is not None:
             self._run.interval.end_epoch()
@@ -263,6 +270,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         *,
         in_memory: bool,
         on_disk: bool,
+        is_within: bool = True,
         options: CheckpointOptions | None = None,
     ) -> None:
         assert self._run is not None
@@ -275,7 +283,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 "batch": batch,
                 "num_done": self._num_done,
                 "is_stopped": bool(model.stop_training),
-                "data": run.data.state(batch, now),
+                "data": run.data.state(batch, now, is_within=is_within),
                 "random": RandomState.state_with(now),
                 "callbacks": callback_states(run.others),
             }

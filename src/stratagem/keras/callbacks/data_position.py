@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["DataPosition"]
 
+# Entries of a position that only a read changes.
+_OF_SOURCE = ("ahead", "following", "earlier", "own", "opened")
+
 
 class DataPosition:
     """Tracks Keras's iterator over the batches of an epoch, from construction on.
@@ -66,19 +69,19 @@ class DataPosition:
         assert self._data.running is not None
         return self._data.running.has_more()
 
-    def state(self, batch: int, now: Draws) -> dict[str, Any]:
+    def state(self, batch: int, now: Draws, *, is_within: bool) -> dict[str, Any]:
         """Returns the position as JSON.
 
-        `batch` is the number of batches used in this epoch, 0 between epochs; `now` is the current
-        random state.
+        `batch` is the number of batches used in this epoch; `now` is the current random state.
+        `is_within` is False between epochs, where `batch` is 0.
         """
         data, running = self._data, self._data.running
         taken = self._before_epoch + batch
-        if not batch:
+        if not is_within:
             taken = batches_taken(self._iterator) if goes_on_with_iterator(self._iterator) else 0
         state: dict[str, Any] = {
             "num_batches": self.num_batches,
-            "is_within": batch > 0,
+            "is_within": is_within,
             "taken": taken,
             "ahead": 0,
             "following": None,
@@ -86,11 +89,14 @@ class DataPosition:
             "now": now.as_json,
             "hooks": data.hooks,
         }
+        resumed = data.resuming
+        if taken and resumed is not None:  # nothing was read since
+            return state | {key: resumed[key] for key in _OF_SOURCE}
         if not taken or running is None:
             finished = [] if running is None else [(running.num_taken, running.has_ended)]
             return state | {
                 "earlier": data.earlier + finished,
-                "own": data.own_state(),
+                "own": data.own if is_within else data.own_state(),
                 "opened": None,
             }
         assert running.opened is not None
