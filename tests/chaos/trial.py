@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ __all__ = ["LIMIT_S", "Trial", "draw"]
 LIMIT_S = 60.0 * PATIENCE
 _POLL_S = 0.05
 _KEPT_CHARACTERS = 8000
+# Records of trials with a bad end.
+_KEPT = Path("runs", "chaos", "kept")
 _MAX_ROUNDS = 3
 _MAX_TRIES = 3
 _TWO_AT_ONCE = 0.2
@@ -177,6 +180,10 @@ def run(trial: Trial, sandbox: Sandbox) -> dict[str, Any]:
         left = sandbox.leftovers() if outcome.kind in GOOD else []
         if left:
             outcome = Outcome("leftover", "\n".join(left))
+        if outcome.kind not in GOOD:
+            kept = sandbox.tree / _KEPT / str(trial.seed)
+            shutil.rmtree(kept, ignore_errors=True)
+            shutil.copytree(sandbox.notes, kept)
     finally:
         disturbance.lift_all()
         sandbox.kill_all()

@@ -34,6 +34,7 @@ _VARIABLES = {
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
 _NOTICED = re.compile(r"RuntimeWarning: (Parameter servers restarted|A function ran again)")
+_CUT = re.compile(r"The end of the journal \S*server-(\d+)\.journal is damaged")
 # The end that is promised when a server is silent for too long, and faults that bring it about.
 _SILENT = "gave no answer for"
 _SILENCING = {
@@ -144,13 +145,13 @@ class RunningServers:
         if ended.hang:
             return Outcome("hang", f"over the limit: {ended.output[-_TAIL_CHARACTERS:]}")
         if ended.code == 0:
-            return self._compared()
+            return self._compared(ended.output)
         tail = ended.output[-_TAIL_CHARACTERS:]
         if not names_cause(ended, faults):
             return Outcome("unnamed", f"exit code {ended.code}: {tail}")
-        return self._resumed(faults)
+        return self._resumed(faults, ended.output)
 
-    def _resumed(self, faults: Sequence[Fault]) -> Outcome:
+    def _resumed(self, faults: Sequence[Fault], before: str) -> Outcome:
         """Starts a run that ended early again, without faults."""
         (self._sandbox.notes / "final.json").unlink(missing_ok=True)
         self._started = self._start()
@@ -158,7 +159,7 @@ class RunningServers:
         if again.hang:
             return Outcome("hang", "the next start is over the limit")
         if again.code == 0:
-            compared = self._compared()
+            compared = self._compared(before + again.output)
             return Outcome("error", compared.why) if compared.kind == "promised" else compared
         causes = [fault.causes for fault in faults if fault.kind.startswith(("journal", "disk"))]
         if causes and re.search("|".join(causes), again.output):
@@ -166,8 +167,11 @@ class RunningServers:
             return Outcome("error", "the damaged journal was refused")
         return Outcome("wrong", f"the next start ended too: {again.output[-_TAIL_CHARACTERS:]}")
 
-    def _compared(self) -> Outcome:
+    def _compared(self, output: str) -> Outcome:
         final = read_final(self._sandbox.notes / "final.json")
+        # The state tells it only of the last start of each server.
+        cut = {int(server) for server in _CUT.findall(output)}
+        final = dataclasses.replace(final, cut_servers=final.cut_servers | cut)
         history = read_history(self._sandbox.notes / "records")
         findings = check(history, final, is_durable=self._settings.is_durable)
         if findings:

@@ -16,7 +16,7 @@ from random import Random
 
 from tests.chaos.faults.kinds import Fault
 from tests.chaos.jobs import Ended, Outcome
-from tests.chaos.sandbox import Sandbox, Started
+from tests.chaos.sandbox import PATIENCE, Sandbox, Started
 
 __all__ = ["RemoteJobs", "RunningRemote", "wrong_steps"]
 
@@ -26,7 +26,8 @@ _CLIENT = "tests.chaos.programs.remote_client"
 _VARIABLES = {
     "RAY_AUTH_TOKEN": "0123456789abcdef" * 4,
     "STRATAGEM_PEER_TIMEOUT_S": "6",
-    "STRATAGEM_JOIN_TIMEOUT_S": "120",
+    # Shorter than a trial waits for progress, since a client waits so long for a lost cluster.
+    "STRATAGEM_JOIN_TIMEOUT_S": str(45 * PATIENCE),
     "STRATAGEM_CLIENT_TIMEOUT_S": "6",
 }
 _MOST_STARTS = 8

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,63 +17,87 @@ from stratagem.remote.ray import node_process
 from stratagem.remote.ray.node_process import RayNode
 from stratagem.remote.ray.ray_nodes import start_head
 from tests.remote.living import descendants, wait_for_end
+from tests.remote.ray.answering import answering
 
 pytestmark = pytest.mark.usefixtures("ray_settings")
 
 
-@pytest.fixture
-def listening() -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield f"127.0.0.1:{server.getsockname()[1]}"
-
-
-def test_node_that_fails_while_the_head_goes_on_says_why(listening) -> None:
+def test_node_that_fails_while_the_head_goes_on_says_why() -> None:
     with (
-        RayNode(["--no-such-option"], listening) as node,
+        answering() as head,
+        RayNode(["--no-such-option"], head) as node,
         pytest.raises(UnavailableError, match="Ray ended on this machine") as raised,
     ):
         node.wait()
     assert "--no-such-option" in str(raised.value)
 
 
-def test_raylet_that_ends_in_order_ends_the_node(monkeypatch) -> None:
-    """`ray start --block` goes on after a raylet that received SIGTERM, or lost its agent."""
+@pytest.mark.parametrize(
+    ("part", "signum", "error"),
+    [
+        ("/raylet/raylet", signal.SIGTERM, "its raylet has ended"),
+        ("/raylet/raylet", signal.SIGSTOP, "its raylet does not answer"),
+        ("/dashboard/dashboard.py", signal.SIGTERM, "its dashboard has ended"),
+    ],
+)
+def test_service_that_ends_in_order_or_was_stopped_ends_the_node(
+    part: str, signum: signal.Signals, error: str, monkeypatch
+) -> None:
+    """`ray start --block` continues then, as after a raylet that lost its agent."""
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "6")
     before = descendants(os.getpid())
-    address = f"127.0.0.1:{free_ports(1)[0]}"
-    with start_head(address) as node:
-        (raylet,) = [
+    errors: list[str] = []
+
+    def wait() -> None:
+        try:
+            node.wait()
+        except UnavailableError as raised:
+            errors.append(str(raised))
+
+    port, jobs_port = free_ports(2)
+    with start_head(f"127.0.0.1:{port}", jobs_port=jobs_port) as node:
+        waiting = threading.Thread(target=wait, daemon=True)
+        waiting.start()
+        (process,) = [
             pid
             for pid in descendants(os.getpid()) - before
-            if "/raylet/raylet" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0]
+            if any(part in word for word in Path(f"/proc/{pid}/cmdline").read_text().split("\0"))
         ]
-        os.kill(raylet, signal.SIGTERM)
-        waiting = threading.Thread(target=node.wait, daemon=True)
-        waiting.start()
+        os.kill(process, signum)
         waiting.join(60.0)
         assert not waiting.is_alive()
+    assert [error in one for one in errors] == [True]
     assert wait_for_end(descendants(os.getpid()) - before) == set()
 
 
-def test_workers_that_do_not_end_with_their_raylet_are_killed(monkeypatch) -> None:
+def test_workers_that_do_not_end_with_their_raylet_or_node_are_killed(monkeypatch) -> None:
     monkeypatch.setattr(node_process, "_WORKERS_END_S", 0.3)
-    variables = {**os.environ, node_process._NODE_VARIABLE: "mine"}
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    mine, orphaned = f"{os.getpid()}-1", f"{ended.pid}-1"
+    variables = {**os.environ, node_process._NODE_VARIABLE: mine}
 
     def start(name: str, **others: str) -> subprocess.Popen[bytes]:
         command = ["bash", "-c", f"exec -a {name} sleep 60"]
         return subprocess.Popen(command, env={**variables, **others})
 
     worker = start("ray::IDLE")
-    others = [start("program"), start("ray::IDLE", **{node_process._NODE_VARIABLE: "another"})]
+    another = {node_process._NODE_VARIABLE: f"{os.getpid()}-2"}
+    others = [start("program"), start("ray::IDLE", **another)]
+    orphan = start("ray::DashboardAgent", **{node_process._NODE_VARIABLE: orphaned})
     try:
         deadline_s = time.monotonic() + 30.0
-        while not node_process._workers("mine") and time.monotonic() < deadline_s:
+        while len(node_process._marked_workers()) < 3 and time.monotonic() < deadline_s:
             time.sleep(0.05)
-        assert node_process._workers("mine") == [worker.pid]
-        node_process._end_workers("mine")
+        assert node_process._workers(mine) == [worker.pid]
+        node_process._end_orphans()
+        assert orphan.wait(timeout=10) == -signal.SIGKILL
+        assert worker.poll() is None
+        node_process._end_workers(mine)
         assert worker.wait(timeout=10) == -signal.SIGKILL
         assert [one.poll() for one in others] == [None, None]
     finally:
-        for one in (worker, *others):
+        for one in (worker, orphan, *others):
             one.kill()
             one.wait()

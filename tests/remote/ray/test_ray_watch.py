@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import socket
 
@@ -10,6 +11,7 @@ import pytest
 from stratagem.errors import UnavailableError
 from stratagem.remote.ray import ray_watch
 from stratagem.remote.ray.ray_watch import RayWatch
+from tests.remote.ray.answering import answering, listening
 
 _LIMIT_S = 60.0
 
@@ -22,18 +24,23 @@ def losses(monkeypatch) -> queue.Queue[UnavailableError]:
 
 
 def test_process_that_ends_is_named_with_the_limit_and_what_to_do(losses) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gcs, socket.create_server(("127.0.0.1", 0)) as r:
-        addresses = {
-            name: f"127.0.0.1:{one.getsockname()[1]}" for name, one in (("GCS", gcs), ("raylet", r))
-        }
+    with answering() as gcs, contextlib.ExitStack() as stack:
+        addresses = {"GCS": gcs, "raylet": stack.enter_context(answering())}
         with RayWatch(addresses, losses.put):
-            r.close()
+            stack.close()
             error = losses.get(timeout=_LIMIT_S)
     words = rf"Ray's raylet at {addresses['raylet']} has not answered for 1 s: refused"
     with pytest.raises(UnavailableError, match=rf"{words}(?s:.)*STRATAGEM_PEER_TIMEOUT_S(?s:.)*"):
         raise error
     assert "start the Ray cluster again" in str(error)
     assert losses.empty()  # told once
+
+
+def test_process_that_was_stopped_is_named(losses) -> None:
+    """The kernel still accepts connections for it."""
+    with listening() as stopped, RayWatch({"raylet": stopped}, losses.put):
+        error = losses.get(timeout=_LIMIT_S)
+    assert f"Ray's raylet at {stopped} has not answered for 2 s: no answer within 1 s" in str(error)
 
 
 def test_process_that_is_restarted_in_time_is_not_lost(losses) -> None:

@@ -21,32 +21,39 @@ from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.launch.plan.ports import free_ports
 from stratagem.launch.tasks.tied_process import tied_command
 from stratagem.messages import explain
-from stratagem.remote.ray.ray_cluster import probe
+from stratagem.remote.ray.services import HTTP, Service, probe
 
 __all__ = ["RayNode"]
 
 _POLL_S = 0.1
 _LOOK_AT_HEAD_S = 1.0
-# A head that refuses connections this long has ended; a slow one refuses none.
-_REFUSED_S = 3.0
 _TERMINATION_S = 10.0
 _TAIL_BYTES = 3000
 # `ray start` prints this once the machine is a node.
 _STARTED = b"Ray runtime started."
-# Environment variable that all processes of a node inherit.
+# Environment variable that all processes of a node inherit: the process that started it, and a
+# random part.
 _NODE_VARIABLE = "STRATAGEM_RAY_NODE"
 _WORKER = b"ray::"
 _WORKERS_END_S = 2.0
 
 
 class RayNode(Closing):
-    """Ray on this machine, with options of `ray start`; ends with this process."""
+    """Ray on this machine, with options of `ray start`; ends with this process.
 
-    def __init__(self, options: list[str], head_address: str) -> None:
+    `dashboard_port` is that of the dashboard, if this machine runs one.
+    """
+
+    def __init__(
+        self, options: list[str], head_address: str, *, dashboard_port: int | None = None
+    ) -> None:
         self.head_address = head_address
-        self._mark = secrets.token_hex(8)
+        self._mark = f"{os.getpid()}-{secrets.token_hex(8)}"
+        _end_orphans()
         (port,) = free_ports(1)
-        self._raylet_address = f"127.0.0.1:{port}"
+        self._services = [Service("raylet", f"127.0.0.1:{port}")]
+        if dashboard_port is not None:
+            self._services.append(Service("dashboard", f"127.0.0.1:{dashboard_port}", HTTP))
         options = [f"--node-manager-port={port}", *options]
         self._command = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *options)
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
@@ -83,22 +90,19 @@ class RayNode(Closing):
 
     def wait(self) -> None:
         """Waits for the head to end, then ends this node; UnavailableError if it fails earlier."""
-        head, raylet = _Port(self.head_address), _Port(self._raylet_address)
-        reason = ""
-        while self._keeper.is_alive() and not reason:
+        head, lost = Service("head", self.head_address), ""
+        while self._keeper.is_alive() and not lost:
             self._keeper.join(_LOOK_AT_HEAD_S)
             head.look()
             if head.is_lost:
                 self._kill()  # an orderly end would ask the head first
                 self.close()
                 return
-            raylet.look()
-            # `ray start` continues without a raylet that ended in order, as after its agent's end.
-            if raylet.has_ended and _STARTED in self._printed():
-                reason = "its raylet has ended"
-        reason = reason or self.last_lines()
+            if _STARTED in self._printed():
+                lost = self._lost_service()
+        reason = lost or self.last_lines()
         self.close()
-        if probe(self.head_address) == "there":
+        if lost or probe(self.head_address) == "there":
             raise UnavailableError(
                 explain(
                     f"Ray ended on this machine: {reason}",
@@ -106,6 +110,18 @@ class RayNode(Closing):
                     fix="check the logs in /tmp/ray, and that the machine has enough memory.",
                 )
             )
+
+    def _lost_service(self) -> str:
+        """Looks at the services; returns what happened to one, or "".
+
+        `ray start` continues without those that ended in order, or were stopped.
+        """
+        for service in self._services:
+            service.look()
+            if service.is_lost:
+                what = "has ended" if service.has_ended else "does not answer"
+                return f"its {service.name} {what}"
+        return ""
 
     def last_lines(self) -> str:
         """Returns the last lines that Ray printed."""
@@ -161,36 +177,6 @@ class RayNode(Closing):
         return os.pread(self._log.fileno(), size, 0)
 
 
-class _Port:
-    """Answers of a process to connections, for a look each second."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._silent_since_s: float | None = None
-        self._refused_since_s: float | None = None
-
-    def look(self) -> None:
-        """Connects once."""
-        answer, now_s = probe(self._address), time.monotonic()
-        self._silent_since_s = None if answer == "there" else self._silent_since_s or now_s
-        self._refused_since_s = (self._refused_since_s or now_s) if answer == "refused" else None
-
-    @property
-    def has_ended(self) -> bool:
-        """True if it has refused connections for a while."""
-        return _is_longer(self._refused_since_s, _REFUSED_S)
-
-    @property
-    def is_lost(self) -> bool:
-        """True if it has ended, or has not answered within `STRATAGEM_PEER_TIMEOUT_S`."""
-        limit_s = float(environment.read("peer_timeout_s"))
-        return self.has_ended or _is_longer(self._silent_since_s, limit_s)
-
-
-def _is_longer(since_s: float | None, limit_s: float) -> bool:
-    return since_s is not None and time.monotonic() - since_s > limit_s
-
-
 def _end_workers(mark: str) -> None:
     """Kills workers of a node that do not end with its raylet, as after a jump of the clock."""
     deadline_s = time.monotonic() + _WORKERS_END_S
@@ -201,13 +187,27 @@ def _end_workers(mark: str) -> None:
             os.kill(worker, signal.SIGKILL)
 
 
+def _end_orphans() -> None:
+    """Kills workers of nodes whose own process was killed; they may outlive it, too."""
+    for worker, mark in _marked_workers().items():
+        if not Path("/proc", mark.partition("-")[0]).exists():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(worker, signal.SIGKILL)
+
+
 def _workers(mark: str) -> list[int]:
-    """Returns the process ids of Ray's workers of a node; empty where there is no `/proc`."""
-    variable, found = f"{_NODE_VARIABLE}={mark}".encode(), list[int]()
+    """Returns the process ids of Ray's workers of a node."""
+    return [worker for worker, its_mark in _marked_workers().items() if its_mark == mark]
+
+
+def _marked_workers() -> dict[int, str]:
+    """Returns the marks of Ray's workers by process id; empty where there is no `/proc`."""
+    start, found = f"{_NODE_VARIABLE}=".encode(), dict[int, str]()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # ended, or of another user
             if not (process / "cmdline").read_bytes().startswith(_WORKER):
                 continue
-            if variable in (process / "environ").read_bytes().split(b"\0"):
-                found.append(int(process.name))
+            for variable in (process / "environ").read_bytes().split(b"\0"):
+                if variable.startswith(start):
+                    found[int(process.name)] = variable.removeprefix(start).decode()
     return found

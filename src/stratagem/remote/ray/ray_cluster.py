@@ -11,7 +11,6 @@ import contextlib
 import os
 import secrets
 import signal
-import socket
 import sys
 import threading
 import time
@@ -20,13 +19,13 @@ from typing import Any
 
 from stratagem import environment
 from stratagem.closing import Closing
-from stratagem.cluster.addresses import split_address
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.launch.prefork.served_process import HOST_VARIABLE
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
 from stratagem.preemption.signals import has_foreign_handler
 from stratagem.remote.ray.ray_exit import is_ray_lost, keep_interrupts, print_without_lost_ray
+from stratagem.remote.ray.services import probe
 
 __all__ = [
     "OBJECT_STORE_BYTES",
@@ -37,7 +36,6 @@ __all__ = [
     "load_ray",
     "make_token",
     "own_host",
-    "probe",
     "quiet_settings",
     "read_token",
     "start_local_ray",
@@ -46,7 +44,6 @@ __all__ = [
 
 # The smallest that Ray accepts: tensors never go through Ray.
 OBJECT_STORE_BYTES = 80 * 2**20
-_PROBE_S = 1.0
 _POLL_S = 0.1
 
 
@@ -231,18 +228,6 @@ def is_connected() -> bool:
     """Returns True if this process is connected to Ray, by any code."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
-
-
-def probe(address: str) -> str:
-    """Connects to host:port; returns "there", "refused", or why the result is unknown."""
-    host, port = split_address(address)
-    try:
-        socket.create_connection((host, port), timeout=_PROBE_S).close()
-    except ConnectionRefusedError:
-        return "refused"
-    except OSError as error:
-        return str(error)
-    return "there"
 
 
 def wait_for_head(address: str, name: str, limit_s: float | None = None) -> None:

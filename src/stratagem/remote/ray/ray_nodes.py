@@ -85,7 +85,8 @@ def start_head(
         *_options(host, task_type, task_index),
     ]
     deadline_s = time.monotonic() + _limit_s(timeout_s)
-    if (lines := _failed_start(node := RayNode(options, address), deadline_s)) is None:
+    node = RayNode(options, address, dashboard_port=jobs_port)
+    if (lines := _failed_start(node, deadline_s)) is None:
         return node
     raise UnavailableError(
         explain(

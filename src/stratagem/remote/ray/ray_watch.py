@@ -15,8 +15,9 @@ from stratagem import environment
 from stratagem.closing import Closing
 from stratagem.errors import UnavailableError
 from stratagem.messages import explain
-from stratagem.remote.ray.ray_cluster import load_ray, probe
+from stratagem.remote.ray.ray_cluster import load_ray
 from stratagem.remote.ray.ray_exit import mark_ray_lost
+from stratagem.remote.ray.services import probe
 
 __all__ = ["RayWatch", "watched_addresses"]
 
