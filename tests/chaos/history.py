@@ -112,10 +112,11 @@ class History:
 
 
 def read_history(folder: Path) -> History:
-    """Reads the records of a run."""
+    """Reads the records of a run, without what a worker that was stopped does after its end."""
     spans: dict[tuple[str, int], tuple[str, Attempt]] = {}
     crashes: dict[int, list[Span]] = defaultdict(list)
     done: dict[int, list[str]] = defaultdict(list)
+    end_s = math.inf
     for client, fields in read_records(folder):
         event, at_s = fields["event"], fields["at_s"]
         if event == "invoke":
@@ -133,9 +134,12 @@ def read_history(folder: Path) -> History:
             crashes[fields["server"]].append(crash)
         elif event == "done":
             done[fields["number"]].append(fields["client"])
+        elif event == "end":
+            end_s = at_s
     by_what: dict[str, list[Attempt]] = defaultdict(list)
     for what, attempt in spans.values():
-        by_what[what].append(attempt)
+        if attempt.begun_s < end_s:
+            by_what[what].append(attempt)
     entries = [Span(one.begun_s, one.ended_s) for one in by_what["entry"] if one.outcome == "ok"]
     return History(by_what["update"], by_what["function"], entries, crashes, done)
 

@@ -141,3 +141,12 @@ def test_records_become_a_history(tmp_path) -> None:
     assert history.done == {3: [recorder.client]}
     (crash,) = history.crashes_of(1)
     assert (crash.begun_s, crash.is_counted) == (0.5, False)
+
+
+def test_what_a_stopped_worker_does_after_the_end_is_no_history(tmp_path) -> None:
+    recorder = Recorder(tmp_path)
+    with recorder.span("update", number=0, cells=["adds"]):
+        recorder.note("end")
+    with recorder.span("update", number=0, cells=["adds"]):
+        pass
+    assert [one.outcome for one in read_history(tmp_path).updates] == ["ok"]

@@ -228,6 +228,7 @@ class Run:
                 self._strategy.placement.remote.variables.secure()
 
     def _write_end(self) -> None:
+        self._recorder.note("end")
         client = self._strategy.placement.remote.variables.client
         cells: dict[str, Any] = {}
         for name in KINDS:
