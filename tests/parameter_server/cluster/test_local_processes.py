@@ -183,7 +183,9 @@ def test_process_that_does_not_start_in_time_is_named(keys, standby, monkeypatch
         _ = processes.addresses
 
 
-def test_process_that_cannot_start_again_is_given_up(keys, standby, tmp_path, monkeypatch) -> None:
+def test_process_that_cannot_start_again_is_given_up(
+    keys, standby, tmp_path, monkeypatch, capsys
+) -> None:
     monkeypatch.setattr(restarts, "_FIRST_DELAY_S", 0.01)
     arguments = [(keys, str(tmp_path))]
     with LocalProcesses("ps", served.serve_once, arguments, standby=standby) as processes:
@@ -194,6 +196,9 @@ def test_process_that_cannot_start_again_is_given_up(keys, standby, tmp_path, mo
         assert (what, index) == ("given up", 0)
         assert "no second time" in str(error)
         assert tmp_path.joinpath("started").read_text() == "x" * (1 + restarts.MAX_FAILED_STARTS)
+    told = capsys.readouterr().err  # before it is given up: why callers get no answer
+    assert told.count("ps 0 did not start again; next try in ") == restarts.MAX_FAILED_STARTS - 1
+    assert "no second time" in told
 
 
 def test_process_that_may_not_start_again_is_given_up(keys, standby) -> None:

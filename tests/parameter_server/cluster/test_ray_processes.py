@@ -175,7 +175,7 @@ def test_process_without_a_place_is_named(keys, monkeypatch) -> None:
     assert "STRATAGEM_JOIN_TIMEOUT_S" in str(raised.value)
 
 
-def test_process_that_cannot_start_again_is_given_up(keys, tmp_path, monkeypatch) -> None:
+def test_process_that_cannot_start_again_is_given_up(keys, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(restarts, "_FIRST_DELAY_S", 0.01)
     with RayProcesses("ps", served.serve_once, [(keys, str(tmp_path))]) as processes:
         watched = Watched(processes)
@@ -186,6 +186,9 @@ def test_process_that_cannot_start_again_is_given_up(keys, tmp_path, monkeypatch
         assert isinstance(error, RuntimeError)
         assert "no second time" in str(error)
         assert tmp_path.joinpath("started").read_text() == "x" * 6
+    told = capsys.readouterr().err  # before it is given up: why callers get no answer
+    assert told.count("ps 0 did not start again; next try in ") == restarts.MAX_FAILED_STARTS - 1
+    assert "no second time" in told
 
 
 def test_process_that_may_not_start_again_is_given_up(keys) -> None:

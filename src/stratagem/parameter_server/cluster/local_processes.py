@@ -22,6 +22,7 @@ from stratagem.launch.tasks.exit_status import describe_exit
 from stratagem.optional_libraries import load
 from stratagem.parameter_server.cluster.restarts import Restarts
 from stratagem.parameter_server.cluster.start_errors import (
+    announce_failed_restart,
     cannot_start,
     died_at_start,
     lost_too_often,
@@ -239,6 +240,8 @@ class LocalProcesses(Closing):
             except Exception as error:  # noqa: BLE001 - also OSError: no memory or descriptors left
                 failure = error
                 delay_s = restarts.delay_after_failed_start_s()
+                if delay_s is not None:
+                    announce_failed_restart(f"{self._kind} {index}", error, delay_s)
                 continue
             restarts.started()
             self._report(lambda watchers: watchers.on_returned(index, self._addresses[index]))

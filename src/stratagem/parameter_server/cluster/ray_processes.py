@@ -26,6 +26,7 @@ from stratagem.messages import explain
 from stratagem.optional_libraries import load
 from stratagem.parameter_server.cluster.restarts import Restarts
 from stratagem.parameter_server.cluster.start_errors import (
+    announce_failed_restart,
     cannot_start,
     died_at_start,
     lost_too_often,
@@ -336,6 +337,7 @@ class RayProcesses(Closing):
         if delay_s is None:
             self._report(lambda watchers: watchers.on_given_up(index, error))
         else:
+            announce_failed_restart(f"{self._kind} {index}", error, delay_s)
             self._later(delay_s, lambda: self._start_again(index))
 
     def _lose_ray(self, error: Exception) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
+from stratagem import logs
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.messages import explain
 
 __all__ = [
+    "announce_failed_restart",
     "cannot_start",
     "died_at_start",
     "lost_too_often",
@@ -13,6 +17,14 @@ __all__ = [
     "not_the_coordinator",
     "watched_twice",
 ]
+
+
+_logger = logging.getLogger(__name__)
+
+
+def announce_failed_restart(name: str, error: Exception, delay_s: float) -> None:
+    """Prints why a process such as "ps 0" did not start again; a later start may succeed."""
+    logs.announce(_logger, f"{name} did not start again; next try in {delay_s:g} s. {error}")
 
 
 def cannot_start(name: str, error: BaseException) -> RuntimeError:
