@@ -17,6 +17,7 @@ from benchmarks.allreduce import run_allreduce
 from benchmarks.cases import Case, Environments, Place, Side
 from benchmarks.checkpoint import run_checkpoint
 from benchmarks.first_step import run_first_step
+from benchmarks.growth import run_growth
 from benchmarks.machine import describe_machine, load_warning
 from benchmarks.parameter_server import run_parameter_server
 from benchmarks.parameter_server_failures import run_parameter_server_failures
@@ -51,6 +52,7 @@ _WHOLE = {
     "allreduce": run_allreduce,
     "checkpoint": run_checkpoint,
     "first_step": run_first_step,
+    "growth": run_growth,
     "parameter_server": run_parameter_server,
     "parameter_server_failures": run_parameter_server_failures,
     "plan": run_plan,
@@ -112,8 +114,8 @@ def main(
     """Measures how fast Stratagem is.
 
     Without a NAME all: run_overhead, fit_overhead, fit_peers, loop, input, scaling, allreduce,
-    checkpoint, first_step, parameter_server, parameter_server_failures, plan, placement, recovery,
-    transport.
+    checkpoint, first_step, growth, parameter_server, parameter_server_failures, plan, placement,
+    recovery, transport.
     """
     unknown = sorted(set(names) - {*BENCHMARKS, *_WHOLE})
     if unknown:

@@ -244,8 +244,8 @@ class InputOptions:
         experimental_replication_mode: PER_REPLICA is for `distribute_datasets_from_function`.
         experimental_place_dataset_on_device: accepted only with PER_REPLICA and without fetching,
             as in TensorFlow, and ignored: the host always reads the dataset.
-        experimental_per_replica_buffer_size: number of batches to prefetch; 0 reads in the caller's
-            thread.
+        experimental_per_replica_buffer_size: number of batches to prefetch in a thread, unless
+            loading one and its step take less than 0.25 ms; 0 always reads in the caller's thread.
         auto_shard_policy: how several processes split the examples. AUTO follows a `tf.data`
             dataset's own option.
 

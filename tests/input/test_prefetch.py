@@ -8,6 +8,7 @@ import itertools
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 
@@ -29,9 +30,10 @@ def _counter(last: int) -> Callable[[], int]:
     return lambda: next(numbers)
 
 
+@pytest.mark.parametrize("handover_s", [0.0, 1e-9, 10.0])
 @pytest.mark.parametrize("buffer_size", [0, 1, 3])
-def test_items_come_in_order_and_end(buffer_size: int) -> None:
-    prefetcher = Prefetcher(_counter(20), buffer_size)
+def test_items_come_in_order_and_end(buffer_size: int, handover_s: float) -> None:
+    prefetcher = Prefetcher(_counter(20), buffer_size, handover_s=handover_s)
     assert [prefetcher.take() for _ in range(20)] == list(range(20))
     for _ in range(2):
         with pytest.raises(StopIteration):
@@ -57,6 +59,40 @@ def test_buffer_is_filled_and_not_beyond() -> None:
     prefetcher.close()
 
 
+def test_fast_items_are_loaded_by_the_consumer_until_many_are_slow() -> None:
+    seconds = iter([0.3, 0.0, 0.0, 0.1, 0.0, 0.0, 0.1, 0.1, 0.1, *[0.0] * 4])
+    loaders: list[str] = []
+
+    def load() -> int:
+        time.sleep(next(seconds))
+        loaders.append(threading.current_thread().name)
+        return len(loaders)
+
+    prefetcher = Prefetcher(load, 1, handover_s=0.02)
+    assert [prefetcher.take() for _ in range(13)] == list(range(1, 14))
+    with pytest.raises(StopIteration):
+        prefetcher.take()
+    own = threading.current_thread().name
+    assert loaders == [own] * 9 + ["stratagem-prefetch"] * 4
+
+
+def test_consumer_that_takes_its_time_gets_a_thread() -> None:
+    loaders: list[str] = []
+
+    def load() -> None:
+        loaders.append(threading.current_thread().name)
+
+    prefetcher = Prefetcher(load, 1, handover_s=0.02)
+    for pause_s in (0.1, 0.0, 0.0, 0.1, 0.1, 0.1):
+        prefetcher.take()
+        time.sleep(pause_s)
+    prefetcher.take()
+    assert loaders == [threading.current_thread().name] * 7
+    prefetcher.take()
+    prefetcher.close()
+    assert set(loaders[7:]) == {"stratagem-prefetch"}
+
+
 def test_nothing_is_loaded_before_it_is_asked_for() -> None:
     def load() -> int:
         raise AssertionError("was called")
@@ -65,8 +101,8 @@ def test_nothing_is_loaded_before_it_is_asked_for() -> None:
     assert not _threads()
 
 
-@pytest.mark.parametrize("buffer_size", [0, 1])
-def test_error_is_raised_after_the_batches_before_it(buffer_size: int) -> None:
+@pytest.mark.parametrize(("buffer_size", "handover_s"), [(0, 0.0), (1, 0.0), (1, 10.0)])
+def test_error_is_raised_after_the_batches_before_it(buffer_size: int, handover_s: float) -> None:
     error = OSError("disk")
     numbers = iter(range(2))
 
@@ -75,7 +111,7 @@ def test_error_is_raised_after_the_batches_before_it(buffer_size: int) -> None:
             return number
         raise error
 
-    prefetcher = Prefetcher(load, buffer_size)
+    prefetcher = Prefetcher(load, buffer_size, handover_s=handover_s)
     assert [prefetcher.take(), prefetcher.take()] == [0, 1]
     with pytest.raises(OSError, match="disk") as raised:
         prefetcher.take()

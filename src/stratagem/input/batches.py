@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stratagem.input.sparse_rows import with_sparse_arrays, with_sparse_rows
+from stratagem.input.sparse_rows import is_sparse, with_sparse_arrays, with_sparse_rows
 from stratagem.input.splitting import split_lengths
+from stratagem.input.transfer import put_arrays
 from stratagem.messages import explain
 from stratagem.topology import Topology
 from stratagem.values import PerReplica
@@ -93,8 +94,10 @@ def take_batch(data: object, num_replicas: int) -> HostBatch:
     accelerator stay there. Raises ValueError for unbatched arrays, different leading sizes, or
     ragged rows.
     """
-    (data,) = with_sparse_rows([data])
-    leaves, structure = jax.tree.flatten(data, is_leaf=lambda leaf: leaf is None)
+    leaves, structure = jax.tree.flatten(data, is_leaf=_is_none_or_sparse)
+    if any(map(is_sparse, leaves)):
+        (data,) = with_sparse_rows([data])
+        leaves, structure = jax.tree.flatten(data, is_leaf=_is_none_or_sparse)
     arrays = [_array(leaf) for leaf in leaves if leaf is not None]
     for array in arrays:
         _check_rows(array)
@@ -115,6 +118,10 @@ def take_batch(data: object, num_replicas: int) -> HostBatch:
     is_present = tuple(leaf is not None for leaf in leaves)
     signature = _signature(structure, is_present, arrays)
     return HostBatch(structure, arrays, is_present, num_examples, size, lengths, lengths, signature)
+
+
+def _is_none_or_sparse(leaf: object) -> bool:
+    return leaf is None or is_sparse(leaf)
 
 
 def take_own_part(data: object, topology: Topology) -> HostBatch:
@@ -287,10 +294,17 @@ class PlacedBatches:
         return array.shape[1:] if self.num_steps > 1 else array.shape
 
 
-def place(batches: list[HostBatch], topology: Topology, *, to_device: bool = True) -> PlacedBatches:
-    """Transfers batches of one signature to the devices, one transfer per array.
+def place(
+    batches: list[HostBatch],
+    topology: Topology,
+    *,
+    to_device: bool = True,
+    is_repeated: bool = False,
+) -> PlacedBatches:
+    """Transfers batches of one signature to the devices.
 
-    With `to_device=False`, only splits them.
+    With `to_device=False`, only splits them. `is_repeated` is True if many calls of this signature
+    follow.
     """
     first = batches[0]
     count, size = topology.num_local_replicas, first.size
@@ -300,10 +314,13 @@ def place(batches: list[HostBatch], topology: Topology, *, to_device: bool = Tru
         joined = parts[0] if len(parts) == 1 else _stacked(parts)
         rows = (count, size) if topology.num_replicas > 1 else (size,)
         steps = () if len(parts) == 1 else (len(parts),)
-        joined = joined.reshape((*steps, *rows, *first.arrays[index].shape[1:]))
-        if to_device and is_array(joined):
-            joined = _put(joined, topology, many=len(parts) > 1)
-        placed.append(joined)
+        placed.append(joined.reshape((*steps, *rows, *first.arrays[index].shape[1:])))
+    if to_device:
+        places = [index for index, array in enumerate(placed) if is_array(array)]
+        arrays = [placed[index] for index in places]
+        moved = put_arrays(arrays, topology, many=len(batches) > 1, is_repeated=is_repeated)
+        for index, array in zip(places, moved, strict=True):
+            placed[index] = array
     return PlacedBatches(
         first.structure,
         first.is_array,
@@ -337,9 +354,3 @@ def _as_one_view(parts: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any] | No
         return None
     shape, strides = (len(parts), *first.shape), (first.nbytes, *first.strides)
     return np.lib.stride_tricks.as_strided(first, shape, strides, writeable=False)
-
-
-def _put(array: np.ndarray[Any, Any] | jax.Array, topology: Topology, *, many: bool) -> jax.Array:
-    if topology.num_replicas == 1:
-        return topology.replicate(array)
-    return topology.put_stacked(array, axis=1 if many else 0)

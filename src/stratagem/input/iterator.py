@@ -10,7 +10,7 @@ from stratagem.context.function_trace import current_function_trace
 from stratagem.errors import OutOfRangeError
 from stratagem.input.batches import PlacedBatches
 from stratagem.input.loader import BatchGroup
-from stratagem.input.prefetch import Prefetcher
+from stratagem.input.prefetch import HANDOVER_S, Prefetcher
 from stratagem.messages import explain
 from stratagem.profiling.marks import input_mark
 from stratagem.topology import Topology
@@ -99,6 +99,8 @@ class DistributedIterator:
             self._loader.load,
             self._dataset.options.per_replica_buffer_size,
             self._loader.give_up,
+            # A thread may wait for other processes longer than for the data.
+            handover_s=0.0 if self._dataset.is_agreed_on else HANDOVER_S,
         )
         self._pending = []
         self._error: Exception | None = None

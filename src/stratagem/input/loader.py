@@ -15,6 +15,8 @@ from stratagem.topology import Topology
 
 __all__ = ["BatchGroup", "Loader"]
 
+# After so many groups, others of the same shapes are likely to follow.
+_MANY = 16
 # Start position of a reader whose only state is the number of batches read.
 _BEGINNING = {"source": {"num_read": 0}, "then_read": 0}
 
@@ -86,6 +88,7 @@ class Loader:
         self._positions = _Positions(reader)
         self.position = self._positions.current()
         self.group_size = 1
+        self._num_loaded = 0
 
     def host_batches(self, num_to_pass: int = 0) -> Iterator[HostBatch]:
         """Yields all remaining batches without transfer, then closes the reader.
@@ -136,7 +139,9 @@ class Loader:
                 break
             taken.append(following)
         batches = [batch for batch, _ in taken]
-        placed = place(batches, self._topology, to_device=self._to_device)
+        is_repeated = self._num_loaded >= _MANY
+        self._num_loaded += 1
+        placed = place(batches, self._topology, to_device=self._to_device, is_repeated=is_repeated)
         return BatchGroup(placed, [position for _, position in taken])
 
     def _next(self) -> tuple[HostBatch, Any]:

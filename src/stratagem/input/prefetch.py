@@ -1,4 +1,4 @@
-"""`Prefetcher`: a background thread that loads items ahead into a bounded buffer."""
+"""`Prefetcher`: loads items ahead in a background thread, where that is faster."""
 
 from __future__ import annotations
 
@@ -6,11 +6,19 @@ import atexit
 import collections
 import functools
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Prefetcher"]
+__all__ = ["HANDOVER_S", "Prefetcher"]
+
+# A thread needs about this long to hand over an item, and slows down the consumer meanwhile. If an
+# item is loaded and used up in less, the consumer had better load it itself.
+HANDOVER_S = 2.5e-4
+# The excess over it, summed up, with which a thread starts; in handovers. That of one item is
+# limited, because it may be a pause of the machine.
+_MOST_EXCESS, _MOST_EXCESS_OF_ITEM = 6, 2
 
 # Wait at process exit for a source that is reading a batch.
 _EXIT_WAIT_S = 5.0
@@ -19,9 +27,11 @@ _EXIT_WAIT_S = 5.0
 class Prefetcher:
     """Calls `load` ahead of its consumer in a background thread; `buffer_size` 0 uses no thread.
 
-    The thread starts with the first `take`. It ends with the first error of `load`, including
-    StopIteration, on `close`, or on garbage collection. `give_up` is called from any thread when no
-    more items are needed, to cancel a waiting `load`; it must not refer to the prefetcher.
+    The thread starts once loading and using items has taken longer than `handover_s` each, in three
+    items or more (0: at the first `take`); until then, `take` calls `load`. The thread ends with the first error of `load`,
+    including StopIteration, on `close`, or on garbage collection. `give_up` is called from any
+    thread when no more items are needed, to cancel a waiting `load`; it must not refer to the
+    prefetcher.
     """
 
     def __init__(
@@ -29,8 +39,13 @@ class Prefetcher:
         load: Callable[[], Any],
         buffer_size: int,
         give_up: Callable[[], None] | None = None,
+        *,
+        handover_s: float = 0.0,
     ) -> None:
         self._load = load
+        self._handover_s = handover_s
+        self._excess_s = 0.0
+        self._taken_s: float | None = None  # when `take` returned last
         self._buffer = _Buffer(buffer_size) if buffer_size else None
         # The thread refers to the buffer, not to the prefetcher, so that the latter can be freed.
         self._end = functools.partial(_end, self._buffer, give_up)
@@ -49,6 +64,8 @@ class Prefetcher:
         try:
             if self._buffer is None:
                 return self._load()
+            if self._excess_s < _MOST_EXCESS * self._handover_s:
+                return self._load_in_line()
             if self._thread is None:
                 self._thread = self._start(self._buffer)
             return self._buffer.take()
@@ -56,6 +73,15 @@ class Prefetcher:
             # Do not store the error: it refers to the frames of its handlers.
             self._has_ended = True
             raise
+
+    def _load_in_line(self) -> Any:
+        before_s = time.perf_counter() if self._taken_s is None else self._taken_s
+        item = self._load()
+        self._taken_s = time.perf_counter()
+        excess_s = self._taken_s - before_s - self._handover_s
+        excess_s = min(excess_s, _MOST_EXCESS_OF_ITEM * self._handover_s)
+        self._excess_s = max(0.0, self._excess_s + excess_s)
+        return item
 
     def _start(self, buffer: _Buffer) -> threading.Thread:
         thread = threading.Thread(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import sparse
 
-__all__ = ["SparseRows", "with_sparse_arrays", "with_sparse_rows"]
+__all__ = ["SparseRows", "is_sparse", "with_sparse_arrays", "with_sparse_rows"]
 
 
 @jax.tree_util.register_pytree_node_class
@@ -66,11 +66,11 @@ def with_sparse_arrays(batch: object) -> Any:
 
 def with_sparse_rows(parts: Sequence[Any]) -> list[Any]:
     """Replaces sparse arrays of SciPy, JAX or TensorFlow by equally wide `SparseRows`."""
-    flat = [jax.tree.flatten(part, is_leaf=_is_sparse) for part in parts]
-    if not any(_is_sparse(leaf) for leaves, _ in flat for leaf in leaves):
+    flat = [jax.tree.flatten(part, is_leaf=is_sparse) for part in parts]
+    if not any(is_sparse(leaf) for leaves, _ in flat for leaf in leaves):
         return list(parts)
     columns = [
-        _rows_of(column) if any(map(_is_sparse, column)) else column
+        _rows_of(column) if any(map(is_sparse, column)) else column
         for column in zip(*(leaves for leaves, _ in flat), strict=True)
     ]
     rows = zip(*columns, strict=True)
@@ -80,7 +80,10 @@ def with_sparse_rows(parts: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _is_sparse(leaf: object) -> bool:
+def is_sparse(leaf: object) -> bool:
+    """Returns True for a sparse array of JAX, SciPy or TensorFlow."""
+    if type(leaf) is np.ndarray:  # most are
+        return False
     if isinstance(leaf, sparse.BCOO | sparse.BCSR):
         return True
     kind = type(leaf)

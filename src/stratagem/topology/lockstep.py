@@ -127,7 +127,8 @@ def wait_until_ready(values: object) -> None:
 
 
 def _is_traced(token: object) -> bool:
-    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(token))
+    is_empty = isinstance(token, tuple) and not token  # as in most steps
+    return not is_empty and any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(token))
 
 
 def _wait_for(flight: InFlightProgram) -> None:

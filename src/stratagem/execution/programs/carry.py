@@ -45,9 +45,9 @@ class CarrySlot:
         self.path = path
         self.given_shape, self.given_dtype = value.shape, value.dtype
         self.key_impl = jax.random.key_impl(value) if is_key(value) else None
-        data = self.stored(value)
+        data = self.as_stored(value)
         self.shape, self.dtype = data.shape, data.dtype
-        self.storage: Any = None
+        self.stored: Any = None
         is_sole = strategy.num_replicas_in_sync == 1
         kind = VariableKind.PLAIN if is_sole else VariableKind.ON_READ
         strategy.variables.add_slot(self, Home(strategy, kind, VariableAggregation.NONE))
@@ -55,9 +55,18 @@ class CarrySlot:
     @property
     def for_step(self) -> Any:
         """The value that a compiled step receives."""
-        return self.storage
+        return self.stored
 
-    def stored(self, value: jax.Array) -> Any:
+    @property
+    def storage(self) -> Any:
+        """The array of all replicas, under the name that variables have for it."""
+        return self.stored
+
+    @storage.setter
+    def storage(self, value: object) -> None:
+        self.stored = value
+
+    def as_stored(self, value: jax.Array) -> Any:
         """Returns a value in its stored form: random keys as their key data."""
         return jnp.asarray(value) if self.key_impl is None else jax.random.key_data(value)
 
@@ -68,15 +77,15 @@ class CarrySlot:
     def read(self) -> Any:
         """Returns this replica's value. Call in a step."""
         scope = current_scope()
-        return self.given(self.storage if scope is None else scope.get_current_value(self))
+        return self.given(self.stored if scope is None else scope.get_current_value(self))
 
     def write(self, value: jax.Array) -> None:
         """Sets this replica's value. Call in a step."""
         scope = current_scope()
         if scope is None:  # the default strategy runs functions without a scope
-            self.storage = self.stored(value)
+            self.stored = self.as_stored(value)
         else:
-            scope.add_update((self, self.stored(value)))
+            scope.add_update((self, self.as_stored(value)))
 
 
 class Carry:
@@ -97,7 +106,7 @@ class Carry:
             known[key] = tuple(CarrySlot(strategy, one[0], path) for path, one in firsts)
         self.slots = known[key]
         for slot, own in zip(self.slots, parts, strict=True):
-            slot.storage = self._stored([slot.stored(part) for part in own])
+            slot.stored = self._stored([slot.as_stored(part) for part in own])
 
     def _stored(self, parts: list[Any]) -> Any:
         """Returns the array of all replicas as a copy, because a step donates it."""
@@ -116,7 +125,7 @@ class Carry:
         is_sole = self._topology.num_replicas == 1
         values: list[Any] = []
         for slot in self.slots:
-            value, slot.storage = slot.storage, None
+            value, slot.stored = slot.stored, None
             value = local_copy(value, self._topology) if is_sole else value
             values.append(slot.given(value) if is_sole else PerReplica(stacked=slot.given(value)))
         return jax.tree.unflatten(self.structure, values)

@@ -13,9 +13,10 @@ from jax.extend.core import ClosedJaxpr
 
 from stratagem.execution.analysis.retracing import retrace
 from stratagem.execution.programs.ids_program import IdsProgram
-from stratagem.execution.programs.program import POOLS, Program, value_for_step
+from stratagem.execution.programs.program import POOLS, Program
 from stratagem.execution.programs.step_program import StepProgram, shape_on
 from stratagem.execution.programs.update_part import StepParts, part_step
+from stratagem.execution.programs.variable_values import value_for_step
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.remote_state import Lookup, RemoteState
 from stratagem.execution.tracing.trace import Trace

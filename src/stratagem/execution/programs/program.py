@@ -15,11 +15,11 @@ from jax.sharding import PartitionSpec, Sharding
 
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution.analysis.replication import contains_primitive
-from stratagem.execution.programs.destination import Destination
 from stratagem.execution.programs.ids_program import IdsProgram
 from stratagem.execution.programs.recompilations import Usage
 from stratagem.execution.programs.step_program import StepProgram, shape_on
 from stratagem.execution.programs.step_summaries import StepSummaries
+from stratagem.execution.programs.variable_values import VariableValues, value_for_step
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.errors import assigned_under_jit
 from stratagem.execution.tracing.garbage_collection import paused_garbage_collection
@@ -33,9 +33,9 @@ from stratagem.topology.abstract_devices import placeholder
 from stratagem.topology.lockstep import record_program, run_together
 from stratagem.topology.shards import local_copy
 from stratagem.values import PerReplica
-from stratagem.variables import home_of, stored_sharding
+from stratagem.variables import stored_sharding
 
-__all__ = ["POOLS", "Program", "value_for_step"]
+__all__ = ["POOLS", "Program"]
 
 # Groups of a program's inputs, in order.
 POOLS: Sequence[str] = ("written", "read_only", "split", "shared", "constant", "rows")
@@ -61,8 +61,9 @@ class Program:
         self._name = name
         self._is_agreed = not topology.spans_processes
         self._topology = topology
-        self._written = [Destination(variable) for variable in trace.written]
-        self._read_only = [Destination(variable) for variable in trace.read_only]
+        self._devices = set(topology.all_devices or ())
+        self._written = VariableValues(trace.written)
+        self._read_only = VariableValues(trace.read_only)
         self._constants: list[Any] | None = None
         self._summaries = None if trace.summaries is None else StepSummaries(trace, topology)
         self.make_plain: Callable[[], Program] | None = None
@@ -184,7 +185,9 @@ class Program:
     def programs(self, arguments: Arguments) -> list[StepProgram]:
         """Returns all programs of one step in execution order, built from shapes alone."""
         function, shapes = self.with_shapes(arguments)
-        places = zip([*self._written, *self._read_only], [*shapes[0], *shapes[1]], strict=True)
+        places = zip(
+            [*self._written.places, *self._read_only.places], [*shapes[0], *shapes[1]], strict=True
+        )
         lasting = [shape for place, shape in places if place.is_on_devices]
         lasting += [shape for pool in shapes[2:-1] for shape in pool]  # all but looked-up rows
         return [StepProgram("replicas", function, shapes, lasting, num_donated=1)]
@@ -209,8 +212,7 @@ class Program:
         shared: list[Any],
         rows: Sequence[Any] = (),
     ) -> list[Any]:
-        written = [*map(self._value, self.trace.written)]
-        read_only = [*map(self._value, self.trace.read_only)]
+        written, read_only = self._written.read(self._value), self._read_only.read(self._value)
         shared = [self._everywhere(value) for value in shared]
         if self._constants is None:
             with jax.ensure_compile_time_eval():  # the constants outlive a jax.jit around this call
@@ -243,8 +245,7 @@ class Program:
         is_lost = bool(new_values) and isinstance(new_values[0], Tracer)
         if is_lost and current_function_trace() is None:
             raise assigned_under_jit(self.trace.written[0])
-        for place, value in zip(self._written, new_values, strict=True):
-            place.store(value)
+        self._written.replace(new_values)
         self._finish(handed, shared)
         if summaries is None:
             return results
@@ -261,7 +262,7 @@ class Program:
                 (self._topology.num_replicas, *aval.shape[1:]) if several else aval.shape,
                 aval.dtype,
             )
-            for aval in self.trace.jaxpr.out_avals[len(self._written) :]
+            for aval in self.trace.jaxpr.out_avals[len(self.trace.written) :]
         ]
 
     def _everywhere(self, value: object) -> Any:
@@ -272,8 +273,7 @@ class Program:
             return self._topology.replicate(value)
         if not value.committed:
             return value
-        devices = self._topology.all_devices
-        is_there = devices is None or value.sharding.device_set == set(devices)
+        is_there = not self._devices or value.sharding.device_set == self._devices
         return value if is_there else self._topology.replicate(value)
 
     def _compile(self, *, many: bool) -> Any:
@@ -281,13 +281,13 @@ class Program:
         if self._topology.num_replicas > 1:
             copied, stacked = PartitionSpec(), PartitionSpec(REPLICA_AXIS)
             steps = PartitionSpec(None, REPLICA_AXIS)
-            written = [place.spec for place in self._written]
+            written = [place.spec for place in self._written.places]
             function = jax.shard_map(
                 function,
                 mesh=self._topology.mesh,
                 in_specs=(
                     written,
-                    [place.spec for place in self._read_only],
+                    [place.spec for place in self._read_only.places],
                     steps if many else stacked,
                     copied,
                     copied,
@@ -373,8 +373,3 @@ class Program:
                 output = local_copy(outputs[value], self._topology)
                 leaves.append(output if lengths is None else output[: lengths[0]])
         return jax.tree.unflatten(self.trace.result_structure, leaves)
-
-
-def value_for_step(variable: Any) -> Any:
-    """Returns a variable's value as input of a step, with or without a strategy."""
-    return variable.value if home_of(variable) is None else variable.for_step

@@ -79,15 +79,19 @@ class Leaf(NamedTuple):
         return jax.ShapeDtypeStruct(self.shape, self.dtype, weak_type=self.is_weak)
 
 
-@dataclasses.dataclass(frozen=True)
-class Arguments:
+class Arguments(NamedTuple):
     """Flattened arguments of one call; arrays are in the order of their leaves."""
 
     structure: Any  # of `(args, kwargs)`
     leaves: tuple[Leaf, ...]
     split: list[Any]
     shared: list[Any]
-    batch: ReplicaBatch
+    known_batch: ReplicaBatch | None = None  # None if the leaves tell
+
+    @property
+    def batch(self) -> ReplicaBatch:
+        """Rows of the padded split argument, else of the first one with rows; for tracing."""
+        return _find_batch(self.leaves) if self.known_batch is None else self.known_batch
 
     def rebuild(self, split: list[Any], shared: list[Any]) -> tuple[Any, Any]:
         """Returns `(args, kwargs)` with other arrays in the places of split and shared leaves."""
@@ -110,7 +114,7 @@ class Arguments:
             for leaf in self.leaves
         ]
         batch = dataclasses.replace(self.batch, size=self.batch.size + 1)
-        return dataclasses.replace(self, leaves=tuple(leaves), batch=batch)
+        return self._replace(leaves=tuple(leaves), known_batch=batch)
 
 
 def _array_leaf(value: object, *, split: bool, lengths: tuple[int, ...] | None = None) -> Leaf:
@@ -135,6 +139,10 @@ def flatten_arguments(
     split: list[Any] = []
     shared: list[Any] = []
     for value in flat:
+        if isinstance(value, jax.Array):  # first, because most are
+            leaves.append(_array_leaf(value, split=False))
+            shared.append(value)
+            continue
         if isinstance(value, PerReplica):
             leaves.append(_split_leaf(value, num_replicas))
             split.append(value.stacked)
@@ -147,7 +155,7 @@ def flatten_arguments(
             shared.append(value)
         else:
             leaves.append(Leaf(split=False, static=Static(value)))
-    return Arguments(structure, tuple(leaves), split, shared, _find_batch(leaves))
+    return Arguments(structure, tuple(leaves), split, shared)
 
 
 def batch_arguments(placed: PlacedBatches) -> Arguments:
@@ -176,12 +184,11 @@ def batch_arguments(placed: PlacedBatches) -> Arguments:
         leaves=tuple(leaves),
         split=placed.arrays,
         shared=[],
-        batch=ReplicaBatch(size=placed.size, lengths=placed.lengths),
+        known_batch=ReplicaBatch(size=placed.size, lengths=placed.lengths),
     )
 
 
-def _find_batch(leaves: list[Leaf]) -> ReplicaBatch:
-    """Returns the rows of the padded split argument, else of the first one with rows."""
+def _find_batch(leaves: Iterable[Leaf]) -> ReplicaBatch:
     split = [leaf for leaf in leaves if leaf.split and leaf.shape is not None]
     for leaf in split:
         if leaf.lengths is not None and leaf.shape is not None:

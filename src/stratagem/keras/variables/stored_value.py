@@ -29,8 +29,9 @@ __all__ = ["StoredValue"]
 class StoredValue:
     """The value of a variable: a copy on each device, or in a store that the strategy chose.
 
-    `store` is None for a copy on each replica's device. `has_rows` is True for a table whose rows
-    replicas look up. `slot_of` is the variable that this is an optimizer's slot of.
+    `store` is None for a copy on each replica's device. `stored` is the value in its store between
+    steps, outside every trace; None until it is initialized. `has_rows` is True for a table whose
+    rows replicas look up. `slot_of` is the variable that this is an optimizer's slot of.
     """
 
     store: Store | None = None
@@ -39,7 +40,7 @@ class StoredValue:
     whole: WholeValue
     _initial: tuple[Any, Any] | None = None
     _is_table = False
-    _stored: Any = None
+    stored: Any = None  # no property: a step reads and sets thousands
     _home: Home
     _dtype: Any
 
@@ -49,9 +50,9 @@ class StoredValue:
         trace = current_function_trace()
         if trace is not None:
             return trace.load(self, self._computable())
-        if self.store is None or self._stored is None:
-            return self._stored
-        return self.store.replicate(self._stored, self._home.strategy.topology)
+        if self.store is None or self.stored is None:
+            return self.stored
+        return self.store.replicate(self.stored, self._home.strategy.topology)
 
     @storage.setter
     def storage(self, value: object) -> None:
@@ -59,37 +60,28 @@ class StoredValue:
         if trace is not None:
             trace.store(self, value)
         elif self.store is None or value is None:
-            self._stored = value
+            self.stored = value
         else:
-            self._stored = self.store.put(value)
+            self.stored = self.store.put(value)
 
     def _computable(self) -> Any:
         """The value for operations outside of the strategy's programs."""
-        if self.store is None or self._stored is None or not self.store.is_pinned:
-            return self._stored
+        if self.store is None or self.stored is None or not self.store.is_pinned:
+            return self.stored
         with jax.ensure_compile_time_eval():
-            return self.store.load(self._stored)
+            return self.store.load(self.stored)
 
     @property
     def for_step(self) -> Any:
         """The input of a compiled step of the strategy."""
         if self.store is None or current_function_trace() is not None:
             return self.storage
-        return self.store.for_step(self._stored, self._home.strategy.topology)
-
-    @property
-    def stored(self) -> Any:
-        """The value in its store between steps; outside every trace."""
-        return self._stored
-
-    @stored.setter
-    def stored(self, value: object) -> None:
-        self._stored = value
+        return self.store.for_step(self.stored, self._home.strategy.topology)
 
     def is_in_place(self) -> bool:
         """Returns True if a read returns the value itself, and no tracer of an `sg.function`."""
         trace = current_function_trace()
-        traced = None if trace is None else trace.load(self, self._stored)
+        traced = None if trace is None else trace.load(self, self.stored)
         return self.has_value and not isinstance(traced, Tracer)
 
     def read_in_place(self) -> Any:
@@ -105,17 +97,17 @@ class StoredValue:
     def gathered(self) -> Any:
         """Returns the value on one device; if processes hold shards, all of them must call this."""
         assert self.store is not None
-        if not is_multi_process(self._stored):
-            return self.store.gather(self._stored)
-        if self.whole.storage is self._stored:
+        if not is_multi_process(self.stored):
+            return self.store.gather(self.stored)
+        if self.whole.storage is self.stored:
             return jnp.asarray(self.whole.gathered)
         if isinstance(jnp.zeros(()), Tracer):  # while Keras infers shapes
-            return self.store.load(self._stored)
-        return self.store.gather(self._stored)
+            return self.store.load(self.stored)
+        return self.store.gather(self.stored)
 
     def hold_initial(self, value: jax.Array | np.ndarray) -> None:
         """Stores an initial value on this process until all processes agree on process 0's."""
-        if self.store is None or not is_multi_process(self._stored):
+        if self.store is None or not is_multi_process(self.stored):
             return
         array = np.asarray(value)
         # A slot starts as one number; others need not send theirs.
@@ -123,7 +115,7 @@ class StoredValue:
         number = np.zeros((), array.dtype) if not is_first or not array.size else array.flat[0]
         if not is_first or np.all(array == number):
             array = np.broadcast_to(number, array.shape)
-        self._initial = (self._stored, array)
+        self._initial = (self.stored, array)
 
     def take_initial(self) -> np.ndarray[Any, Any] | None:
         """Returns and drops the value of `hold_initial`; None if it was assigned since.
@@ -132,7 +124,7 @@ class StoredValue:
         """
         stored, array = self._initial or (None, None)
         self._initial = None
-        return array if stored is self._stored else None
+        return array if stored is self.stored else None
 
     def hold_whole(self, *, is_reader: bool) -> None:
         """Gathers it with all processes, so that the reader can then read it alone.
@@ -141,12 +133,12 @@ class StoredValue:
         """
         value = self.gathered()
         if is_reader:
-            self.whole.storage, self.whole.gathered = self._stored, np.asarray(value)
+            self.whole.storage, self.whole.gathered = self.stored, np.asarray(value)
 
     @property
     def has_value(self) -> bool:
         """True if it is initialized."""
-        return self._stored is not None
+        return self.stored is not None
 
     @property
     def is_large_table(self) -> bool:
@@ -174,12 +166,12 @@ class StoredValue:
         is_in_parts = self.store is not None or variable.division is not None
         is_outside = get_stateless_scope() is None and current_function_trace() is None
         if is_in_parts and is_outside and self._is_all_here():
-            return np.asarray(assemble_on_host(self._stored), dtype)
+            return np.asarray(assemble_on_host(self.stored), dtype)
         return np.asarray(variable.value, dtype)
 
     def _is_all_here(self) -> bool:
         """Returns True if this process has all shards of the value."""
-        stored = self._stored
+        stored = self.stored
         return isinstance(stored, jax.Array) and (self.store is None or stored.is_fully_addressable)
 
     def where_read(self, value: jax.Array) -> Any:

@@ -31,13 +31,13 @@ class ValuelessVariable(DistributedVariable):
     def storage(self) -> Any:
         """The shape of the whole array, in any store."""
         trace = current_function_trace()
-        return self._stored if trace is None else trace.load(self, self._stored)
+        return self.stored if trace is None else trace.load(self, self.stored)
 
     @storage.setter
     def storage(self, value: object) -> None:
         trace = current_function_trace()
         if trace is None:
-            self._stored = value
+            self.stored = value
         else:
             trace.store(self, value)
 

@@ -216,7 +216,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
         elif self.store is None or current_function_trace() is not None:
             self.storage = put_stored(self, value, topology)
         else:
-            self._stored = self.store.put(value)
+            self.stored = self.store.put(value)
 
     def _spreading(self) -> VariableAggregation:
         """Returns how a whole value becomes components; in update context each takes it whole."""

@@ -1,0 +1,51 @@
+"""Values of a program's variables: read as its inputs, and replaced by its outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from stratagem.context.function_trace import current_function_trace
+from stratagem.execution.programs.destination import Destination
+from stratagem.variables import home_of, is_remote, store_of
+
+__all__ = ["VariableValues", "value_for_step"]
+
+
+class VariableValues:
+    """The values that a step reads, or replaces.
+
+    A step may have thousands of variables. Those with a copy on each device are therefore read and
+    set without a call for each.
+    """
+
+    def __init__(self, variables: Sequence[Any]) -> None:
+        self._variables = variables
+        self.places = [Destination(variable) for variable in variables]
+        self._are_copies = all(map(_has_copies, variables))
+
+    def read(self, value_of: Callable[[Any], Any]) -> list[Any]:
+        """Returns the inputs of a step; `value_of` returns that for a variable without copies."""
+        if self._are_copies and current_function_trace() is None:
+            return [variable.stored for variable in self._variables]
+        return [*map(value_of, self._variables)]
+
+    def replace(self, values: Sequence[Any]) -> None:
+        """Stores the outputs of a step."""
+        if self._are_copies and current_function_trace() is None:
+            for variable, value in zip(self._variables, values, strict=True):
+                variable.stored = value
+            return
+        for place, value in zip(self.places, values, strict=True):
+            place.store(value)
+
+
+def _has_copies(variable: Any) -> bool:
+    """Returns True if `stored` is what steps read and replace."""
+    is_elsewhere = home_of(variable) is None or store_of(variable) is not None
+    return not is_elsewhere and not is_remote(variable)
+
+
+def value_for_step(variable: Any) -> Any:
+    """Returns a variable's value as input of a step, with or without a strategy."""
+    return variable.value if home_of(variable) is None else variable.for_step

@@ -1,0 +1,79 @@
+"""Transfer of batches to the devices: large arrays by JAX, small ones by a compiled program."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Sharding, SingleDeviceSharding
+
+from stratagem.topology import Topology
+
+__all__ = ["put_arrays"]
+
+# `jax.device_put` takes 20 us or more for an array; a program that returns its arguments takes 4.
+# It copies them, which takes longer from about this size.
+_SMALL_BYTES = 1 << 16
+
+
+def put_arrays(
+    arrays: Sequence[np.ndarray[Any, Any] | jax.Array],
+    topology: Topology,
+    *,
+    many: bool,
+    is_repeated: bool,
+) -> list[jax.Array]:
+    """Puts arrays with a replica axis, if there are several replicas, on the devices.
+
+    `many` is True if they have an axis of steps before that. `is_repeated` is True if many arrays
+    of these shapes follow, so that a program is worth its compilation.
+    """
+    is_here = topology.groups is None and not topology.spans_processes and not topology.is_abstract
+    if is_repeated and is_here and arrays and _are_small(arrays):
+        return _put_small(arrays, topology, axis=1 if many else 0)
+    return [_put(array, topology, many=many) for array in arrays]
+
+
+def _are_small(arrays: Sequence[np.ndarray[Any, Any] | jax.Array]) -> bool:
+    return all(isinstance(one, np.ndarray) and one.nbytes <= _SMALL_BYTES for one in arrays)
+
+
+def _put_small(
+    arrays: Sequence[np.ndarray[Any, Any] | jax.Array], topology: Topology, *, axis: int
+) -> list[jax.Array]:
+    if topology.devices is None or topology.num_replicas == 1:
+        (program,) = _programs(None if topology.devices is None else topology.replicated)
+        return list(program(*arrays))
+    # A program on several devices takes arrays of the host as slowly as `jax.device_put`.
+    before = (slice(None),) * axis
+    parts = [
+        program(*(array[(*before, slice(index, index + 1))] for array in arrays))
+        for index, program in enumerate(_programs(*topology.devices))
+    ]
+    sharding = topology.stacked_steps if axis else topology.stacked
+    return [
+        jax.make_array_from_single_device_arrays(array.shape, sharding, list(own))
+        for array, own in zip(arrays, zip(*parts, strict=True), strict=True)
+    ]
+
+
+@functools.lru_cache(maxsize=64)
+def _programs(*places: Sharding | jax.Device | None) -> list[Callable[..., Sequence[jax.Array]]]:
+    """Returns a program for each device or sharding; None is JAX's default device."""
+    shardings = [
+        SingleDeviceSharding(place) if isinstance(place, jax.Device) else place for place in places
+    ]
+    return [jax.jit(_returned, out_shardings=sharding) for sharding in shardings]
+
+
+def _returned(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    return arrays
+
+
+def _put(array: np.ndarray[Any, Any] | jax.Array, topology: Topology, *, many: bool) -> jax.Array:
+    if topology.num_replicas == 1:
+        return topology.replicate(array)
+    return topology.put_stacked(array, axis=1 if many else 0)

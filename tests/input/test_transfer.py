@@ -1,0 +1,73 @@
+"""Transfer: small arrays arrive as those that JAX puts, with the same dtypes and shardings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from stratagem.input import transfer as module
+from stratagem.input.transfer import put_arrays
+from stratagem.topology import Topology, find_devices
+
+DTYPES = ("float32", "float64", "int64", "uint8", "bool", "float16", "complex64")
+
+
+def topology_of(name: str) -> Topology:
+    return Topology(None if name == "default" else find_devices(name.split("+")))
+
+
+def arrays_for(topology: Topology, *, steps: tuple[int, ...], rows: int = 3) -> list[Any]:
+    several = (topology.num_replicas,) if topology.num_replicas > 1 else ()
+    shape = (*steps, *several, rows, 4)
+    numbers = (np.arange(np.prod(shape)) % 100).reshape(shape)
+    return [numbers.astype(dtype) for dtype in DTYPES]
+
+
+@pytest.mark.parametrize("steps", [(), (5,)])
+@pytest.mark.parametrize("name", ["default", "cpu:0", "cpu:1", "cpu:0+cpu:1", "cpu:1+cpu:0"])
+def test_program_gives_what_jax_puts(name: str, steps: tuple[int, ...]) -> None:
+    topology = topology_of(name)
+    arrays = arrays_for(topology, steps=steps)
+    options = {"topology": topology, "many": bool(steps)}
+    for got, wanted, array in zip(
+        put_arrays(arrays, is_repeated=True, **options),
+        put_arrays(arrays, is_repeated=False, **options),
+        arrays,
+        strict=True,
+    ):
+        assert (got.dtype, got.shape, got.committed) == (
+            wanted.dtype,
+            wanted.shape,
+            wanted.committed,
+        )
+        assert got.sharding.is_equivalent_to(wanted.sharding, got.ndim)
+        assert got.weak_type == wanted.weak_type
+        np.testing.assert_array_equal(np.asarray(got), array.astype(got.dtype))
+
+
+def test_array_is_a_copy_of_the_source() -> None:
+    """A generator may fill the same array again."""
+    (source,) = arrays_for(topology_of("cpu:0"), steps=())[:1]
+    (got,) = put_arrays([source], topology_of("cpu:0"), many=False, is_repeated=True)
+    jax.block_until_ready(got)
+    before = source.copy()
+    source[:] = -1
+    np.testing.assert_array_equal(np.asarray(got), before)
+
+
+@pytest.mark.parametrize(("rows", "is_repeated"), [(3, False), (1 << 14, True)])
+def test_few_or_large_arrays_need_no_program(
+    rows: int, is_repeated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_programs", None)
+    topology = topology_of("cpu:0+cpu:1")
+    arrays = arrays_for(topology, steps=(), rows=rows)[:1]
+    (got,) = put_arrays(arrays, topology, many=False, is_repeated=is_repeated)
+    np.testing.assert_array_equal(np.asarray(got), arrays[0])
+
+
+def test_batch_without_arrays() -> None:
+    assert put_arrays([], topology_of("cpu:0+cpu:1"), many=False, is_repeated=True) == []
