@@ -28,10 +28,10 @@ class Prefetcher:
     """Calls `load` ahead of its consumer in a background thread; `buffer_size` 0 uses no thread.
 
     The thread starts once loading and using items has taken longer than `handover_s` each, in three
-    items or more (0: at the first `take`); until then, `take` calls `load`. The thread ends with the first error of `load`,
-    including StopIteration, on `close`, or on garbage collection. `give_up` is called from any
-    thread when no more items are needed, to cancel a waiting `load`; it must not refer to the
-    prefetcher.
+    items or more (0: at the first `take`); until then, `take` calls `load`. The thread ends with
+    the first error of `load`, including StopIteration, on `close`, or on garbage collection.
+    `give_up` is called from any thread when no more items are needed, to cancel a waiting `load`;
+    it must not refer to the prefetcher.
     """
 
     def __init__(
