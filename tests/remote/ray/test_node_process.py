@@ -64,6 +64,7 @@ def test_service_that_ends_in_order_or_was_stopped_ends_the_node(
             for pid in descendants(os.getpid()) - before
             if any(part in word for word in Path(f"/proc/{pid}/cmdline").read_text().split("\0"))
         ]
+        time.sleep(3.0)  # the node has seen them answer
         os.kill(process, signum)
         waiting.join(60.0)
         assert not waiting.is_alive()

@@ -69,6 +69,20 @@ def test_service_that_answers_is_not_lost_and_others_are() -> None:
         assert gone.has_ended
 
 
+def test_service_that_may_still_start_has_more_time(monkeypatch) -> None:
+    monkeypatch.setenv("STRATAGEM_JOIN_TIMEOUT_S", "3")
+    (port,) = free_ports(1)
+    service = Service("dashboard", f"127.0.0.1:{port}", has_started=False)
+    assert not looks(service, limit_s=1.5)
+    with answering(port):
+        service.look()
+    assert looks(service)
+    assert service.has_ended
+    late = Service("dashboard", f"127.0.0.1:{port}", has_started=False)
+    assert looks(late)
+    assert not late.has_ended
+
+
 def test_service_that_answers_again_in_time_is_not_lost() -> None:
     with listening() as stopped:
         service = Service("raylet", stopped)

@@ -53,7 +53,8 @@ class RayNode(Closing):
         (port,) = free_ports(1)
         self._services = [Service("raylet", f"127.0.0.1:{port}")]
         if dashboard_port is not None:
-            self._services.append(Service("dashboard", f"127.0.0.1:{dashboard_port}", HTTP))
+            address = f"127.0.0.1:{dashboard_port}"
+            self._services.append(Service("dashboard", address, HTTP, has_started=False))
         options = [f"--node-manager-port={port}", *options]
         self._command = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *options)
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
@@ -190,7 +191,8 @@ def _end_workers(mark: str) -> None:
 def _end_orphans() -> None:
     """Kills workers of nodes whose own process was killed; they may outlive it, too."""
     for worker, mark in _marked_workers().items():
-        if not Path("/proc", mark.partition("-")[0]).exists():
+        owner = mark.partition("-")[0]
+        if owner.isdecimal() and not Path("/proc", owner).exists():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(worker, signal.SIGKILL)
 

@@ -41,30 +41,39 @@ def probe(address: str, greeting: bytes = GRPC) -> str:
 
 
 class Service:
-    """Answers of a service to greetings, for a look each second."""
+    """Answers of a service to greetings, for a look each second.
 
-    def __init__(self, name: str, address: str, greeting: bytes = GRPC) -> None:
+    `has_started` is False for one that may still start, within `STRATAGEM_JOIN_TIMEOUT_S`.
+    """
+
+    def __init__(
+        self, name: str, address: str, greeting: bytes = GRPC, *, has_started: bool = True
+    ) -> None:
         self.name = name
         self.address = address
         self._greeting = greeting
+        self._has_started = has_started
         self._silent_since_s: float | None = None
         self._refused_since_s: float | None = None
 
     def look(self) -> None:
         """Greets it once."""
         answer, now_s = probe(self.address, self._greeting), time.monotonic()
+        self._has_started = self._has_started or answer == "there"
         self._silent_since_s = None if answer == "there" else self._silent_since_s or now_s
         self._refused_since_s = (self._refused_since_s or now_s) if answer == "refused" else None
 
     @property
     def has_ended(self) -> bool:
         """True if it has refused connections for a while."""
-        return _is_longer(self._refused_since_s, _REFUSED_S)
+        return self._has_started and _is_longer(self._refused_since_s, _REFUSED_S)
 
     @property
     def is_lost(self) -> bool:
         """True if it has ended, or has not answered within `STRATAGEM_PEER_TIMEOUT_S`."""
-        limit_s = float(environment.read("peer_timeout_s"))
+        limit_s = float(
+            environment.read("peer_timeout_s" if self._has_started else "join_timeout_s")
+        )
         return self.has_ended or _is_longer(self._silent_since_s, limit_s)
 
 
