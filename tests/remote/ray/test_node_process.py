@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ from stratagem.launch.plan.ports import free_ports
 from stratagem.remote.ray import node_process
 from stratagem.remote.ray.node_process import RayNode
 from stratagem.remote.ray.ray_nodes import start_head
-from tests.remote.living import descendants, wait_for_end
+from tests.remote.living import descendants, name_of, wait_for_end
 from tests.remote.ray.answering import answering
 
 pytestmark = pytest.mark.usefixtures("ray_settings")
@@ -70,6 +71,38 @@ def test_service_that_ends_in_order_or_was_stopped_ends_the_node(
         assert not waiting.is_alive()
     assert [error in one for one in errors] == [True]
     assert wait_for_end(descendants(os.getpid()) - before) == set()
+
+
+_STARTS_A_HEAD = """
+import sys, time
+from stratagem.remote.ray.ray_nodes import start_head
+
+with start_head(sys.argv[1], jobs_port=int(sys.argv[2])) as node:
+    time.sleep(600)
+"""
+
+
+def test_agent_that_was_stopped_ends_with_a_killed_node(monkeypatch) -> None:
+    """A dashboard agent also outlives a killed node after a jump of the clock."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    port, jobs_port = free_ports(2)
+    program = subprocess.Popen(
+        [sys.executable, "-c", _STARTS_A_HEAD, f"127.0.0.1:{port}", str(jobs_port)]
+    )
+    try:
+        agent, deadline_s = 0, time.monotonic() + 60.0
+        while not agent and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+            agent = next(
+                (one for one in descendants(program.pid) if "DashboardAgent" in name_of(one)), 0
+            )
+        assert agent
+        os.kill(agent, signal.SIGSTOP)
+        started = descendants(program.pid)
+    finally:
+        program.kill()
+        program.wait()
+    assert wait_for_end(started) == set()
 
 
 def test_workers_that_do_not_end_with_their_raylet_or_node_are_killed(monkeypatch) -> None:

@@ -19,6 +19,7 @@ from stratagem import environment
 from stratagem.closing import Closing
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.launch.plan.ports import free_ports
+from stratagem.launch.tasks.guardian import Guardian
 from stratagem.launch.tasks.tied_process import tied_command
 from stratagem.messages import explain
 from stratagem.remote.ray.services import HTTP, Service, probe
@@ -150,20 +151,24 @@ class RayNode(Closing):
             "RAY_USAGE_STATS_ENABLED": "0",
             _NODE_VARIABLE: self._mark,
         }
-        try:
-            self._process = subprocess.Popen(  # noqa: S603 - our own command
-                tied_command(self._command),
-                env={"RAY_AUTH_MODE": "token", **environment.snapshot(), **variables},
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except OSError as error:
-            self._error = error
-        self._is_running.set()
-        if self._process is not None:
-            self._process.wait()
+        with Guardian() as guardian:
+            try:
+                self._process = process = subprocess.Popen(  # noqa: S603 - our own command
+                    tied_command(self._command),
+                    env={"RAY_AUTH_MODE": "token", **environment.snapshot(), **variables},
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                self._error = error
+                self._is_running.set()
+                return
+            # Ray's agents may outlive `ray start`, which is tied to this process.
+            guardian.watch(process.pid)
+            self._is_running.set()
+            process.wait()
 
     def _kill(self) -> None:
         """Kills the remaining processes."""
