@@ -86,7 +86,10 @@ def compare(
         for subject in subjects:
             try:
                 results += compare_subject(
-                    subject, plan, lambda text: bar.update(task, description=text)
+                    subject,
+                    plan,
+                    lambda text: bar.update(task, description=text),
+                    lambda line: bar.console.print(line, markup=False),
                 )
             except WorkerError as error:
                 failures.append(f"{subject.cases[0]}: {error}")

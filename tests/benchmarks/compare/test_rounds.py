@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from benchmarks.cases import Environments
+from benchmarks.compare import rounds
 from benchmarks.compare.rounds import Compared, Plan, compare_subject
 from benchmarks.compare.subjects import TrainingSubject
 from benchmarks.runner import Effort
@@ -32,6 +34,25 @@ def test_ratio_is_above_one_if_the_working_tree_is_faster(tmp_path: Path) -> Non
     assert (found.interval.ratio, found.interval.low, found.interval.high) == (2.0, 2.0, 2.0)
     assert found.noise == 0.0
     assert len(found.busy_cores) == 2
+
+
+def test_each_start_is_reported_at_its_end(tmp_path: Path) -> None:
+    trees = make_tree(tmp_path / "ours", 0.5), make_tree(tmp_path / "base", 1.0)
+    plan = Plan(trees, Environments(), EFFORT, num_starts=2, idle_s=0.01)
+    lines: list[str] = []
+    compare_subject(SUBJECT, plan, lambda text: None, lines.append)
+    assert lines == [f"start {number} of 2: case: ours: 2.000" for number in (1, 2)]
+
+
+def test_work_around_the_measured_part_counts_for_the_length_of_a_round() -> None:
+    """As in a sum by each algorithm, where only the chosen one is measured."""
+
+    def measure() -> float:
+        time.sleep(0.02)
+        return 0.001
+
+    assert 0.02 <= rounds._elapsed_s(measure) < 1.0
+    assert rounds._elapsed_s(lambda: 5.0) == 5.0
 
 
 def test_failure_names_the_revision(tmp_path: Path) -> None:
