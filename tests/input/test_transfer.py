@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stratagem.input import transfer as module
-from stratagem.input.transfer import put_arrays
+from stratagem.input.transfer import put_arrays, put_steps
 from stratagem.topology import Topology, find_devices
 
 DTYPES = ("float32", "float64", "int64", "uint8", "bool", "float16", "complex64")
@@ -46,6 +46,22 @@ def test_program_gives_what_jax_puts(name: str, steps: tuple[int, ...]) -> None:
         assert got.sharding.is_equivalent_to(wanted.sharding, got.ndim)
         assert got.weak_type == wanted.weak_type
         np.testing.assert_array_equal(np.asarray(got), array.astype(got.dtype))
+
+
+@pytest.mark.parametrize("name", ["default", "cpu:0", "cpu:1", "cpu:0+cpu:1", "cpu:1+cpu:0"])
+def test_steps_that_were_put_together_are_what_jax_puts_for_each(name: str) -> None:
+    topology = topology_of(name)
+    arrays = arrays_for(topology, steps=(5,))
+    steps = put_steps(arrays, topology)
+    assert len(steps) == 5
+    for number, step in enumerate(steps):
+        own = [array[number] for array in arrays]
+        wanted = put_arrays(own, topology, many=False, is_repeated=False)
+        for got, expected in zip(step, wanted, strict=True):
+            assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
+            assert (got.committed, got.weak_type) == (expected.committed, expected.weak_type)
+            assert got.sharding.is_equivalent_to(expected.sharding, got.ndim)
+            np.testing.assert_array_equal(np.asarray(got), np.asarray(expected))
 
 
 def test_array_is_a_copy_of_the_source() -> None:

@@ -245,6 +245,7 @@ class DistributedDataset:
             self._strategy.topology,
             to_device=self._options.fetch_to_device,
             can_seek=self._shard is not None and self._size_exchange is None,
+            looks_ahead=self._options.per_replica_buffer_size > 0,
             give_up=give_up,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,12 +12,16 @@ import jax.numpy as jnp
 
 from stratagem.input.batches import HostBatch, PlacedBatches, place
 from stratagem.input.sources import BATCHES_PER_SNAPSHOT, Reader
+from stratagem.input.transfer import are_small, put_steps
 from stratagem.topology import Topology
+from stratagem.values.regrouping import is_array
 
 __all__ = ["BatchGroup", "Loader"]
 
 # After so many groups, others of the same shapes are likely to follow.
 _MANY = 16
+# Small batches are transferred in groups of so many: a transfer costs more than a copy.
+_MOST_AHEAD = 16
 # Start position of a reader whose only state is the number of batches read.
 _BEGINNING = {"source": {"num_read": 0}, "then_read": 0}
 
@@ -41,6 +46,14 @@ class BatchGroup:
         placed = dataclasses.replace(self.placed, arrays=arrays, num_steps=stop - start)
         return BatchGroup(placed, self.positions[start:stop])
 
+    def put_each(self, topology: Topology) -> list[BatchGroup]:
+        """Returns the batches of a group on the host, each on the devices."""
+        steps = put_steps(self.placed.arrays, topology)
+        return [
+            BatchGroup(dataclasses.replace(self.placed, arrays=arrays, num_steps=1), [position])
+            for arrays, position in zip(steps, self.positions, strict=True)
+        ]
+
     @staticmethod
     def join(groups: list[BatchGroup], topology: Topology) -> BatchGroup:
         """Joins one or more consecutive groups of one signature."""
@@ -62,6 +75,7 @@ class BatchGroup:
 class Loader:
     """Reads groups of `group_size` batches and transfers them to the devices.
 
+    If it `looks_ahead`, small batches that are in memory are transferred before they are asked for.
     `position` is where reading began. `read` returns the next batch of all replicas. `can_seek` is
     True if each batch is one of the reader's and independent of other processes. `give_up`
     permanently cancels a `read` that waits for other processes; call it from any thread.
@@ -75,6 +89,7 @@ class Loader:
         *,
         to_device: bool,
         can_seek: bool = False,
+        looks_ahead: bool = False,
         give_up: Callable[[], None] | None = None,
     ) -> None:
         self.reader = reader
@@ -83,7 +98,9 @@ class Loader:
         self._read = read
         self._topology = topology
         self._to_device = to_device
+        self._looks_ahead = looks_ahead and to_device and reader.is_in_memory
         self._ahead: tuple[HostBatch, Any] | None = None
+        self._placed: collections.deque[BatchGroup] = collections.deque()
         self._error: Exception | None = None
         self._positions = _Positions(reader)
         self.position = self._positions.current()
@@ -119,6 +136,8 @@ class Loader:
         Raises StopIteration at the end. An error of the source is raised after the batches before
         it were returned.
         """
+        if self._placed:
+            return self._placed.popleft()
         if self._error is not None:
             error, self._error = self._error, None
             try:
@@ -126,7 +145,10 @@ class Loader:
             finally:
                 del error  # It refers to this frame.
         taken = [self._next()]
-        while len(taken) < self.group_size:
+        is_repeated = self._num_loaded >= _MANY
+        self._num_loaded += 1
+        size = self._size_of_group(taken[0][0]) if is_repeated else self.group_size
+        while len(taken) < size:
             try:
                 following = self._next()
             except StopIteration:
@@ -138,11 +160,24 @@ class Loader:
                 self._ahead = following
                 break
             taken.append(following)
-        batches = [batch for batch, _ in taken]
-        is_repeated = self._num_loaded >= _MANY
-        self._num_loaded += 1
-        placed = place(batches, self._topology, to_device=self._to_device, is_repeated=is_repeated)
-        return BatchGroup(placed, [position for _, position in taken])
+        is_ahead = len(taken) > self.group_size
+        placed = place(
+            [batch for batch, _ in taken],
+            self._topology,
+            to_device=self._to_device and not is_ahead,
+            is_repeated=is_repeated,
+        )
+        group = BatchGroup(placed, [position for _, position in taken])
+        if not is_ahead:
+            return group
+        self._placed.extend(group.put_each(self._topology))
+        return self._placed.popleft()
+
+    def _size_of_group(self, batch: HostBatch) -> int:
+        is_small = self.group_size == 1 and self._looks_ahead
+        if is_small and are_small(batch.arrays, self._topology):
+            return _MOST_AHEAD if all(map(is_array, batch.arrays)) else 1
+        return self.group_size
 
     def _next(self) -> tuple[HostBatch, Any]:
         if self._ahead is not None:

@@ -107,6 +107,7 @@ class _OwnParts(Reader):
         self._shard = shard
         self._reader = reader
         self.has_cheap_state = reader.has_cheap_state
+        self.is_in_memory = reader.is_in_memory
 
     def read(self) -> HostBatch:
         context, count = self._shard.context, self._shard.num_local_replicas

@@ -18,8 +18,10 @@ class RowSource(Source):
     """Batches of rows selected by index.
 
     `take` returns the batch of an array of indices or a slice. `shuffle` reorders the rows in each
-    epoch by `seed` and epoch.
+    epoch by `seed` and epoch. `is_in_memory` is that of the readers.
     """
+
+    is_in_memory = False
 
     @property
     def order_follows_epoch(self) -> bool:
@@ -73,6 +75,7 @@ class _RowReader(Reader):
     def __init__(self, source: RowSource, order: np.ndarray[Any, Any] | None) -> None:
         self._source = source
         self._order = order
+        self.is_in_memory = source.is_in_memory
 
     def read(self) -> Any:
         if self.num_read >= self._source.cardinality:
@@ -88,6 +91,8 @@ class _RowReader(Reader):
 
 class ArraySource(RowSource):
     """A pytree of arrays of equal length, with examples on axis 0."""
+
+    is_in_memory = True
 
     def __init__(self, arrays: object, **options: Any) -> None:
         arrays = jax.tree.map(

@@ -107,6 +107,7 @@ class RepeatedReader(Reader):
         self._reader = open_epoch(self._first)
         self._is_empty = True  # No batch of the current epoch was read yet.
         self.has_cheap_state = self._reader.has_cheap_state
+        self.is_in_memory = self._reader.is_in_memory
 
     def read(self) -> Any:
         """Returns the next batch, from the next epoch if one has ended."""

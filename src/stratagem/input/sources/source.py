@@ -28,11 +28,13 @@ class Reader(abc.ABC):
     """Reads a source once from start to end, in one thread at a time.
 
     `num_read` counts batches, including skipped ones. `has_cheap_state` is True if the state may be
-    read after every batch.
+    read after every batch. `is_in_memory` is True if the next batch is
+    ready at once, even if those before it were not used yet.
     """
 
     num_read: int = 0
     has_cheap_state: bool = True
+    is_in_memory: bool = False
     _has_ended: bool = False
 
     def __iter__(self) -> Reader:
