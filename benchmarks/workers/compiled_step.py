@@ -19,7 +19,8 @@ import numpy as np
 
 from benchmarks.workers.keras_models import build_model, compile_model
 from stratagem.execution import batch_arguments
-from stratagem.input.batches import place, take_batch
+from stratagem.input.batches import take_batch
+from stratagem.input.placement import place
 from stratagem.keras.training.replica_steps import ReplicaSteps
 
 __all__ = ["describe"]

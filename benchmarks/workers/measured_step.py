@@ -17,7 +17,8 @@ import numpy as np
 
 from benchmarks.workers.keras_models import build_model, compile_model, fit_arguments
 from stratagem.execution import batch_arguments
-from stratagem.input.batches import place, take_batch
+from stratagem.input.batches import take_batch
+from stratagem.input.placement import place
 from stratagem.keras.training.replica_steps import ReplicaSteps
 from stratagem.planning import CompilerMemory
 

@@ -99,3 +99,31 @@ def test_a_generator_may_wait_for_the_use_of_its_last_batch() -> None:
         assert int(batch[0]) == num_used
         num_used += 1
     assert num_used == 60
+
+
+@pytest.mark.parametrize("steps_per_call", [7, 40])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_steps_of_a_call_are_the_batches_one_by_one(steps_per_call: int, shuffle: bool) -> None:
+    """Also over the end of an epoch, where the batches before it are fewer than asked for."""
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+    source = sg.input.Dataset(arrays(), batch_size=8, shuffle=shuffle, drop_remainder=True)
+    one_by_one = iter(strategy.distribute_dataset(source.repeat(2)))
+    iterator = iter(strategy.distribute_dataset(source.repeat(2)))
+    for _ in range(240 // steps_per_call):
+        many = strategy.run_steps(lambda x, y: y, iterator, steps_per_call)
+        each = [next(one_by_one)[1].stacked for _ in range(steps_per_call)]
+        np.testing.assert_array_equal(many.stacked, np.stack(each, axis=1))
+        assert _num_read(iterator) == _num_read(one_by_one)
+
+
+def _num_read(iterator: sg.DistributedIterator) -> tuple[int, int]:
+    position = iterator.get_state()["position"]
+    source = position["source"]
+    return source["num_ended"], source["source"]["num_read"] + position["then_read"]
+
+
+def test_rows_that_do_not_divide_are_read_batch_by_batch() -> None:
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+    dataset = strategy.distribute_dataset(sg.input.Dataset(np.arange(15), batch_size=3))
+    sums = strategy.run_steps(lambda rows: rows.sum(), iter(dataset), 5)
+    np.testing.assert_array_equal(sums.stacked.sum(axis=0), np.arange(15).reshape(5, 3).sum(axis=1))

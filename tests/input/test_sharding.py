@@ -5,6 +5,7 @@ Each process is stood in for by a strategy of its own with its share of the repl
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -73,6 +74,45 @@ def test_data_splits_each_batch_over_all_replicas(
     together = [[part for worker in step for part in worker] for step in steps]
     alone = sg.InputContext(num_replicas_in_sync=num_workers * num_local)
     assert together == steps_of(InputShard.of(as_source(dataset), sg.AutoShardPolicy.DATA, alone))
+
+
+@given(
+    num_examples=st.integers(1, 60),
+    batch_size=st.integers(1, 9),
+    num_workers=st.integers(1, 3),
+    num_local=st.integers(1, 2),
+    repeats=st.integers(1, 3),
+    counts=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+)
+@settings(max_examples=50, deadline=None)
+def test_batches_read_at_once_are_those_read_one_by_one(
+    num_examples: int,
+    batch_size: int,
+    num_workers: int,
+    num_local: int,
+    repeats: int,
+    counts: list[int],
+) -> None:
+    rows = {"x": np.arange(num_examples), "none": None, "y": -np.arange(num_examples)}
+    dataset = sg.input.Dataset(rows, batch_size=batch_size, shuffle=True).repeat(repeats)
+    for worker in shards(dataset, num_workers, num_local, sg.AutoShardPolicy.DATA):
+        reader, batches = worker.open(0), []
+        for count in itertools.cycle(counts):
+            found = reader.next_many(count, 1)
+            if found is not None:
+                steps, number = found
+                assert 1 <= number == len(steps.batches()) <= count
+                batches += steps.batches()
+            elif (batch := next(reader, None)) is None:
+                break
+            else:
+                batches.append(batch)
+            assert reader.num_read == len(batches)
+        expected = list(worker.open(0))
+        assert [batch.signature for batch in batches] == [one.signature for one in expected]
+        for batch, one in zip(batches, expected, strict=True):
+            for got, wanted in zip(batch.arrays, one.arrays, strict=True):
+                np.testing.assert_array_equal(got, wanted)
 
 
 @given(

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from stratagem.execution import batch_arguments
-from stratagem.input.batches import place, take_batch
+from stratagem.input.batches import take_batch
+from stratagem.input.placement import place
 from stratagem.keras.training.replica_steps import ReplicaSteps
 from tests.parity.comparison import (
     NUM_EXAMPLES,

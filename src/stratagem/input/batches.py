@@ -1,4 +1,4 @@
-"""Batches split over replicas into padded parts of equal size; transfer to devices."""
+"""Batches on the host, split over replicas into padded parts of equal size."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ import numpy as np
 
 from stratagem.input.sparse_rows import is_sparse, with_sparse_arrays, with_sparse_rows
 from stratagem.input.splitting import split_lengths
-from stratagem.input.transfer import put_arrays
 from stratagem.messages import explain
 from stratagem.topology import Topology
-from stratagem.values import PerReplica
-from stratagem.values.regrouping import is_array
 
-__all__ = ["HostBatch", "PlacedBatches", "join_parts", "place", "take_batch", "take_own_part"]
+__all__ = ["HostBatch", "join_parts", "padded", "take_batch", "take_own_part", "unflatten"]
 
 _MAX_ROWS = 4  # In an error message.
 
@@ -78,10 +75,11 @@ class HostBatch:
         )
 
     def _rebuild(self, arrays: list[Any]) -> Any:
-        return _unflatten(self.structure, self.is_array, arrays)
+        return unflatten(self.structure, self.is_array, arrays)
 
 
-def _unflatten(structure: object, is_array: tuple[bool, ...], arrays: Sequence[Any]) -> Any:
+def unflatten(structure: object, is_array: tuple[bool, ...], arrays: Sequence[Any]) -> Any:
+    """Returns arrays as a pytree; leaves that are no arrays are None."""
     remaining = iter(arrays)
     leaves = [next(remaining) if present else None for present in is_array]
     return jax.tree.unflatten(structure, leaves)
@@ -203,7 +201,7 @@ def join_parts(
     size = size or max(counts)
     arrays = [
         _concatenate(
-            [_padded((first if batch is None else batch).arrays[index], size) for batch in batches]
+            [padded((first if batch is None else batch).arrays[index], size) for batch in batches]
         )
         for index in range(len(first.arrays))
     ]
@@ -237,7 +235,7 @@ def _check_same_kind(first: HostBatch, other: HostBatch) -> None:
 
 def _describe(batch: HostBatch) -> str:
     descriptions = [f"{array.dtype}{['n', *array.shape[1:]]}" for array in batch.arrays]
-    return str(_unflatten(batch.structure, batch.is_array, descriptions))
+    return str(unflatten(batch.structure, batch.is_array, descriptions))
 
 
 def _concatenate(arrays: list[Any]) -> Any:
@@ -248,109 +246,10 @@ def _concatenate(arrays: list[Any]) -> Any:
     return np.concatenate(arrays)
 
 
-def _padded(array: jax.Array | np.ndarray, num_rows: int) -> Any:
+def padded(array: jax.Array | np.ndarray, num_rows: int) -> Any:
     """Repeats the last example up to a number of rows; unlike zeros, it cannot overflow."""
     if array.shape[0] >= num_rows:
         return array[:num_rows]
     xp = jnp if isinstance(array, jax.Array) else np
     row = array[-1:] if array.shape[0] else xp.zeros((1, *array.shape[1:]), array.dtype)
     return xp.concatenate([array, xp.repeat(row, num_rows - array.shape[0], axis=0)])
-
-
-@dataclasses.dataclass(frozen=True)
-class PlacedBatches:
-    """Batches of one signature on the devices; fields as in `HostBatch`.
-
-    Arrays have shape (n, size, ...) for n replicas of all processes, or (steps, n, size, ...) for
-    several steps; one replica has no n axis. Non-numeric arrays stay on the host. `lengths` are of
-    all processes, `local_lengths` of this one.
-    """
-
-    structure: Any
-    is_array: tuple[bool, ...]
-    arrays: list[Any]
-    num_replicas: int
-    num_steps: int
-    size: int
-    lengths: tuple[int, ...] | None
-    local_lengths: tuple[int, ...]
-    signature: Any
-
-    def value(self) -> Any:
-        """Returns the only batch as a pytree of `PerReplica`, or of arrays for one replica."""
-        assert self.num_steps == 1
-        return _unflatten(self.structure, self.is_array, [self._leaf(a) for a in self.arrays])
-
-    def _leaf(self, array: jax.Array | np.ndarray) -> Any:
-        if self.num_replicas == 1:
-            return array if self.lengths is None else array[: self.local_lengths[0]]
-        if is_array(array):
-            return PerReplica(stacked=array, lengths=self.lengths)
-        pairs = zip(array, self.local_lengths, strict=True)
-        return PerReplica(objects=tuple(part[:length] for part, length in pairs))
-
-    def step_shape(self, array: jax.Array | np.ndarray) -> tuple[int, ...]:
-        """Returns the shape of an array for one step."""
-        return array.shape[1:] if self.num_steps > 1 else array.shape
-
-
-def place(
-    batches: list[HostBatch],
-    topology: Topology,
-    *,
-    to_device: bool = True,
-    is_repeated: bool = False,
-) -> PlacedBatches:
-    """Transfers batches of one signature to the devices.
-
-    With `to_device=False`, only splits them. `is_repeated` is True if many calls of this signature
-    follow.
-    """
-    first = batches[0]
-    count, size = topology.num_local_replicas, first.size
-    placed: list[Any] = []
-    for index in range(len(first.arrays)):
-        parts = [_padded(batch.arrays[index], size * count) for batch in batches]
-        joined = parts[0] if len(parts) == 1 else _stacked(parts)
-        rows = (count, size) if topology.num_replicas > 1 else (size,)
-        steps = () if len(parts) == 1 else (len(parts),)
-        placed.append(joined.reshape((*steps, *rows, *first.arrays[index].shape[1:])))
-    if to_device:
-        places = [index for index, array in enumerate(placed) if is_array(array)]
-        arrays = [placed[index] for index in places]
-        moved = put_arrays(arrays, topology, many=len(batches) > 1, is_repeated=is_repeated)
-        for index, array in zip(places, moved, strict=True):
-            placed[index] = array
-    return PlacedBatches(
-        first.structure,
-        first.is_array,
-        placed,
-        topology.num_replicas,
-        len(batches),
-        size,
-        first.all_lengths,
-        first.lengths or (size,) * count,
-        first.signature,
-    )
-
-
-def _stacked(parts: list[Any]) -> Any:
-    if isinstance(parts[0], jax.Array):
-        return jnp.stack(parts)
-    view = _as_one_view(parts)
-    return np.stack(parts) if view is None else view
-
-
-def _as_one_view(parts: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any] | None:
-    """Stacks consecutive slices of one array without copying; returns None for others."""
-    first = parts[0]
-    if first.base is None or any(part.base is not first.base for part in parts):
-        return None
-    follow = all(
-        part.flags.c_contiguous and part.ctypes.data == first.ctypes.data + index * first.nbytes
-        for index, part in enumerate(parts)
-    )
-    if not follow:
-        return None
-    shape, strides = (len(parts), *first.shape), (first.nbytes, *first.strides)
-    return np.lib.stride_tricks.as_strided(first, shape, strides, writeable=False)

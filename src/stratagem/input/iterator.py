@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from stratagem.context import stack
 from stratagem.context.function_trace import current_function_trace
 from stratagem.errors import OutOfRangeError
-from stratagem.input.batches import PlacedBatches
 from stratagem.input.loader import BatchGroup
+from stratagem.input.placement import PlacedBatches
 from stratagem.input.prefetch import HANDOVER_S, Prefetcher
 from stratagem.messages import explain
 from stratagem.profiling.marks import input_mark

@@ -10,7 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from stratagem.input.batches import HostBatch, PlacedBatches, place
+from stratagem.input.batches import HostBatch
+from stratagem.input.placement import HostSteps, PlacedBatches, place
 from stratagem.input.sources import BATCHES_PER_SNAPSHOT, Reader
 from stratagem.input.transfer import are_small, put_steps
 from stratagem.topology import Topology
@@ -99,6 +100,7 @@ class Loader:
         self._topology = topology
         self._to_device = to_device
         self._looks_ahead = looks_ahead and to_device and reader.is_in_memory
+        self._are_small = False  # The last batches may be transferred ahead.
         self._ahead: tuple[HostBatch, Any] | None = None
         self._placed: collections.deque[BatchGroup] = collections.deque()
         self._error: Exception | None = None
@@ -144,10 +146,34 @@ class Loader:
                 raise error
             finally:
                 del error  # It refers to this frame.
-        taken = [self._next()]
         is_repeated = self._num_loaded >= _MANY
         self._num_loaded += 1
-        size = self._size_of_group(taken[0][0]) if is_repeated else self.group_size
+        is_ahead = is_repeated and self.group_size == 1 and self._are_small
+        size = _MOST_AHEAD if is_ahead else self.group_size
+        batches, positions = self._read_group(size)
+        is_ahead = len(positions) > self.group_size
+        to_device = self._to_device and not is_ahead
+        placed = place(batches, self._topology, to_device=to_device, is_repeated=is_repeated)
+        group = BatchGroup(placed, positions)
+        self._are_small = self._looks_ahead and _are_small(batches, self._topology)
+        if not is_ahead:
+            return group
+        self._placed.extend(group.put_each(self._topology))
+        return self._placed.popleft()
+
+    def _read_group(self, size: int) -> tuple[list[HostBatch] | HostSteps, list[Any]]:
+        """Returns up to `size` batches of one signature, and the position after each."""
+        taken: list[tuple[HostBatch, Any]] = []
+        if size > 1 and self._can_seek and self._ahead is None:
+            found = self.reader.next_many(size, 1)
+            if found is not None:
+                steps, number = found
+                positions = self._positions.of_last(number)
+                if number == size:
+                    return steps, positions
+                taken.extend(zip(steps.batches(), positions, strict=True))
+        if not taken:
+            taken.append(self._next())
         while len(taken) < size:
             try:
                 following = self._next()
@@ -160,24 +186,7 @@ class Loader:
                 self._ahead = following
                 break
             taken.append(following)
-        is_ahead = len(taken) > self.group_size
-        placed = place(
-            [batch for batch, _ in taken],
-            self._topology,
-            to_device=self._to_device and not is_ahead,
-            is_repeated=is_repeated,
-        )
-        group = BatchGroup(placed, [position for _, position in taken])
-        if not is_ahead:
-            return group
-        self._placed.extend(group.put_each(self._topology))
-        return self._placed.popleft()
-
-    def _size_of_group(self, batch: HostBatch) -> int:
-        is_small = self.group_size == 1 and self._looks_ahead
-        if is_small and are_small(batch.arrays, self._topology):
-            return _MOST_AHEAD if all(map(is_array, batch.arrays)) else 1
-        return self.group_size
+        return [batch for batch, _ in taken], [position for _, position in taken]
 
     def _next(self) -> tuple[HostBatch, Any]:
         if self._ahead is not None:
@@ -185,6 +194,11 @@ class Loader:
             return taken
         batch = self._read(self.reader)
         return batch, self._positions.current()
+
+
+def _are_small(batches: list[HostBatch] | HostSteps, topology: Topology) -> bool:
+    first = batches.first if isinstance(batches, HostSteps) else batches[0]
+    return are_small(first.arrays, topology) and all(map(is_array, first.arrays))
 
 
 class _Positions:
@@ -204,6 +218,16 @@ class _Positions:
             self._snapshot_read = self._reader.num_read
         except NotImplementedError:
             self._is_stateless = True
+
+    def of_last(self, count: int) -> list[Any]:
+        """Returns the position after each of the last `count` batches, which were read at once."""
+        if self._is_stateless:
+            return [None] * count
+        first = self._reader.num_read - count + 1 - self._snapshot_read
+        earlier = [
+            {"source": self._snapshot, "then_read": first + number} for number in range(count - 1)
+        ]
+        return [*earlier, self.current()]
 
     def current(self) -> Any:
         if self._is_stateless:

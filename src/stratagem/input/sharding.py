@@ -6,8 +6,11 @@ import dataclasses
 import itertools
 from typing import Any
 
+import jax
+
 from stratagem.errors import InvalidArgumentError
 from stratagem.input.batches import HostBatch, join_parts, take_batch
+from stratagem.input.placement import HostSteps
 from stratagem.input.sources import BATCHES_PER_SNAPSHOT, Reader, Source
 from stratagem.input.splitting import batch_sizes_for_worker
 from stratagem.messages import explain
@@ -110,11 +113,29 @@ class _OwnParts(Reader):
         self.is_in_memory = reader.is_in_memory
 
     def read(self) -> HostBatch:
-        context, count = self._shard.context, self._shard.num_local_replicas
-        batch = take_batch(next(self._reader), context.num_replicas_in_sync)
+        return self._own_part(next(self._reader))
+
+    def read_many(self, count: int, num_parts: int) -> tuple[HostSteps, int] | None:
+        found = self._reader.next_many(count, self._shard.context.num_replicas_in_sync)
+        if found is None:
+            return None
+        batches, number = found
+        first = self._own_part(jax.tree.map(lambda array: array[0], batches))
+        start = self._first_replica * first.size
+        stop = start + self._shard.num_local_replicas * first.size
+        arrays = [array[:, start:stop] for array in jax.tree.leaves(batches)]
+        return HostSteps(first, arrays, number), number
+
+    @property
+    def _first_replica(self) -> int:
+        return self._shard.context.input_pipeline_id * self._shard.num_local_replicas
+
+    def _own_part(self, data: object) -> HostBatch:
+        context = self._shard.context
+        batch = take_batch(data, context.num_replicas_in_sync)
         if context.num_input_pipelines == 1:
             return batch
-        return batch.of_replicas(context.input_pipeline_id * count, count)
+        return batch.of_replicas(self._first_replica, self._shard.num_local_replicas)
 
     def state(self) -> Any:
         return self._reader.state()

@@ -14,7 +14,8 @@ import numpy as np
 
 from stratagem.context import get_strategy, has_strategy
 from stratagem.execution.programs.step_capture import CapturedStep, capture
-from stratagem.input.batches import place, take_batch
+from stratagem.input.batches import take_batch
+from stratagem.input.placement import place
 from stratagem.keras.training.planned_models import as_planned, is_model, training_step
 from stratagem.messages import explain
 from stratagem.planning.compilers import CompiledStep, compile_step

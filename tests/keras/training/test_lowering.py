@@ -13,7 +13,8 @@ import pytest
 
 import stratagem as sg
 from stratagem.execution import batch_arguments
-from stratagem.input.batches import place, take_batch
+from stratagem.input.batches import take_batch
+from stratagem.input.placement import place
 from stratagem.keras import lower_training_step
 from stratagem.strategies.compile_only import CompileOnlyStrategy
 from stratagem.variables import VariableKind

@@ -15,7 +15,7 @@ from stratagem.context import get_strategy
 from stratagem.estimator.loops.batches import InputFunction, features_and_labels, require_batch
 from stratagem.estimator.loops.training_role import TrainingRole
 from stratagem.estimator.steps.model_step import ModelStep
-from stratagem.input.batches import place
+from stratagem.input.placement import place
 from stratagem.keras.training.dataset_creator import DatasetCreator
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
 from stratagem.parameter_server.coordinator.remote_value import RemoteValue

@@ -18,7 +18,7 @@ from stratagem.execution.programs.carry import Carry, CarryingStep
 from stratagem.execution.tracing.arguments import batch_arguments
 from stratagem.execution.tracing.returned_values import as_values
 from stratagem.input import DistributedIterator
-from stratagem.input.batches import PlacedBatches
+from stratagem.input.placement import PlacedBatches
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
 from stratagem.values import PerReplica

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from stratagem.context import ReplicaBatch
-from stratagem.input.batches import PlacedBatches
+from stratagem.input.placement import PlacedBatches
 from stratagem.messages import explain
 from stratagem.values import Mirrored, PerReplica
 from stratagem.values.regrouping import is_array

@@ -18,10 +18,12 @@ class RowSource(Source):
     """Batches of rows selected by index.
 
     `take` returns the batch of an array of indices or a slice. `shuffle` reorders the rows in each
-    epoch by `seed` and epoch. `is_in_memory` is that of the readers.
+    epoch by `seed` and epoch. `is_in_memory` is that of the readers. `can_reshape` is True if the
+    batches are NumPy arrays.
     """
 
     is_in_memory = False
+    can_reshape = False
 
     @property
     def order_follows_epoch(self) -> bool:
@@ -82,8 +84,21 @@ class _RowReader(Reader):
             raise StopIteration
         start = self.num_read * self._source.batch_size
         stop = min(start + self._source.batch_size, self._source.num_rows)
-        rows = slice(start, stop) if self._order is None else self._order[start:stop]
-        return self._source.take(rows)
+        return self._source.take(self._rows(start, stop))
+
+    def read_many(self, count: int, num_parts: int) -> tuple[Any, int] | None:
+        size, first = self._source.batch_size, self.num_read
+        count = min(count, self._source.num_rows // size - first)
+        if count < 1 or size % num_parts or not self._source.can_reshape:
+            return None
+        rows = self._rows(first * size, (first + count) * size)
+        batches = jax.tree.map(
+            lambda leaf: leaf.reshape(count, size, *leaf.shape[1:]), self._source.take(rows)
+        )
+        return batches, count
+
+    def _rows(self, start: int, stop: int) -> Any:
+        return slice(start, stop) if self._order is None else self._order[start:stop]
 
     def restore(self, state: dict[str, Any]) -> None:
         self.num_read = state["num_read"]
@@ -107,6 +122,7 @@ class ArraySource(RowSource):
                     fix="make axis 0 of all arrays the same length.",
                 )
             )
+        self.can_reshape = all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(arrays))
         super().__init__(
             lambda rows: jax.tree.map(lambda leaf: leaf[rows], arrays), shapes[0][0], **options
         )

@@ -123,6 +123,13 @@ class RepeatedReader(Reader):
             return batch
         raise StopIteration
 
+    def read_many(self, count: int, num_parts: int) -> tuple[Any, int] | None:
+        """Returns batches of the current epoch; None at its end."""
+        batches = self._reader.next_many(count, num_parts)
+        if batches is not None:
+            self._is_empty = False
+        return batches
+
     def _go_to(self, num_ended: int) -> None:
         self._num_ended, self._is_empty = num_ended, True
         self._reader.close()

@@ -55,6 +55,21 @@ class Reader(abc.ABC):
     def read(self) -> Any:
         """Returns the next batch, a pytree of arrays; raises StopIteration at the end."""
 
+    def next_many(self, count: int, num_parts: int) -> tuple[Any, int] | None:
+        """Returns the next batches of one shape at once, and their number, `count` or fewer.
+
+        Arrays have shape (steps, B, ...), with B a multiple of `num_parts`. Returns None if the
+        next batch has to be read on its own.
+        """
+        batches = self.read_many(count, num_parts)
+        if batches is not None:
+            self.num_read += batches[1]
+        return batches
+
+    def read_many(self, count: int, num_parts: int) -> tuple[Any, int] | None:
+        """Reads for `next_many`; by default, batches are read one by one."""
+        return None
+
     def state(self) -> Any:
         """Returns the position after the last batch as JSON, for `restore` of another reader.
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from stratagem.execution import batch_arguments
-from stratagem.input.batches import PlacedBatches
+from stratagem.input.placement import PlacedBatches
 from stratagem.keras.private import build_for
 from stratagem.keras.training.model import strategy_of
 from stratagem.keras.training.replica_steps import ReplicaSteps

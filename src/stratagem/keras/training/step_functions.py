@@ -12,7 +12,8 @@ import numpy as np
 from stratagem import config
 from stratagem.background_errors import raise_reported
 from stratagem.execution import Lockstep, batch_arguments
-from stratagem.input.batches import HostBatch, place, take_own_part
+from stratagem.input.batches import HostBatch, take_own_part
+from stratagem.input.placement import place
 from stratagem.keras.training.metric_logs import MetricLogs
 from stratagem.keras.training.replica_steps import ReplicaSteps
 from stratagem.keras.training.step_events import StepEvents

@@ -1,0 +1,148 @@
+"""Transfer of batches of one signature to the devices, one by one or several steps at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from stratagem.input.batches import HostBatch, padded, unflatten
+from stratagem.input.transfer import put_arrays
+from stratagem.topology import Topology
+from stratagem.values import PerReplica
+from stratagem.values.regrouping import is_array
+
+__all__ = ["HostSteps", "PlacedBatches", "place"]
+
+
+@dataclasses.dataclass(frozen=True)
+class HostSteps:
+    """This process's parts of several batches of one signature, without padding.
+
+    `first` is the first of them. Arrays have shape (steps, rows, ...).
+    """
+
+    first: HostBatch
+    arrays: list[Any]
+    num_steps: int
+
+    def batches(self) -> list[HostBatch]:
+        """Returns each batch on its own."""
+        return [
+            dataclasses.replace(self.first, arrays=[array[step] for array in self.arrays])
+            for step in range(self.num_steps)
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class PlacedBatches:
+    """Batches of one signature on the devices; fields as in `HostBatch`.
+
+    Arrays have shape (n, size, ...) for n replicas of all processes, or (steps, n, size, ...) for
+    several steps; one replica has no n axis. Non-numeric arrays stay on the host. `lengths` are of
+    all processes, `local_lengths` of this one.
+    """
+
+    structure: Any
+    is_array: tuple[bool, ...]
+    arrays: list[Any]
+    num_replicas: int
+    num_steps: int
+    size: int
+    lengths: tuple[int, ...] | None
+    local_lengths: tuple[int, ...]
+    signature: Any
+
+    def value(self) -> Any:
+        """Returns the only batch as a pytree of `PerReplica`, or of arrays for one replica."""
+        assert self.num_steps == 1
+        return unflatten(self.structure, self.is_array, [self._leaf(a) for a in self.arrays])
+
+    def _leaf(self, array: jax.Array | np.ndarray) -> Any:
+        if self.num_replicas == 1:
+            return array if self.lengths is None else array[: self.local_lengths[0]]
+        if is_array(array):
+            return PerReplica(stacked=array, lengths=self.lengths)
+        pairs = zip(array, self.local_lengths, strict=True)
+        return PerReplica(objects=tuple(part[:length] for part, length in pairs))
+
+    def step_shape(self, array: jax.Array | np.ndarray) -> tuple[int, ...]:
+        """Returns the shape of an array for one step."""
+        return array.shape[1:] if self.num_steps > 1 else array.shape
+
+
+def place(
+    batches: list[HostBatch] | HostSteps,
+    topology: Topology,
+    *,
+    to_device: bool = True,
+    is_repeated: bool = False,
+) -> PlacedBatches:
+    """Transfers batches of one signature to the devices.
+
+    With `to_device=False`, only splits them. `is_repeated` is True if many calls of this signature
+    follow.
+    """
+    if isinstance(batches, HostSteps):
+        first, joined, num_steps = batches.first, batches.arrays, batches.num_steps
+    else:
+        first, joined, num_steps = batches[0], _joined(batches, topology), len(batches)
+    count, size = topology.num_local_replicas, first.size
+    rows = (count, size) if topology.num_replicas > 1 else (size,)
+    steps = () if num_steps == 1 else (num_steps,)
+    placed = [
+        array.reshape((*steps, *rows, *own.shape[1:]))
+        for array, own in zip(joined, first.arrays, strict=True)
+    ]
+    if to_device:
+        places = [index for index, array in enumerate(placed) if is_array(array)]
+        arrays = [placed[index] for index in places]
+        moved = put_arrays(arrays, topology, many=num_steps > 1, is_repeated=is_repeated)
+        for index, array in zip(places, moved, strict=True):
+            placed[index] = array
+    return PlacedBatches(
+        first.structure,
+        first.is_array,
+        placed,
+        topology.num_replicas,
+        num_steps,
+        size,
+        first.all_lengths,
+        first.lengths or (size,) * count,
+        first.signature,
+    )
+
+
+def _joined(batches: list[HostBatch], topology: Topology) -> list[Any]:
+    """Pads batches, and stacks several."""
+    num_rows = batches[0].size * topology.num_local_replicas
+    joined: list[Any] = []
+    for column in zip(*(batch.arrays for batch in batches), strict=True):
+        parts = [padded(array, num_rows) for array in column]
+        joined.append(parts[0] if len(parts) == 1 else _stacked(parts))
+    return joined
+
+
+def _stacked(parts: list[Any]) -> Any:
+    if isinstance(parts[0], jax.Array):
+        return jnp.stack(parts)
+    view = _as_one_view(parts)
+    return np.stack(parts) if view is None else view
+
+
+def _as_one_view(parts: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any] | None:
+    """Stacks consecutive slices of one array without copying; returns None for others."""
+    first = parts[0]
+    if first.base is None or any(part.base is not first.base for part in parts):
+        return None
+    follow = all(
+        part.flags.c_contiguous and part.ctypes.data == first.ctypes.data + index * first.nbytes
+        for index, part in enumerate(parts)
+    )
+    if not follow:
+        return None
+    shape, strides = (len(parts), *first.shape), (first.nbytes, *first.strides)
+    return np.lib.stride_tricks.as_strided(first, shape, strides, writeable=False)
