@@ -74,6 +74,7 @@ LAYERS = (
         "options",
         "partitioners",
         "placement",
+        "processor_time",
         "public_dir",
         "public_names",
         "rendering",

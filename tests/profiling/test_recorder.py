@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import pytest
 
+from stratagem.profiling import read_profile
 from stratagem.profiling import recorder as module
 from stratagem.profiling.recorder import StepRecorder
 from stratagem.profiling.step_observer import current_observer, observe
@@ -63,6 +64,18 @@ def test_steps_are_counted_from_the_first_that_is_left_out(profiler) -> None:
     assert current_observer() is None
     recorder.close()
     assert profiler.notes.count("stop") == 1
+
+
+def test_use_of_the_host_is_that_of_the_recorded_steps(profiler, monkeypatch, tmp_path) -> None:
+    times_s = iter([100.0, 103.5])
+    monkeypatch.setattr(module, "process_tree_s", lambda: next(times_s))
+    monkeypatch.setattr(module, "available_cores", lambda: 6.0)
+    recorder = profiler.recorder(1, 2)
+    profiler.run(recorder, 1, 1, 1)
+    ((_, summary),) = profiler.found
+    assert (summary.processor_s, summary.num_cores) == (3.5, 6.0)
+    read = read_profile(tmp_path)
+    assert (read.processor_s, read.num_cores) == (3.5, 6.0)
 
 
 def test_calls_of_many_steps_are_recorded_whole(profiler) -> None:

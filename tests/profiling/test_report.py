@@ -71,3 +71,25 @@ def test_trace_without_marks_has_no_steps(summary) -> None:
     lines = _shown(dataclasses.replace(summary, num_steps=0, num_devices=1, platform="gpu"))
     assert lines[0] == "Worker 0: 200.00 ms, without marks of steps, 1 GPU device, busy 70%"
     assert lines[1].strip() == "Time"
+
+
+@pytest.mark.parametrize(
+    ("processor_s", "num_cores", "expected"),
+    [
+        (None, None, "Input-bound: the devices wait 60% of the time for batches."),
+        (0.48, 2.0, "for batches. The host needs 6.0 cores, and has 2."),
+        (0.08, 2.0, "for batches. The host needs 1.0 of its 2 cores: read in more threads or"),
+    ],
+)
+def test_input_that_limits_says_what_it_needs(
+    summary, processor_s: float | None, num_cores: float | None, expected: str
+) -> None:
+    parts_s = dict.fromkeys(summary.parts_s, 0.0) | {"compute": 0.08, "input": 0.12}
+    limited = dataclasses.replace(
+        summary, whole_s=0.2, parts_s=parts_s, processor_s=processor_s, num_cores=num_cores
+    )
+    assert expected in " ".join(_shown(limited, width=200))
+
+
+def test_input_that_is_fast_enough_is_not_mentioned(summary) -> None:
+    assert not any("Input-bound" in line for line in _shown(summary))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -167,3 +169,21 @@ def test_dict_is_ready_for_json_and_has_the_longest_operations() -> None:
     assert fields["step_s"] == summary.step_s
     assert len(summary.to_dict()["operations"]) == 2
     assert isinstance(summary.operations[0], ProfiledOperation)
+
+
+def test_cores_are_those_for_the_same_work_without_waiting() -> None:
+    summary = ProfileSummary(
+        platform="gpu",
+        num_devices=1,
+        num_steps=10,
+        whole_s=10.0,
+        parts_s=dict.fromkeys(PARTS, 0.0) | {"compute": 4.0, "input": 6.0},
+        collectives_s=0.0,
+        operations=(),
+        processor_s=20.0,
+        num_cores=2.0,
+    )
+    assert (summary.is_input_bound, summary.needed_cores) == (True, 5.0)
+    assert summary.to_dict()["needed_cores"] == 5.0
+    unknown = dataclasses.replace(summary, processor_s=None)
+    assert (unknown.is_input_bound, unknown.needed_cores) == (True, None)

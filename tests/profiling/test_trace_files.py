@@ -51,7 +51,16 @@ def test_folder_without_a_trace(name, why, tmp_path) -> None:
         find_traces(tmp_path / name)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"programs": {"jit_step": {"dot": ["a"]}}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"programs": {"jit_step": {"dot": ["a"]}}}',
+        '{"programs": {}, "host": {"processor_s": 1.0}}',
+        '{"programs": {}, "host": {"processor_s": "?", "num_cores": 2}}',
+    ],
+)
 def test_damaged_layers_are_an_error(text, tmp_path) -> None:
     trace = _trace(tmp_path, 0, "a")
     trace.with_name("operations.json").write_text(text)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from stratagem import environment
 from stratagem.doctor.finding import Finding, Level
+from stratagem.processor_time import available_cores
 
 __all__ = ["Limits", "check_machine", "read_limits"]
 
@@ -54,11 +55,7 @@ class Limits:
 
 def read_limits(cgroup: Path = Path("/sys/fs/cgroup")) -> Limits:
     """Reads the limits, with those of the container."""
-    cores = float(len(os.sched_getaffinity(0)))
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    quota, _, period = _read(cgroup / "cpu.max").partition(" ")
-    if quota.isdecimal() and period.isdecimal():
-        cores = min(cores, int(quota) / int(period))
     limit = _read(cgroup / "memory.max")
     if limit.isdecimal():
         memory_bytes = min(memory_bytes, int(limit))
@@ -66,7 +63,7 @@ def read_limits(cgroup: Path = Path("/sys/fs/cgroup")) -> Limits:
     statuses = {folder: os.statvfs(folder) for folder in _folders()}
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return Limits(
-        num_cores=cores,
+        num_cores=available_cores(cgroup),
         num_machine_cores=os.cpu_count() or 1,
         memory_bytes=memory_bytes,
         shm_bytes=shutil.disk_usage(shm).total if shm.exists() else None,

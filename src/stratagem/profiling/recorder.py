@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import warnings
 from collections import defaultdict
@@ -14,6 +15,7 @@ import jax
 from jax.extend import backend
 
 from stratagem.messages import explain
+from stratagem.processor_time import available_cores, process_tree_s
 from stratagem.profiling.marks import END, STEP
 from stratagem.profiling.scopes import instructions_of
 from stratagem.profiling.step_observer import end_observation
@@ -41,6 +43,7 @@ class StepRecorder:
         self._results: Callable[[], Any] = tuple
         self._is_recording = False
         self._is_over = False
+        self._start_s = 0.0
         self.num_done = 0
         self.num_before = 0
 
@@ -75,6 +78,7 @@ class StepRecorder:
             self._give_up(f"JAX's profiler did not start: {error}")
             return
         self._is_recording, self.num_before = True, self.num_done
+        self._start_s = process_tree_s()
 
     def stop(self, *, summarizes: bool = True) -> None:
         """Writes the trace, if any, and ends the observation."""
@@ -87,21 +91,23 @@ class StepRecorder:
                 pass
             if summarizes:
                 jax.block_until_ready(self._results())
+            processor_s = process_tree_s() - self._start_s
         finally:
             jax.profiler.stop_trace()
         if summarizes:
             try:
-                self._summarize()
+                self._summarize(processor_s)
             except (OSError, ValueError) as error:  # training must not end for it
                 warnings.warn(f"sg.profile has no summary: {error}", RuntimeWarning, stacklevel=2)
 
-    def _summarize(self) -> None:
+    def _summarize(self, processor_s: float) -> None:
         path = find_traces(self._folder)[-1]
         trace = read_trace(path)
         instructions = _instructions(trace)
-        text = json.dumps({"programs": instructions}, indent=0)
+        host = {"processor_s": processor_s, "num_cores": available_cores()}
+        text = json.dumps({"programs": instructions, "host": host}, indent=0)
         path.with_name(INSTRUCTIONS).write_text(text, encoding="utf-8")
-        self._on_summary(path, summarize(trace, instructions))
+        self._on_summary(path, dataclasses.replace(summarize(trace, instructions), **host))
 
     def close(self) -> None:
         """Ends the recording with the training, and warns if it never started."""

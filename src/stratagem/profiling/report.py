@@ -37,8 +37,24 @@ def show(
         each_s = summary.collectives_s / (summary.num_steps or 1)
         text = f"Collectives take {_ms(each_s)}; compute hides {summary.overlapped_share:.0%}."
         console.print(Text(text))
+    if summary.is_input_bound:
+        console.print(Text(_input_verdict(summary)))
     if top:
         console.print(_operations_table(summary, top))
+
+
+def _input_verdict(summary: ProfileSummary) -> str:
+    """Says that the input is the limit, and if more cores would help."""
+    verdict = f"Input-bound: the devices wait {summary.share('input'):.0%} of the time for batches"
+    needed, has = summary.needed_cores, summary.num_cores
+    if needed is None or has is None:
+        return f"{verdict}."
+    if needed > has:
+        return f"{verdict}. The host needs {needed:.1f} cores, and has {has:g}."
+    return (
+        f"{verdict}. The host needs {needed:.1f} of its {has:g} cores: read in more threads or "
+        "processes, unless it waits for a disk or a network."
+    )
 
 
 def _ms(seconds: float) -> str:

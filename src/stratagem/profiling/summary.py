@@ -18,6 +18,8 @@ __all__ = ["PARTS", "ProfileSummary", "ProfiledOperation", "summarize"]
 PARTS = ("compute", "collectives", "copies", "launch", "input", "compilation", "host")
 
 _NS = 1e-9
+# A smaller share of waiting for input is not worth a word.
+_MOST_INPUT = 0.1
 _OUTER = ("while", "conditional", "cond", "call")
 # Longer gaps between operations of one program end its execution, if the trace lists none.
 _LONGEST_LAUNCH_NS = 50e3
@@ -73,6 +75,9 @@ class ProfileSummary:
             or does something else ("host").
         collectives_s: seconds in which a collective is in progress, with or without compute.
         operations: all operations, longest first.
+        processor_s: processor time of this process and those that it started, in these steps; None
+            if it was not measured.
+        num_cores: cores that this process may use; None if they are unknown.
 
     Example:
         >>> summary = sg.profiling.ProfileSummary(
@@ -92,6 +97,8 @@ class ProfileSummary:
     parts_s: dict[str, float]
     collectives_s: float
     operations: tuple[ProfiledOperation, ...]
+    processor_s: float | None = None
+    num_cores: float | None = None
 
     @property
     def step_s(self) -> float:
@@ -115,6 +122,21 @@ class ProfileSummary:
         return sum(self.share(part) for part in ("compute", "collectives", "copies"))
 
     @property
+    def is_input_bound(self) -> bool:
+        """True if the devices wait for batches in more than a tenth of the time."""
+        return self.share("input") > _MOST_INPUT
+
+    @property
+    def needed_cores(self) -> float | None:
+        """Cores with which the host does the same work without letting the devices wait for input.
+
+        None if the processor time was not measured. If this process may use as many, it does not
+        use them: the input reads in too few threads or processes, or waits for a disk or a network.
+        """
+        others_s = self.whole_s - self.parts_s["input"]
+        return self.processor_s / others_s if self.processor_s is not None and others_s else None
+
+    @property
     def overlapped_share(self) -> float:
         """Share of the time of collectives that compute hides; 0 without collectives."""
         exposed_s = self.parts_s["collectives"]
@@ -127,12 +149,14 @@ class ProfileSummary:
             top: number of operations; None for all.
 
         Returns:
-            The fields, with `step_s`, `busy_share` and `overlapped_share`.
+            The fields, with the properties.
         """
         fields = dataclasses.asdict(self) | {
             "step_s": self.step_s,
             "busy_share": self.busy_share,
             "overlapped_share": self.overlapped_share,
+            "is_input_bound": self.is_input_bound,
+            "needed_cores": self.needed_cores,
         }
         fields["operations"] = [dataclasses.asdict(one) for one in self.operations[:top]]
         return fields

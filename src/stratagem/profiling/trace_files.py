@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ __all__ = ["INSTRUCTIONS", "find_traces", "read_profile", "read_profiles"]
 _TRACE = ".xplane.pb"
 # Written beside the trace, which has no scopes of operations.
 INSTRUCTIONS = "operations.json"
+_HOST = ("processor_s", "num_cores")
 
 
 def find_traces(path: Path) -> list[Path]:
@@ -45,10 +47,12 @@ def find_traces(path: Path) -> list[Path]:
 
 def read_profiles(path: Path) -> dict[Path, ProfileSummary]:
     """Summarizes the traces that `find_traces` returns."""
-    return {
-        trace: summarize(read_trace(trace), _read_instructions(trace))
-        for trace in find_traces(path)
-    }
+    return {trace: _summary_of(trace) for trace in find_traces(path)}
+
+
+def _summary_of(trace: Path) -> ProfileSummary:
+    instructions, host = _read_instructions(trace)
+    return dataclasses.replace(summarize(read_trace(trace), instructions), **host)
 
 
 def read_profile(path: str | Path) -> ProfileSummary:
@@ -89,18 +93,24 @@ def read_profile(path: str | Path) -> ProfileSummary:
     return next(iter(found.values()))
 
 
-def _read_instructions(trace: Path) -> dict[str, dict[str, tuple[str, str]]]:
-    """Returns the instructions written beside a trace; none for traces of other tools."""
+def _read_instructions(
+    trace: Path,
+) -> tuple[dict[str, dict[str, tuple[str, str]]], dict[str, float]]:
+    """Returns the instructions and the use of the host that are written beside a trace.
+
+    Both are empty for traces of other tools.
+    """
     path = trace.with_name(INSTRUCTIONS)
     if not path.is_file():
-        return {}
+        return {}, {}
     try:
-        programs: Any = json.loads(path.read_text(encoding="utf-8"))["programs"]
-        return {
+        told: Any = json.loads(path.read_text(encoding="utf-8"))
+        host = {name: float(told["host"][name]) for name in _HOST} if "host" in told else {}
+        instructions = {
             str(program): {
                 str(name): (str(kind), str(scope)) for name, (kind, scope) in ops.items()
             }
-            for program, ops in programs.items()
+            for program, ops in told["programs"].items()
         }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
@@ -110,3 +120,4 @@ def _read_instructions(trace: Path) -> dict[str, dict[str, tuple[str, str]]]:
                 fix="delete it: the summary then has no layers.",
             )
         ) from error
+    return instructions, host
