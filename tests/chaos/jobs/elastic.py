@@ -1,4 +1,8 @@
-"""Lockstep training that goes on with fewer workers: the end is the same up to rounding."""
+"""Lockstep training that goes on with fewer workers: the end is the same up to rounding.
+
+Without dropout, because replicas draw different numbers: a few steps with fewer replicas would
+change the weights as much as a lost example.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Rank 0 appends a line for each step to NOTES/steps; each worker writes its process id to
 NOTES/process-RANK and, at the end, its weights to NOTES/end-RANK.npz. Steps are slow until
-NOTES/hurry exists. OPTIONS is a JSON object for `BackupAndRestore`.
+NOTES/hurry exists. OPTIONS is a JSON object for `BackupAndRestore`, with the rate of dropout.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class Pace(keras.callbacks.Callback):
 
 
 with strategy.scope():
-    layers = [keras.layers.Dense(8, "relu"), keras.layers.Dropout(0.2), keras.layers.Dense(1)]
+    dropout = keras.layers.Dropout(options.pop("dropout"))
+    layers = [keras.layers.Dense(8, "relu"), dropout, keras.layers.Dense(1)]
     model = keras.Sequential([keras.layers.Input((4,)), *layers])
     model.compile("adam", "mse")
 checkpoint_options = sg.train.CheckpointOptions(enable_async=options.pop("enable_async"))
