@@ -6,12 +6,13 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from stratagem.messages import explain
 from stratagem.planning.accelerators import Accelerator
 from stratagem.planning.comparison import Comparison, compare
 from stratagem.planning.memory import MemoryPlan
 from stratagem.planning.report import headline, parts_of, verdict
 from stratagem.planning.schedule import Reduction, share_behind
-from stratagem.planning.step_time import Assumptions, StepTime
+from stratagem.planning.step_time import Assumptions, StepTime, for_any_size, predict_step
 from stratagem.planning.targets import Target
 from stratagem.profiling import ProfileSummary
 from stratagem.rendering import as_html, as_text
@@ -126,6 +127,30 @@ class Plan:
         """Fraction of these bytes sent while the backward pass computes products."""
         return share_behind(self.reductions)
 
+    def step_on(self, num_devices: int) -> StepTime:
+        """Predicts the step on another number of devices of the same kind, without compiling.
+
+        The batch per device, the number of messages and their sizes stay; only the time of each
+        message is computed anew.
+
+        Args:
+            num_devices: at most the devices of one host or slice, or a multiple of them.
+
+        Returns:
+            The predicted step.
+
+        Raises:
+            ValueError: a number that does not fill hosts, slices or replicas, or a message that is
+                sent in groups that span hosts or slices and are not all devices.
+        """
+        return predict_step(
+            self._machine_of(num_devices),
+            for_any_size(self.reductions, self.target),
+            self.step.compute_s,
+            self.assumptions,
+            self.step.launch_s,
+        )
+
     def compare(self, profile: ProfileSummary | str | Path) -> Comparison:
         """Compares the predicted step with a measured one.
 
@@ -141,6 +166,19 @@ class Plan:
             ValueError: the profile cannot be read, or has no marks of steps.
         """
         return compare(self.step, self.target.accelerator.platform, profile)
+
+    def _machine_of(self, num_devices: int) -> Target:
+        machine = self.target.of_size(max(num_devices, 1))
+        if machine.num_devices != num_devices or num_devices % self.devices_per_replica:
+            raise ValueError(
+                explain(
+                    f"num_devices={num_devices!r} does not fill hosts, slices or replicas.",
+                    expected=f"at most {machine.devices_per_group}, or a multiple of it, in "
+                    f"replicas of {self.devices_per_replica}.",
+                    fix="pass a number of whole hosts or slices.",
+                )
+            )
+        return machine
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the whole plan as numbers, strings, lists and dicts, ready for JSON."""

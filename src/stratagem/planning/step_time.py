@@ -19,6 +19,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
+from stratagem.messages import explain
 from stratagem.planning.operation_costs import OperationCost
 from stratagem.planning.schedule import Reduction
 from stratagem.planning.targets import Target
@@ -27,6 +28,7 @@ __all__ = [
     "Assumptions",
     "StepTime",
     "compute_s",
+    "for_any_size",
     "message_s",
     "operations_s",
     "predict_scaling",
@@ -178,6 +180,33 @@ def _group_sizes(reduction: Reduction, target: Target) -> tuple[int, int]:
     group = [device for device in first if device < target.num_devices] or [0]
     groups = {device // target.devices_per_group for device in group}
     return max(len(group) // len(groups), 1), len(groups)
+
+
+def for_any_size(reductions: Sequence[Reduction], target: Target) -> list[Reduction]:
+    """Returns the messages of a target's program as they are on any number of devices.
+
+    Groups of all devices grow with the machine; groups within a host or slice stay. Raises
+    ValueError for other groups.
+    """
+    return [_for_any_size(one, target) for one in reductions]
+
+
+def _for_any_size(reduction: Reduction, target: Target) -> Reduction:
+    if not reduction.groups or reduction.leaves_slice:
+        return reduction
+    if len(reduction.groups[0]) == target.num_devices:
+        return dataclasses.replace(reduction, groups=())
+    hosts = {device // target.devices_per_group for device in reduction.groups[0]}
+    if len(hosts) == 1:
+        return reduction
+    raise ValueError(
+        explain(
+            f"{reduction.name!r} is sent in groups of {len(reduction.groups[0])} devices of "
+            f"{len(hosts)} hosts or slices, out of {target.num_devices} devices.",
+            expected="messages among all devices, or within hosts or slices.",
+            fix="plan for the machine itself: sg.plan(..., target).",
+        )
+    )
 
 
 def predict_step(

@@ -93,9 +93,16 @@ class Target:
         Returns:
             The machine; a part of a slice has no shape.
         """
-        inside = min(num_devices, self.devices_per_group)
+        inside = min(num_devices, self._largest_group)
         shape = self.shape if inside == self.devices_per_group else ()
         return Target(self.accelerator, num_devices // inside, inside, shape)
+
+    @property
+    def _largest_group(self) -> int:
+        """Number of devices per full host or slice; a single host of GPUs may not be full."""
+        if self.num_groups > 1 or self.accelerator.platform == "tpu":
+            return self.devices_per_group
+        return max(self.devices_per_group, self.accelerator.devices_per_host)
 
     def sizes(self) -> list[int]:
         """Returns numbers of devices from 1 to all: powers of two, then full groups."""
