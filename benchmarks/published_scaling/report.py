@@ -111,7 +111,7 @@ def summary(rows: Sequence[ScaledRow]) -> str:
     for name, is_complete in (("complete", True), ("incomplete", False)):
         own = [row for row in compared if row.is_complete == is_complete]
         near = sum(abs(row.error) <= MOST_APART for row in own)
-        parts.append(f"{near} of {len(own)} rows with a {name} configuration")
+        parts.append(f"{near} of {len(own)} rows whose configuration is {name}")
     return f"Within {MOST_APART:.0%} of the published scaling: {', '.join(parts)}."
 
 

@@ -71,6 +71,30 @@ def test_scaling_ends_with_the_target(plan) -> None:
     assert plan.step.step_s > plan.scaling[0].step_s
 
 
+def test_step_on_other_sizes_of_machine(plan) -> None:
+    """Sizes that the plan has, and 512 hosts of 8 by the formula of rings and halving."""
+    assert [plan.step_on(size) for size in (1, 2, 4)] == list(plan.scaling)
+    many = plan.step_on(4096)
+    link, network, share = 450e9, 50e9, 0.8
+    expected_s = sum(
+        2 * (7 / 8 * size / link + 511 / 512 * size / 8 / network) / share
+        + 2 * (7 * 2e-6 + 9 * 15e-6)
+        for size in (one.num_bytes for one in plan.reductions)
+    )
+    assert many.num_devices == 4096
+    assert many.compute_s == plan.step.compute_s
+    assert many.reduction_s == pytest.approx(expected_s)
+    steps = [plan.step_on(8 * 2**power) for power in range(10)]
+    efficiencies = [step.efficiency for step in steps]
+    assert efficiencies == sorted(efficiencies, reverse=True)
+
+
+@pytest.mark.parametrize("num_devices", [0, -8, 12, 4095])
+def test_step_on_machines_that_are_not_full(plan, num_devices) -> None:
+    with pytest.raises(ValueError, match=f"num_devices={num_devices} does not fill hosts"):
+        plan.step_on(num_devices)
+
+
 def test_plan_is_json(plan) -> None:
     fields = json.loads(json.dumps(plan.to_dict()))
     assert (fields["target"], fields["num_devices"], fields["fits"]) == ("4xH100", 4, True)

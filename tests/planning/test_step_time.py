@@ -8,6 +8,7 @@ from stratagem.planning import Assumptions, Reduction, parse_target
 from stratagem.planning.operation_costs import OperationCost
 from stratagem.planning.step_time import (
     compute_s,
+    for_any_size,
     message_s,
     operations_s,
     predict_scaling,
@@ -66,6 +67,22 @@ def test_hops_of_a_small_message(text, hops) -> None:
     target = parse_target(text)
     assert target.num_hops == hops
     assert message_s(_sum(0), target, assumed) == 2 * hops
+
+
+def test_groups_of_all_devices_grow_and_groups_of_a_host_stay() -> None:
+    target = parse_target("16xH100")
+    everyone = _sum(10**9, groups=(tuple(range(16)),))
+    pairs = _sum(10**9, groups=tuple((first, first + 1) for first in range(0, 16, 2)))
+    grown, stayed = for_any_size([everyone, pairs], target)
+    larger = target.of_size(4096)
+    assert message_s(grown, larger, _IDEAL) == message_s(_sum(10**9), larger, _IDEAL)
+    assert message_s(stayed, larger, _IDEAL) == message_s(pairs, target, _IDEAL)
+
+
+def test_groups_across_hosts_have_no_other_size() -> None:
+    across = _sum(10**9, groups=tuple((first, first + 8) for first in range(8)))
+    with pytest.raises(ValueError, match="groups of 2 devices of 2 hosts or slices, out of 16"):
+        for_any_size([across], parse_target("16xH100"))
 
 
 def test_permutation_is_one_hop() -> None:

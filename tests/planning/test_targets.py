@@ -72,6 +72,19 @@ def test_sizes_to_scale_over(text, sizes) -> None:
     assert target.of_size(sizes[-1]) == target
 
 
+@pytest.mark.parametrize(
+    ("text", "num_devices", "larger"),
+    [
+        ("2xH100", 8, "8xH100"),
+        ("2xH100", 4096, "4096xH100"),
+        ("64xH100", 128, "128xH100"),
+        ("v5e:4x4", 64, "4xv5e:4x4"),
+    ],
+)
+def test_larger_machines_have_full_hosts(text, num_devices, larger) -> None:
+    assert parse_target(text).of_size(num_devices) == parse_target(larger)
+
+
 def test_topology_has_hosts_and_slices() -> None:
     devices = parse_target("2xv5e:4x4").topology.devices
     assert [device.slice_index for device in devices] == [0] * 16 + [1] * 16

@@ -1,0 +1,1 @@
+"""Published figures beside predictions: the file, the formulas by hand, and the report."""

@@ -1,0 +1,78 @@
+"""What the table, the summary and the picture say."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from benchmarks.published_scaling.figures import read_groups
+from benchmarks.published_scaling.prediction import Program
+from benchmarks.published_scaling.report import ScaledRow, draw_scaling, make_table, summary
+from benchmarks.published_scaling.run import scaled_rows
+
+_SMALLEST = ScaledRow(
+    group="MLPerf",
+    model="ResNet-50",
+    hardware="DGX A100",
+    unit="images/s",
+    is_complete=True,
+    devices=8,
+    batch=408,
+    passes=1,
+    published=20_000,
+    predicted=25_000,
+    published_scaling=1,
+    predicted_scaling=1,
+    device_ratio=1,
+)
+_LARGE = dataclasses.replace(
+    _SMALLEST,
+    devices=4096,
+    passes=2,
+    published=8e6,
+    predicted=11e6,
+    published_scaling=400,
+    predicted_scaling=440,
+    device_ratio=512,
+)
+_FAR = dataclasses.replace(_LARGE, group="other", is_complete=False, predicted_scaling=480)
+
+
+def test_errors_are_of_scaling_and_of_throughput() -> None:
+    assert _LARGE.error == pytest.approx(0.1)
+    assert _LARGE.throughput_error == pytest.approx(0.375)
+    assert _SMALLEST.is_smallest
+    assert not _LARGE.is_smallest
+
+
+def test_smallest_rows_do_not_count() -> None:
+    line = summary([_SMALLEST, _LARGE, _FAR])
+    assert "1 of 1 rows whose configuration is complete" in line
+    assert "0 of 1 rows whose configuration is incomplete" in line
+
+
+def test_table(capsys: pytest.CaptureFixture[str]) -> None:
+    Console(width=140).print(make_table([_SMALLEST, _LARGE, _FAR], "gpu"))
+    printed = capsys.readouterr().out
+    assert "+10.0%" in printed
+    assert "408 x 2" in printed
+    assert printed.count("(incomplete)") == 1
+
+
+def test_rows_of_groups_without_a_program_are_left_out() -> None:
+    groups = read_groups()
+    first = groups[0]
+    program = Program(first.smallest.batch, 0.1, 0.01, (), "gpu")
+    rows = scaled_rows(groups[:1], {(first.program, first.accelerator): [program]})
+    assert [row.devices for row in rows] == [row.devices for row in first.rows]
+    assert rows[0].predicted_scaling == rows[0].published_scaling == 1
+    assert scaled_rows(groups, {}) == []
+
+
+def test_picture_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    draw_scaling(tmp_path / "pictures" / "scaling.png", [_SMALLEST, _LARGE])
+    assert (tmp_path / "pictures" / "scaling.png").stat().st_size > 10_000
