@@ -24,6 +24,7 @@ from benchmarks.parameter_server_failures import run_parameter_server_failures
 from benchmarks.placement import run_placement
 from benchmarks.plan import run_plan
 from benchmarks.plot import draw_ratios
+from benchmarks.published_scaling import run_published_scaling
 from benchmarks.recovery import run_recovery
 from benchmarks.report import Form, make_rows, make_table, versions_by_environment, write_json
 from benchmarks.runner import Effort, Measurement, measure
@@ -57,6 +58,7 @@ _WHOLE = {
     "parameter_server_failures": run_parameter_server_failures,
     "plan": run_plan,
     "placement": run_placement,
+    "published_scaling": run_published_scaling,
     "recovery": run_recovery,
     "transport": run_transport,
 }
@@ -115,7 +117,7 @@ def main(
 
     Without a NAME all: run_overhead, fit_overhead, fit_peers, loop, input, scaling, allreduce,
     checkpoint, first_step, growth, parameter_server, parameter_server_failures, plan, placement,
-    recovery, transport.
+    published_scaling, recovery, transport.
     """
     unknown = sorted(set(names) - {*BENCHMARKS, *_WHOLE})
     if unknown:

@@ -7,13 +7,22 @@ figure is fitted to a publication: rates, shares and latencies are the planner's
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from benchmarks.published_scaling.figures import Group, PublishedRow
+from benchmarks.published_scaling.report import ScaledRow
 from stratagem.planning import ACCELERATORS, Assumptions, Reduction, Target
 from stratagem.planning.step_time import predict_step
 
-__all__ = ["Program", "combined", "machine_of", "needed_batches", "predict_throughput"]
+__all__ = [
+    "Program",
+    "combined",
+    "machine_of",
+    "needed_batches",
+    "predict_throughput",
+    "scaled_rows",
+]
 
 _BYTES_PER_GBIT = 1e9 / 8
 # One batch is enough if the others are at least this part of it.
@@ -37,6 +46,13 @@ class Program:
     launch_s: float
     reductions: tuple[Reduction, ...]
     compiler: str
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> Program:
+        """Creates it from the answer of `benchmarks.workers.planned_program`."""
+        reductions = tuple(Reduction(behind=(), **one) for one in answer["reductions"])
+        fields = ("batch", "compute_s", "launch_s", "compiler")
+        return cls(reductions=reductions, **{field: answer[field] for field in fields})
 
 
 def needed_batches(groups: Sequence[Group]) -> dict[tuple[str, str], list[int]]:
@@ -114,7 +130,7 @@ def _between_hosts(group: Group, reductions: Sequence[Reduction]) -> list[Reduct
 
 
 def combined(reductions: Sequence[Reduction], message_bytes: int) -> list[Reduction]:
-    """Combines all-reduces, in their order, into messages of at most `message_bytes`; 0 for none."""
+    """Combines all-reduces in their order, up to `message_bytes` each; none if that is 0."""
     messages: list[Reduction] = []
     for one in reductions:
         last = messages[-1] if messages else None
@@ -125,3 +141,36 @@ def combined(reductions: Sequence[Reduction], message_bytes: int) -> list[Reduct
                 continue
         messages.append(one)
     return messages
+
+
+def scaled_rows(
+    groups: Sequence[Group], programs: Mapping[tuple[str, str], Sequence[Program]]
+) -> list[ScaledRow]:
+    """Returns published and predicted rows of the groups whose programs were compiled."""
+    rows: list[ScaledRow] = []
+    for group in groups:
+        compiled = programs.get((group.program, group.accelerator))
+        if not compiled:
+            continue
+        smallest = group.smallest
+        base = predict_throughput(group, smallest, compiled)
+        for row in group.rows:
+            predicted = predict_throughput(group, row, compiled)
+            rows.append(
+                ScaledRow(
+                    group=group.title,
+                    model=group.model,
+                    hardware=group.hardware,
+                    unit=group.unit,
+                    is_complete=group.is_complete,
+                    devices=row.devices,
+                    batch=row.batch,
+                    passes=row.passes,
+                    published=row.throughput,
+                    predicted=predicted,
+                    published_scaling=row.throughput / smallest.throughput,
+                    predicted_scaling=predicted / base,
+                    device_ratio=row.devices / smallest.devices,
+                )
+            )
+    return rows

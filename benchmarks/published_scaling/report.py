@@ -116,7 +116,7 @@ def summary(rows: Sequence[ScaledRow]) -> str:
 
 
 def draw_scaling(path: Path, rows: Sequence[ScaledRow]) -> None:
-    """Writes a picture: throughput per device over the number of devices, a panel for each model."""
+    """Writes a picture: throughput per device by number of devices, one panel per model."""
     # The tests of the oldest versions load this module without the extra `plots`.
     from matplotlib.figure import Figure
 
@@ -134,7 +134,13 @@ def draw_scaling(path: Path, rows: Sequence[ScaledRow]) -> None:
             label = group if own[0].is_complete else f"{group} (incomplete)"
             axes.plot(devices, predicted, color=color, linewidth=1.6)
             axes.plot(
-                devices, published, "o", color=color, markerfacecolor=face, markersize=6, label=label
+                devices,
+                published,
+                "o",
+                color=color,
+                markerfacecolor=face,
+                markersize=6,
+                label=label,
             )
         axes.set_xscale("log", base=2)
         ticks = [2**power for power in range(0, 13, 3)]

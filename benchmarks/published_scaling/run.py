@@ -12,16 +12,14 @@ from rich.console import Console
 
 from benchmarks.cases import Environments, Side
 from benchmarks.machine import describe_machine
-from benchmarks.published_scaling.figures import Group, read_groups
-from benchmarks.published_scaling.prediction import Program, needed_batches, predict_throughput
-from benchmarks.published_scaling.report import ScaledRow, draw_scaling, make_table, summary
+from benchmarks.published_scaling.figures import read_groups
+from benchmarks.published_scaling.report import draw_scaling, make_table, summary
 from benchmarks.report import write_json
 from benchmarks.runner import Effort
 from benchmarks.worker_process import WorkerError, WorkerProcess
 from benchmarks.workers.protocol import WorkerOptions
-from stratagem.planning import Reduction
 
-__all__ = ["run_published_scaling", "scaled_rows"]
+__all__ = ["run_published_scaling"]
 
 # The environment with XLA's compiler for GPUs, which `make test-gpu` makes, too.
 _WITH_COMPILER = Path(__file__).parents[2] / ".venv-gpu" / "bin" / "python"
@@ -50,6 +48,9 @@ def run_published_scaling(
     Returns:
         Whether all programs were compiled.
     """
+    # Importing Stratagem sets variables that workers of the other benchmarks would inherit.
+    from benchmarks.published_scaling.prediction import Program, needed_batches, scaled_rows
+
     groups = [
         group
         for group in read_groups()
@@ -57,7 +58,8 @@ def run_published_scaling(
     ]
     if _WITH_COMPILER.is_file():
         environments = dataclasses.replace(environments, ours=_WITH_COMPILER)
-    programs, failures = _compile_all(groups, environments, effort, console)
+    answers, failures = _compile_all(needed_batches(groups), environments, effort, console)
+    programs = {key: [Program.of(one) for one in found] for key, found in answers.items()}
     rows = scaled_rows(groups, programs)
     compilers = ", ".join(sorted({one.compiler for found in programs.values() for one in found}))
     write_json(
@@ -77,63 +79,32 @@ def run_published_scaling(
     return not failures
 
 
-def scaled_rows(
-    groups: Sequence[Group], programs: Mapping[tuple[str, str], Sequence[Program]]
-) -> list[ScaledRow]:
-    """Returns published and predicted rows of the groups whose programs were compiled."""
-    rows: list[ScaledRow] = []
-    for group in groups:
-        compiled = programs.get((group.program, group.accelerator))
-        if not compiled:
-            continue
-        smallest = group.smallest
-        base = predict_throughput(group, smallest, compiled)
-        for row in group.rows:
-            predicted = predict_throughput(group, row, compiled)
-            rows.append(
-                ScaledRow(
-                    group=group.title,
-                    model=group.model,
-                    hardware=group.hardware,
-                    unit=group.unit,
-                    is_complete=group.is_complete,
-                    devices=row.devices,
-                    batch=row.batch,
-                    passes=row.passes,
-                    published=row.throughput,
-                    predicted=predicted,
-                    published_scaling=row.throughput / smallest.throughput,
-                    predicted_scaling=predicted / base,
-                    device_ratio=row.devices / smallest.devices,
-                )
-            )
-    return rows
-
-
 def _compile_all(
-    groups: Sequence[Group], environments: Environments, effort: Effort, console: Console
-) -> tuple[dict[tuple[str, str], list[Program]], list[dict[str, str]]]:
-    """Compiles two programs at a time; leaves out what failed."""
-    wanted = [(key, batch) for key, batches in needed_batches(groups).items() for batch in batches]
-    programs: dict[tuple[str, str], list[Program]] = {}
+    batches: Mapping[tuple[str, str], Sequence[int]],
+    environments: Environments,
+    effort: Effort,
+    console: Console,
+) -> tuple[dict[tuple[str, str], list[dict[str, Any]]], list[dict[str, str]]]:
+    """Compiles two programs at a time; leaves out those of which a batch failed."""
+    answers: dict[tuple[str, str], list[dict[str, Any]]] = {}
     failures: list[dict[str, str]] = []
     with concurrent.futures.ThreadPoolExecutor(2) as pool, console.status("compiling"):
-        running = [
-            (key, pool.submit(_compile, *key, batch, environments, effort)) for key, batch in wanted
-        ]
-        for key, one in running:
+        running = {
+            key: [pool.submit(_compile, *key, batch, environments, effort) for batch in sizes]
+            for key, sizes in batches.items()
+        }
+        for key, own in running.items():
             try:
-                programs.setdefault(key, []).append(one.result())
+                answers[key] = [one.result() for one in own]
             except WorkerError as error:
                 failures.append({"case": " on ".join(key), "error": str(error)})
-                console.print(f"Failed: {key}\n{error}", style="red", markup=False)
-    failed = {failure["case"] for failure in failures}
-    return {key: found for key, found in programs.items() if " on ".join(key) not in failed}, failures
+                console.print(f"Failed: {' on '.join(key)}\n{error}", style="red", markup=False)
+    return answers, failures
 
 
 def _compile(
     program: str, accelerator: str, batch: int, environments: Environments, effort: Effort
-) -> Program:
+) -> dict[str, Any]:
     options = WorkerOptions(workload=f"{program} {accelerator}", batch_size=batch)
     variables = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
     side = Side(
@@ -144,15 +115,4 @@ def _compile(
     )
     command, shell = environments.command(side), environments.variables(side)
     with WorkerProcess(side.name, command, shell) as worker:
-        answer = worker.read_answer(effort.answer_limit_s)
-    return _program(batch, answer)
-
-
-def _program(batch: int, answer: Mapping[str, Any]) -> Program:
-    reductions = tuple(
-        Reduction(
-            name, num_bytes=one["num_bytes"], behind=(), kind=one["kind"], times=one["times"]
-        )
-        for name, one in answer["reductions"].items()
-    )
-    return Program(batch, answer["compute_s"], answer["launch_s"], reductions, answer["compiler"])
+        return worker.read_answer(effort.answer_limit_s)

@@ -26,21 +26,20 @@ def describe(options: WorkerOptions) -> dict[str, Any]:
     shapes = model.shapes(_NUM_DEVICES * options.batch_size)
     target = f"{_NUM_DEVICES}x{accelerator}"
     plan = sg.plan(model.build, shapes, target, shard_state=model.shard_state)
-    apart = [one.name for one in plan.reductions if one.groups and len(one.groups[0]) < _NUM_DEVICES]
+    apart = [
+        one.name for one in plan.reductions if one.groups and len(one.groups[0]) < _NUM_DEVICES
+    ]
     assert not apart, f"not among all devices: {apart}"
     return {
+        "batch": options.batch_size,
         "compiler": plan.compiler,
         "num_parameters": plan.num_parameters,
         "compute_s": plan.step.compute_s,
         "launch_s": plan.step.launch_s,
-        "reductions": {
-            f"{index}. {one.name}": {
-                "num_bytes": one.num_bytes,
-                "kind": one.kind,
-                "times": one.times,
-            }
-            for index, one in enumerate(plan.reductions)
-        },
+        "reductions": [
+            {"name": one.name, "num_bytes": one.num_bytes, "kind": one.kind, "times": one.times}
+            for one in plan.reductions
+        ],
     }
 
 

@@ -19,6 +19,9 @@ _NUM_CLASSES = 1000
 _BERT_WIDTH, _BERT_BLOCKS, _BERT_HEADS, _BERT_TOKENS = 1024, 24, 16, 30522
 # llm-foundry, scripts/train/yamls/pretrain/mpt-7b.yaml.
 _MPT_WIDTH, _MPT_BLOCKS, _MPT_HEADS, _MPT_TOKENS, _MPT_LENGTH = 4096, 32, 32, 50368, 2048
+# MaxText, configs/models/llama2-7b.yml, and configs/a3/llama_2_7b/*.sh.
+_LLAMA_WIDTH, _LLAMA_INNER, _LLAMA_BLOCKS, _LLAMA_HEADS = 4096, 11008, 32, 32
+_LLAMA_TOKENS, _LLAMA_LENGTH = 32000, 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +70,31 @@ class _Block(layers.Layer):
         normalized = self.norms[0](x)
         x = x + self.attention(normalized, normalized, use_causal_mask=True)
         return x + self.outer(self.inner(self.norms[1](x)))
+
+
+class _GatedBlock(layers.Layer):
+    """A block of Llama; without rotary positions, which cost little."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        size = _LLAMA_WIDTH // _LLAMA_HEADS
+        self.attention = layers.MultiHeadAttention(_LLAMA_HEADS, size, use_bias=False)
+        self.gate = layers.Dense(_LLAMA_INNER, activation="silu", use_bias=False)
+        self.inner = layers.Dense(_LLAMA_INNER, use_bias=False)
+        self.outer = layers.Dense(_LLAMA_WIDTH, use_bias=False)
+        self.norms = [layers.RMSNormalization() for _ in range(2)]
+
+    def build(self, input_shape: Any) -> None:
+        self.attention.build(input_shape, input_shape)
+        self.outer.build((*input_shape[:-1], _LLAMA_INNER))
+        for layer in (self.gate, self.inner, *self.norms):
+            layer.build(input_shape)
+
+    def call(self, x: Any) -> Any:
+        normalized = self.norms[0](x)
+        x = x + self.attention(normalized, normalized, use_causal_mask=True)
+        normalized = self.norms[1](x)
+        return x + self.outer(self.gate(normalized) * self.inner(normalized))
 
 
 class _Embedding(layers.Layer):
@@ -140,9 +168,22 @@ def _mpt_7b(*, recomputes: bool) -> keras.Model:
     return _compiled(keras.Model(tokens, logits), keras.optimizers.Adam())
 
 
-def _token_shapes(num_examples: int) -> Any:
-    tokens = jax.ShapeDtypeStruct((num_examples, _MPT_LENGTH), "int32")
-    return tokens, tokens
+def _llama2_7b() -> keras.Model:
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    tokens = layers.Input((_LLAMA_LENGTH,), dtype="int32")
+    x = layers.Embedding(_LLAMA_TOKENS, _LLAMA_WIDTH)(tokens)
+    for _ in range(_LLAMA_BLOCKS):
+        x = _GatedBlock()(x)
+    logits = layers.Dense(_LLAMA_TOKENS, use_bias=False)(layers.RMSNormalization()(x))
+    return _compiled(keras.Model(tokens, logits), keras.optimizers.Adam())
+
+
+def _token_shapes(length: int) -> Callable[[int], Any]:
+    def shapes(num_examples: int) -> Any:
+        tokens = jax.ShapeDtypeStruct((num_examples, length), "int32")
+        return tokens, tokens
+
+    return shapes
 
 
 PUBLISHED_MODELS = {
@@ -150,6 +191,9 @@ PUBLISHED_MODELS = {
     # DeepLearningExamples, PyTorch/LanguageModeling/BERT: 20 and 80 predictions a sequence.
     "bert_large_128": PublishedModel(lambda: _bert_large(128, 20), _bert_shapes(128, 20)),
     "bert_large_512": PublishedModel(lambda: _bert_large(512, 80), _bert_shapes(512, 80)),
-    "mpt_7b": PublishedModel(lambda: _mpt_7b(recomputes=False), _token_shapes, "all"),
-    "mpt_7b_recomputed": PublishedModel(lambda: _mpt_7b(recomputes=True), _token_shapes, "all"),
+    "mpt_7b": PublishedModel(lambda: _mpt_7b(recomputes=False), _token_shapes(_MPT_LENGTH), "all"),
+    "mpt_7b_recomputed": PublishedModel(
+        lambda: _mpt_7b(recomputes=True), _token_shapes(_MPT_LENGTH), "all"
+    ),
+    "llama2_7b": PublishedModel(_llama2_7b, _token_shapes(_LLAMA_LENGTH), "all"),
 }

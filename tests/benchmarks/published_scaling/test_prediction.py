@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks.published_scaling.figures import Group, PublishedRow
+from benchmarks.published_scaling.figures import Group, PublishedRow, read_groups
 from benchmarks.published_scaling.prediction import (
     Program,
     combined,
     machine_of,
     needed_batches,
     predict_throughput,
+    scaled_rows,
 )
 from stratagem.planning import Reduction
 
@@ -52,7 +53,9 @@ def _sum_s(num_hosts: int, rounds: int) -> float:
     return inside_s + between_s
 
 
-@pytest.mark.parametrize(("devices", "num_hosts", "rounds"), [(8, 1, 0), (64, 8, 3), (4096, 512, 9)])
+@pytest.mark.parametrize(
+    ("devices", "num_hosts", "rounds"), [(8, 1, 0), (64, 8, 3), (4096, 512, 9)]
+)
 def test_sums_without_overlap(devices: int, num_hosts: int, rounds: int) -> None:
     predicted = predict_throughput(_GROUP, _row(devices), [_PROGRAM])
     assert predicted == pytest.approx(devices * 100 / (0.1 + _sum_s(num_hosts, rounds)))
@@ -134,3 +137,26 @@ def test_combined_messages_keep_their_bytes_and_order() -> None:
     assert combined(sums, 0) == sums
     gather = Reduction("all-gather.1", num_bytes=1, behind=(), kind="all-gather")
     assert [one.num_bytes for one in combined([sums[0], gather, sums[1]], 64)] == [30, 1, 30]
+
+
+def test_program_of_an_answer() -> None:
+    sent = {"name": "all-reduce.1", "num_bytes": 10**8, "kind": "all-reduce", "times": 1}
+    answer = {
+        "batch": 100,
+        "compute_s": 0.09,
+        "launch_s": 0.01,
+        "compiler": "gpu",
+        "num_parameters": 25,
+        "reductions": [sent],
+    }
+    assert Program.of(answer) == _PROGRAM
+
+
+def test_rows_of_groups_without_a_program_are_left_out() -> None:
+    groups = read_groups()
+    first = groups[0]
+    program = Program(first.smallest.batch, 0.1, 0.01, (), "gpu")
+    rows = scaled_rows(groups[:1], {(first.program, first.accelerator): [program]})
+    assert [row.devices for row in rows] == [row.devices for row in first.rows]
+    assert rows[0].predicted_scaling == rows[0].published_scaling == 1
+    assert scaled_rows(groups, {}) == []

@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.published_scaling.figures import read_groups
-from benchmarks.published_scaling.prediction import Program
 from benchmarks.published_scaling.report import ScaledRow, draw_scaling, make_table, summary
-from benchmarks.published_scaling.run import scaled_rows
 
 _SMALLEST = ScaledRow(
     group="MLPerf",
@@ -60,16 +57,6 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "+10.0%" in printed
     assert "408 x 2" in printed
     assert printed.count("(incomplete)") == 1
-
-
-def test_rows_of_groups_without_a_program_are_left_out() -> None:
-    groups = read_groups()
-    first = groups[0]
-    program = Program(first.smallest.batch, 0.1, 0.01, (), "gpu")
-    rows = scaled_rows(groups[:1], {(first.program, first.accelerator): [program]})
-    assert [row.devices for row in rows] == [row.devices for row in first.rows]
-    assert rows[0].predicted_scaling == rows[0].published_scaling == 1
-    assert scaled_rows(groups, {}) == []
 
 
 def test_picture_is_written(tmp_path: Path) -> None:
