@@ -60,6 +60,11 @@ class ScaledRow:
         return self.predicted_scaling / self.published_scaling - 1
 
     @property
+    def linear_error(self) -> float:
+        """Relative error of a prediction that throughput is proportional to devices."""
+        return self.device_ratio / self.published_scaling - 1
+
+    @property
     def throughput_error(self) -> float:
         """Relative error of the predicted throughput."""
         return self.predicted / self.published - 1
@@ -105,13 +110,18 @@ def _color(row: ScaledRow) -> str:
 
 
 def summary(rows: Sequence[ScaledRow]) -> str:
-    """Returns one line: how many rows are within the bound, complete ones and others."""
-    compared = [row for row in rows if not row.is_smallest]
+    """Returns one line: how many predictions are within the bound, and how many linear ones."""
     parts: list[str] = []
     for name, is_complete in (("complete", True), ("incomplete", False)):
-        own = [row for row in compared if row.is_complete == is_complete]
-        near = sum(abs(row.error) <= MOST_APART for row in own)
-        parts.append(f"{near} of {len(own)} rows whose configuration is {name}")
+        own = [row for row in rows if row.is_complete == is_complete and not row.is_smallest]
+        near, linear = (
+            sum(abs(error) <= MOST_APART for error in errors)
+            for errors in ([row.error for row in own], [row.linear_error for row in own])
+        )
+        parts.append(
+            f"{near} of {len(own)} rows whose configuration is {name} "
+            f"(linear scaling: {linear} of {len(own)})"
+        )
     return f"Within {MOST_APART:.0%} of the published scaling: {', '.join(parts)}."
 
 
@@ -133,14 +143,8 @@ def draw_scaling(path: Path, rows: Sequence[ScaledRow]) -> None:
             face = color if own[0].is_complete else "white"
             label = group if own[0].is_complete else f"{group} (incomplete)"
             axes.plot(devices, predicted, color=color, linewidth=1.6)
-            axes.plot(
-                devices,
-                published,
-                "o",
-                color=color,
-                markerfacecolor=face,
-                markersize=6,
-                label=label,
+            axes.scatter(
+                devices, published, s=32, color=color, facecolors=face, label=label, zorder=3
             )
         axes.set_xscale("log", base=2)
         ticks = [2**power for power in range(0, 13, 3)]

@@ -41,14 +41,15 @@ _FAR = dataclasses.replace(_LARGE, group="other", is_complete=False, predicted_s
 def test_errors_are_of_scaling_and_of_throughput() -> None:
     assert _LARGE.error == pytest.approx(0.1)
     assert _LARGE.throughput_error == pytest.approx(0.375)
+    assert _LARGE.linear_error == pytest.approx(0.28)
     assert _SMALLEST.is_smallest
     assert not _LARGE.is_smallest
 
 
 def test_smallest_rows_do_not_count() -> None:
     line = summary([_SMALLEST, _LARGE, _FAR])
-    assert "1 of 1 rows whose configuration is complete" in line
-    assert "0 of 1 rows whose configuration is incomplete" in line
+    assert "1 of 1 rows whose configuration is complete (linear scaling: 0 of 1)" in line
+    assert "0 of 1 rows whose configuration is incomplete (linear scaling: 0 of 1)" in line
 
 
 def test_table(capsys: pytest.CaptureFixture[str]) -> None:
