@@ -63,4 +63,5 @@ def read_groups(path: Path = _FILE) -> list[Group]:
 def _group(fields: dict[str, Any]) -> Group:
     rows = sorted((PublishedRow(**row) for row in fields["rows"]), key=lambda row: row.devices)
     missing = tuple(fields.get("missing", ()))
-    return Group(**{**fields, "rows": tuple(rows), "missing": missing})
+    found: dict[str, Any] = fields | {"rows": tuple(rows), "missing": missing}
+    return Group(**found)
