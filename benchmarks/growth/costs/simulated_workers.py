@@ -1,0 +1,167 @@
+"""Control messages of a group in its process 0: its code, with other processes simulated."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+import unittest.mock
+from collections.abc import Callable, Generator
+from typing import Any
+
+from benchmarks.growth.costs.serving import Answer, serve_costs
+from stratagem.authentication import Credentials
+from stratagem.frames import frame
+from stratagem.process_group import GroupLimits
+from stratagem.process_group import hub as hub_module
+from stratagem.process_group.hub import MEMBER, Hub
+
+__all__ = ["measure"]
+
+_LIMITS = GroupLimits(join_s=1e6, peer_s=1e6, stuck_s=1e6, barrier_s=1e6)
+_FACTS = {
+    "host": "host",
+    "pid": 1,
+    "address": "10.0.0.1",
+    "same": {"the cluster": "that of host", "jax": "0.10", "Python": "3.11"},
+}
+_LONG_AGO_S = 10.0
+
+
+class _Wire:
+    """Both ends of a connection without a network. Process 0 reads `reader` and calls the rest."""
+
+    def __init__(self) -> None:
+        self.reader = asyncio.StreamReader()
+        self.num_frames = 0
+        self.last = b""
+
+    def say(self, data: bytes) -> None:
+        """Sends a frame to process 0."""
+        self.reader.feed_data(data)
+
+    def write(self, data: bytes) -> None:
+        """Receives a frame of process 0."""
+        self.num_frames += 1
+        self.last = data
+
+    def get_extra_info(self, name: str) -> tuple[str, int]:
+        """Returns an address."""
+        return ("10.0.0.2" if name == "peername" else "10.0.0.1", 1)
+
+    async def drain(self) -> None:
+        """Nothing is ever pending."""
+
+    def setsockopt(self, *_: object) -> None:
+        """Accepts any option, as a socket."""
+
+    def close(self) -> None:
+        """Ends the connection."""
+
+    @property
+    def transport(self) -> _Wire:
+        return self
+
+    def abort(self) -> None:
+        """Ends the connection, as a transport."""
+
+
+async def _open_streams(connection: _Wire, *_: object, **__: object) -> tuple[Any, _Wire]:
+    return connection.reader, connection
+
+
+def measure(size: int, *, is_quick: bool) -> Answer:
+    """Returns the CPU seconds of process 0 in a group of `size` processes."""
+    del is_quick
+    with unittest.mock.patch.object(hub_module, "open_streams", _open_streams):
+        return {"ours": asyncio.run(_costs(size))}
+
+
+async def _costs(size: int) -> dict[str, float]:
+    costs: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def counted(name: str) -> Generator[None]:
+        begun_s = time.thread_time()
+        yield
+        costs[name] = time.thread_time() - begun_s
+
+    labels = [f"worker {index} (host{index}:2222)" for index in range(size)]
+    hub = Hub(labels, _LIMITS, 0, Credentials(), 1e6)
+    wires = [_Wire() for _ in range(size)]
+    hellos = [_hello(index, size) for index in range(size)]
+    with counted("join_s"):
+        for index, wire in enumerate(wires):
+            hub.serve(_as_socket(wire), f"{MEMBER} {index}")
+            wire.say(hellos[index])
+        await _until(wires, "welcome")
+    in_step = _beat("step", 1)
+    for wire in wires:
+        wire.say(in_step)
+    await _settle(lambda: all(one.position.step for one in hub._members))
+    for member in hub._members:
+        member.moved_at -= _LONG_AGO_S
+    with counted("judge_s"):
+        hub._judge()
+    barrier = frame(_exchange())
+    with counted("barrier_s"):
+        for wire in wires:
+            wire.say(barrier)
+        await _until(wires, "exchanged")
+    with counted("agreement_s"):
+        wires[-1].say(frame({"kind": "announce", "topic": "leaving", "numbers": [1]}))
+        await _until(wires, "announced")
+        for wire in wires:
+            wire.num_frames = 0
+            wire.say(frame({"kind": "announce", "topic": "leaving", "numbers": [1, 20, 0]}))
+        await _settle(lambda: all(wire.num_frames == size for wire in wires))
+    with counted("verdict_s"):
+        wires[-1].reader.feed_eof()
+        await _until(wires[:-1], "verdict")
+        for wire in wires[:-1]:  # they end, too
+            wire.reader.feed_eof()
+        await _settle(lambda: all(member.writer is None for member in hub._members))
+    return costs
+
+
+def _hello(index: int, count: int) -> bytes:
+    return frame(
+        {"kind": "hello", "process_id": index, "num_processes": count, "facts": _FACTS}
+    )
+
+
+def _beat(position: str, step: int) -> bytes:
+    return frame({"kind": "beat", "position": position, "name": "train", "step": step, "moves": 1})
+
+
+def _exchange() -> dict[str, Any]:
+    return {
+        "kind": "exchange",
+        "stream": "main",
+        "number": 0,
+        "name": "barrier",
+        "value": None,
+        "limit_s": None,
+        "setting": "STRATAGEM_BARRIER_TIMEOUT_S",
+    }
+
+
+def _as_socket(wire: Any) -> socket.socket:
+    return wire
+
+
+async def _until(wires: list[_Wire], kind: str) -> None:
+    """Waits until the last message to each process is of a kind."""
+    start = json.dumps({"kind": kind}, separators=(",", ":")).encode()[:-1]
+    await _settle(lambda: all(wire.last[4:].startswith(start) for wire in wires))
+
+
+async def _settle(is_over: Callable[[], bool]) -> None:
+    while not is_over():
+        await asyncio.sleep(0)
+
+
+if __name__ == "__main__":
+    serve_costs(measure)
