@@ -260,12 +260,12 @@ _GROUP = (
     {"kind": "gone"},
 )  # fmt: skip
 _ANSWERS = (
-    {"kind": "welcome", "addresses": ["a", "b"]},
-    {"kind": "progress", "missing": ["a"]},
-    {"kind": "exchanged", "stream": "main", "number": 0, "values": [1, 2]},
+    {"kind": "welcome", "address": "a"},
+    {"kind": "progress", "num_missing": 1, "missing": "a"},
+    {"kind": "exchanged", "stream": "main", "number": 0, "runs": [[1, 1], [2, 1]]},
     {"kind": "abandoned", "stream": "main", "number": 0, "by": ["a"]},
-    {"kind": "announced", "topic": "leaving", "process_id": 1, "numbers": [1]},
-    {"kind": "gone", "left": [True, False]},
+    {"kind": "announced", "announcements": [["leaving", 1, [1]]]},
+    {"kind": "gone"},
     {"kind": "verdict", "error": "e", "message": "m", "lost": None, "silent_s": 1.0},
 )
 _NODE = (

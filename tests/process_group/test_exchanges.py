@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
+
+import pytest
 
 from stratagem.process_group.exchanges import ExchangeReply, Exchanges
 from stratagem.process_group.verdict import (
@@ -44,12 +47,37 @@ def test_values_come_out_in_the_order_of_the_processes_when_all_are_there() -> N
     reply = exchanges.add(1, _message("save", "b"), 2.0)
     assert reply == ExchangeReply(
         [0, 1, 2],
-        {"kind": "exchanged", "stream": "main", "number": 0, "values": ["a", "b", "c"]},
+        {
+            "kind": "exchanged",
+            "stream": "main",
+            "number": 0,
+            "runs": [("a", 1), ("b", 1), ("c", 1)],
+        },
     )
     assert (
         exchanges.overdue(_views(Activity.PYTHON, Activity.PYTHON, Activity.PYTHON), _LIMITS, 9e9)
         is None
     )
+
+
+@pytest.mark.parametrize(
+    ("values", "runs"),
+    [
+        ([None] * 3, [(None, 3)]),
+        ([{"a": [1]}, {"a": [2]}, {"a": [2]}], [({"a": [1]}, 1), ({"a": [2]}, 2)]),
+        ([1, True, 1.0], [(1, 1), (True, 1), (1.0, 1)]),
+        ([[1], [True], [1.0]], [([1], 1), ([True], 1), ([1.0], 1)]),
+        ([0.0, -0.0, -0.0], [(0.0, 1), (-0.0, 2)]),
+        ([{"a": 1, "b": 2}, {"b": 2, "a": 1}, {}], [({"a": 1, "b": 2}, 2), ({}, 1)]),
+    ],
+    ids=str,
+)
+def test_equal_values_of_successive_processes_are_sent_once(values, runs) -> None:
+    exchanges = Exchanges(_LABELS)
+    *_, reply = [exchanges.add(i, _message("a", value), 0.0) for i, value in enumerate(values)]
+    assert isinstance(reply, ExchangeReply)
+    told = reply.message["runs"]
+    assert json.dumps(told, sort_keys=True) == json.dumps(runs, sort_keys=True)
 
 
 def test_calls_of_different_numbers_do_not_mix() -> None:
@@ -59,7 +87,7 @@ def test_calls_of_different_numbers_do_not_mix() -> None:
     exchanges.add(0, _message("b", 10, number=1), 0.0)
     reply = exchanges.add(2, _message("a", 2, number=0), 0.0)
     assert isinstance(reply, ExchangeReply)
-    assert reply.message["values"] == [0, 1, 2]
+    assert reply.message["runs"] == [(0, 1), (1, 1), (2, 1)]
 
 
 def test_another_name_at_the_same_place_names_both_calls() -> None:

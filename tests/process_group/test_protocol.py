@@ -165,13 +165,13 @@ def test_member_that_says_nonsense_is_named_as_lost(message) -> None:
 
 
 _ANSWERS: list[dict[str, Any]] = [
-    {"kind": "welcome", "addresses": ["a", "b"]},
-    {"kind": "progress", "missing": ["worker 1"]},
+    {"kind": "welcome", "address": "a"},
+    {"kind": "progress", "num_missing": 1, "missing": "worker 1"},
     {"kind": "beat"},
-    {"kind": "exchanged", "stream": "main", "number": 0, "values": [1, None]},
+    {"kind": "exchanged", "stream": "main", "number": 0, "runs": [[1, 1], [None, 1]]},
     {"kind": "abandoned", "stream": "main", "number": 0, "by": ["worker 1"]},
-    {"kind": "announced", "topic": "t", "process_id": 1, "numbers": [1]},
-    {"kind": "gone", "left": [True, False]},
+    {"kind": "announced", "announcements": [["t", 1, [1]], ["t", 0, []]]},
+    {"kind": "gone"},
     {"kind": "verdict", "error": "ValueError", "message": "m", "lost": None, "silent_s": 1.5},
 ]
 
@@ -185,11 +185,15 @@ def test_answers_are_read_as_they_were_written(answer) -> None:
     "answer",
     [
         *_NO_MESSAGES,
-        {"kind": "welcome", "addresses": ["a"]},
-        {"kind": "welcome", "addresses": [1, 2]},
-        {"kind": "gone", "left": [True]},
-        {"kind": "gone", "left": [1, 0]},
-        {"kind": "announced", "topic": "t", "process_id": 1, "numbers": ["1"]},
+        {"kind": "welcome", "address": 1},
+        {"kind": "abandoned", "stream": "main", "number": 0, "by": [1]},
+        {"kind": "exchanged", "stream": "main", "number": 0, "runs": [[1, 1]]},
+        {"kind": "exchanged", "stream": "main", "number": 0, "runs": [[1, 3], [2, -1]]},
+        {"kind": "exchanged", "stream": "main", "number": 0, "runs": [1, 2]},
+        {"kind": "exchanged", "stream": "main", "number": 0, "runs": [[1, True], [2, 1]]},
+        {"kind": "announced", "announcements": [["t", 1, ["1"]]]},
+        {"kind": "announced", "announcements": [["t", True, [1]]]},
+        {"kind": "announced", "announcements": ["t"]},
         {"kind": "verdict", "error": "ValueError", "message": "m"},
     ],
     ids=str,

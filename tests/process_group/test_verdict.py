@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.process_group.verdict import (
@@ -11,6 +13,7 @@ from stratagem.process_group.verdict import (
     MemberView,
     ProgramPosition,
     judge,
+    named,
 )
 
 _LIMITS = GroupLimits(join_s=300, peer_s=30, stuck_s=120, barrier_s=300)
@@ -146,3 +149,51 @@ def test_one_that_waits_for_batches_is_not_left_alone_by_one_that_ended() -> Non
 )
 def test_positions_are_described_in_words(kind, text) -> None:
     assert str(ProgramPosition(kind, "train", 7)) == text
+
+
+_KINDS = [Activity.STEP, Activity.EXCHANGE, Activity.INPUT, Activity.EXIT, Activity.PYTHON]
+_MEMBERS = st.lists(
+    st.builds(
+        _member,
+        st.just(0),
+        st.sampled_from(_KINDS),
+        st.sampled_from(["train", "evaluate"]),
+        st.integers(1, 3),
+        unmoved_s=st.sampled_from([1.0, 5.0]),
+    ),
+    max_size=6,
+)
+
+
+@given(_MEMBERS)
+def test_mismatch_is_found_if_any_two_members_have_one(members) -> None:
+    settled = [(m.position.kind, m.position.step, m.position.name) for m in members if m.unmoved_s > 3]
+    is_wrong = any(
+        (kind is Activity.STEP and other in (Activity.EXCHANGE, Activity.EXIT) and behind < step)
+        or (kind is other is Activity.STEP and behind == step and called != name)
+        or (kind in (Activity.EXCHANGE, Activity.INPUT) and other is Activity.EXIT)
+        for kind, step, name in settled
+        for other, behind, called in settled
+    )
+    verdict = judge(members, _LIMITS)
+    assert (verdict is not None) is is_wrong
+
+
+def test_messages_name_some_of_very_many() -> None:
+    assert named(["worker 0", "worker 1"]) == "worker 0, worker 1"
+    many = [_member(index) for index in range(10_000)]
+    many[5000] = _member(5000, silent_s=31)
+    many[7000] = _member(7000, is_connected=False)
+    verdict = judge(many, _LIMITS)
+    assert verdict is not None
+    assert verdict.lost == "worker 5000 (h5000:1)"
+    assert "worker 7000" not in verdict.message  # connected or not, it is one of many
+    assert "and 9935 more" in verdict.message
+    assert len(verdict.message) < 10_000
+
+
+def test_silent_ones_are_named_first_among_very_many() -> None:
+    many = [_member(0, silent_s=31), *map(_member, range(1, 1000)), _member(1000, silent_s=29)]
+    verdict = judge(many, _LIMITS)
+    assert verdict is not None
+    assert "worker 1000 (h1000:1) was in your code" in verdict.message

@@ -19,13 +19,13 @@ class Announcements:
         self._pending: dict[str, list[tuple[int, list[int]]]] = {}
 
     def deliver(self, message: dict[str, Any]) -> None:
-        """Delivers an `announced` message to its listener, or stores it."""
-        topic, announcement = message["topic"], (message["process_id"], message["numbers"])
-        listener = self._listeners.get(topic)
-        if listener is None:
-            self._pending.setdefault(topic, []).append(announcement)
-        else:
-            listener(*announcement)
+        """Delivers the announcements of a message to their listeners, or stores them."""
+        for topic, process_id, numbers in message["announcements"]:
+            listener = self._listeners.get(topic)
+            if listener is None:
+                self._pending.setdefault(topic, []).append((process_id, numbers))
+            else:
+                listener(process_id, numbers)
 
     def listen(self, topic: str, listener: Listener) -> None:
         """Registers a topic's only listener, which must not block or raise."""

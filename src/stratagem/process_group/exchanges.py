@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from typing import Any
 
 from stratagem.messages import explain
-from stratagem.process_group.verdict import Activity, GroupLimits, MemberView, Verdict
+from stratagem.process_group.verdict import Activity, GroupLimits, MemberView, Verdict, named
 
 __all__ = ["ExchangeReply", "Exchanges"]
 
@@ -65,10 +66,9 @@ class Exchanges:
             return None
         del self._open[key]
         all_processes = list(range(len(self._labels)))
-        values = [exchange.values[index] for index in all_processes]
+        runs = _runs([exchange.values[index] for index in all_processes])
         return ExchangeReply(
-            all_processes,
-            {"kind": "exchanged", "stream": key[0], "number": key[1], "values": values},
+            all_processes, {"kind": "exchanged", "stream": key[0], "number": key[1], "runs": runs}
         )
 
     def leave(self, process_id: int, stream: str) -> list[ExchangeReply]:
@@ -136,8 +136,8 @@ class Exchanges:
         waited_s: float,
         limit_s: float,
     ) -> Verdict:
-        names = ", ".join(f"{views[i].label} ({views[i].position})" for i in missing)
-        arrived = ", ".join(views[i].label for i in exchange.values)
+        names = named([f"{views[i].label} ({views[i].position})" for i in missing])
+        arrived = named([views[i].label for i in exchange.values])
         return Verdict(
             "DeadlineExceededError",
             explain(
@@ -148,3 +148,27 @@ class Exchanges:
                 code="SG508",
             ),
         )
+
+
+def _runs(values: Sequence[Any]) -> list[tuple[Any, int]]:
+    """Returns each value with the number of successive processes that sent it.
+
+    Most exchanges are barriers or checks for equality, so that an answer to n processes has few
+    values instead of n.
+    """
+    runs: list[tuple[Any, int]] = []
+    for value in values:
+        if runs and _is_same(value, runs[-1][0]):
+            runs[-1] = (value, runs[-1][1] + 1)
+        else:
+            runs.append((value, 1))
+    return runs
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    """True for equal JSON; in Python, 1, 1.0 and True are equal."""
+    if type(value) is not type(other) or value != other:
+        return False
+    return value is None or isinstance(value, bool | int | str) or (
+        json.dumps(value, sort_keys=True) == json.dumps(other, sort_keys=True)
+    )

@@ -24,6 +24,7 @@ from stratagem.process_group.verdict import (
     ProgramPosition,
     Verdict,
     judge,
+    named,
 )
 
 __all__ = ["Hub", "MEMBER", "TUNNEL"]
@@ -88,6 +89,10 @@ class Hub:
         self._num_connections = 0
         self._is_closed = False
         self._exchanges = Exchanges(labels)
+        self._absent = dict.fromkeys(range(len(labels)))
+        self._num_left = 0
+        self._same: dict[str, tuple[Any, str]] = {}  # value and the label of the first process
+        self._announced: list[tuple[str, int, list[int]]] = []
         self._is_complete = False
         self._verdict: Verdict | None = None
         self._notified = set[int]()
@@ -152,6 +157,7 @@ class Hub:
         member = self._members[hello["process_id"]]
         now = time.monotonic()
         member.writer, member.facts = writer, hello["facts"]
+        self._absent.pop(hello["process_id"])
         member.link = Link.of(hello["facts"]["address"], writer)
         member.received_at = member.moved_at = now
         self._welcome_if_complete()
@@ -160,7 +166,9 @@ class Hub:
                 self._handle(hello["process_id"], await read_message(reader))
         finally:
             member.writer = None
-            self._judge()
+            self._absent[hello["process_id"]] = None
+            if not member.has_left:
+                self._judge()
 
     def _refusal(self, hello: dict[str, Any]) -> str | None:
         """Returns the reason to refuse a process, or None."""
@@ -186,31 +194,33 @@ class Hub:
 
     def _compare(self, hello: dict[str, Any]) -> None:
         """Ends the group if a process differs from the others."""
-        member = self._members[hello["process_id"]]
+        label = self._members[hello["process_id"]].label
         for name, value in hello["facts"]["same"].items():
-            for other in self._members:
-                theirs = other.facts.get("same", {}).get(name, value)
-                if theirs != value:
-                    difference = explain(
-                        f"{member.label} has {name} {value}, but {other.label} has {theirs}.",
-                        expected=f"the same {name} on every process.",
-                        fix="start all processes with the same configuration and environment.",
-                        code="SG505",
-                    )
-                    self._fail(Verdict("ValueError", difference))
-                    return
+            theirs, other = self._same.setdefault(name, (value, label))
+            if theirs != value:
+                difference = explain(
+                    f"{label} has {name} {value}, but {other} has {theirs}.",
+                    expected=f"the same {name} on every process.",
+                    fix="start all processes with the same configuration and environment.",
+                    code="SG505",
+                )
+                self._fail(Verdict("ValueError", difference))
+                return
 
     def _welcome_if_complete(self) -> None:
-        if self._is_complete or any(member.writer is None for member in self._members):
-            self._send_progress()
+        if self._is_complete or self._absent:
             return
         self._is_complete = True
         links = [member.link for member in self._members if member.link is not None]
-        self._send_all({"kind": "welcome", "addresses": reachable_addresses(links)})
+        for member, address in zip(self._members, reachable_addresses(links), strict=True):
+            self._send([member], {"kind": "welcome", "address": address})
 
     def _send_progress(self) -> None:
-        missing = [member.label for member in self._members if member.writer is None]
-        self._send_all({"kind": "progress", "missing": missing})
+        missing = self._missing()
+        self._send_all({"kind": "progress", "num_missing": len(missing), "missing": named(missing)})
+
+    def _missing(self) -> list[str]:
+        return [self._members[index].label for index in sorted(self._absent)]
 
     def _handle(self, process_id: int, message: dict[str, Any]) -> None:
         member = self._members[process_id]
@@ -236,14 +246,29 @@ class Hub:
             for reply in self._exchanges.leave(process_id, message["stream"]):
                 self._reply(reply)
         elif kind == "announce":
-            announcement = {"topic": message["topic"], "numbers": message["numbers"]}
-            self._send_all({"kind": "announced", "process_id": process_id, **announcement})
+            self._announce(process_id, message)
         elif kind == "error":
             member.error_text = message["text"]
             self._judge()
-        elif kind == "gone":
+        elif kind == "gone" and not member.has_left:
             member.has_left = True
-            self._send_all({"kind": "gone", "left": [m.has_left for m in self._members]})
+            self._num_left += 1
+            if self._num_left == len(self._members):
+                self._send_all({"kind": "gone"})
+
+    def _announce(self, process_id: int, message: dict[str, Any]) -> None:
+        """Sends an announcement to all, together with others that arrive at the same time.
+
+        All processes answer some announcements at once, and each answer is for all.
+        """
+        if not self._announced:
+            asyncio.get_running_loop().call_soon(self._send_announced)
+        self._announced.append((message["topic"], process_id, message["numbers"]))
+
+    def _send_announced(self) -> None:
+        announced, self._announced = self._announced, []
+        if announced:
+            self._write(self._members, {"kind": "announced", "announcements": announced})
 
     async def _judge_periodically(self) -> None:
         sent_at = 0.0
@@ -258,6 +283,8 @@ class Hub:
                     self._send_progress()
 
     def _judge(self) -> None:
+        if self._verdict is not None:
+            return
         now = time.monotonic()
         if not self._is_complete:
             if now - self._started_at > self._limits.join_s:
@@ -269,13 +296,13 @@ class Hub:
             self._fail(verdict)
 
     def _not_joined(self, waited_s: float) -> Verdict:
-        missing = [member.label for member in self._members if member.writer is None]
+        missing = self._missing()
         joined = len(self._members) - len(missing)
         return Verdict(
             "DeadlineExceededError",
             explain(
                 f"{joined} of {len(self._members)} joined within {waited_s:.0f} s; "
-                f"{', '.join(missing)} did not.",
+                f"{named(missing)} did not.",
                 expected=f"all processes within {self._limits.join_s:g} s "
                 "(STRATAGEM_JOIN_TIMEOUT_S).",
                 fix="check their logs: were they started, and can they reach "
@@ -302,6 +329,10 @@ class Hub:
         self._send(self._members, message)
 
     def _send(self, members: list[_Member], message: dict[str, Any]) -> None:
+        self._send_announced()  # these came first
+        self._write(members, message)
+
+    def _write(self, members: list[_Member], message: dict[str, Any]) -> None:
         data = frame(message)
         for member in members:
             if member.writer is not None:

@@ -49,9 +49,9 @@ class Group:
         self._is_reported = False
         self._is_ready = _always
         self._changed = threading.Condition()
-        self._missing = [identity.labels[0]]
+        self._num_missing, self._missing = 1, identity.labels[0]
         self._has_joined = False
-        self._have_left: list[bool] = [False] * identity.num_processes
+        self._have_left = False
         self._is_leaving = False
         self._error: Exception | None = None
         self._connection = Connection(
@@ -255,7 +255,7 @@ class Group:
             self._connection.send({"kind": "gone"})
             deadline = time.monotonic() + self.limits.barrier_s
             with self._changed:
-                while not all(self._have_left):
+                while not self._have_left:
                     if self._verdict is not None or time.monotonic() > deadline:
                         return False
                     self._changed.wait(0.2)
@@ -296,14 +296,14 @@ class Group:
     def _progress(self, waited_s: float) -> str:
         count = self.num_processes
         return (
-            f"{self.identity.label}: {count - len(self._missing)} of {count} joined, waiting for "
-            f"{', '.join(self._missing)} for {waited_s:.0f} s"
+            f"{self.identity.label}: {count - self._num_missing} of {count} joined, waiting for "
+            f"{self._missing} for {waited_s:.0f} s"
         )
 
     def _join_timeout(self, waited_s: float) -> DeadlineExceededError:
         return DeadlineExceededError(
             explain(
-                f"{self.identity.label} waited {waited_s:.0f} s for {', '.join(self._missing)}.",
+                f"{self.identity.label} waited {waited_s:.0f} s for {self._missing}.",
                 expected=f"all processes within {self.limits.join_s:g} s "
                 "(STRATAGEM_JOIN_TIMEOUT_S).",
                 fix=f"check whether {self.identity.labels[0]} was started and can be reached "
@@ -328,11 +328,11 @@ class Group:
                 self._announcements.deliver(message)
             elif kind == "welcome":
                 self._has_joined = True
-                self.own_address = message["addresses"][self.process_id]
+                self.own_address = message["address"]
             elif kind == "progress":
-                self._missing = message["missing"]
+                self._num_missing, self._missing = message["num_missing"], message["missing"]
             elif kind == "gone":
-                self._have_left = message["left"]
+                self._have_left = True
             elif kind == "verdict" and self._verdict is None:
                 self._verdict = Verdict(
                     message["error"], message["message"], message["lost"], message["silent_s"]
@@ -342,7 +342,7 @@ class Group:
     def _lose(self, how: str) -> None:
         """Ends the group because process 0 is lost, and with it the connection to all others."""
         with self._changed:
-            if self._verdict is None and not (self._is_leaving and all(self._have_left)):
+            if self._verdict is None and not (self._is_leaving and self._have_left):
                 leader = self.identity.labels[0]
                 self._verdict = Verdict(
                     "UnavailableError",

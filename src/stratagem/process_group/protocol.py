@@ -42,13 +42,13 @@ _FACTS: dict[str, tuple[type, ...]] = {
     "same": (dict,),
 }
 _ANSWERS: dict[str, dict[str, tuple[type, ...]]] = {
-    "welcome": {"addresses": (list,)},
-    "progress": {"missing": (list,)},
+    "welcome": {"address": (str,)},
+    "progress": {"num_missing": (int,), "missing": (str,)},
     "beat": {},
-    "exchanged": {"stream": (str,), "number": (int,), "values": (list,)},
+    "exchanged": {"stream": (str,), "number": (int,), "runs": (list,)},
     "abandoned": {"stream": (str,), "number": (int,), "by": (list,)},
-    "announced": {"topic": (str,), "process_id": (int,), "numbers": (list,)},
-    "gone": {"left": (list,)},
+    "announced": {"announcements": (list,)},
+    "gone": {},
     "verdict": {
         "error": (str,),
         "message": (str,),
@@ -56,16 +56,6 @@ _ANSWERS: dict[str, dict[str, tuple[type, ...]]] = {
         "silent_s": (NoneType, int, float),
     },
 }
-_LISTS: dict[str, type] = {
-    "addresses": str,
-    "values": object,
-    "missing": str,
-    "by": str,
-    "numbers": int,
-    "left": bool,
-}
-# They have an item per process.
-_OF_EACH = ("addresses", "left", "values")
 _ACTIVITIES = frozenset(kind.value for kind in Activity)
 
 
@@ -94,13 +84,28 @@ async def read_answer(reader: asyncio.StreamReader, num_processes: int) -> dict[
     kind = message.get("kind")
     fields = _ANSWERS.get(kind) if isinstance(kind, str) else None
     is_valid = fields is not None and _has(message, fields)
-    for name in _LISTS.keys() & fields.keys() if is_valid and fields else ():
-        items = message[name]
-        is_valid &= all(_LISTS[name] in (object, type(item)) for item in items)
-        is_valid &= name not in _OF_EACH or len(items) == num_processes
+    if is_valid and kind == "abandoned":
+        is_valid = all(type(label) is str for label in message["by"])
+    elif is_valid and kind == "announced":
+        is_valid = all(map(_is_announcement, message["announcements"]))
+    elif is_valid and kind == "exchanged":
+        runs = message["runs"]
+        is_valid = all(map(_is_run, runs)) and sum(run[1] for run in runs) == num_processes
     if not is_valid:
         raise ConnectionError(f"received an unknown answer: {str(message)[:200]}")
     return message
+
+
+def _is_run(run: object) -> bool:
+    """True for a value and the number of successive processes that sent it."""
+    return isinstance(run, list) and len(run) == 2 and type(run[1]) is int and run[1] > 0
+
+
+def _is_announcement(one: object) -> bool:
+    """True for a topic, a process id, and numbers."""
+    if not isinstance(one, list) or [type(part) for part in one] != [str, int, list]:
+        return False
+    return all(type(number) is int for number in one[2])
 
 
 def _has(holder: dict[str, Any], fields: dict[str, tuple[type, ...]]) -> bool:

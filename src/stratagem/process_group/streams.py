@@ -108,7 +108,7 @@ class Stream:
         assert answer is not None
         if "by" in answer:
             raise self._abandoned_error(answer["by"], number)
-        return [decode(part) for part in answer["values"]]
+        return [decode(value) for value, count in answer["runs"] for _ in range(count)]
 
     def _wait_for(self, is_ready: Callable[[], bool], limit_s: float = float("inf")) -> None:
         """Waits for a condition, for the end of the stream or of the group, or for the limit."""

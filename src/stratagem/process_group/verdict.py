@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.messages import explain
 
-__all__ = ["Activity", "GroupLimits", "MemberView", "ProgramPosition", "Verdict", "judge"]
+__all__ = ["Activity", "GroupLimits", "MemberView", "ProgramPosition", "Verdict", "judge", "named"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +117,7 @@ _WAITING = (Activity.STEP, Activity.EXCHANGE, Activity.INPUT, Activity.EXIT)
 _SETTLED_S = 3.0
 # The position of a process that missed some heartbeats may be outdated.
 _FRESH_S = 2.5
+_MAX_NAMED = 64
 
 
 def judge(members: Sequence[MemberView], limits: GroupLimits) -> Verdict | None:
@@ -128,14 +129,25 @@ def judge(members: Sequence[MemberView], limits: GroupLimits) -> Verdict | None:
     return _find_mismatch(members) or _find_stuck(members, limits)
 
 
+def named(names: Sequence[str], separator: str = ", ") -> str:
+    """Joins names or sentences; names only some of very many, because messages go to all."""
+    left_out = len(names) - _MAX_NAMED
+    if left_out <= 0:
+        return separator.join(names)
+    return f"{separator.join(names[:_MAX_NAMED])} and {left_out} more"
+
+
 def _others(member: MemberView, members: Sequence[MemberView]) -> str:
-    """Describes the positions of the other processes, and which of them are silent, too."""
-    return " ".join(
-        f"{m.label} is {m.position}."
-        if _is_fresh(m)
-        else f"{m.label} was {m.position}, and has not answered for {m.silent_s:.0f} s either."
-        for m in members
-        if m is not member
+    """Describes the positions of the other processes, silent ones among them."""
+    others = sorted((m for m in members if m is not member), key=_is_fresh)
+    return named(
+        [
+            f"{m.label} is {m.position}."
+            if _is_fresh(m)
+            else f"{m.label} was {m.position}, and has not answered for {m.silent_s:.0f} s either."
+            for m in others
+        ],
+        separator=" ",
     )
 
 
@@ -191,23 +203,27 @@ def _find_lost(
 def _find_mismatch(members: Sequence[MemberView]) -> Verdict | None:
     """Finds processes that wait for each other at different calls."""
     settled = [m for m in members if m.unmoved_s >= _SETTLED_S and _is_fresh(m)]
-    in_step = [m for m in settled if m.position.kind is Activity.STEP]
+    by_kind: dict[Activity, list[MemberView]] = {}
+    for member in settled:
+        by_kind.setdefault(member.position.kind, []).append(member)
+    in_step = by_kind.get(Activity.STEP, [])
+    elsewhere = [*by_kind.get(Activity.EXCHANGE, []), *by_kind.get(Activity.EXIT, [])]
+    behind = min(elsewhere, key=_step, default=None)
+    first_in: dict[int, MemberView] = {}
     for waiting in in_step:
-        for member in settled:
-            elsewhere = member.position.kind in (Activity.EXCHANGE, Activity.EXIT)
-            if elsewhere and member.position.step < waiting.position.step:
-                return _mismatch_verdict(waiting, member)
-            if (
-                member.position.kind is Activity.STEP
-                and member.position.step == waiting.position.step
-                and member.position.name != waiting.position.name
-            ):
-                return _mismatch_verdict(waiting, member)
-    for waiting in (m for m in settled if m.position.kind in (Activity.EXCHANGE, Activity.INPUT)):
-        for member in settled:
-            if member.position.kind is Activity.EXIT:
-                return _mismatch_verdict(waiting, member)
+        if behind is not None and _step(behind) < _step(waiting):
+            return _mismatch_verdict(waiting, behind)
+        first = first_in.setdefault(_step(waiting), waiting)
+        if first.position.name != waiting.position.name:
+            return _mismatch_verdict(first, waiting)
+    waiting = [*by_kind.get(Activity.EXCHANGE, []), *by_kind.get(Activity.INPUT, [])]
+    if waiting and (ended := by_kind.get(Activity.EXIT)):
+        return _mismatch_verdict(waiting[0], ended[0])
     return None
+
+
+def _step(member: MemberView) -> int:
+    return member.position.step
 
 
 def _is_fresh(member: MemberView) -> bool:
