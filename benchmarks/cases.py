@@ -117,8 +117,11 @@ class Environments:
         return [str(interpreter), "-m", side.module, options]
 
     def variables(self, side: Side) -> dict[str, str]:
-        shell = {name: text for name, text in os.environ.items() if name not in _OWN_VARIABLES}
-        return {**shell, **side.variables}
+        return {**self.shell_variables(), **side.variables}
+
+    def shell_variables(self) -> dict[str, str]:
+        """Returns the variables of the shell, without those that choose how a side runs."""
+        return {name: text for name, text in os.environ.items() if name not in _OWN_VARIABLES}
 
 
 def jax_side(

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks.cases import Environments, Side, whole_side
-from benchmarks.growth.axes import AXES, COSTS, Axis
+from benchmarks.cases import Environments
+from benchmarks.growth.axes import AXES, Axis
 from benchmarks.growth.report import Growth, draw_growth, make_table
 from benchmarks.machine import describe_machine
 from benchmarks.report import write_json
@@ -20,9 +19,7 @@ from benchmarks.worker_process import WorkerError, WorkerProcess
 
 __all__ = ["run_growth"]
 
-_SIDE = whole_side("steps", "growing_steps")
-_GROUPS, _QUICK_GROUPS = 10, 2
-_CALLS_OF_VARIABLES = 20_000  # a group of calls updates so many
+_OWN_VARIABLES = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
 
 
 def run_growth(
@@ -37,11 +34,11 @@ def run_growth(
     """Measures, prints a table and writes figures and plot.
 
     Args:
-        environments: where the sides run.
+        environments: where the sizes are measured.
         effort: how long to wait.
         console: of the table.
         output: folder of the results.
-        only: axes whose name contains this.
+        only: axes whose name contains this; a whole name adds the sizes that take minutes.
         is_quick: small sizes.
 
     Returns:
@@ -53,18 +50,19 @@ def run_growth(
     for axis in AXES:
         if only not in axis.name:
             continue
-        sizes = axis.quick_sizes if is_quick else axis.sizes
-        answers: list[Mapping[str, Any]] = []
-        for size in sizes:
+        sizes = (*axis.sizes, *(axis.long_sizes if only == axis.name else ()))
+        answers: dict[int, Mapping[str, Any]] = {}
+        for size in axis.quick_sizes if is_quick else sizes:
             with console.status(f"{size:,} {axis.name}"):
                 try:
-                    answers.append(_measure(axis, size, environments, effort, is_quick=is_quick))
+                    versions, answers[size] = _measure(
+                        axis, size, environments, effort, is_quick=is_quick
+                    )
                 except WorkerError as error:
                     failures.append({"case": f"{size} {axis.name}", "error": str(error)})
                     console.print(f"Failed: {size} {axis.name}\n{error}", style="red", markup=False)
-        if len(answers) == len(sizes):
-            versions = answers[0]["versions"]
-            results += [_growth(axis, cost, list(sizes), answers) for cost in COSTS]
+        if len(answers) > 1:
+            results += [_growth(axis, key, answers) for key in axis.costs]
     machine = describe_machine(None)
     rows = [dataclasses.asdict(one) | {"exponents": one.exponents} for one in results]
     told = {"benchmark": "growth", "versions": versions, "machine": machine}
@@ -76,29 +74,26 @@ def run_growth(
     return not failures and not any(one.is_steep for one in results)
 
 
-def _growth(axis: Axis, cost: str, sizes: list[int], answers: list[Mapping[str, Any]]) -> Growth:
-    ours_s, by_hand_s = ([one[side][cost] for one in answers] for side in ("run", "by hand"))
-    return Growth(axis.name, cost, sizes, ours_s, by_hand_s)
+def _growth(axis: Axis, key: str, answers: Mapping[int, Mapping[str, Any]]) -> Growth:
+    def seconds(side: str) -> Sequence[float]:
+        return [one[side][key] for one in answers.values() if side in one]
+
+    cost = axis.costs[key]
+    return Growth(
+        axis=axis.name,
+        cost=cost.title,
+        clock=cost.clock,
+        sizes=list(answers),
+        ours_s=seconds("ours"),
+        by_hand_s=seconds("by hand"),
+    )
 
 
 def _measure(
     axis: Axis, size: int, environments: Environments, effort: Effort, *, is_quick: bool
-) -> dict[str, Any]:
-    options = axis.question(size)
-    num_calls = max(10, _CALLS_OF_VARIABLES // options["num_variables"] // 10)
-    num_groups = _QUICK_GROUPS if is_quick else _GROUPS
-    question = {"calls": 10 if is_quick else num_calls, "groups": num_groups}
-    with _started(_SIDE, options, environments) as worker:
-        found: dict[str, Any] = {"versions": worker.read_answer(effort.start_limit_s)["versions"]}
-        sides = ("run", "by hand")
-        for side in sides:
-            found[side] = worker.ask({"side": side}, effort.answer_limit_s)
-        for side in sides:
-            found[side] |= worker.ask({"side": side, **question}, effort.answer_limit_s)
-        return found
-
-
-def _started(side: Side, options: Mapping[str, int], environments: Environments) -> WorkerProcess:
-    program, flag, module, _ = environments.command(side)
-    command = [program, flag, module, json.dumps(options)]
-    return WorkerProcess(side.name, command, environments.variables(side))
+) -> tuple[dict[str, str], dict[str, Any]]:
+    command = [str(environments.ours), "-m", f"benchmarks.growth.costs.{axis.module}"]
+    variables = environments.shell_variables() | _OWN_VARIABLES
+    with WorkerProcess(f"{size} {axis.name}", command, variables) as worker:
+        versions = worker.read_answer(effort.start_limit_s)["versions"]
+        return versions, worker.ask(axis.question(size, is_quick=is_quick), effort.answer_limit_s)

@@ -1,14 +1,15 @@
-"""The half of a worker in the conversation with the benchmark: a size, and what it costs."""
+"""A worker's half of the conversation with the benchmark: a question gives sizes, and is answered
+by costs."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from benchmarks.workers.protocol import serve_questions
 
-__all__ = ["Answer", "serve_costs"]
+__all__ = ["Answer", "cpu_s", "elapsed_s", "least", "serve_costs"]
 
 Answer: TypeAlias = Mapping[str, Mapping[str, float]]
 """Seconds by cost, of "ours" and, for some axes, "by hand"."""
@@ -17,3 +18,22 @@ Answer: TypeAlias = Mapping[str, Mapping[str, float]]
 def serve_costs(measure: Callable[..., Answer]) -> None:
     """Answers each question by what a function measures with its fields as arguments."""
     serve_questions(lambda: lambda question: dict(measure(**question)))
+
+
+def elapsed_s(act: Callable[[], object]) -> float:
+    """Returns how long a call takes."""
+    begun_s = time.perf_counter()
+    act()
+    return time.perf_counter() - begun_s
+
+
+def cpu_s(act: Callable[[], object]) -> float:
+    """Returns the CPU time of a call, of all threads of this process."""
+    begun_s = time.process_time()
+    act()
+    return time.process_time() - begun_s
+
+
+def least(num_times: int, measure: Callable[[], float]) -> float:
+    """Returns the least of several results: a pause of the machine is no cost."""
+    return min(measure() for _ in range(num_times))

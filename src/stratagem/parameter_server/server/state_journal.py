@@ -16,7 +16,8 @@ from stratagem.parameter_server.transport.wire import Message
 
 __all__ = ["StateJournal"]
 
-# A journal is rewritten when it is this many times as large as the state,
+# A journal is rewritten when it is this many times as large as the state, or as the last rewritten
+# journal: one column of a table is smaller than its row numbers,
 _MOST_TIMES = 2
 # plus an allowance for counters and names,
 _SLACK_BYTES = 2**20
@@ -45,6 +46,7 @@ class StateJournal(Closing):
         self._interval_s = interval_s
         self._writing = threading.Lock()
         self._num_written = state.num_changes
+        self._rewritten_bytes = 0
         self._is_over = threading.Event()
         self._is_due = threading.Event()
         self._held: deque[tuple[Sequence[Request], Message]] = deque()
@@ -129,7 +131,7 @@ class StateJournal(Closing):
         self._write_anew(held)
 
     def _begins_anew(self) -> bool:
-        size_bytes = self._state.store.size_bytes
+        size_bytes = max(self._state.store.size_bytes, self._rewritten_bytes)
         is_large = self._journal.size_bytes > _MOST_TIMES * size_bytes + _SLACK_BYTES
         return is_large or self._is_much_marked()
 
@@ -163,6 +165,7 @@ class StateJournal(Closing):
 
         with self._put_back_on_error() as taken:
             self._journal.replace(messages())
+        self._rewritten_bytes = self._journal.size_bytes
         self._num_written, self.journaled_version = num_changes, version
 
     @contextlib.contextmanager

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,44 +13,41 @@ import keras
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from benchmarks.workers.protocol import serve_questions
+from benchmarks.growth.costs.serving import Answer, elapsed_s, least, serve_costs
 
-__all__ = ["prepare"]
+__all__ = ["measure"]
 
 _AXIS = "replica"
 _COMPILATION = "/jax/core/compile/backend_compile_duration"
 # Steps in flight fill the memory, and the host then waits for the devices.
 _CALLS_IN_FLIGHT = 20
+_GROUPS, _QUICK_GROUPS = 10, 2
+_CALLS_OF_VARIABLES = 20_000  # a group of calls updates so many
 
 
-def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
-    options = json.loads(sys.argv[1])
-    num_variables, num_replicas = options["num_variables"], options["num_replicas"]
+def measure(num_variables: int, num_replicas: int, *, is_quick: bool) -> Answer:
+    """Returns how long tracing, compilation and a call take, by `run` and by hand."""
     jax.config.update("jax_num_cpu_devices", num_replicas)
     jax.config.update("jax_enable_compilation_cache", False)
     jax.block_until_ready(jax.jit(lambda x: x + 1)(np.float32(0)))  # the start of JAX is no trace
     names = [f"cpu:{index}" for index in range(num_replicas)]
-    sides = {"run": _by_run, "by hand": _by_hand}
     compiled_s: list[float] = []
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, seconds, **_: compiled_s.append(seconds) if event == _COMPILATION else None
     )
+    costs: dict[str, dict[str, float]] = {}
     calls: dict[str, Callable[[], Any]] = {}
-
-    def answer(question: dict[str, Any]) -> dict[str, Any]:
-        side = question["side"]
-        if side not in calls:
-            calls[side] = sides[side](names, num_variables)
-            compiled_s.clear()
-            begun_s = time.perf_counter()
-            jax.block_until_ready(calls[side]())
-            first_s = time.perf_counter() - begun_s
-            return {"trace_s": first_s - sum(compiled_s), "compile_s": sum(compiled_s)}
-        # The best of several groups: a pause of the machine is no cost of the step.
-        groups = [_call_s(calls[side], question["calls"]) for _ in range(question["groups"])]
-        return {"call_s": min(groups)}
-
-    return answer
+    for side, make in {"ours": _by_run, "by hand": _by_hand}.items():
+        call = calls[side] = make(names, num_variables)
+        compiled_s.clear()
+        first_s = elapsed_s(lambda call=call: jax.block_until_ready(call()))
+        compile_s = sum(compiled_s)
+        costs[side] = {"trace_s": first_s - compile_s, "compile_s": compile_s}
+    num_calls = 10 if is_quick else max(10, _CALLS_OF_VARIABLES // num_variables // 10)
+    for side, call in calls.items():
+        num_groups = _QUICK_GROUPS if is_quick else _GROUPS
+        costs[side]["call_s"] = least(num_groups, lambda call=call: _call_s(call, num_calls))
+    return costs
 
 
 def _call_s(call: Callable[[], Any], num_calls: int) -> float:
@@ -112,4 +107,4 @@ def _by_hand(names: list[str], num_variables: int) -> Callable[[], Any]:
 
 
 if __name__ == "__main__":
-    serve_questions(prepare)
+    serve_costs(measure)
