@@ -1,4 +1,4 @@
-"""How the cost of a step grows with its variables and replicas, beside the same step by hand."""
+"""How costs grow: those of a step, beside the same step by hand, and those of everything around."""
 
 from benchmarks.growth.run import run_growth
 

@@ -19,6 +19,7 @@ from benchmarks.worker_process import WorkerError, WorkerProcess
 
 __all__ = ["run_growth"]
 
+_LEAST_S = 1e-9  # of a clock, so that there is a logarithm
 _OWN_VARIABLES = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
 
 
@@ -76,7 +77,7 @@ def run_growth(
 
 def _growth(axis: Axis, key: str, answers: Mapping[int, Mapping[str, Any]]) -> Growth:
     def seconds(side: str) -> Sequence[float]:
-        return [one[side][key] for one in answers.values() if side in one]
+        return [max(_LEAST_S, one[side][key]) for one in answers.values() if side in one]
 
     cost = axis.costs[key]
     return Growth(

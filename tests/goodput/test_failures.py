@@ -194,3 +194,18 @@ def test_that_a_process_has_gone_is_its_own_last_word() -> None:
         )
     )
     assert times(account) == [(10.5, 0.5, 0.5)]
+
+
+def test_each_of_many_failures_has_its_own_last_checkpoint_and_next_step() -> None:
+    events = [first_step(2, 1)]
+    for index in range(300):
+        at_s = 10.0 * index
+        events += [save(at_s + 3, at_s + 4, 1 + index), failure(at_s + 6, "worker 7")]
+        events += [restored(at_s + 7, 1 + index), first_step(at_s + 8, 2 + index)]
+    account = account_for(run(process("worker 0", 0, *events), process("worker 7", 0)))
+    # Only the first one counts: the task that is lost never starts again.
+    assert times(account) == [(6, 2, 2)]
+    again = [process("worker 7", 10.0 * index + 7) for index in range(300)]
+    account = account_for(run(process("worker 0", 0, *events), process("worker 7", 0), *again))
+    assert times(account)[:3] == [(6, 2, 2), (16, 2, 2), (26, 2, 2)]
+    assert len(account.failures) == 300

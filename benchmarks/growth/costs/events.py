@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from pathlib import Path
 
@@ -14,7 +15,8 @@ __all__ = ["measure"]
 
 _NUM_WORKERS = 4
 # A worker's events between two checkpoints, and its checkpoints between two restores.
-_EVENTS_PER_SAVE, _SAVES_PER_RESTORE = 100, 20
+_EVENTS_PER_SAVE, _SAVES_PER_RESTORE = 100, 5
+_STEPS_PER_SAVE = _EVENTS_PER_SAVE // 2 - 1
 
 
 def measure(size: int, *, is_quick: bool) -> Answer:
@@ -49,29 +51,34 @@ def measure(size: int, *, is_quick: bool) -> Answer:
 
 
 def _write(folder: Path, num_events: int) -> None:
-    for index in range(_NUM_WORKERS):
-        with EventWriter(
-            folder, "worker", index, num_processes=_NUM_WORKERS, attempt=0, interval_s=0
-        ) as writer:
-            _write_worker(writer, num_events // _NUM_WORKERS)
+    with contextlib.ExitStack() as stack:
+        writers = [
+            stack.enter_context(
+                EventWriter(
+                    folder, "worker", index, num_processes=_NUM_WORKERS, attempt=0, interval_s=0
+                )
+            )
+            for index in range(_NUM_WORKERS)
+        ]
+        step = 0
+        for number in range(1, 1 + -(-num_events // (_NUM_WORKERS * _EVENTS_PER_SAVE))):
+            for writer in writers:
+                _write_until_save(writer, step)
+            step += _STEPS_PER_SAVE
+            if number % _SAVES_PER_RESTORE == 0:
+                for writer in writers:
+                    writer.failure("lost a connection")
+                    writer.restored(step, "backup")
+        for writer in writers:
+            writer.end()
 
 
-def _write_worker(writer: EventWriter, num_events: int) -> None:
-    step = saved = num_saves = num_written = 0
-    while num_written < num_events:
-        for _ in range(_EVENTS_PER_SAVE // 2 - 1):
-            step += 1
-            writer.step(step, duration_s=1e-6, waited_s=0.0)
-            writer.progress({"loss": 1 / step})
-        writer.save_started(step)
-        writer.save_ended(step, stall_s=1e-6, duration_s=1e-6)
-        num_written += _EVENTS_PER_SAVE
-        saved, num_saves = step, num_saves + 1
-        if num_saves % _SAVES_PER_RESTORE == 0:
-            writer.failure("a worker is lost", lost="worker 3", silence_s=1e-6)
-            writer.restored(saved, "backup")
-            step = saved
-    writer.end()
+def _write_until_save(writer: EventWriter, step: int) -> None:
+    for number in range(step + 1, step + 1 + _STEPS_PER_SAVE):
+        writer.step(number, duration_s=1e-6, waited_s=0.0)
+        writer.progress({"loss": 1 / number})
+    writer.save_started(step + _STEPS_PER_SAVE)
+    writer.save_ended(step + _STEPS_PER_SAVE, stall_s=1e-6, duration_s=1e-6)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,8 @@ def measure(size: int, *, is_quick: bool) -> Answer:
                 )
                 for index in range(_NUM_SERVERS)
             ]
-            return ServerClient(Connections(keys, [server.address for server in servers]))
+            connections = Connections(keys, [server.address for server in servers])
+            return ServerClient(stack.enter_context(contextlib.closing(connections)))
 
         client = start()
         layout = ShardPlacer(_NUM_SERVERS, FixedShardsPartitioner(_NUM_SERVERS)).place(

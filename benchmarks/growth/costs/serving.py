@@ -1,5 +1,4 @@
-"""A worker's half of the conversation with the benchmark: a question gives sizes, and is answered
-by costs."""
+"""A worker's half of the conversation with the benchmark: a size is answered by costs."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from typing import TypeAlias
 
 from benchmarks.workers.protocol import serve_questions
 
-__all__ = ["Answer", "cpu_s", "elapsed_s", "least", "serve_costs"]
+__all__ = ["Answer", "cpu_and_elapsed_s", "cpu_s", "elapsed_s", "least", "serve_costs"]
 
 Answer: TypeAlias = Mapping[str, Mapping[str, float]]
 """Seconds by cost, of "ours" and, for some axes, "by hand"."""
@@ -22,16 +21,19 @@ def serve_costs(measure: Callable[..., Answer]) -> None:
 
 def elapsed_s(act: Callable[[], object]) -> float:
     """Returns how long a call takes."""
-    begun_s = time.perf_counter()
-    act()
-    return time.perf_counter() - begun_s
+    return cpu_and_elapsed_s(act)[1]
 
 
 def cpu_s(act: Callable[[], object]) -> float:
     """Returns the CPU time of a call, of all threads of this process."""
-    begun_s = time.process_time()
+    return cpu_and_elapsed_s(act)[0]
+
+
+def cpu_and_elapsed_s(act: Callable[[], object]) -> tuple[float, float]:
+    """Returns the CPU time of a call, and how long it takes."""
+    begun_cpu_s, begun_s = time.process_time(), time.perf_counter()
     act()
-    return time.process_time() - begun_s
+    return time.process_time() - begun_cpu_s, time.perf_counter() - begun_s
 
 
 def least(num_times: int, measure: Callable[[], float]) -> float:

@@ -131,9 +131,7 @@ async def _costs(size: int) -> dict[str, float]:
 
 
 def _hello(index: int, count: int) -> bytes:
-    return frame(
-        {"kind": "hello", "process_id": index, "num_processes": count, "facts": _FACTS}
-    )
+    return frame({"kind": "hello", "process_id": index, "num_processes": count, "facts": _FACTS})
 
 
 def _beat(position: str, step: int) -> bytes:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import multiprocessing
 import os
 import signal
 import socket
 import time
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -73,7 +71,6 @@ def measure(size: int, *, is_quick: bool) -> Answer:
         "ours": {
             "join_s": max(one["joined_s"] for one in told) - begun_s,
             "barrier_s": max(one["barriers_s"] for one in told) / num_barriers,
-            "hub_s": told[0]["barriers_cpu_s"] / num_barriers,
             "agreement_s": max(one["agreed_s"] for one in told) - told[0]["noticed_s"],
             "verdict_s": max(ended_s) - told[-1]["killed_s"],
         }
@@ -87,15 +84,13 @@ def _run(place: _Place, pipe: Connection) -> None:
     group = place.join()
     told = {"joined_s": time.monotonic()}
     group.exchange("begin", None)
-    begun_s, begun_cpu_s = time.monotonic(), time.process_time()
+    begun_s = time.monotonic()
     for number in range(place.num_barriers):
         group.exchange(f"barrier {number}", None)
     told["barriers_s"] = time.monotonic() - begun_s
-    told["barriers_cpu_s"] = time.process_time() - begun_cpu_s
-    notices = iter([True])
-    fn: Callable[[], bool] = functools.partial(next, notices, False)
-    config = TerminationConfig(termination_watcher_fn=fn if place.index == 0 else _never)
-    steps = AgreedStep(dataclasses.replace(config, grace_period=0.0), group)
+    is_noticed = place.index == 0
+    config = TerminationConfig(termination_watcher_fn=lambda: is_noticed, grace_period=0.0)
+    steps = AgreedStep(config, group)
     group.exchange("the notice", None)
     told["noticed_s"] = time.monotonic()
     steps.start()
@@ -112,10 +107,6 @@ def _run(place: _Place, pipe: Connection) -> None:
         group.exchange("what never comes", None)
     except UnavailableError:
         pipe.send(time.monotonic())
-
-
-def _never() -> bool:
-    return False
 
 
 def _receive(pipe: Connection) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from stratagem.goodput.history import CheckpointStall, StepTimes
@@ -81,30 +83,33 @@ def failures_of(
     training processes and the launcher, ordered by start time.
     """
     reports = [report for process in processes for report in _reported_failures(process)]
-    times_s = [report.at_s for report in reports]
+    times_s = sorted(report.at_s for report in reports)
     for report, since_s in sorted(_implied_failures(processes), key=lambda one: one[0].at_s):
-        if not any(since_s <= time_s <= report.at_s for time_s in times_s):
+        if not _has_any(times_s, since_s, report.at_s):
             reports.append(report)
-        times_s.append(report.at_s)
+        bisect.insort(times_s, report.at_s)
     saves_s = sorted(stall.end_s for stall in stalls if not stall.failed)
-    starts = [(process.task, process.at_s(process.start)) for process in processes]
+    starts_s: dict[str, list[float]] = {}
+    for process in processes:
+        bisect.insort(starts_s.setdefault(process.task, []), process.at_s(process.start))
     failures: list[Failure] = []
     lost_s: dict[str, float] = {}
     for report in sorted(reports, key=lambda report: report.at_s):
         last = failures[-1] if failures else None
-        if _is_known_loss(report, lost_s, starts):
+        if _is_known_loss(report, lost_s, starts_s):
             continue
         if report.lost is not None:
             lost_s[report.lost] = report.at_s
         is_over = last is None or (last.resumed_s is not None and last.resumed_s <= report.at_s)
         if last is None or is_over or report.life_s > last.told_s:
             sign_s = steps.last_s(report.at_s) if is_over else None
-            saved_s = [end_s for end_s in saves_s if end_s <= report.at_s]
+            num_saved = bisect.bisect_right(saves_s, report.at_s)
+            saved_s = saves_s[num_saved - 1 : num_saved]  # the last one; empty without one
             failures.append(
                 Failure(
                     told_s=report.at_s,
                     what=report.what,
-                    sign_of_life_s=None if sign_s is None else max([sign_s, *saved_s[-1:]]),
+                    sign_of_life_s=None if sign_s is None else max([sign_s, *saved_s]),
                     resumed_s=steps.next_s(report.at_s),
                     silence_s=report.silence_s,
                 )
@@ -113,13 +118,21 @@ def failures_of(
 
 
 def _is_known_loss(
-    report: _FailureReport, lost_s: Mapping[str, float], starts: Iterable[tuple[str, float]]
+    report: _FailureReport,
+    lost_s: Mapping[str, float],
+    starts_s: Mapping[str, Sequence[float]],
 ) -> bool:
     """Returns True if the task was already reported lost and has not started since."""
-    known_s = None if report.lost is None else lost_s.get(report.lost)
-    if known_s is None:
+    if report.lost is None or report.lost not in lost_s:
         return False
-    return not any(task == report.lost and known_s < at_s <= report.at_s for task, at_s in starts)
+    after_s = math.nextafter(lost_s[report.lost], math.inf)
+    return not _has_any(starts_s.get(report.lost, ()), after_s, report.at_s)
+
+
+def _has_any(times_s: Sequence[float], first_s: float, last_s: float) -> bool:
+    """Returns True if ascending times have one from `first_s` to `last_s`."""
+    index = bisect.bisect_left(times_s, first_s)
+    return index < len(times_s) and times_s[index] <= last_s
 
 
 def _reported_failures(process: ProcessEvents) -> Iterator[_FailureReport]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
@@ -124,7 +125,8 @@ def _nanoseconds(time_s: float) -> int:
 
 def _attributes(event: Event) -> Iterator[tuple[str, str | int | float | bool]]:
     """Yields the fields of an event that are known; metrics by name."""
-    for name, value in vars(event).items():
+    for field in dataclasses.fields(event):
+        name, value = field.name, getattr(event, field.name)
         if isinstance(value, dict):
             for key, number in value.items():
                 if number is not None:

@@ -169,6 +169,8 @@ def _is_same(value: Any, other: Any) -> bool:
     """True for equal JSON; in Python, 1, 1.0 and True are equal."""
     if type(value) is not type(other) or value != other:
         return False
-    return value is None or isinstance(value, bool | int | str) or (
-        json.dumps(value, sort_keys=True) == json.dumps(other, sort_keys=True)
+    return (
+        value is None
+        or isinstance(value, bool | int | str)
+        or (json.dumps(value, sort_keys=True) == json.dumps(other, sort_keys=True))
     )

@@ -250,11 +250,14 @@ class Hub:
         elif kind == "error":
             member.error_text = message["text"]
             self._judge()
-        elif kind == "gone" and not member.has_left:
-            member.has_left = True
-            self._num_left += 1
-            if self._num_left == len(self._members):
-                self._send_all({"kind": "gone"})
+        elif kind == "gone":
+            self._note_gone(member)
+
+    def _note_gone(self, member: _Member) -> None:
+        self._num_left += not member.has_left
+        member.has_left = True
+        if self._num_left == len(self._members):
+            self._send_all({"kind": "gone"})
 
     def _announce(self, process_id: int, message: dict[str, Any]) -> None:
         """Sends an announcement to all, together with others that arrive at the same time.

@@ -31,7 +31,7 @@ __all__ = [
 FORMAT_VERSION = 1
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
     """Something that happened in a process, at `time.time` and `time.monotonic` in seconds."""
 
@@ -39,7 +39,7 @@ class Event:
     monotonic_s: float
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StartEvent(Event):
     """A process started; the first line of every file.
 
@@ -54,7 +54,7 @@ class StartEvent(Event):
     pid: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepEvent(Event):
     """One or more consecutive steps finished; the last one at the time of the event.
 
@@ -72,7 +72,7 @@ class StepEvent(Event):
     waited_s: float | None = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ProgressEvent(Event):
     """Progress of training: `step` of `total_steps`, and the latest loss and metrics.
 
@@ -87,7 +87,7 @@ class ProgressEvent(Event):
     values: dict[str, float | None]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryEvent(Event):
     """Memory of a process: resident on the host, and in use on its fullest device.
 
@@ -99,7 +99,7 @@ class MemoryEvent(Event):
     device_limit_bytes: int | None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class WarningEvent(Event):
     """A warning of Python, or a log record of level WARNING or above; each text once.
 
@@ -111,7 +111,7 @@ class WarningEvent(Event):
     origin: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SaveStartedEvent(Event):
     """A checkpoint is about to be written."""
 
@@ -119,7 +119,7 @@ class SaveStartedEvent(Event):
     is_asynchronous: bool
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SaveEndedEvent(Event):
     """A checkpoint of step `step` was written, or failed with the error `failed`.
 
@@ -133,7 +133,7 @@ class SaveEndedEvent(Event):
     failed: str | None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RestoredEvent(Event):
     """The process restored the state of a step from `source`: "memory", or a path."""
 
@@ -141,7 +141,7 @@ class RestoredEvent(Event):
     source: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class FailureEvent(Event):
     """The process detected a failure.
 
@@ -154,7 +154,7 @@ class FailureEvent(Event):
     silence_s: float | None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RestartEvent(Event):
     """The launcher restarts the tasks."""
 
@@ -162,14 +162,14 @@ class RestartEvent(Event):
     cause: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class NoticeEvent(Event):
     """The process received notice that its machine will be taken away."""
 
     reason: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class EndEvent(Event):
     """The process is about to exit."""
 
@@ -230,8 +230,9 @@ def encode(event: Event) -> str:
         >>> encode(NoticeEvent(time_s=9.5, monotonic_s=2.0, reason="SIGTERM"))
         '{"version": 1, "kind": "notice", "time_s": 9.5, "monotonic_s": 2.0, "reason": "SIGTERM"}'
     """
-    head = {"version": FORMAT_VERSION, "kind": _KIND_OF[type(event)]}
-    return json.dumps(head | dataclasses.asdict(event))
+    kind = type(event)
+    fields = {name: getattr(event, name) for name in _FIELDS[kind]}
+    return json.dumps({"version": FORMAT_VERSION, "kind": _KIND_OF[kind], **fields})
 
 
 def decode(line: str) -> Event:
