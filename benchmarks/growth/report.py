@@ -119,9 +119,8 @@ def _draw_axis(panel: Any, costs: Sequence[Growth]) -> None:
     low, high = panel.get_ylim()
     steepest = max(costs, key=lambda one: one.ours_s[-1])
     guide = [steepest.ours_s[-1] * size / steepest.sizes[-1] for size in steepest.sizes]
-    panel.loglog(
-        steepest.sizes, guide, color=_GUIDE, linestyle="--", zorder=0, label="in proportion"
-    )
+    style = {"color": _GUIDE, "linestyle": "--", "zorder": 0}
+    panel.loglog(steepest.sizes, guide, label="in proportion", **style)
     panel.set_ylim(low, high)
     panel.set_title(costs[0].axis, fontsize=10)
     panel.set_ylabel("seconds")

@@ -167,9 +167,8 @@ _MEMBERS = st.lists(
 
 @given(_MEMBERS)
 def test_mismatch_is_found_if_any_two_members_have_one(members) -> None:
-    settled = [
-        (m.position.kind, m.position.step, m.position.name) for m in members if m.unmoved_s > 3
-    ]
+    positions = [member.position for member in members if member.unmoved_s > 3]
+    settled = [(one.kind, one.step, one.name) for one in positions]
     is_wrong = any(
         (kind is Activity.STEP and other in (Activity.EXCHANGE, Activity.EXIT) and behind < step)
         or (kind is other is Activity.STEP and behind == step and called != name)
