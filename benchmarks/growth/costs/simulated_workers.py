@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import socket
 import time
@@ -28,6 +29,7 @@ _FACTS = {
     "same": {"the cluster": "that of host", "jax": "0.10", "Python": "3.11"},
 }
 _LONG_AGO_S = 10.0
+_NUM_TIMES = 3
 
 
 class _Wire:
@@ -76,9 +78,10 @@ async def _open_streams(connection: _Wire, *_: object, **__: object) -> tuple[An
 
 def measure(size: int, *, is_quick: bool) -> Answer:
     """Returns the CPU seconds of process 0 in a group of `size` processes."""
-    del is_quick
+    num_times = 1 if is_quick else _NUM_TIMES
     with unittest.mock.patch.object(hub_module, "open_streams", _open_streams):
-        return {"ours": asyncio.run(_costs(size))}
+        several = [asyncio.run(_costs(size)) for _ in range(num_times)]
+    return {"ours": {name: min(one[name] for one in several) for name in several[0]}}
 
 
 async def _costs(size: int) -> dict[str, float]:
@@ -86,6 +89,7 @@ async def _costs(size: int) -> dict[str, float]:
 
     @contextlib.contextmanager
     def counted(name: str) -> Generator[None]:
+        gc.collect()  # what is left of earlier ones
         begun_s = time.thread_time()
         yield
         costs[name] = time.thread_time() - begun_s
