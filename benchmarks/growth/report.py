@@ -93,7 +93,7 @@ def draw_growth(path: Path, results: Sequence[Growth], subtitle: str) -> None:
 
     names = list(dict.fromkeys(one.axis for one in results))
     num_rows = math.ceil(len(names) / _NUM_COLUMNS)
-    figure = Figure(figsize=(4.3 * _NUM_COLUMNS, 3.7 * num_rows + 0.6), layout="constrained")
+    figure = Figure(figsize=(3.9 * _NUM_COLUMNS, 4.1 * num_rows + 0.6), layout="constrained")
     panels = figure.subplots(num_rows, _NUM_COLUMNS, squeeze=False).flat
     for panel, name in itertools.zip_longest(panels, names):
         if name is None:
@@ -114,7 +114,7 @@ def _draw_axis(panel: Any, costs: Sequence[Growth]) -> None:
         panel.loglog(one.sizes, one.ours_s, marker="o", markersize=3.5, color=color, label=label)
         for value in by_hand:
             style = {"linestyle": ":", "marker": ".", "markersize": 3}
-            label = f"the same by hand: {value:.2f}"
+            label = f"by hand, {one.clock}: {value:.2f}"
             panel.loglog(one.sizes, one.by_hand_s, color=color, label=label, **style)
     low, high = panel.get_ylim()
     steepest = max(costs, key=lambda one: one.ours_s[-1])
@@ -122,10 +122,9 @@ def _draw_axis(panel: Any, costs: Sequence[Growth]) -> None:
     style = {"color": _GUIDE, "linestyle": "--", "zorder": 0}
     panel.loglog(steepest.sizes, guide, label="in proportion", **style)
     panel.set_ylim(low, high)
-    panel.set_title(costs[0].axis, fontsize=10)
+    panel.set_title(costs[0].axis, fontsize=10, loc="left")
     panel.set_ylabel("seconds")
     panel.grid(color="#ececec", linewidth=0.8)
     panel.spines[["top", "right"]].set_visible(False)
-    panel.legend(
-        fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2
-    )
+    panel.minorticks_off()
+    panel.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(-0.08, -0.1))
