@@ -26,6 +26,18 @@ def test_processes_are_named_by_task_and_address() -> None:
     assert {"the cluster", "jax", "keras", "Python"} <= identity.same.keys()
 
 
+def test_cluster_of_very_many_is_compared_by_its_hash() -> None:
+    def same(last: str) -> tuple[str, ...]:
+        cluster = {"worker": [*(f"host-{index}:2222" for index in range(9999)), last]}
+        return tuple(_identity(cluster, "worker", index).same["the cluster"] for index in (0, 7))
+
+    here, there = same("a:1"), same("b:1")
+    assert here[0] == here[1]
+    assert here[0] != there[0]
+    assert len(here[0]) < 3000
+    assert "host-0:2222" in here[0]
+
+
 def test_processes_without_addresses_are_numbered() -> None:
     processes = Processes(3, 1, "a:1")
     resolver = sg.cluster.ProcessClusterResolver(processes, "torchrun")

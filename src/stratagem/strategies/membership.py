@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import math
 import platform
@@ -26,6 +27,7 @@ __all__ = ["check_resolver", "copy_refused", "identity_of", "join", "own_acceler
 
 
 _LOOPBACK = "127.0.0.1"
+_MOST_CHARACTERS = 2000
 
 
 def check_resolver(resolver: object, argument: str) -> None:
@@ -101,12 +103,22 @@ def identity_of(resolver: ClusterResolver, processes: Processes) -> Identity:
         host=_LOOPBACK if is_one_machine else host,
         port=port,
         same={
-            "the cluster": str(resolver.cluster_spec()) if knows_all else f"that of {host}",
+            "the cluster": _shortened(str(resolver.cluster_spec()))
+            if knows_all
+            else f"that of {host}",
             **{f"{name}": _version(name) for name in ("stratagem", "jax", "jaxlib", "keras")},
             "Python": ".".join(platform.python_version_tuple()[:2]),
         },
         addresses=_addresses(resolver) if knows_all and not is_one_machine else (),
     )
+
+
+def _shortened(text: str) -> str:
+    """Returns a text, or the start of a long one with its hash: each process sends it."""
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return f"{text[:_MOST_CHARACTERS]}... (SHA-256 {digest})"
 
 
 def _version(package: str) -> str:
