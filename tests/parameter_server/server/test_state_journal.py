@@ -182,20 +182,21 @@ def test_entry_of_a_narrow_table_adds_what_has_changed(path, monkeypatch) -> Non
     state, file = read(path)
     spec = ShardSpec("table", (10_000, 1), "float32", has_rows=True)
     state.store.create(spec, lambda: np.zeros((10_000, 1), np.float32))
-    with StateJournal(file, state, 1e6) as journal:
+    journal = StateJournal(file, state, 1e6)
+    journal.write()
+    before = path.stat()
+    assert before.st_size > 2 * state.store.size_bytes  # each row has its number, too
+    for row in range(3):
+        state.store.scatter("table", np.array([row]), np.ones((1, 1), np.float32))
         journal.write()
-        before = path.stat()
-        assert before.st_size > 2 * state.store.size_bytes  # each row has its number, too
-        for row in range(3):
-            state.store.scatter("table", np.array([row]), np.ones((1, 1), np.float32))
-            journal.write()
-        after = path.stat()
-        assert after.st_ino == before.st_ino
-        assert before.st_size < after.st_size < before.st_size + 5000
-        restored, again = read(path)
-        again.close()
-        (table,) = restored.store.pull(["table"])
-        np.testing.assert_array_equal(table, np.arange(10_000)[:, None] < 3)
+    after = path.stat()
+    file.close()
+    assert after.st_ino == before.st_ino
+    assert before.st_size < after.st_size < before.st_size + 5000
+    restored, again = read(path)
+    again.close()
+    (table,) = restored.store.pull(["table"])
+    np.testing.assert_array_equal(table, np.arange(10_000)[:, None] < 3)
 
 
 @pytest.mark.parametrize("copied_bytes", [0, 2**26])

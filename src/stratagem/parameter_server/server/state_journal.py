@@ -16,11 +16,12 @@ from stratagem.parameter_server.transport.wire import Message
 
 __all__ = ["StateJournal"]
 
-# A journal is rewritten when it is this many times as large as the state, or as the last rewritten
-# journal: one column of a table is smaller than its row numbers,
+# A journal is rewritten when it is this many times as large as the state,
 _MOST_TIMES = 2
 # plus an allowance for counters and names,
 _SLACK_BYTES = 2**20
+# and has grown so much since it was rewritten: row numbers may be larger than a row,
+_MOST_GROWTH = 1.5
 # or when an entry would copy more than this size and more than 1/8 of the state.
 _MOST_COPIED_BYTES = 2**26
 _COPIED_PART = 8
@@ -131,9 +132,11 @@ class StateJournal(Closing):
         self._write_anew(held)
 
     def _begins_anew(self) -> bool:
-        size_bytes = max(self._state.store.size_bytes, self._rewritten_bytes)
-        is_large = self._journal.size_bytes > _MOST_TIMES * size_bytes + _SLACK_BYTES
-        return is_large or self._is_much_marked()
+        most_bytes = max(
+            _MOST_TIMES * self._state.store.size_bytes + _SLACK_BYTES,
+            _MOST_GROWTH * self._rewritten_bytes,
+        )
+        return self._journal.size_bytes > most_bytes or self._is_much_marked()
 
     def _is_much_marked(self) -> bool:
         """Returns True if the changes are too large to copy at once."""
