@@ -211,7 +211,7 @@ def test_full_disk_is_reported_once_and_training_goes_on(tmp_path, monkeypatch) 
     ]
     # The first line is lost, the second torn, and the rest whole.
     run = read_run(tmp_path)
-    assert [vars(event).get("step") for event in run.processes[0].events] == [None, 3, 4]
+    assert [getattr(event, "step", None) for event in run.processes[0].events] == [None, 3, 4]
     assert len(run.problems) == 1
 
 
