@@ -245,7 +245,8 @@ class InputOptions:
         experimental_place_dataset_on_device: accepted only with PER_REPLICA and without fetching,
             as in TensorFlow, and ignored: the host always reads the dataset.
         experimental_per_replica_buffer_size: number of batches to prefetch in a thread, unless
-            loading one and its step take less than 0.25 ms; 0 always reads in the caller's thread.
+            loading one and its step take less than 0.25 ms. Small batches of arrays in memory are
+            transferred 16 at a time. 0 reads each batch in the caller's thread when it is needed.
         auto_shard_policy: how several processes split the examples. AUTO follows a `tf.data`
             dataset's own option.
 
