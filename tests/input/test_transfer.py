@@ -64,6 +64,34 @@ def test_steps_that_were_put_together_are_what_jax_puts_for_each(name: str) -> N
             np.testing.assert_array_equal(np.asarray(got), np.asarray(expected))
 
 
+@pytest.mark.parametrize("name", ["default", "cpu:0", "cpu:0+cpu:1"])
+def test_programs_never_read_the_arrays_of_the_source(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They run after the call, when the source may have changed its arrays."""
+    given: list[np.ndarray[Any, Any]] = []
+
+    def watched(make: Any) -> Any:
+        def make_watched(*places: Any) -> Any:
+            made = make(*places)
+            programs = [
+                lambda *arrays, run=run: (given.extend(arrays), run(*arrays))[1]
+                for run in (made if isinstance(made, list) else [made])
+            ]
+            return programs if isinstance(made, list) else programs[0]
+
+        return make_watched
+
+    for program in ("_programs", "_unstacking"):
+        monkeypatch.setattr(module, program, watched(getattr(module, program)))
+    topology = topology_of(name)
+    one, several = arrays_for(topology, steps=()), arrays_for(topology, steps=(3,))
+    put_arrays(one, topology, many=False, is_repeated=True)
+    put_steps(several, topology)
+    assert len(given) >= len(one) + len(several)
+    assert not any(np.shares_memory(own, array) for own in (*one, *several) for array in given)
+
+
 def test_array_is_a_copy_of_the_source() -> None:
     """A generator may fill the same array again."""
     (source,) = arrays_for(topology_of("cpu:0"), steps=())[:1]

@@ -32,7 +32,7 @@ def put_arrays(
     of these shapes follow, so that a program is worth its compilation.
     """
     if is_repeated and are_small(arrays, topology):
-        return _put_small(arrays, topology, axis=1 if many else 0)
+        return _put_small(_copied(arrays), topology, axis=1 if many else 0)
     return [_put(array, topology, many=many) for array in arrays]
 
 
@@ -51,9 +51,14 @@ def put_steps(arrays: Sequence[np.ndarray[Any, Any]], topology: Topology) -> lis
 
     One program does both, which is faster than a transfer of each step, also on several devices.
     """
-    if topology.num_replicas > 1:
-        return _unstacking(topology.stacked)(*arrays)
-    return _unstacking(None if topology.devices is None else topology.replicated)(*arrays)
+    several = topology.num_replicas > 1
+    sharding = topology.stacked if several else topology.replicated
+    return _unstacking(None if topology.devices is None else sharding)(*_copied(arrays))
+
+
+def _copied(arrays: Sequence[np.ndarray[Any, Any] | jax.Array]) -> list[np.ndarray[Any, Any]]:
+    """Copies arrays: a program may still read its arguments after the call has returned."""
+    return [np.array(array) for array in arrays]
 
 
 @functools.lru_cache(maxsize=64)
