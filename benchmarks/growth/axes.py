@@ -114,6 +114,16 @@ AXES = (
         quick_sizes=(10, 20),
     ),
     Axis(
+        name="coordinated workers",
+        module="coordinated_workers",
+        costs={
+            "coordinator_s": Cost("20,000 closures: coordinator"),
+            "all_s": Cost("20,000 closures: scheduled and joined", "elapsed"),
+        },
+        sizes=(2, 20, 200),
+        quick_sizes=(2, 4),
+    ),
+    Axis(
         name="rows",
         module="rows",
         costs={

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from stratagem import environment as _environment
+from stratagem import host_memory as _host_memory
 from stratagem import logs as _logs
 from stratagem.old_names import OLD_NAMES as _OLD_NAMES
 from stratagem.public_names import PUBLIC_NAMES as _PUBLIC
@@ -237,6 +238,7 @@ _ROOMS_WITHOUT_JAX = (
 
 _environment.select_keras_backend()
 _logs.attach_handler()
+_host_memory.keep_freed_memory()
 
 
 def __getattr__(name: str) -> Any:

@@ -79,6 +79,12 @@ VARIABLES = {
         parse=COUNT_OR_NONE,
         meaning="Maximum size of the compiled programs in the cache folder; 0 stores none.",
     ),
+    "keep_freed_memory": EnvironmentVariable(
+        name="STRATAGEM_KEEP_FREED_MEMORY",
+        default=True,
+        parse=SWITCH,
+        meaning="Keep memory that a step on CPU devices has freed for the next step (glibc only).",
+    ),
     "join_timeout_s": EnvironmentVariable(
         name="STRATAGEM_JOIN_TIMEOUT_S",
         default=300.0,

@@ -66,6 +66,7 @@ LAYERS = (
         "exit_codes",
         "folders",
         "frames",
+        "host_memory",
         "logs",
         "messages",
         "notebooks",

@@ -7,7 +7,8 @@ from typing import Any
 import stratagem as sg  # isort: skip - before keras, because it selects the JAX backend
 
 from benchmarks.growth.costs.serving import Answer, cpu_s, serve_costs
-from stratagem.parameter_server.coordinator.closures import Closure, ClosureQueue
+from stratagem.parameter_server.coordinator.closure_queue import ClosureQueue
+from stratagem.parameter_server.coordinator.closures import Closure
 
 __all__ = ["measure"]
 
@@ -45,8 +46,7 @@ def _run_queue(num_closures: int, *, is_full: bool = False) -> None:
     queue = ClosureQueue(capacity=num_closures + 1)
 
     def finish() -> None:
-        closure = queue.get(0)
-        assert closure is not None
+        (closure,) = queue.take(0)
         queue.finish(closure, None)
 
     call: Any = None

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stratagem.parameter_server.coordinator.call_groups import SentCall, ended_in, pack_calls
 from stratagem.parameter_server.keras.pickling import KERAS_PACKING
 from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.parameter_server.strategy.entry_points import make_worker
@@ -44,12 +45,23 @@ class Driver:
 
     def run(self, order: int, value: int = 0) -> Any:
         """What the function returns for a value; or the kind of another answer."""
-        args = np.frombuffer(KERAS_PACKING.pack(((value,), {}), self._strategy), np.uint8)
-        fields = {"order": order, "number": 1, "num_writes": 0, "closure": order, "is_rerun": False}
-        answer = self._connections.ask(0, Message("run", fields, [args]))
-        if answer.kind != "done":
+        answer = self.run_group(order, [value])
+        return answer if isinstance(answer, str) else answer[0]
+
+    def run_group(self, order: int, values: list[Any]) -> list[Any] | str:
+        """What the function returns for values, or the error; or the kind of another answer."""
+        calls = [
+            SentCall(1, order, False, KERAS_PACKING.pack(((value,), {}), self._strategy))
+            for value in values
+        ]
+        answer = self._connections.ask(
+            0, pack_calls(calls, {"order": order, "first_open": 0, "num_writes": 0})
+        )
+        if answer.kind != "ran":
             return answer.kind
-        return KERAS_PACKING.unpack(answer.arrays[0].tobytes(), self._strategy)
+        ended = list(ended_in(answer))
+        assert all(one.duration_s > 0 for one in ended)
+        return [KERAS_PACKING.unpack(one.packed, self._strategy) for one in ended]
 
     def run_later(self, order: int, value: int = 0) -> tuple[threading.Thread, list[Any]]:
         """A thread that asks, and its answer."""
@@ -86,6 +98,16 @@ def test_functions_run_in_the_order_in_which_they_were_sent(driver) -> None:
     second.join(LIMIT_S)
     assert answers == [15]
     assert seen == [4, 5]
+
+
+def test_group_ends_with_the_first_function_that_fails(driver) -> None:
+    driver.join()
+    assert driver.run_group(0, [1, 2, 3]) == [11, 12, 13]
+    first, error = driver.run_group(1, [4, "no number", 5])
+    assert first == 14
+    assert isinstance(error, TypeError)
+    assert seen == [1, 2, 3, 4, "no number"]
+    assert driver.run(2, 6) == 16
 
 
 def test_function_whose_answer_was_lost_does_not_run_again(driver) -> None:

@@ -136,7 +136,15 @@ class OfFunction(Asked):
     """An update at a place of a function."""
 
     def __init__(
-        self, client: str, number: int, place: int, *, function: str = "f", is_rerun: bool = False
+        self,
+        client: str,
+        number: int,
+        place: int,
+        *,
+        function: str = "f",
+        is_rerun: bool = False,
+        order: int = 0,
+        first_open: int = 0,
     ) -> None:
         super().__init__(client, number)
         fields = {
@@ -145,6 +153,8 @@ class OfFunction(Asked):
             "function": function,
             "place": place,
             "sign": 1,
+            "order": order,
+            "first_open": first_open,
         }
         if is_rerun:
             fields["is_rerun"] = True
@@ -205,6 +215,30 @@ def test_silent_worker_that_went_on_does_not_make_its_functions_again() -> None:
         for number, function in enumerate("fg", 3):
             again = OfFunction("silent", number, 1, function=function, is_rerun=True)
             assert handle(one, again).is_repeated
+
+
+def test_function_is_remembered_until_its_message_is_closed() -> None:
+    """A worker may run many functions while the answer to an earlier one is lost."""
+    owner = make()
+    for order in range(100):
+        handle(owner, OfFunction("a", order + 1, 1, function=f"{order}", order=order))
+    assert handle(restarted(owner), OfFunction("b", 1, 1, function="0", is_rerun=True)).is_repeated
+    handle(owner, OfFunction("a", 101, 1, function="100", order=100, first_open=98))
+    assert list(owner._clients["a"].functions) == ["98", "99", "100"]
+    assert not handle(owner, OfFunction("b", 1, 1, function="0", is_rerun=True)).is_repeated
+    assert handle(owner, OfFunction("b", 2, 1, function="98", is_rerun=True)).is_repeated
+
+
+def test_functions_of_a_former_coordinator_are_forgotten(monkeypatch) -> None:
+    monkeypatch.setattr(changes, "_MOST_FUNCTIONS", 3)
+    owner = make()
+    handle(owner, OfFunction("a", 1, 1, function="former", order=1000))
+    for order in range(4):
+        function = f"{order}"
+        handle(
+            owner, OfFunction("a", order + 2, 1, function=function, order=order, first_open=order)
+        )
+    assert list(owner._clients["a"].functions) == ["3"]
 
 
 def test_update_that_the_first_run_is_just_making_is_not_made_by_the_second() -> None:

@@ -14,6 +14,7 @@ from stratagem.errors import UnavailableError
 from stratagem.parameter_server.transport.connection import Connections, ServerError
 from stratagem.parameter_server.transport.keys import ClusterKeys
 from stratagem.parameter_server.transport.listener import Listener, Request
+from stratagem.parameter_server.transport.server_connections import Peer, ServerConnection
 from stratagem.parameter_server.transport.wire import Message
 
 Starts = Callable[..., Listener]
@@ -56,6 +57,31 @@ def test_servers_are_asked_at_once_and_each_answers(listen, keys) -> None:
             for server, answer in answers.items():
                 assert answer.fields == {"server": server}
                 np.testing.assert_array_equal(answer.arrays[0], np.full(size, server + 1.0))
+
+
+def test_threads_with_a_server_each_need_a_connection_each(listen, keys, monkeypatch) -> None:
+    """A coordinator has two threads for each worker, and may have hundreds of workers."""
+    opened: list[str] = []
+    init = ServerConnection.__init__
+
+    def counted(connection: ServerConnection, context: object, keys: object, peer: Peer) -> None:
+        opened.append(peer.name)
+        init(connection, context, keys, peer)
+
+    monkeypatch.setattr(ServerConnection, "__init__", counted)
+    listener, num_servers = listen(_echo, num_threads=4), 12
+    with Connections(keys, [listener.address] * num_servers) as connections:
+
+        def ask(server: int) -> None:
+            for _ in range(20):
+                connections.ask(server, Message("x"), timeout_s=30.0)
+
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(num_servers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(opened) == sorted(f"Parameter server {i}" for i in range(num_servers))
 
 
 def test_threads_ask_at_the_same_time(listen, keys) -> None:

@@ -8,10 +8,11 @@ import pytest
 import zmq
 
 from stratagem.errors import UnavailableError
+from stratagem.parameter_server.transport.connection_sets import ConnectionPool, ConnectionSet
 from stratagem.parameter_server.transport.keys import ClusterKeys
 from stratagem.parameter_server.transport.listener import Listener, Request
 from stratagem.parameter_server.transport.local_sockets import LocalSocket
-from stratagem.parameter_server.transport.server_connections import ConnectionSet, Peer, Place
+from stratagem.parameter_server.transport.server_connections import Peer, Place
 from stratagem.parameter_server.transport.waiting import Question, wait
 from stratagem.parameter_server.transport.wire import Message, pack
 from tests.parameter_server.transport.cut_connection import CutLine
@@ -40,10 +41,12 @@ def peer(listener) -> Peer:
 
 @pytest.fixture
 def connections(keys, peer) -> Iterator[ConnectionSet]:
-    with zmq.Context() as context:
-        connections = ConnectionSet(context, keys, [peer])
-        yield connections
-        connections.close()
+    pool = ConnectionPool(keys, [peer])
+    connections = ConnectionSet(pool)
+    yield connections
+    connections.close()
+    pool.close()
+    pool.end()
 
 
 def ask(connections: ConnectionSet) -> None:
@@ -66,15 +69,14 @@ def test_unix_socket_is_used_from_the_second_request(connections, peer, listener
 
 def test_server_without_one_is_asked_by_tcp(keys, monkeypatch) -> None:
     monkeypatch.setattr(LocalSocket, "make", lambda: None)
-    with (
-        Listener(keys, lambda request: request.answer(request.message)) as listener,
-        zmq.Context() as context,
-    ):
-        connections = ConnectionSet(context, keys, [Peer("Server 0", listener.address)])
+    with Listener(keys, lambda request: request.answer(request.message)) as listener:
+        pool = ConnectionPool(keys, [Peer("Server 0", listener.address)])
+        connections = ConnectionSet(pool)
         for _ in range(2):
             ask(connections)
             assert connections.to(0).place == Place(listener.address)
         connections.close()
+        pool.end()
 
 
 def test_line_that_was_refused_sends_nothing_and_does_not_wait(connections, peer, listener) -> None:

@@ -17,10 +17,11 @@ from stratagem.errors import UnavailableError
 from stratagem.parameter_server.transport import connection as connection_module
 from stratagem.parameter_server.transport import waiting
 from stratagem.parameter_server.transport.connection import Connections
+from stratagem.parameter_server.transport.connection_sets import ConnectionSet
 from stratagem.parameter_server.transport.keys import ClusterKeys
 from stratagem.parameter_server.transport.listener import Listener, Request
 from stratagem.parameter_server.transport.local_sockets import LocalSocket
-from stratagem.parameter_server.transport.server_connections import ConnectionSet, ServerConnection
+from stratagem.parameter_server.transport.server_connections import ServerConnection
 from stratagem.parameter_server.transport.wire import Message
 from tests.parameter_server.transport.cut_connection import CutLine
 

@@ -21,6 +21,7 @@ from stratagem.parameter_server.client.request_partitioning import (
     row_parts,
     shard_name,
 )
+from stratagem.parameter_server.client.running_function import RunningFunction
 from stratagem.parameter_server.client.sent_rules import SentRules
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.rows import combine_rows
@@ -59,18 +60,13 @@ class ServerClient:
         return self._seen.losses
 
     @contextlib.contextmanager
-    def in_function(self, function: str, *, is_rerun: bool) -> Generator[None]:
-        """Identifies the updates of this thread by a scheduled function, in a `with` block.
-
-        Servers make each update of a function once, however often it runs: `is_rerun` is True if it
-        may have run before. It must make its updates in the same order.
-        """
-        self._local.function, self._local.is_rerun = function, is_rerun
-        self._local.places = itertools.count(1)
+    def in_function(self, function: RunningFunction) -> Generator[None]:
+        """Identifies the updates of this thread by a scheduled function, in a `with` block."""
+        self._local.function = function
         try:
             yield
         finally:
-            self._local.function = ""
+            self._local.function = None
 
     def know(self, placement: ShardLayout) -> None:
         """Registers the layout of a variable that another process created."""
@@ -384,9 +380,7 @@ class ServerClient:
     def _update(self) -> dict[str, Any]:
         """Returns the fields of a change that is an update, perhaps of a scheduled function."""
         fields = self._change()
-        function = getattr(self._local, "function", "")
-        if function:
-            fields |= {"function": function, "place": next(self._local.places)}
-            if self._local.is_rerun:
-                fields["is_rerun"] = True
+        function: RunningFunction | None = getattr(self._local, "function", None)
+        if function is not None:
+            fields |= function.update_fields()
         return fields

@@ -10,14 +10,15 @@ from stratagem.closing import Closing
 from stratagem.messages import explain
 from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
 from stratagem.parameter_server.cluster.start_errors import not_the_coordinator
-from stratagem.parameter_server.coordinator.closures import Closure, ClosureQueue
+from stratagem.parameter_server.coordinator.closure_queue import ClosureQueue
+from stratagem.parameter_server.coordinator.closures import Closure
 from stratagem.parameter_server.coordinator.coordinated_workers import CoordinatedWorkers
 from stratagem.parameter_server.coordinator.packing import Resource
 from stratagem.parameter_server.coordinator.per_worker import PerWorkerDataset, PerWorkerValues
 from stratagem.parameter_server.coordinator.progress import drawn_progress
 from stratagem.parameter_server.coordinator.remote_value import RemoteValue
 from stratagem.parameter_server.coordinator.scheduling import Scheduling
-from stratagem.parameter_server.coordinator.shipping import Shipments, inputs_of
+from stratagem.parameter_server.coordinator.shipping import Shipments
 from stratagem.parameter_server.coordinator.structures import map_structure
 from stratagem.parameter_server.server.update_counts import KINDS
 from stratagem.public_dir import PublicDir
@@ -194,12 +195,9 @@ class ClusterCoordinator(PublicDir, Closing):
         """
         self._check(fn, args, worker)
         args, kwargs = tuple(args or ()), dict(kwargs or {})
-        closure = Closure(
-            self._shipments.call(fn, args, kwargs),
-            name=getattr(fn, "__name__", type(fn).__name__),
-            inputs=inputs_of(args, kwargs),
-            worker=worker,
-        )
+        call = self._shipments.call(fn, args, kwargs)
+        name = getattr(fn, "__name__", type(fn).__name__)
+        closure = Closure(call, name=name, inputs=call.inputs, worker=worker)
         closure.result.owner = self._shipments
         self._queue.put(closure)
         return closure.result

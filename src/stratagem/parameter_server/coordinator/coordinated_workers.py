@@ -11,7 +11,7 @@ from collections import Counter
 from stratagem.closing import Closing
 from stratagem.errors import UnavailableError
 from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
-from stratagem.parameter_server.coordinator.closures import MAX_CLOSURES, ClosureQueue
+from stratagem.parameter_server.coordinator.closure_queue import MAX_CLOSURES, ClosureQueue
 from stratagem.parameter_server.coordinator.stalls import StallWatch
 from stratagem.parameter_server.coordinator.transient_failures import TransientFailures
 from stratagem.parameter_server.coordinator.worker_link import WorkerLink
@@ -37,7 +37,7 @@ class CoordinatedWorkers(Closing):
         self._expecting = threading.Lock()
         self.processes = strategy.cluster.start_workers()
         addresses = self.processes.addresses
-        # In a synchronous update workers wait for each other: none may hold a second function.
+        # In a synchronous update workers wait for each other: none may hold functions back.
         is_synchronous = self._num_needed > 0
         self._queue.num_workers = MAX_CLOSURES if is_synchronous else len(addresses)
         self._connections = Connections(
@@ -50,7 +50,13 @@ class CoordinatedWorkers(Closing):
         failures = TransientFailures(strategy.limits.max_transient_failures)
         self._links = [
             WorkerLink(
-                index, strategy, self._connections, self._queue, self._introduction, failures
+                index,
+                strategy,
+                self._connections,
+                self._queue,
+                self._introduction,
+                failures,
+                is_grouping=not is_synchronous,
             )
             for index in range(len(addresses))
         ]

@@ -26,7 +26,7 @@ class Packing(Protocol):
         """Pickles an object, with references to the strategy and its variables by name."""
         ...
 
-    def unpack(self, data: bytes, strategy: Strategy) -> Any:
+    def unpack(self, data: bytes | memoryview, strategy: Strategy) -> Any:
         """Unpickles an object, with this process's strategy and variables."""
         ...
 

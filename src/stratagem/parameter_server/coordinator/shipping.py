@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stratagem.messages import explain
+from stratagem.parameter_server.coordinator.call_groups import RecentDuration
 from stratagem.parameter_server.coordinator.packing import Resource
 from stratagem.parameter_server.coordinator.per_worker import PerWorkerValues
 from stratagem.parameter_server.coordinator.remote_value import RemoteValue
@@ -22,7 +23,7 @@ from stratagem.parameter_server.transport.wire import Message
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
-__all__ = ["Shipment", "Shipments", "ShippedCall", "inputs_of"]
+__all__ = ["Shipment", "Shipments", "ShippedCall"]
 
 # Shared by all coordinators, so that a foreign resource is never mistaken for an own one.
 _numbers = itertools.count(1)
@@ -34,13 +35,14 @@ class Shipment:
 
     `kind` is "function", or "resource" if each worker calls it once and stores the result. `number`
     identifies the function or its result on workers. `source` is the function itself; the reference
-    prevents reuse of its id.
+    prevents reuse of its id. `duration` is that of its calls.
     """
 
     number: int
     kind: str
     source: Any
     packed: bytes
+    duration: RecentDuration = dataclasses.field(default_factory=RecentDuration)
 
     def message(self) -> Message:
         """Returns the message that sends it to a worker."""
@@ -51,30 +53,26 @@ class Shipment:
 class ShippedCall:
     """A function call for a worker.
 
-    `resources` are the shipments that the worker needs first. `packed` is the pickled arguments, or
-    None if they differ by worker.
+    `resources` are the shipments that the worker needs first, and `inputs` the results of other
+    functions among the arguments. `packed` is the pickled arguments, or None if they differ by
+    worker.
     """
 
     function: Shipment
     resources: tuple[Shipment, ...]
+    inputs: tuple[RemoteValue, ...]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     packed: bytes | None
 
-    def message(self, worker: int, strategy: Strategy) -> Message:
-        """Returns the message that runs the call on a worker."""
-        packed = self.packed
-        if packed is None:
-            own = map_structure(
-                lambda leaf: _own_value(leaf, worker), (self.args, self.kwargs), _is_remote
-            )
-            packed = scheduling_of(strategy).packing.pack(own, strategy)
-        # A new `num_writes` makes the worker discard values from before the coordinator's writes.
-        fields = {
-            "number": self.function.number,
-            "num_writes": strategy.placement.remote.variables.num_writes,
-        }
-        return Message("run", fields, [np.frombuffer(packed, np.uint8)])
+    def packed_for(self, worker: int, strategy: Strategy) -> bytes:
+        """Returns the pickled arguments for a worker."""
+        if self.packed is not None:
+            return self.packed
+        own = map_structure(
+            lambda leaf: _own_value(leaf, worker), (self.args, self.kwargs), _is_remote
+        )
+        return scheduling_of(strategy).packing.pack(own, strategy)
 
 
 class Shipments:
@@ -124,9 +122,10 @@ class Shipments:
         self._check(leaves, remote)
         shipment = self.function(function)
         resources = [self._resources[one.number] for one in remote if isinstance(one, Resource)]
+        inputs = tuple(one for one in remote if isinstance(one, RemoteValue))
         is_same = not leaves
         packed = self._packing.pack((args, kwargs), self._strategy) if is_same else None
-        return ShippedCall(shipment, tuple(dict.fromkeys(resources)), args, kwargs, packed)
+        return ShippedCall(shipment, tuple(dict.fromkeys(resources)), inputs, args, kwargs, packed)
 
     def _check(self, leaves: list[Any], remote: list[Any]) -> None:
         for one in remote:
@@ -162,12 +161,6 @@ def _identity(function: Callable[..., Any]) -> Any:
         if getattr(function.__self__, name, None) == function:
             return id(function.__self__), name
     return id(function)
-
-
-def inputs_of(args: object, kwargs: object) -> list[RemoteValue]:
-    """Returns the results of other functions among the arguments."""
-    remote = _each(leaves_of((args, kwargs), _is_remote))
-    return [one for one in remote if isinstance(one, RemoteValue)]
 
 
 def _each(leaves: list[Any]) -> list[Any]:

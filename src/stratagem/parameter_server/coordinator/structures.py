@@ -6,8 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 __all__ = ["leaves_of", "map_structure"]
+
+_PLAIN = {bool, int, float, str, bytes, np.ndarray}
 
 
 def map_structure(
@@ -22,9 +25,9 @@ def map_structure(
         >>> map_structure(lambda leaf: leaf + 1, {"b": [1, None], 2: (3,)})
         {'b': [2, None], 2: (4,)}
     """
-    if is_leaf(value):
-        return function(value)
     kind: Any = type(value)
+    if kind in _PLAIN or is_leaf(value):  # most leaves; JAX's mapping takes longer for one
+        return function(value)
     if isinstance(value, dict) and kind is dict:
         return {key: map_structure(function, part, is_leaf) for key, part in value.items()}
     if isinstance(value, tuple | list) and (kind in (tuple, list) or hasattr(kind, "_fields")):
@@ -35,6 +38,11 @@ def map_structure(
 
 def leaves_of(value: object, is_leaf: Callable[[Any], bool]) -> list[Any]:
     """Returns the leaves of a structure; see `map_structure`."""
-    leaves: list[Any] = []
-    map_structure(leaves.append, value, is_leaf)
-    return leaves
+    if type(value) not in (tuple, list):
+        leaves: list[Any] = []
+        map_structure(leaves.append, value, is_leaf)
+        return leaves
+    parts: Any = value
+    if is_leaf(value):
+        return [value]
+    return [leaf for part in parts for leaf in leaves_of(part, is_leaf)]

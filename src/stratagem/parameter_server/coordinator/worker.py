@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,15 @@ from stratagem.closing import Closing
 from stratagem.context import get_strategy, in_cross_replica_context
 from stratagem.messages import explain
 from stratagem.parameter_server.client.client import ServerClient
+from stratagem.parameter_server.client.running_function import RunningFunction
 from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
+from stratagem.parameter_server.coordinator.call_groups import (
+    MAX_UNANSWERED,
+    Ended,
+    SentCall,
+    calls_in,
+    pack_ended,
+)
 from stratagem.parameter_server.coordinator.packing import Packing
 from stratagem.parameter_server.coordinator.structures import map_structure
 from stratagem.parameter_server.coordinator.worker_errors import failed_message
@@ -34,7 +43,6 @@ __all__ = ["Worker", "cache_variable_reads", "get_current_worker_index"]
 _AGAIN = Message("again")  # the function did not run: send it again
 # Grace period for a function that is about to finish; its result is discarded anyway.
 _CLOSE_S = 0.2
-_MAX_ANSWERED = 4  # more than the coordinator may ask for at a time
 
 
 class _CurrentWorker(threading.local):
@@ -45,7 +53,7 @@ _current: _CurrentWorker = _CurrentWorker()
 
 
 def get_current_worker_index() -> int:
-    """Returns the index of the worker that runs the function. Call in a scheduled function.
+    """Returns the index of the worker that runs the function. SentCall in a scheduled function.
 
     Returns:
         Index of the worker, from 0.
@@ -67,7 +75,7 @@ def get_current_worker_index() -> int:
 
 @contextlib.contextmanager
 def cache_variable_reads() -> Generator[None]:
-    """Caches reads of remote variables in a `with` block. Call in a scheduled function.
+    """Caches reads of remote variables in a `with` block. SentCall in a scheduled function.
 
     In the block, this worker fetches each variable once; later reads by `variable.value` and by
     steps of `strategy.run` use the copy. Assignments and optimizer updates of this worker are
@@ -182,12 +190,9 @@ class Worker(Closing):
             return
         self._waiting[order] = request
         while (following := self._waiting.pop(self._next_order, None)) is not None:
-            try:
-                answer = self._run(following.message)
-            except BaseException as error:  # noqa: BLE001 - an exit, say: the worker continues
-                answer = failed_message(error)
+            answer = self._run(following.message)
             self._answered[self._next_order] = answer
-            self._answered.pop(self._next_order - _MAX_ANSWERED, None)
+            self._answered.pop(self._next_order - MAX_UNANSWERED, None)
             self._next_order += 1
             following.answer(answer)
 
@@ -241,40 +246,55 @@ class Worker(Closing):
         return Message("ok")
 
     def _run(self, message: Message) -> Message:
-        """Runs a function. Field: the number of the function; array: its pickled arguments."""
-        (packed,) = message.arrays
-        function = self._functions[message.fields["number"]]
+        """Runs a group of functions, up to the first that fails."""
         if message.fields["num_writes"] != self._num_writes:
             self._num_writes = message.fields["num_writes"]
             self._strategy.placement.remote.forget()
-        collected = self._strategy.placement.remote.variables.collected
-        _reset(collected.values())
+        ended: list[Ended] = []
+        for call in calls_in(message):
+            function = RunningFunction(
+                name=f"{self._coordinator} {call.closure}",
+                is_rerun=call.is_rerun,
+                order=message.fields["order"],
+                first_open=message.fields["first_open"],
+            )
+            ended.append(self._ended(call, function))
+            if ended[-1].trace is not None:
+                break
         client = self._strategy.placement.remote.variables.client
-        name = f"{self._coordinator} {message.fields['closure']}"
-        is_rerun = message.fields["is_rerun"]
+        fields = {
+            "losses": client.losses,
+            "num_repeated": client.num_repeated,
+            "built": self._packing.take_built(self._strategy),
+        }
+        return pack_ended(ended, fields)
+
+    def _ended(self, call: SentCall, running: RunningFunction) -> Ended:
+        """Runs a function and returns its outcome."""
+        begin_s = time.monotonic()
+        variables = self._strategy.placement.remote.variables
+        collected = variables.collected
+        _reset(collected.values())
         try:
-            with self._in_function(), client.in_function(name, is_rerun=is_rerun):
-                args, kwargs = self._packing.unpack(packed.tobytes(), self._strategy)
+            function = self._functions[call.function]
+            with self._in_function(), variables.client.in_function(running):
+                args, kwargs = self._packing.unpack(call.packed, self._strategy)
                 result = function(*args, **kwargs)
             # Copy: a later step may donate the buffers.
             plain = map_structure(
                 lambda leaf: np.array(leaf) if isinstance(leaf, jax.Array) else leaf, result
             )
-            answer = self._packing.pack(plain, self._strategy)
-        except Exception as error:  # noqa: BLE001 - user code
-            return failed_message(error)
+            packed = self._packing.pack(plain, self._strategy)
+        except BaseException as error:  # noqa: BLE001 - an exit, say: the worker continues
+            failed = failed_message(error)
+            duration_s = time.monotonic() - begin_s
+            return Ended(failed.arrays[0].data, duration_s, trace=failed.fields["trace"])
         counted = {
             number: _counted(variable)
             for number, variable in collected.items()
             if variable.storage is not variable.nothing_counted
         }
-        fields = {
-            "counted": list(counted),
-            "losses": client.losses,
-            "num_repeated": client.num_repeated,
-            "built": self._packing.take_built(self._strategy),
-        }
-        return Message("done", fields, [np.frombuffer(answer, np.uint8), *counted.values()])
+        return Ended(packed, time.monotonic() - begin_s, counted)
 
     @contextlib.contextmanager
     def _in_function(self) -> Generator[None]:

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pickle
 import threading
 from collections import Counter
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from stratagem.errors import PSUnavailableError, UnavailableError
 from stratagem.messages import explain
 from stratagem.parameter_server.client.lost_updates import LostUpdates
-from stratagem.parameter_server.coordinator.closures import Closure, ClosureQueue
+from stratagem.parameter_server.coordinator.call_groups import (
+    MAX_UNANSWERED,
+    Ended,
+    SentCall,
+    ended_in,
+    pack_calls,
+)
+from stratagem.parameter_server.coordinator.closure_queue import ClosureQueue
+from stratagem.parameter_server.coordinator.closures import Closure, Countdown
 from stratagem.parameter_server.coordinator.scheduling import scheduling_of
 from stratagem.parameter_server.coordinator.shipping import Shipment
 from stratagem.parameter_server.coordinator.transient_failures import TransientFailures
@@ -26,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WorkerLink"]
 
-# The next closure is sent while one runs, if more are queued than there are workers.
+# The next group is sent while one runs, if more closures are queued than there are workers.
 _NUM_LANES = 2
 _LOOK_S = 0.1
 
@@ -35,7 +46,7 @@ class WorkerLink:
     """Keeps one worker busy, with threads that take closures from the queue.
 
     `introduction` returns the message that makes the worker join. `failures` is shared by all
-    workers.
+    workers. With `is_grouping`, the worker gets short functions in groups.
     """
 
     def __init__(
@@ -46,6 +57,8 @@ class WorkerLink:
         queue: ClosureQueue,
         introduction: Callable[[], Message],
         failures: TransientFailures,
+        *,
+        is_grouping: bool = True,
     ) -> None:
         self._index = index
         self._strategy = strategy
@@ -56,10 +69,14 @@ class WorkerLink:
         self._failures = failures
         self._is_closed = threading.Event()
         self._turn = threading.Lock()
-        self._counting = threading.Lock()
+        # Orders of messages that the worker has not answered, and of those whose functions may run
+        # again. The condition is for a message that may be sent.
+        self._answered = threading.Condition()
+        self._unanswered: set[int] = set()
+        self._open: set[int] = set()
         self._known: set[int] = set()
         self._num_sent = 0
-        self._num_running = 0
+        self._expected_s = _expected_s if is_grouping else None
         self._lost_updates = LostUpdates(index)
         self._has_joined = False
         self._is_there = threading.Event()
@@ -72,7 +89,7 @@ class WorkerLink:
     @property
     def is_running(self) -> bool:
         """True if the worker runs a function or one was sent to it."""
-        return self._num_running > 0
+        return bool(self._unanswered)
 
     @property
     def losses(self) -> Counter[str]:
@@ -113,30 +130,49 @@ class WorkerLink:
     def _work(self) -> None:
         self._is_closed.wait(self._index * self._strategy.limits.start_delay_s)
         while True:
-            with self._turn:  # closures are numbered in the order in which they are taken
+            with self._turn:  # groups are numbered in the order in which they are taken
                 self._is_there.wait()
                 self._rejoin()
-                closure = self._queue.get(self._index, lambda: self._num_running > 0)
-                if closure is None:
+                self._wait_for_answers()
+                closures = self._queue.take(
+                    self._index, lambda: self.is_running, expected_s=self._expected_s
+                )
+                if not closures:
                     return
-                message = self._prepared(closure)
-            if message is None:
-                continue
-            try:
-                answer = self._connections.ask(self._index, message)
-            except UnavailableError:
-                self._take_loss(closure)
-                continue
-            except BaseException as error:  # noqa: BLE001 - raised by the queue
-                self._count_running(-1)
-                self._has_joined = False  # the worker may wait for a number that was never sent
-                self._queue.fail(closure, error)
-                continue
+                calls = self._calls(closures)
+                if calls is None:
+                    continue
+                order, message = self._next_message(calls)
+            self._send(closures, order, message)
+            self._close_when_settled(order, [one for one in closures if not one.is_done])
+
+    def _close_when_settled(self, order: int, closures: Sequence[Closure]) -> None:
+        """Lets servers forget the functions of a message once none of them will run again."""
+        if not closures:
+            self._open.discard(order)
+        remaining = Countdown(len(closures), functools.partial(self._open.discard, order))
+        for closure in closures:
+            closure.result.observe(remaining.count)
+
+    def _send(self, closures: Sequence[Closure], order: int, message: Message) -> None:
+        """Sends a group and handles its answer."""
+        try:
+            answer = self._connections.ask(self._index, message)
+        except UnavailableError:
+            self._has_joined = False
+            self._note_answered(order)
+            self._put_back(closures)
+        except BaseException as error:  # noqa: BLE001 - raised by the queue
+            self._has_joined = False  # the worker may wait for a number that was never sent
+            self._note_answered(order)
+            self._fail(closures, 0, error)
+        else:
+            # Before the queue wakes waiting threads, which look at `is_running`.
+            self._note_answered(order)
             if answer.kind == "again":
-                self._count_running(-1)
-                self._queue.put_back(closure)
-                continue
-            self._take(closure, answer)
+                self._put_back(closures)
+            else:
+                self._take(closures, answer)
 
     def _rejoin(self) -> None:
         """Joins again if one lane lost a function while another has sent a later one.
@@ -155,63 +191,103 @@ class WorkerLink:
     def _is_running_unjoined(self) -> bool:
         return self.is_running and not self._has_joined and not self._is_closed.is_set()
 
-    def _prepared(self, closure: Closure) -> Message | None:
-        """Sends a closure's shipments and returns its message; None if that fails."""
+    def _wait_for_answers(self) -> None:
+        """Waits while the worker has answered later messages, but not an earlier one.
+
+        The worker would drop the answer to the earlier one, which may have been lost in transit.
+        """
+        with self._answered:
+            self._answered.wait_for(
+                lambda: (
+                    self._num_sent - min(self._unanswered, default=self._num_sent) < MAX_UNANSWERED
+                )
+            )
+
+    def _note_answered(self, order: int) -> None:
+        with self._answered:
+            self._unanswered.discard(order)
+            self._answered.notify_all()
+
+    def _calls(self, closures: Sequence[Closure]) -> list[SentCall] | None:
+        """Sends the shipments of closures and returns their calls; None if that fails."""
+        calls: list[SentCall] = []
         try:
             self._introduce()
-            for shipment in (*closure.call.resources, closure.call.function):
-                self._ship(shipment)
-            message = closure.call.message(self._index, self._strategy)
+            for closure in closures:
+                for shipment in (*closure.call.resources, closure.call.function):
+                    self._ship(shipment)
+                # Servers make the updates of a function once, even if it runs again.
+                packed = closure.call.packed_for(self._index, self._strategy)
+                number, is_rerun = closure.call.function.number, closure.num_starts > 1
+                calls.append(SentCall(number, closure.number, is_rerun, packed))
         except UnavailableError:
             self._has_joined = False
-            self._queue.put_back(closure)
+            self._put_back(closures)
             return None
         except BaseException as error:  # noqa: BLE001 - raised by the queue
-            self._queue.fail(closure, error)
+            self._fail(closures, len(calls), error)
             return None
-        # Servers make the updates of a function once, even if it runs again.
-        message.fields.update(
-            order=self._num_sent, closure=closure.number, is_rerun=closure.num_starts > 1
-        )
-        self._num_sent += 1
-        self._count_running(1)
-        return message
+        return calls
 
-    def _count_running(self, change: int) -> None:
-        with self._counting:
-            self._num_running += change
+    def _next_message(self, calls: Sequence[SentCall]) -> tuple[int, Message]:
+        """Returns the message of a group and its order, and counts it as sent."""
+        # A new `num_writes` makes the worker discard values from before the coordinator's writes.
+        num_writes = self._strategy.placement.remote.variables.num_writes
+        order = self._num_sent
+        first_open = min(tuple(self._open), default=order)
+        fields = {"order": order, "first_open": first_open, "num_writes": num_writes}
+        with self._answered:
+            self._num_sent += 1
+            self._unanswered.add(order)
+        self._open.add(order)
+        return order, pack_calls(calls, fields)
 
-    def _take_loss(self, closure: Closure) -> None:
-        self._count_running(-1)
-        self._has_joined = False
-        self._queue.put_back(closure)
+    def _put_back(self, closures: Sequence[Closure]) -> None:
+        for closure in reversed(closures):  # each becomes the first of the queue
+            self._queue.put_back(closure)
 
-    def _take(self, closure: Closure, answer: Message) -> None:
-        """Handles the result or the error of a closure."""
-        self._count_running(-1)  # before the queue wakes waiting threads, which read the count
+    def _fail(self, closures: Sequence[Closure], place: int, error: BaseException) -> None:
+        """Fails one closure of a group, so that the queue cancels the others."""
+        self._queue.fail(closures[place], error)
+        self._put_back([*closures[:place], *closures[place + 1 :]])
+
+    def _take(self, closures: Sequence[Closure], answer: Message) -> None:
+        """Handles the outcomes of a group; its functions after a failed one did not run."""
         try:
-            if answer.kind == "failed":
-                error = self._error_of(answer)
+            fields = answer.fields
+            self._lost_updates.note(fields["losses"])
+            self._lost_updates.note_repeated(fields["num_repeated"])
+            for number, names in fields["built"]:
+                self._packing.build(number, names, self._strategy)
+            ended = list(ended_in(answer))
+            if ended[0].trace is None:
+                self._failures.note_success()
+        except BaseException as error:  # noqa: BLE001 - raised by the queue
+            self._fail(closures, 0, error)
+            return
+        for closure, end in zip(closures, ended, strict=False):
+            self._settle(closure, end)
+        self._put_back(closures[len(ended) :])
+
+    def _settle(self, closure: Closure, end: Ended) -> None:
+        """Handles the result or the error of a closure."""
+        closure.call.function.duration.note(end.duration_s)
+        try:
+            if end.trace is not None:
+                error = self._error_of(end.packed, end.trace)
                 if not self._failures.is_tolerated(error):
                     raise error
                 self._queue.put_back(closure)
                 return
-            result, *counted = answer.arrays
-            self._lost_updates.note(answer.fields["losses"])
-            self._lost_updates.note_repeated(answer.fields["num_repeated"])
-            for number, names in answer.fields["built"]:
-                self._packing.build(number, names, self._strategy)
-            value = self._packing.unpack(result.tobytes(), self._strategy)
-            self._failures.note_success()
-            self._queue.finish(
-                closure, value, lambda: self._count(answer.fields["counted"], counted)
-            )
+            value = self._packing.unpack(end.packed, self._strategy)
+            count = functools.partial(self._count, end.counted) if end.counted else None
+            self._queue.finish(closure, value, count)
         except BaseException as error:  # noqa: BLE001 - raised by the queue
             self._queue.fail(closure, error)
 
-    def _count(self, numbers: list[int], counted: list[Any]) -> None:
+    def _count(self, counted: dict[int, np.ndarray]) -> None:
         """Adds a closure's metric counts, once per closure even after retries."""
-        for number, part in zip(numbers, counted, strict=True):
+        for number, part in counted.items():
             variable = self._packing.collected(number)
             if variable is not None:
                 variable.store_whole(variable.storage + part)
@@ -229,11 +305,11 @@ class WorkerLink:
             return
         answer = self._connections.ask(self._index, shipment.message())
         if answer.kind == "failed":
-            raise self._error_of(answer)
+            raise self._error_of(answer.arrays[0].data, answer.fields["trace"])
         self._known.add(shipment.number)
 
-    def _error_of(self, answer: Message) -> BaseException:
-        error: BaseException = pickle.loads(answer.arrays[0].tobytes())  # noqa: S301 - proved
+    def _error_of(self, packed: memoryview, trace: str) -> BaseException:
+        error: BaseException = pickle.loads(packed)  # noqa: S301 - proved
         if isinstance(error, UnavailableError):  # the worker could not reach a server
             lost = PSUnavailableError(
                 explain(
@@ -246,5 +322,9 @@ class WorkerLink:
             )
             lost.__cause__ = error
             return lost
-        WorkerReport(error, self._index, answer.fields["trace"])
+        WorkerReport(error, self._index, trace)
         return error
+
+
+def _expected_s(closure: Closure) -> float:
+    return closure.call.function.duration.expected_s

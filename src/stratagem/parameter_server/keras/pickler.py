@@ -62,7 +62,7 @@ def pack_object(value: object, name_of: Callable[[Any], tuple[Any, ...] | None])
     return file.getvalue()
 
 
-def unpack_object(data: bytes, object_of: Callable[[tuple[Any, ...]], Any]) -> Any:
+def unpack_object(data: bytes | memoryview, object_of: Callable[[tuple[Any, ...]], Any]) -> Any:
     """Returns the object of `pack_object`'s bytes, which must come from this cluster.
 
     `object_of` returns this process's object of a name.
@@ -107,10 +107,10 @@ def _is_plain(value: object, depth: int = 0) -> bool:
     kind = type(value)
     if kind in _PLAIN:
         return True
-    is_shallow = depth < _MAX_DEPTH  # A list may contain itself.
-    if kind in _CONTAINERS and is_shallow and isinstance(value, tuple | list | dict):
-        parts = [*value, *value.values()] if isinstance(value, dict) else value
-        return all(_is_plain(part, depth + 1) for part in parts)
+    if kind in _CONTAINERS and depth < _MAX_DEPTH:  # A list may contain itself.
+        container: Any = value
+        parts = [*container, *container.values()] if kind is dict else container
+        return all([_is_plain(part, depth + 1) for part in parts])  # noqa: C419 - half the time
     if type(value) is np.ndarray or isinstance(value, np.generic):
         return not value.dtype.hasobject
     return False

@@ -58,7 +58,7 @@ class KerasPacking:
         of_unbuilt: set[int] = set()
         return pack_object(value, lambda one: self._name_of(one, strategy, of_unbuilt))
 
-    def unpack(self, data: bytes, strategy: Strategy) -> Any:
+    def unpack(self, data: bytes | memoryview, strategy: Strategy) -> Any:
         """Returns the object that was packed."""
         return unpack_object(data, lambda name: self._object_of(name, strategy))
 

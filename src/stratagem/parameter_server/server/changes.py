@@ -24,10 +24,10 @@ __all__ = ["Change", "Changes"]
 
 # Least recently active clients are dropped beyond this limit. Each worker thread is a client.
 _MOST_CLIENTS = 4096
-# A worker has at most two functions at a time, both of which run again if it is lost.
-_MOST_FUNCTIONS = 4
+# A restarted coordinator numbers its messages anew, which leaves functions of the former one.
+_MOST_FUNCTIONS = 4096
 # Functions that ran again are forgotten beyond this limit, the oldest first.
-_MOST_RERUNS = 256
+_MOST_RERUNS = 4096
 
 Outcome = Mapping[str, Any]
 # Outcome of an update that an earlier run of its function made.
@@ -38,12 +38,15 @@ _REPEATED: Outcome = {"is_used": True, "is_repeated": True}
 class _Client:
     """Last finished change of a client, and those in progress.
 
-    `functions` has the place of the last applied update of its last functions, the latest last.
+    `functions` has, for each function that may run again, the place of its last applied update, and
+    the order of the coordinator's message; the latest is last.
     """
 
     number: int = 0
     outcome: Outcome = dataclasses.field(default_factory=dict[str, Any])
-    functions: dict[str, int] = dataclasses.field(default_factory=dict[str, int])
+    functions: dict[str, tuple[int, int]] = dataclasses.field(
+        default_factory=dict[str, tuple[int, int]]
+    )
     doing: dict[int, Change] = dataclasses.field(default_factory=dict[int, "Change"])
 
 
@@ -179,9 +182,9 @@ class Changes:
         """
         with self._lock:
             is_applied = bool(outcome.get("is_used", True))
-            self._note(
-                change.client, change.number, outcome, change.origin if is_applied else ("", 0)
-            )
+            self._note(change.client, change.number, outcome)
+            if is_applied:
+                self._note_function(change)
             kind = kind_of(change.message)
             if kind is not None and is_applied:
                 self.counts.note_applied(kind)
@@ -214,36 +217,45 @@ class Changes:
         with self._lock:
             for name, number, outcome, functions in saved["clients"]:
                 self._note(name, number, outcome)
-                self._clients[name].functions = {one: int(at) for one, at in functions.items()}
+                self._clients[name].functions = {
+                    one: (int(place), int(order)) for one, (place, order) in functions.items()
+                }
             self._reruns = {one: int(place) for one, place in saved["reruns"].items()}
 
     def _is_applied(self, change: Change) -> bool:
         """Returns True if another run of the function made this change."""
         function, place = change.origin
         if change.is_of_rerun and function not in self._reruns:
-            places = (client.functions.get(function, 0) for client in self._clients.values())
+            clients = self._clients.values()
+            places = (client.functions.get(function, (0, 0))[0] for client in clients)
             self._reruns[function] = max(places, default=0)
             if len(self._reruns) > _MOST_RERUNS:
                 del self._reruns[next(iter(self._reruns))]
         return 0 < place <= self._reruns.get(function, 0)
 
-    def _note(
-        self, name: str, number: int, outcome: Outcome, origin: tuple[str, int] = ("", 0)
-    ) -> None:
+    def _note(self, name: str, number: int, outcome: Outcome) -> None:
         client = self._clients.pop(name, None) or _Client()
         self._clients[name] = client  # most recent last
         client.doing.pop(number, None)
         self.num_done += 1
         if number > client.number:
             client.number, client.outcome = number, outcome
-        function, place = origin
-        if function:
-            client.functions.pop(function, None)
-            client.functions[function] = place
-            if len(client.functions) > _MOST_FUNCTIONS:
-                del client.functions[next(iter(client.functions))]
-            if function in self._reruns:
-                self._reruns[function] = max(place, self._reruns[function])
         if len(self._clients) > _MOST_CLIENTS:
             idle = (other for other, client in self._clients.items() if not client.doing)
             self._clients.pop(next(idle, name), None)
+
+    def _note_function(self, change: Change) -> None:
+        """Records an update of a function, and forgets functions that will not run again."""
+        function, place = change.origin
+        if not function:
+            return
+        fields, functions = change.message.fields, self._clients[change.client].functions
+        functions.pop(function, None)
+        functions[function] = (place, fields["order"])
+        while functions:
+            first, (_, order) = next(iter(functions.items()))
+            if order >= fields["first_open"] and len(functions) <= _MOST_FUNCTIONS:
+                break
+            del functions[first]
+        if function in self._reruns:
+            self._reruns[function] = max(place, self._reruns[function])

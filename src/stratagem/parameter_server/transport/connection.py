@@ -16,8 +16,13 @@ from typing import Any
 from stratagem import environment
 from stratagem.closing import Closing
 from stratagem.messages import explain
-from stratagem.parameter_server.transport.keys import ClusterKeys, load_zmq
-from stratagem.parameter_server.transport.server_connections import ConnectionSet, Peer, closed
+from stratagem.parameter_server.transport.connection_sets import (
+    ConnectionPool,
+    ConnectionSet,
+    closed,
+)
+from stratagem.parameter_server.transport.keys import ClusterKeys
+from stratagem.parameter_server.transport.server_connections import Peer
 from stratagem.parameter_server.transport.waiting import Question, wait
 from stratagem.parameter_server.transport.wire import Message, pack
 
@@ -132,19 +137,21 @@ class Connections(Closing):
             for connections in self._free:
                 connections.close()
             self._free.clear()
+            self._pool.close()
         if is_idle:  # else a thread is in `locate`, and closes its own sockets later
-            self._context.term()
+            self._pool.end()
 
     def begin_anew(self) -> None:
         """Creates new sockets in a forked process; the old ones belong to the parent."""
-        _inherited.append((self._context, self._free, self._busy))
+        _inherited.append((self._pool, self._free, self._busy))
         self._begin()
 
     def _begin(self) -> None:
-        self._context: Any = load_zmq().Context()
         self._name = uuid.uuid4().bytes  # unique prefix of this client's request numbers
         self._idle = threading.Condition()
-        # Each set is used by one thread at a time: ZeroMQ sockets are not thread-safe.
+        # Each connection and each set is used by one thread at a time: ZeroMQ sockets are not
+        # thread-safe.
+        self._pool = ConnectionPool(self._keys, self._peers)
         self._free: list[ConnectionSet] = []
         self._busy: set[ConnectionSet] = set()
 
@@ -153,11 +160,7 @@ class Connections(Closing):
         with self._idle:
             if self._is_closed:
                 raise closed()
-            connections = (
-                self._free.pop()
-                if self._free
-                else ConnectionSet(self._context, self._keys, self._peers)
-            )
+            connections = self._free.pop() if self._free else ConnectionSet(self._pool)
             self._busy.add(connections)
         try:
             yield connections
@@ -168,6 +171,7 @@ class Connections(Closing):
                     if self._is_closed:
                         connections.close()
                     else:
+                        connections.release()
                         self._free.append(connections)
                     self._idle.notify_all()
 

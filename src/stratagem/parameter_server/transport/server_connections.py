@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import socket
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,10 +28,9 @@ if TYPE_CHECKING:
     import zmq
 
 
-__all__ = ["ConnectionSet", "Peer", "Place", "ServerConnection", "closed"]
+__all__ = ["Peer", "Place", "ServerConnection"]
 
 _NO_NUMBER = bytes(8)
-_MAX_WAKES = 4096
 _LOST_MS = 5000
 
 
@@ -243,71 +241,3 @@ class ServerConnection:
         local = self.place.local
         if local is not None and not (self._has_heard and local.is_reachable()):
             self.peer.refuse_local(local)
-
-
-class ConnectionSet:
-    """Connections to all servers, for one thread at a time."""
-
-    def __init__(self, context: zmq.Context[Any], keys: ClusterKeys, peers: Sequence[Peer]) -> None:
-        self._context = context
-        self._keys = keys
-        self._peers = peers
-        self._connections: dict[int, ServerConnection] = {}
-        self._is_ended = False
-        # ZeroMQ sockets are not thread-safe: other threads wake the owner through this pair.
-        self.woken, self._waker = socket.socketpair()
-        for end in (self.woken, self._waker):
-            end.settimeout(0)
-
-    def to(self, server: int) -> ServerConnection:
-        """Returns a connection to a server by the fastest known transport."""
-        connection = self._connections.get(server)
-        if connection is None:
-            connection = self._connections[server] = ServerConnection(
-                self._context, self._keys, self._peers[server]
-            )
-        elif not connection.is_at_best:
-            connection.reopen()
-        return connection
-
-    def drop(self, server: int) -> None:
-        """Closes the connection to a server; late answers are lost."""
-        self._connections.pop(server).close()
-
-    def wake(self) -> None:
-        """Makes the thread that uses the set check for changes. Call from other threads."""
-        with contextlib.suppress(BlockingIOError):  # full: it wakes anyway
-            self._waker.send(b"\0")
-
-    def note_woken(self) -> None:
-        """Consumes the signals of `wake`."""
-        with contextlib.suppress(BlockingIOError):
-            self.woken.recv(_MAX_WAKES)
-
-    def end(self) -> None:
-        """Makes the thread that uses the set stop waiting. Call from other threads."""
-        self._is_ended = True
-        self.wake()
-
-    def require_open(self) -> None:
-        """Raises UnavailableError after `end`."""
-        if self._is_ended:
-            raise closed()
-
-    def close(self) -> None:
-        """Closes all connections."""
-        for server in list(self._connections):
-            self.drop(server)
-        self.woken.close()
-        self._waker.close()
-
-
-def closed() -> UnavailableError:
-    """Returns the error for requests on closed connections."""
-    return UnavailableError(
-        explain(
-            "The connections to the servers were closed before a request was answered.",
-            expected="connections that stay open until all requests are answered.",
-            fix="stop the threads that send requests before closing the connections.",
-        )
-    )

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 
 import pytest
 
 from stratagem.errors import CancelledError, ClosureInputError
-from stratagem.parameter_server.coordinator.closures import MAX_CLOSURES, Closure, ClosureQueue
+from stratagem.parameter_server.coordinator.closure_queue import (
+    MAX_CLOSURES,
+    MAX_GROUP,
+    ClosureQueue,
+)
+from stratagem.parameter_server.coordinator.closures import Closure
 from stratagem.parameter_server.coordinator.remote_value import RemoteValue, RemoteValueStatus
 
 
@@ -32,8 +38,7 @@ def in_thread(function: Callable[[], object]) -> tuple[threading.Thread, list[ob
 
 
 def get(queue: ClosureQueue, worker: int = 0) -> Closure:
-    got = queue.get(worker)
-    assert got is not None
+    (got,) = queue.take(worker)
     return got
 
 
@@ -104,13 +109,13 @@ def test_closures_of_one_worker_wait_for_it() -> None:
     got = get(queue, 1)
     assert got is own
     queue.put_back(got)
-    thread, ended = in_thread(lambda: queue.get(0))
+    thread, ended = in_thread(lambda: queue.take(0))
     thread.join(0.05)
     assert ended == []
     assert get(queue, 1) is own
     queue.close()
     thread.join(30)
-    assert ended == [None]
+    assert ended == [[]]
 
 
 @pytest.mark.parametrize("call", ["put", "wait"])
@@ -322,7 +327,7 @@ def test_closed_queue_takes_nothing() -> None:
     waiting = closure()
     queue.put(waiting)
     queue.close()
-    assert queue.get(0) is None
+    assert queue.take(0) == []
     with pytest.raises(CancelledError):
         waiting.result.fetch()
     with pytest.raises(RuntimeError, match=r"Cannot schedule .*: the coordinator is closed"):
@@ -333,7 +338,8 @@ def test_many_workers_run_each_closure_once() -> None:
     queue = ClosureQueue(capacity=8)
 
     def work(worker: int) -> None:
-        while (one := queue.get(worker)) is not None:
+        while taken := queue.take(worker):
+            (one,) = taken
             if one.num_starts == 1 and int(one.name) % 7 == 0:
                 queue.put_back(one)
             else:
@@ -359,3 +365,104 @@ def test_remote_value_tells_at_once_or_later() -> None:
     value.set_value(1)
     value.observe(seen.append)
     assert seen == [value, value]
+
+
+def names(taken: list[Closure]) -> str:
+    return "".join(one.name for one in taken)
+
+
+@pytest.mark.parametrize("worker", [None, 0])
+def test_short_closures_are_taken_together(worker) -> None:
+    """Half of those left, as many as fit into 2 ms, and none after a long one."""
+    queue = ClosureQueue()
+    queue.num_workers = 2
+    put = [closure(name, worker=worker) for name in "aabacaaaaaaaaab"]
+    for one in put:
+        queue.put(one)
+
+    def take() -> str:
+        taken = queue.take(0, expected_s=lambda one: {"a": 3e-4, "b": 1.0, "c": math.inf}[one.name])
+        for one in taken:
+            assert one.num_starts == 1
+            queue.finish(one, None)
+        return names(taken)
+
+    assert queue.counts["queued"] == 15
+    assert [take() for _ in range(4)] == ["aa", "b", "a", "c"]
+    assert [take() for _ in range(3)] == ["aaaaa", "aaa", "a"]
+    assert queue.counts == {"queued": 1, "waiting": 0, "running": 0, "done": 14}
+    assert take() == "b"
+    assert queue.is_done()
+
+
+def test_group_has_a_limit() -> None:
+    queue = ClosureQueue()
+    for _ in range(4 * MAX_GROUP):
+        queue.put(closure())
+    assert len(queue.take(0, expected_s=lambda _: 0.0)) == MAX_GROUP
+    assert len(queue.take(0)) == 1
+
+
+def test_group_of_a_lost_worker_is_put_back_in_its_order() -> None:
+    queue = ClosureQueue()
+    put = [closure(str(i)) for i in range(8)]
+    for one in put:
+        queue.put(one)
+    for one in reversed(queue.take(0, expected_s=lambda _: 0.0)):
+        queue.put_back(one)
+    assert [get(queue) for _ in put] == put
+
+
+def test_busy_worker_leaves_the_last_closures_to_idle_ones() -> None:
+    queue = ClosureQueue()
+    queue.num_workers = 2
+    is_busy = True
+    thread, ended = in_thread(lambda: queue.take(0, lambda: is_busy))
+    running = closure("running")
+    queue.put(running)
+    assert queue.take(0) == [running]
+    left = [closure("left"), closure("left too")]
+    for one in left:
+        queue.put(one)
+    thread.join(0.05)
+    assert ended == []
+    assert get(queue, 1) is left[0]
+    is_busy = False
+    queue.finish(running, None)
+    thread.join(30)
+    assert ended == [[left[1]]]
+
+
+def test_busy_worker_takes_more_than_idle_ones_can() -> None:
+    queue = ClosureQueue()
+    queue.num_workers = 2
+    thread, ended = in_thread(lambda: queue.take(0, lambda: True))
+    put = [closure(str(i)) for i in range(3)]
+    for one in put:
+        assert ended == []
+        queue.put(one)
+    thread.join(30)
+    assert ended == [put[:1]]
+
+
+def test_many_waiting_workers_take_what_comes() -> None:
+    queue = ClosureQueue()
+    queue.num_workers = 32
+    taken: list[Closure] = []
+
+    def work(worker: int) -> None:
+        while got := queue.take(worker, expected_s=lambda _: 1e-4):
+            for one in got:
+                taken.append(one)
+                queue.finish(one, None)
+
+    workers = [in_thread(lambda i=i: work(i))[0] for i in range(32)]
+    put = [closure(worker=i % 32 if i % 3 == 0 else None) for i in range(1000)]
+    for one in put:
+        queue.put(one)
+    assert queue.wait(timeout_s=60)
+    queue.close()
+    for thread in workers:
+        thread.join(30)
+    assert set(taken) == set(put)
+    assert len(taken) == len(put)
