@@ -1,17 +1,19 @@
-"""Freed memory of this process, which stays with it for the next step on CPU devices.
+"""Memory of this process on CPU devices: what a step frees stays for the next one, in large pages.
 
 XLA:CPU allocates a program's buffers with malloc in each call and frees them after it. By default
 glibc gives large blocks back to the system, which then has to clear each page again: more than a
-third of the CPU time of a convolutional network.
+third of the CPU time of a convolutional network. Pages of 2 MiB save another tenth.
 
-Source: mallopt(3).
+Source: mallopt(3), madvise(2).
 """
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import sys
+from typing import Any
 
 from stratagem import environment
 
@@ -24,6 +26,8 @@ _PARAMETERS = {
     -1: -1,  # M_TRIM_THRESHOLD: never give memory back
     -2: 2**26,  # M_TOP_PAD: memory is requested in large steps
 }
+# Part of the machine's memory for which large pages are requested, and their size.
+_LARGE_PART, _LARGE_BYTES = 4, 2**21
 _ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/accel0", "/dev/vfio/0")
 _CHOSEN_BY_USER = ("GLIBC_TUNABLES", "MALLOC_")
 
@@ -40,8 +44,27 @@ def keep_freed_memory() -> bool:
         return False
     if sys.platform != "linux":
         return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and all(mallopt(*one) for one in _PARAMETERS.items())
+    library: Any = ctypes.CDLL(None)
+    if not hasattr(library, "mallopt"):
+        return False
+    are_set = [library.mallopt(*one) for one in _PARAMETERS.items()]
+    if all(are_set):
+        _request_large_pages(library)
+    return all(are_set)
+
+
+def _request_large_pages(library: Any) -> None:
+    """Extends the heap, which uses no memory yet, and requests large pages for it."""
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    size = page_bytes * os.sysconf("SC_PHYS_PAGES") // _LARGE_PART
+    library.malloc.restype = ctypes.c_void_p
+    begin = library.malloc(ctypes.c_size_t(size))
+    if begin is None:  # a limit of the address space
+        return
+    library.free(ctypes.c_void_p(begin))
+    first = -(-begin // _LARGE_BYTES) * _LARGE_BYTES
+    length = (begin + size - first) // page_bytes * page_bytes
+    library.madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)
 
 
 def _is_for_cpu() -> bool:
