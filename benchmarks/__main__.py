@@ -19,6 +19,7 @@ from benchmarks.checkpoint import run_checkpoint
 from benchmarks.first_step import run_first_step
 from benchmarks.growth import run_growth
 from benchmarks.machine import describe_machine, load_warning
+from benchmarks.overview import draw_overview, read_ratios
 from benchmarks.parameter_server import run_parameter_server
 from benchmarks.parameter_server_failures import run_parameter_server_failures
 from benchmarks.placement import run_placement
@@ -156,6 +157,7 @@ def main(
             _keep(name, results, accelerator, output)
             console.print(f"Results and plot: {output / name}.json, .png", soft_wrap=True)
         failed = failed or not went_well
+    _draw_together(names, console, output)
     if failed:
         raise SystemExit(1)
 
@@ -169,6 +171,14 @@ def _keep(name: str, results: dict[str, Any], accelerator: str | None, output: P
         )
         form = _FORMS.get(name, _RATIOS)
         form.draw(output / f"{name}.png", name, results["rows"], measured_on)
+
+
+def _draw_together(names: Sequence[str], console: Console, output: Path) -> None:
+    """Draws the ratios of several benchmarks, also of earlier runs, in one picture."""
+    ratios = [] if len(names) == 1 else read_ratios(output)
+    if ratios:
+        draw_overview(output / "overview.png", ratios)
+        console.print(f"All ratios: {output / 'overview.png'}", soft_wrap=True)
 
 
 def find_accelerator(environments: Environments, effort: Effort) -> str | None:

@@ -172,7 +172,8 @@ class ClusterCoordinator(PublicDir, Closing):
         The function runs at least once: if its worker is lost, it runs again on another one. Its
         metric updates count once, and so do its variable updates if it makes them in the same
         order each time. Each worker receives the function once, with the models,
-        optimizers and metrics that it refers to. Pass changing values as arguments.
+        optimizers and metrics that it refers to. Pass changing values as arguments. Functions that
+        took less than 2 ms so far travel in groups, whose results arrive together.
 
         Args:
             fn: the function. The worker calls it as is; `strategy.run` in it compiles.
