@@ -33,6 +33,21 @@ _OWN_VARIABLES = (
     "XLA_FLAGS",
     "JAX_NUM_CPU_DEVICES",
     "STRATAGEM_RUN_EAGERLY",
+    "STRATAGEM_KEEP_FREED_MEMORY",
+    "GLIBC_TUNABLES",
+)
+
+# A loop by hand keeps freed memory as we do: else malloc and not the loops would be compared.
+_BY_HAND = "jax_"
+_KEPT_MEMORY = ":".join(
+    f"glibc.malloc.{name}={value}"
+    for name, value in {
+        "arena_max": 1,
+        "mmap_max": 0,
+        "trim_threshold": 2**62,
+        "top_pad": 2**26,
+        "hugetlb": 1,
+    }.items()
 )
 
 # As many as stratagem.environment.size_cpu_thread_pool gives XLA:CPU: with a smaller pool JAX
@@ -141,6 +156,8 @@ def jax_side(
     variables = {"KERAS_BACKEND": "jax"}
     if place.platform == "cpu":
         variables["JAX_PLATFORMS"] = "cpu"
+        if module.startswith(_BY_HAND):
+            variables["GLIBC_TUNABLES"] = _KEPT_MEMORY
         if place.num_devices > 1:
             variables["NPROC"] = str(_POOL_THREADS_PER_DEVICE * place.num_devices)
     else:

@@ -57,6 +57,8 @@ class WorkerOptions:
         step_s: how long a step takes that stands in for training; None for real training.
         batch_size: of all devices together; None for as many as the workload says.
         pinned: whether each device is a process of its own, on a core of its own.
+        callbacks: of `fit`: "" for none, "batches" for one that hears of every batch, or "usual"
+            for a progress bar, early stopping and TensorBoard.
         apart: whether such processes train a model each, without a word to one another.
         compiled: whether PyTorch compiles the model.
     """
@@ -70,6 +72,7 @@ class WorkerOptions:
     step_s: float | None = None
     batch_size: int | None = None
     pinned: bool = False
+    callbacks: str = ""
     apart: bool = False
     compiled: bool = False
 

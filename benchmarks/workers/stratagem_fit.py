@@ -8,6 +8,7 @@ from benchmarks.workloads import workload_of
 import stratagem as sg  # isort: skip - before keras, because it selects the JAX backend
 import jax
 
+from benchmarks.workers.fit_callbacks import callback_arguments
 from benchmarks.workers.keras_models import build_model, compile_model, fit_arguments
 
 __all__ = ["make_strategy", "prepare", "prepare_under"]
@@ -33,9 +34,8 @@ def prepare_under(strategy: sg.Strategy, options: WorkerOptions) -> Training:
         x, y = jax.device_put((x, y), jax.devices(options.platform)[0])
 
     def run_epochs(num_epochs: int) -> float:
-        history = model.fit(
-            x, y, batch_size=workload.batch_size, epochs=num_epochs, **fit_arguments()
-        )
+        arguments = fit_arguments() | callback_arguments(options.callbacks)
+        history = model.fit(x, y, batch_size=workload.batch_size, epochs=num_epochs, **arguments)
         return history.history["loss"][-1]
 
     kind = jax.devices(options.platform)[0].device_kind

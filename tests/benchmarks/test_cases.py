@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import fit_overhead, fit_peers, input, loop, run_overhead
+from benchmarks import callbacks, fit_overhead, fit_peers, input, loop, run_overhead
 from benchmarks.cases import Case, Environments, Place
 from stratagem.environment import size_cpu_thread_pool
 
 CPUS = [Place("cpu", 1), Place("cpu", 2)]
 NO_PEERS = Environments(peers=Path("nowhere"))
-BENCHMARKS = [run_overhead, fit_overhead, fit_peers, loop, input]
+BENCHMARKS = [run_overhead, fit_overhead, callbacks, fit_peers, loop, input]
 
 
 @pytest.mark.parametrize("benchmark_module", BENCHMARKS)
@@ -53,6 +53,18 @@ def test_jax_sides_have_the_thread_pool_that_we_choose(monkeypatch: pytest.Monke
     for case in run_overhead.make_cases([Place("cpu", 2)], NO_PEERS):
         for side in (case.ours, *case.references):
             assert NO_PEERS.variables(side)["NPROC"] == chosen
+
+
+def test_loops_by_hand_keep_freed_memory_and_peers_are_as_they_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=7")
+    for benchmark_module in (run_overhead, fit_overhead, fit_peers, loop):
+        for case in benchmark_module.make_cases(CPUS, NO_PEERS):
+            for side in (case.ours, *case.references):
+                tunables = NO_PEERS.variables(side).get("GLIBC_TUNABLES", "")
+                assert ("mmap_max=0" in tunables) is ("by hand" in side.name)
+                assert "arena_max=7" not in tunables
 
 
 def test_keras_runs_in_our_environment_without_peers(tmp_path: Path) -> None:
