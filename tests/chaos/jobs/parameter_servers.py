@@ -204,7 +204,9 @@ def names_cause(ended: Ended, faults: Sequence[Fault]) -> bool:
     for fault in faults:
         if fault.where == "coordinator" and fault.kind == _OF_SIGNALS.get(ended.code or 0):
             return True
-    if _SILENT in ended.output and any(fault.kind in _SILENCING for fault in faults):
+    # Servers end with their fork server, and its next one loads all libraries before it forks any.
+    is_silencing = (fault.kind in _SILENCING or fault.where == "fork server" for fault in faults)
+    if _SILENT in ended.output and any(is_silencing):
         return True
     causes = [fault.causes for fault in faults if fault.causes]
     return bool(causes) and re.search("|".join(causes), ended.output) is not None

@@ -40,6 +40,8 @@ def test_end_of_a_run_is_read(tmp_path) -> None:
         ("garbage", "server 0", "", 1, "KeyError: 3", False),
         ("delay", "100kbit", "refused", 1, "server 0 gave no answer for 4 s", True),
         ("SIGINT", "worker 0", "SIGINT", 1, "server 0 gave no answer for 4 s", False),
+        ("SIGINT", "fork server", "SIGINT", 1, "server 0 gave no answer for 4 s", True),
+        ("SIGINT", "fork server", "SIGINT", 1, "KeyError: 3", False),
     ],
 )
 def test_early_end_names_the_cause(kind, where, causes, code, output, names) -> None:
