@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks import callbacks, fit_overhead, fit_peers, input, loop, run_overhead
+from benchmarks import callbacks, files, fit_overhead, fit_peers, input, loop, run_overhead
 from benchmarks.allreduce import run_allreduce
 from benchmarks.cases import Case, Environments, Place, Side
 from benchmarks.checkpoint import run_checkpoint
@@ -45,6 +45,7 @@ BENCHMARKS: dict[str, Callable[[Sequence[Place], Environments], list[Case]]] = {
     "fit_peers": fit_peers.make_cases,
     "loop": loop.make_cases,
     "input": input.make_cases,
+    "files": files.make_cases,
     "scaling": efficiency.make_cases,
 }
 _RATIOS = Form(make_rows, make_table, draw_ratios)
@@ -118,10 +119,10 @@ def main(
 ) -> None:
     """Measures how fast Stratagem is.
 
-    Without a NAME all: run_overhead, fit_overhead, callbacks, fit_peers, loop, input, scaling,
-    allreduce, checkpoint, first_step, growth, parameter_server, parameter_server_failures, plan,
-    placement, recovery, transport. published_scaling measures nothing here, and runs only by its
-    name.
+    Without a NAME all: run_overhead, fit_overhead, callbacks, fit_peers, loop, input, files,
+    scaling, allreduce, checkpoint, first_step, growth, parameter_server,
+    parameter_server_failures, plan, placement, recovery, transport. published_scaling measures
+    nothing here, and runs only by its name.
     """
     unknown = sorted(set(names) - {*BENCHMARKS, *_WHOLE})
     if unknown:

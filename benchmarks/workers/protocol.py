@@ -59,6 +59,7 @@ class WorkerOptions:
         pinned: whether each device is a process of its own, on a core of its own.
         callbacks: of `fit`: "" for none, "batches" for one that hears of every batch, or "usual"
             for a progress bar, early stopping and TensorBoard.
+        file_format: key of `benchmarks.image_files.FORMATS`; "" where no files are read.
         apart: whether such processes train a model each, without a word to one another.
         compiled: whether PyTorch compiles the model.
     """
@@ -73,6 +74,7 @@ class WorkerOptions:
     batch_size: int | None = None
     pinned: bool = False
     callbacks: str = ""
+    file_format: str = ""
     apart: bool = False
     compiled: bool = False
 

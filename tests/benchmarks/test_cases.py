@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import callbacks, fit_overhead, fit_peers, input, loop, run_overhead
+from benchmarks import callbacks, files, fit_overhead, fit_peers, input, loop, run_overhead
 from benchmarks.cases import Case, Environments, Place
 from stratagem.environment import size_cpu_thread_pool
 
 CPUS = [Place("cpu", 1), Place("cpu", 2)]
 NO_PEERS = Environments(peers=Path("nowhere"))
-BENCHMARKS = [run_overhead, fit_overhead, callbacks, fit_peers, loop, input]
+BENCHMARKS = [run_overhead, fit_overhead, callbacks, fit_peers, loop, input, files]
 
 
 @pytest.mark.parametrize("benchmark_module", BENCHMARKS)
