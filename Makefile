@@ -10,6 +10,8 @@
 SHELL := /bin/sh
 MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
+# Each process would compile all modules that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 ifndef TOGETHER
 .NOTPARALLEL:
 endif
@@ -66,7 +68,7 @@ define environment
 @echo "Making $(1) from $(3) ($$($(2) --version))"
 @if uv --version >/dev/null 2>&1; then set -e; \
 	test -x $(1)/bin/python || uv venv --quiet --no-python-downloads --python "$(2)" $(1); \
-	uv pip install --quiet --python $(1)/bin/python --require-hashes $(4) -r $(3); \
+	uv pip install --quiet --compile-bytecode --python $(1)/bin/python --require-hashes $(4) -r $(3); \
 	uv pip install --quiet --python $(1)/bin/python --no-deps -e .; \
 else set -e; \
 	test -x $(1)/bin/python || "$(2)" -m venv $(1); \
@@ -93,7 +95,7 @@ $(NEWEST): requirements/dev.lock pyproject.toml
 $(TPU) $(GPU) $(FUZZ) $(RAY): .venv-%/.complete: requirements/dev.lock requirements/%.txt pyproject.toml
 	$(call environment,.venv-$*,$(PYTHON),requirements/dev.lock)
 	@if uv --version >/dev/null 2>&1; then \
-		uv pip install --quiet --python .venv-$*/bin/python -r requirements/$*.txt; \
+		uv pip install --quiet --compile-bytecode --python .venv-$*/bin/python -r requirements/$*.txt; \
 	else \
 		.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/$*.txt; \
 	fi

@@ -93,6 +93,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", ignored)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skips files without a compatibility test if only those run: loading all takes a minute."""
+    is_test = collection_path.match("test_*.py")
+    if not is_test or not config.option.markexpr.startswith("compatibility"):
+        return None
+    if collection_path.relative_to(_TESTS).as_posix() in _COMPATIBILITY_FILES:
+        return None
+    return None if "mark.compatibility" in collection_path.read_text(encoding="utf-8") else True
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks whole files: what is promised there is promised on every version."""
     for item in items:
