@@ -154,7 +154,7 @@ class ClosureQueue:
                 merge_reports(self._error, error)
             given_up = self._give_up(error)
         closure.result.abort(error)
-        cancel(given_up)
+        cancel(given_up, error)
         with self._lock:
             self._note_end(closure)
 
@@ -170,7 +170,7 @@ class ClosureQueue:
             if not is_given_up:
                 self._wake(closure.worker)
         if is_given_up:
-            cancel([closure])
+            cancel([closure], self._error)
         elif gone := self._gone_error(closure.worker):
             self.break_all(gone)
 
@@ -210,7 +210,7 @@ class ClosureQueue:
         """Cancels all closures because of an error elsewhere, such as the loss of a server."""
         with self._lock:
             given_up = self._give_up(error)
-        cancel(given_up)
+        cancel(given_up, error)
 
     def lose_worker(self, worker: int | None, error: BaseException) -> None:
         """Marks a worker as permanently lost; None is all of them.
@@ -287,7 +287,7 @@ class ClosureQueue:
                 return
             given_up = self._give_up(error)
         closure.result.abort(error)
-        cancel(given_up)
+        cancel(given_up, error)
 
     def _give_up(self, error: BaseException) -> list[Closure]:
         # Cancellations follow from another error.

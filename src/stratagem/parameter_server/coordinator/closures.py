@@ -71,20 +71,21 @@ class Countdown:
             self._function()
 
 
-def cancel(closures: Sequence[Closure]) -> None:
-    """Aborts the results of closures that will not run."""
+def cancel(closures: Sequence[Closure], cause: BaseException | None = None) -> None:
+    """Aborts the results of closures that will not run, because of an error or of `close`."""
+    reason = f": another function failed: {cause!r}" if cause is not None else "."
     for closure in closures:
-        closure.result.abort(
-            CancelledError(
-                explain(
-                    f"{closure.name} was cancelled before it finished.",
-                    expected="no error in another function (join() or schedule() raises it), and "
-                    "no close() of the coordinator before join().",
-                    fix="find the first error or the early close(), then schedule it again.",
-                    code="SG603",
-                )
+        error = CancelledError(
+            explain(
+                f"{closure.name} was cancelled before it finished{reason}",
+                expected="no error in another function (join() or schedule() raises it), and "
+                "no close() of the coordinator before join().",
+                fix="find the first error or the early close(), then schedule it again.",
+                code="SG603",
             )
         )
+        error.__cause__ = cause
+        closure.result.abort(error)
 
 
 def input_error(closure: Closure, failed: RemoteValue) -> ClosureInputError:

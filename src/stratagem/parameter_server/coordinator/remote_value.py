@@ -149,7 +149,7 @@ class RemoteValue:
         with self._changed:
             self._changed.wait_for(lambda: self._is_settled)
             if isinstance(self._error, CancelledError):
-                raise CancelledError(*self._error.args)
+                raise CancelledError(*self._error.args) from self._error.__cause__
             if self._error is not None:
                 # Raised by each call: without the frames of earlier ones.
                 raise self._error.with_traceback(self._trace)
