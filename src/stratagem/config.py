@@ -39,6 +39,7 @@ __all__ = [
     "handshake_timeout_s",
     "jobs_port",
     "join_timeout_s",
+    "keep_freed_memory",
     "log_format",
     "log_level",
     "max_handshakes",
@@ -172,6 +173,23 @@ def program_cache_size() -> int:
     Source: specific to Stratagem.
     """
     return environment.read("program_cache_size")
+
+
+def keep_freed_memory() -> bool:
+    """Returns True if memory that a step on CPU devices has freed is kept for the next step.
+
+    It is read when the library is imported, and has no effect on hosts with accelerators.
+
+    Returns:
+        The value of `STRATAGEM_KEEP_FREED_MEMORY`.
+
+    Example:
+        >>> sg.config.keep_freed_memory()
+        True
+
+    Source: mallopt(3), M_TRIM_THRESHOLD.
+    """
+    return environment.read("keep_freed_memory")
 
 
 def cache_dir() -> Path:

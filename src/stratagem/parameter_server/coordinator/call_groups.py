@@ -16,10 +16,10 @@ import numpy as np
 from stratagem.parameter_server.transport.wire import Message
 
 __all__ = [
-    "SentCall",
     "Ended",
     "MAX_UNANSWERED",
     "RecentDuration",
+    "SentCall",
     "calls_in",
     "ended_in",
     "pack_calls",
