@@ -26,8 +26,8 @@ __all__ = [
     "pack_ended",
 ]
 
-# How many messages a worker may get after one that it has not answered, plus one. It keeps so many
-# answers, for messages that are sent again.
+# Number of answers that a worker keeps, for messages that are sent again. So it gets fewer messages
+# than this after one that it has not answered.
 MAX_UNANSWERED = 4
 
 # Part of its influence that a long call loses with each later one.

@@ -73,7 +73,10 @@ class Countdown:
 
 def cancel(closures: Sequence[Closure], cause: BaseException | None = None) -> None:
     """Aborts the results of closures that will not run, because of an error or of `close`."""
-    reason = f": another function failed: {cause!r}" if cause is not None else "."
+    reason = "."
+    if cause is not None:
+        first_line = str(cause).partition("\n")[0]
+        reason = f", because of an error: {type(cause).__name__}: {first_line}"
     for closure in closures:
         error = CancelledError(
             explain(

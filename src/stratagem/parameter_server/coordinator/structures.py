@@ -10,6 +10,7 @@ import numpy as np
 
 __all__ = ["leaves_of", "map_structure"]
 
+# JAX's mapping takes longer for one leaf than all else.
 _PLAIN = {bool, int, float, str, bytes, np.ndarray}
 
 
@@ -26,7 +27,7 @@ def map_structure(
         {'b': [2, None], 2: (4,)}
     """
     kind: Any = type(value)
-    if kind in _PLAIN or is_leaf(value):  # most leaves; JAX's mapping takes longer for one
+    if kind in _PLAIN or is_leaf(value):
         return function(value)
     if isinstance(value, dict) and kind is dict:
         return {key: map_structure(function, part, is_leaf) for key, part in value.items()}
@@ -38,11 +39,9 @@ def map_structure(
 
 def leaves_of(value: object, is_leaf: Callable[[Any], bool]) -> list[Any]:
     """Returns the leaves of a structure; see `map_structure`."""
-    if type(value) not in (tuple, list):
-        leaves: list[Any] = []
-        map_structure(leaves.append, value, is_leaf)
-        return leaves
-    parts: Any = value
-    if is_leaf(value):
-        return [value]
-    return [leaf for part in parts for leaf in leaves_of(part, is_leaf)]
+    container: Any = value
+    if type(value) in (tuple, list) and not is_leaf(value):  # most arguments; see `_PLAIN`
+        return [leaf for part in container for leaf in leaves_of(part, is_leaf)]
+    leaves: list[Any] = []
+    map_structure(leaves.append, value, is_leaf)
+    return leaves

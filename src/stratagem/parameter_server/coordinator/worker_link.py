@@ -150,6 +150,7 @@ class WorkerLink:
         """Lets servers forget the functions of a message once none of them will run again."""
         if not closures:
             self._open.discard(order)
+            return
         remaining = Countdown(len(closures), functools.partial(self._open.discard, order))
         for closure in closures:
             closure.result.observe(remaining.count)
