@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 from stratagem.goodput import EventWriter, read_run
 from stratagem.run_events import memory_sampler
 from stratagem.run_events.memory_sampler import MemorySampler, resident_bytes
-from stratagem.run_events.records import MemoryEvent
+from stratagem.run_events.records import EndEvent, MemoryEvent
 
 
 def samples(folder) -> list[MemoryEvent]:
@@ -31,11 +32,49 @@ def test_samples_are_written_until_the_stop(tmp_path) -> None:
         sampler = MemorySampler(writer, interval_s=0.01)
         assert third.wait(30)
         sampler.stop()
-        sampler._thread.join(30)
         assert not sampler._thread.is_alive()
     found = samples(tmp_path)
     assert len(found) >= 3
     assert found[0].device_bytes is None
+
+
+class HeldWriter(EventWriter):
+    """Holds each sample until `release` is set."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "worker", 0, num_processes=1)
+        self.is_sampling = threading.Event()
+        self.release = threading.Event()
+
+    def memory(self, *arguments, **keywords) -> None:
+        self.is_sampling.set()
+        assert self.release.wait(30)
+        super().memory(*arguments, **keywords)
+
+
+def test_stop_waits_for_the_sample_in_progress(tmp_path) -> None:
+    with HeldWriter(tmp_path) as writer:
+        sampler = MemorySampler(writer, interval_s=1e6)
+        assert writer.is_sampling.wait(30)
+        threading.Timer(0.05, writer.release.set).start()
+        sampler.stop()
+        writer.end()
+    (process,) = read_run(tmp_path).processes
+    assert [type(event) for event in process.events[-2:]] == [MemoryEvent, EndEvent]
+
+
+def test_sample_that_is_late_is_dropped(tmp_path, monkeypatch) -> None:
+    """A device that hangs holds up the end for the limit only."""
+    monkeypatch.setattr(memory_sampler, "STOP_LIMIT_S", 0.01)
+    with HeldWriter(tmp_path) as writer:
+        sampler = MemorySampler(writer, interval_s=1e6)
+        assert writer.is_sampling.wait(30)
+        sampler.stop()
+        writer.end()
+        writer.release.set()
+        sampler._thread.join(30)
+    (process,) = read_run(tmp_path).processes
+    assert isinstance(process.events[-1], EndEvent)
 
 
 def test_memory_of_devices_is_in_the_sample(tmp_path) -> None:

@@ -13,6 +13,7 @@ from stratagem.run_events.writer import EventWriter
 __all__ = ["DeviceMemory", "MemorySampler", "resident_bytes"]
 
 SAMPLE_INTERVAL_S = 5.0
+STOP_LIMIT_S = 1.0
 
 # Returns the memory in use on the fullest device and the memory of that device; None is unknown.
 DeviceMemory: TypeAlias = Callable[[], tuple[int | None, int | None]]
@@ -32,8 +33,9 @@ class MemorySampler:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread; a sample in progress may still be written."""
+        """Ends the thread; waits at most `STOP_LIMIT_S` for a sample in progress."""
         self._stopped.set()
+        self._thread.join(STOP_LIMIT_S)
 
     def sample(self) -> None:
         """Records the memory in use now."""

@@ -346,8 +346,10 @@ class EventWriter:
         """Writes an event that leaves the line of steps in progress whole.
 
         Takes no lock, which a fork could copy while another thread holds it. A line is one append.
+        Dropped after the end, which stays the last event.
         """
-        self._write(event)
+        if not self._has_ended:
+            self._write(event)
 
     def _write_pending(self) -> None:
         line = self._steps.take()
