@@ -13,6 +13,8 @@ from tests.chaos.campaign import ROOT, Campaign, run_trial
 from tests.chaos.jobs import GOOD
 from tests.chaos.sandbox import why_impossible
 
+_WIDTH_OF_A_FILE = 160
+
 
 @click.command(help=__doc__)
 @click.option("--number", default=1000, help="Number of faults.")
@@ -28,6 +30,8 @@ def main(
     if why := why_impossible():
         raise click.ClickException(f"The campaign {why}.")
     console = rich.console.Console()
+    if not console.is_terminal:  # a log is as wide as the table
+        console = rich.console.Console(width=_WIDTH_OF_A_FILE)
     folder = ROOT / "runs" / "chaos" / "-".join(filter(None, (str(seed), job, fault)))
     folder.mkdir(parents=True, exist_ok=True)
     if replay is not None:
