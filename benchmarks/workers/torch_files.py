@@ -92,6 +92,8 @@ def prepare(options: WorkerOptions) -> Training:
         batch_size=workload.batch_size,
         num_workers=NUM_READERS,
         persistent_workers=True,
+        # Readers of ArrayRecord have threads, which crash in a forked process.
+        multiprocessing_context="spawn" if options.file_format == "ArrayRecord" else None,
         shuffle=isinstance(dataset, _Mapped),
         collate_fn=_batch,
     )
