@@ -106,6 +106,7 @@ def _started(
         dump = stack.enter_context(tempfile.TemporaryDirectory())
         options = dataclasses.replace(options, dump=dump)
         variables["XLA_FLAGS"] = f"--xla_dump_to={dump} --xla_dump_hlo_as_text"
+        variables["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # a cached program dumps nothing
     command = [program, flag, module, json.dumps(dataclasses.asdict(options))]
     worker = stack.enter_context(WorkerProcess(side.name, command, variables))
     return worker, worker.read_answer(effort.start_limit_s)["versions"]
