@@ -1,0 +1,221 @@
+"""XLA's binary interface for custom calls, as far as a handler written in Python needs it.
+
+XLA calls a function of C with pointers to buffers, which `ctypes` can make from one of Python. So
+the buffers are used in place, and a program with such a call has no pointers in it and can be
+cached, unlike one with a host callback of JAX. A call returns at once and is completed later, from
+any thread. In between it occupies no thread of XLA, where another sum could be needed first.
+
+Source: XLA, xla/ffi/api/c_api.h, version 0.3.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+__all__ = ["PendingCall", "register_handler"]
+
+_MAJOR, _MINOR = 0, 3
+_METADATA = 1  # type of the extension with which XLA asks for the version of a handler
+_EXECUTE = 3  # stage of a call
+_UNAVAILABLE = 14
+
+
+class _Extension(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("type", ctypes.c_int),
+        ("next", ctypes.c_void_p),
+    )
+
+
+class _Version(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("extension_start", ctypes.c_void_p),
+        ("major", ctypes.c_int),
+        ("minor", ctypes.c_int),
+    )
+
+
+class _Metadata(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("version", _Version),
+        ("traits", ctypes.c_uint32),
+    )
+
+
+class _MetadataExtension(ctypes.Structure):
+    _fields_ = (("base", _Extension), ("metadata", ctypes.POINTER(_Metadata)))
+
+
+# Functions of the interface, in its order, up to the last one used here.
+_FUNCTIONS = (
+    "error_create",
+    "error_get_message",
+    "error_destroy",
+    "handler_register",
+    "stream_get",
+    "type_register",
+    "execution_context_get",
+    "state_set",
+    "state_get",
+    "device_memory_allocate",
+    "device_memory_free",
+    "thread_pool_schedule",
+    "thread_pool_num_threads",
+    "future_create",
+    "future_set_available",
+    "future_set_error",
+)
+_Function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+
+
+class _Api(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("extension_start", ctypes.c_void_p),
+        ("version", _Version),
+        ("internal_api", ctypes.c_void_p),
+        *((name, _Function) for name in _FUNCTIONS),
+    )
+
+
+class _Buffer(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("extension_start", ctypes.c_void_p),
+        ("dtype", ctypes.c_int),
+        ("data", ctypes.c_void_p),
+        ("rank", ctypes.c_int64),
+        ("dims", ctypes.POINTER(ctypes.c_int64)),
+    )
+
+
+class _Buffers(ctypes.Structure):  # arguments or results
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("extension_start", ctypes.c_void_p),
+        ("size", ctypes.c_int64),
+        ("types", ctypes.c_void_p),
+        ("buffers", ctypes.POINTER(ctypes.POINTER(_Buffer))),
+    )
+
+
+class _Attributes(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("extension_start", ctypes.c_void_p),
+        ("size", ctypes.c_int64),
+        ("types", ctypes.c_void_p),
+        ("names", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+    )
+
+
+class _CallFrame(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("extension_start", ctypes.POINTER(_Extension)),
+        ("api", ctypes.POINTER(_Api)),
+        ("context", ctypes.c_void_p),
+        ("stage", ctypes.c_int),
+        ("arguments", _Buffers),
+        ("results", _Buffers),
+        ("attributes", _Attributes),
+        ("future", ctypes.c_void_p),
+    )
+
+
+class _FutureArguments(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("extension_start", ctypes.c_void_p),
+        ("future", ctypes.c_void_p),
+        ("error", ctypes.c_void_p),
+    )
+
+
+class _ErrorArguments(ctypes.Structure):
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("extension_start", ctypes.c_void_p),
+        ("message", ctypes.c_char_p),
+        ("code", ctypes.c_int),
+    )
+
+
+class PendingCall:
+    """A call of a handler that is not complete; its buffers are valid until then.
+
+    `arguments` and `results` are addresses, and `shapes` those of the arguments.
+    """
+
+    def __init__(self, frame: Any) -> None:
+        arguments, results = frame.arguments, frame.results
+        self.arguments = [_buffer(arguments, place).data for place in range(arguments.size)]
+        self.results = [_buffer(results, place).data for place in range(results.size)]
+        first = _buffer(arguments, 0)
+        self.shape = tuple(first.dims[place] for place in range(first.rank))
+        self.dtype = first.dtype
+        self._api = frame.api.contents
+        created = _FutureArguments(_FutureArguments.error.offset)
+        self._api.future_create(ctypes.addressof(created))
+        self._future = frame.future = created.future
+
+    def complete(self) -> None:
+        """Marks the results as written."""
+        arguments = _FutureArguments(_FutureArguments.error.offset, None, self._future)
+        self._api.future_set_available(ctypes.addressof(arguments))
+
+    def fail(self, message: str) -> None:
+        """Ends the program with an error."""
+        error = _error(self._api, message)
+        arguments = _FutureArguments(
+            ctypes.sizeof(_FutureArguments), None, self._future, error
+        )
+        self._api.future_set_error(ctypes.addressof(arguments))
+
+
+def _buffer(buffers: Any, place: int) -> Any:
+    return buffers.buffers[place].contents
+
+
+def _error(api: Any, message: str) -> int:
+    arguments = _ErrorArguments(
+        ctypes.sizeof(_ErrorArguments), None, message.encode(), _UNAVAILABLE
+    )
+    return api.error_create(ctypes.addressof(arguments))
+
+
+_kept: list[Any] = []  # XLA calls a handler for as long as the process runs
+
+
+def register_handler(name: str, start: Callable[[PendingCall], None]) -> None:
+    """Registers the handler of custom calls of a name on CPU; `start` must not block."""
+
+    def handle(address: int) -> int | None:
+        frame = _CallFrame.from_address(address)
+        if frame.extension_start and frame.extension_start.contents.type == _METADATA:
+            extension = ctypes.cast(
+                frame.extension_start, ctypes.POINTER(_MetadataExtension)
+            ).contents
+            extension.metadata.contents.version = _Version(
+                ctypes.sizeof(_Version), None, _MAJOR, _MINOR
+            )
+            extension.metadata.contents.traits = 0
+            return None
+        call = PendingCall(frame)
+        try:
+            start(call)
+        except Exception as error:  # noqa: BLE001 - ctypes would drop it
+            call.fail(repr(error))
+        return None
+
+    handler = _Function(handle)
+    _kept.append(handler)
+    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler), platform="cpu")
