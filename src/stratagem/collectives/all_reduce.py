@@ -20,6 +20,7 @@ from stratagem.collectives.hierarchical import hierarchical_sum
 from stratagem.collectives.one_device import one_device_sum
 from stratagem.collectives.packing import NO_PACKING, GradientPacking
 from stratagem.collectives.ring import ring_sum
+from stratagem.collectives.shared_sums import SHARED_SUM, shared_sum
 from stratagem.options import ReduceOp
 from stratagem.topology.mesh import REPLICA_AXIS
 
@@ -85,6 +86,7 @@ _SUMS: Mapping[Algorithm, _Sum] = {
     Algorithm.RING: ring_sum,
     Algorithm.HIERARCHICAL: hierarchical_sum,
     Algorithm.TO_ONE_DEVICE: one_device_sum,
+    Algorithm.SHARED_MEMORY: shared_sum,
 }
 
 
@@ -122,7 +124,7 @@ def is_sum_over_replicas(eqn: JaxprEqn) -> bool:
 
     Source: specific to Stratagem.
     """
-    return eqn.params.get("name") == "_stratagem_sum_over_replicas"
+    return eqn.params.get("name") in ("_stratagem_sum_over_replicas", SHARED_SUM)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +196,7 @@ class ChosenAllReduce(AllReduce):
         dtype = array.dtype
         if self.axis.adds_wide and dtype == jnp.bfloat16:
             array = array.astype(jnp.float32)
-        if array.size and add is _compiler_sum:
+        if array.size and add in (_compiler_sum, shared_sum):
             array = add(array, self.axis)
         elif array.size:
             array = _stratagem_sum_over_replicas(add, array, self.axis)

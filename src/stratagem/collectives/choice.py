@@ -19,10 +19,12 @@ class Algorithm(enum.StrEnum):
 
     COMPILER: chosen by the compiler: NCCL on GPUs, Gloo between processes on CPU. RING,
     HIERARCHICAL, TO_ONE_DEVICE: written out in the program; see the modules of these names.
+    SHARED_MEMORY: through memory that the processes of one machine share; elsewhere, and in loops
+    inside a step, the compiler's.
 
     Example:
         >>> [algorithm.value for algorithm in sg.collectives.Algorithm]
-        ['compiler', 'ring', 'hierarchical', 'to one device']
+        ['compiler', 'ring', 'hierarchical', 'to one device', 'shared memory']
 
     Source: specific to Stratagem.
     """
@@ -31,6 +33,7 @@ class Algorithm(enum.StrEnum):
     RING = "ring"
     HIERARCHICAL = "hierarchical"
     TO_ONE_DEVICE = "to one device"
+    SHARED_MEMORY = "shared memory"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec
 from stratagem.collectives.all_reduce import ChosenAllReduce
 from stratagem.collectives.axis import ReplicaAxis
 from stratagem.collectives.choice import Algorithm, Choice, choose
+from stratagem.collectives.shared_sums import connect_memory, is_connected, no_sums, ordered_sum
 from stratagem.options import ReduceOp
 from stratagem.process_group import current_group
 from stratagem.topology import Topology
@@ -88,6 +89,7 @@ def measured_choice(topology: Topology, cache_folder: Path) -> MeasuredChoice | 
     group = current_group()
     if group is None or not topology.spans_processes or topology.platform != "cpu":
         return None
+    connect_memory(topology)
     machines = group.exchange("the machines of the cluster", _describe_machine(topology))
     file = cache_folder / f"all_reduce_{_digest(machines)}.json"
     is_first = group.process_id == 0
@@ -123,7 +125,8 @@ def measure_times(
     algorithms = [
         algorithm
         for algorithm in Algorithm
-        if axis.groups or algorithm is not Algorithm.HIERARCHICAL
+        if (axis.groups or algorithm is not Algorithm.HIERARCHICAL)
+        and (is_connected(topology) or algorithm is not Algorithm.SHARED_MEMORY)
     ]
     times_s: dict[Algorithm, dict[int, float]] = {algorithm: {} for algorithm in algorithms}
     for size in sizes_bytes:
@@ -155,10 +158,16 @@ class _SumBenchmark:
         self._num_sums = min(max(_ROUND_BYTES // size_bytes, _MIN_SUMS), _MAX_SUMS)
         reduction = ChosenAllReduce(axis, Choice(algorithm))
 
+        def add(carry: tuple[jax.Array, jax.Array], _: None) -> tuple[Any, None]:
+            part, order = carry
+            if algorithm is Algorithm.SHARED_MEMORY:
+                return ordered_sum(part, order, axis.name), None
+            return (reduction.one(ReduceOp.SUM, part), order), None
+
         def body(part: jax.Array) -> jax.Array:
-            total, _ = jax.lax.scan(
-                lambda carry, _: (reduction.one(ReduceOp.SUM, carry), None),
-                part[0],
+            (total, _), _ = jax.lax.scan(
+                add,
+                (part[0], no_sums()),
                 None,
                 length=self._num_sums,
                 # Otherwise the result is copied to the input of the next sum.
@@ -205,6 +214,7 @@ def _describe_machine(topology: Topology) -> list[Any]:
         topology.num_local_replicas,
         jax.__version__,
         list(SIZES_BYTES),
+        is_connected(topology),
     ]
 
 

@@ -11,17 +11,35 @@ Source: XLA, xla/ffi/api/c_api.h, version 0.3.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
-__all__ = ["PendingCall", "register_handler"]
+__all__ = ["DTYPES", "PendingCall", "register_handler"]
 
 _MAJOR, _MINOR = 0, 3
 _METADATA = 1  # type of the extension with which XLA asks for the version of a handler
 _EXECUTE = 3  # stage of a call
 _UNAVAILABLE = 14
+_DTYPES = {
+    2: "int8",
+    3: "int16",
+    4: "int32",
+    5: "int64",
+    6: "uint8",
+    7: "uint16",
+    8: "uint32",
+    9: "uint64",
+    11: "float32",
+    12: "float64",
+    15: "complex64",
+    18: "complex128",
+}
+# Types of arrays that a handler can be given.
+DTYPES = frozenset(_DTYPES.values())
 
 
 class _Extension(ctypes.Structure):
@@ -150,46 +168,37 @@ class _ErrorArguments(ctypes.Structure):
 
 
 class PendingCall:
-    """A call of a handler that is not complete; its buffers are valid until then.
-
-    `arguments` and `results` are addresses, and `shapes` those of the arguments.
-    """
+    """A call of a handler that is not complete; its buffers are valid until then."""
 
     def __init__(self, frame: Any) -> None:
-        arguments, results = frame.arguments, frame.results
-        self.arguments = [_buffer(arguments, place).data for place in range(arguments.size)]
-        self.results = [_buffer(results, place).data for place in range(results.size)]
-        first = _buffer(arguments, 0)
-        self.shape = tuple(first.dims[place] for place in range(first.rank))
-        self.dtype = first.dtype
+        count = frame.arguments.size
+        self.arguments = [_array(frame.arguments.buffers[place].contents) for place in range(count)]
+        count = frame.results.size
+        self.results = [_array(frame.results.buffers[place].contents) for place in range(count)]
         self._api = frame.api.contents
         created = _FutureArguments(_FutureArguments.error.offset)
         self._api.future_create(ctypes.addressof(created))
         self._future = frame.future = created.future
 
     def complete(self) -> None:
-        """Marks the results as written."""
+        """Marks the results as written. The program may continue within this call."""
         arguments = _FutureArguments(_FutureArguments.error.offset, None, self._future)
         self._api.future_set_available(ctypes.addressof(arguments))
 
     def fail(self, message: str) -> None:
-        """Ends the program with an error."""
-        error = _error(self._api, message)
-        arguments = _FutureArguments(
-            ctypes.sizeof(_FutureArguments), None, self._future, error
-        )
+        """Ends the program with an error that begins with UNAVAILABLE."""
+        text = _ErrorArguments(ctypes.sizeof(_ErrorArguments), None, message.encode(), _UNAVAILABLE)
+        error = self._api.error_create(ctypes.addressof(text))
+        arguments = _FutureArguments(ctypes.sizeof(_FutureArguments), None, self._future, error)
         self._api.future_set_error(ctypes.addressof(arguments))
 
 
-def _buffer(buffers: Any, place: int) -> Any:
-    return buffers.buffers[place].contents
-
-
-def _error(api: Any, message: str) -> int:
-    arguments = _ErrorArguments(
-        ctypes.sizeof(_ErrorArguments), None, message.encode(), _UNAVAILABLE
-    )
-    return api.error_create(ctypes.addressof(arguments))
+def _array(buffer: Any) -> np.ndarray[Any, Any]:
+    """Returns a flat view of a buffer."""
+    dtype = np.dtype(_DTYPES[buffer.dtype])
+    count = math.prod(buffer.dims[axis] for axis in range(buffer.rank))
+    memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(buffer.data)
+    return np.frombuffer(memory, dtype)
 
 
 _kept: list[Any] = []  # XLA calls a handler for as long as the process runs

@@ -13,6 +13,7 @@ from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import PartitionSpec, Sharding
 
+from stratagem.collectives.shared_sums import in_order, is_connected, no_sums
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution.analysis.replication import contains_primitive
 from stratagem.execution.programs.ids_program import IdsProgram

@@ -1,0 +1,180 @@
+"""Sums in shared memory as part of a compiled program.
+
+A program starts them one after the other, since each has the outcome of the one before among its
+arguments. XLA runs independent calls in any order, and two processes could otherwise add different
+arrays. A sum outside such an order, as in a loop of the user's, is the compiler's own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, JaxprEqn, gensym
+
+from stratagem.collectives.axis import ReplicaAxis
+from stratagem.collectives.shared_memory import SharedArea, SumThread, is_supported
+from stratagem.collectives.xla_handler import DTYPES, PendingCall, register_handler
+from stratagem.process_group import Group, current_group
+from stratagem.topology import Topology
+from stratagem.topology.mesh import REPLICA_AXIS
+
+__all__ = [
+    "SHARED_SUM","connect_memory", "in_order", "is_connected", "no_sums", "ordered_sum", "shared_sum"]
+
+_TARGET = "stratagem_shared_sum"
+SHARED_SUM = "_stratagem_shared_sum_over_replicas"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Members:
+    """The memory of this process, made once: device ids of all replicas, and local threads."""
+
+    devices: tuple[int, ...]
+    threads: dict[int, SumThread]
+
+
+_members: list[_Members | None] = []
+
+
+def connect_memory(topology: Topology) -> bool:
+    """Connects the processes of a machine; all must call it, and receive the same.
+
+    Returns False if they cannot share memory. Only the first devices of a process do.
+    """
+    group = current_group()
+    if group is None or not topology.spans_processes or topology.platform != "cpu":
+        return False
+    if not _members:
+        _members.append(None if topology.groups is not None else _connected(group, topology))
+    return is_connected(topology)
+
+
+def is_connected(topology: Topology) -> bool:
+    """Returns True if the replicas of a topology share memory."""
+    members = _members[0] if _members else None
+    devices = topology.devices or ()
+    return members is not None and members.devices == tuple(device.id for device in devices)
+
+
+def _connected(group: Group, topology: Topology) -> _Members | None:
+    machines = group.exchange("machines that share memory", _machine() if is_supported() else None)
+    if machines[0] is None or machines.count(machines[0]) < len(machines):
+        return None
+    area = _opened(topology.num_replicas, None) if group.process_id == 0 else None
+    [offer, *_] = group.exchange("shared memory", area and area.offer)
+    if group.process_id > 0 and offer is not None:
+        area = _opened(topology.num_replicas, offer)
+    if not all(group.exchange("connections to shared memory", area is not None)) or area is None:
+        return None
+    devices = topology.devices or ()
+    ranks = [rank for rank, one in enumerate(devices) if one.process_index == jax.process_index()]
+    threads = {rank: SumThread(area, rank, lambda: group.verdict is not None) for rank in ranks}
+    register_handler(_TARGET, lambda call: _start(threads, call))
+    return _Members(tuple(device.id for device in devices), threads)
+
+
+def _machine() -> str:
+    """Returns an identifier of this machine since it started."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    except OSError:
+        return ""
+
+
+def _opened(num_replicas: int, offer: dict[str, Any] | None) -> SharedArea | None:
+    try:
+        return SharedArea(num_replicas, offer)
+    except (OSError, ValueError):  # such as in containers of their own
+        return None
+
+
+class _Sum:
+    """A call of XLA's as a sum."""
+
+    def __init__(self, call: PendingCall) -> None:
+        self.addend, self.total = call.arguments[0], call.results[0]
+        self.complete, self.fail = call.complete, call.fail
+
+
+def _start(threads: dict[int, SumThread], call: PendingCall) -> None:
+    threads[int(call.arguments[2][0])].start(_Sum(call))
+
+
+def no_sums() -> jax.Array:
+    """Returns the outcome of no sums, with which an order begins."""
+    return jnp.uint32(0)
+
+
+def shared_sum(array: jax.Array, axis: ReplicaAxis) -> jax.Array:
+    """Returns the sum of a local array over replicas. Call in a compiled step.
+
+    It is the compiler's until `in_order` replaces it.
+    """
+    wide = array.astype(jnp.float32) if array.dtype in (jnp.bfloat16, jnp.float16) else array
+    if wide.dtype.name not in DTYPES:
+        return jax.lax.psum(array, axis.name)
+    return _stratagem_shared_sum_over_replicas(wide, axis).astype(array.dtype)
+
+
+# Recognized by its name in the trace.
+@functools.partial(jax.jit, static_argnums=1)
+def _stratagem_shared_sum_over_replicas(array: jax.Array, axis: ReplicaAxis) -> jax.Array:
+    return jax.lax.psum(array, axis.name)
+
+
+def ordered_sum(array: jax.Array, order: jax.Array, axis_name: str) -> tuple[jax.Array, jax.Array]:
+    """Returns the sum of a local array over replicas, and the outcome for the sum after it."""
+    call = jax.ffi.ffi_call(
+        _TARGET,
+        (jax.ShapeDtypeStruct(array.shape, array.dtype), jax.ShapeDtypeStruct((), np.uint32)),
+        input_output_aliases={0: 0, 1: 1},
+    )
+    total, order = call(array, order, jax.lax.axis_index(axis_name))
+    return total, order
+
+
+def in_order(closed: ClosedJaxpr) -> ClosedJaxpr | None:
+    """Replaces the sums of a step by sums in shared memory; None if there are none.
+
+    The result has the outcome of the sums before among its inputs and that of its own among its
+    outputs, at the end of both. Sums inside of its equations, such as loops, stay the compiler's.
+    """
+    jaxpr = closed.jaxpr
+    if not any(map(_is_shared_sum, jaxpr.eqns)):
+        return None
+    new_variable: Any = gensym()
+    number = jax.core.ShapedArray((), np.dtype(np.uint32))
+    first = order = new_variable(number)
+    eqns: list[Any] = []
+    for eqn in jaxpr.eqns:
+        if not _is_shared_sum(eqn):
+            eqns.append(eqn)
+            continue
+        addend = eqn.invars[0].aval
+        [call] = _traced_sum(tuple(addend.shape), np.dtype(addend.dtype)).jaxpr.eqns
+        after = new_variable(number)
+        eqns.append(call.replace(invars=[eqn.invars[0], order], outvars=[eqn.outvars[0], after]))
+        order = after
+    ordered = jaxpr.replace(
+        eqns=eqns, invars=[*jaxpr.invars, first], outvars=[*jaxpr.outvars, order]
+    )
+    return ClosedJaxpr(ordered, closed.consts)
+
+
+def _traced_sum(shape: tuple[int, ...], dtype: np.dtype[Any]) -> ClosedJaxpr:
+    trace = jax.make_jaxpr(jax.jit(ordered_sum, static_argnums=2), static_argnums=2, axis_env=[(REPLICA_AXIS, 1)])
+    return trace(jax.ShapeDtypeStruct(shape, dtype), no_sums(), REPLICA_AXIS)
+
+
+def _is_shared_sum(eqn: JaxprEqn) -> bool:
+    """True for a sum of one array, not for a derivative of one that adds several."""
+    if eqn.params.get("name") != SHARED_SUM or len(eqn.invars) != 1 or len(eqn.outvars) != 1:
+        return False
+    inner = [one.primitive.name for one in eqn.params["jaxpr"].eqns]
+    return len(inner) == 1 and inner[0].startswith("psum")
