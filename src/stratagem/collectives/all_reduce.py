@@ -21,6 +21,7 @@ from stratagem.collectives.one_device import one_device_sum
 from stratagem.collectives.packing import NO_PACKING, GradientPacking
 from stratagem.collectives.ring import ring_sum
 from stratagem.collectives.shared_sums import SHARED_SUM, shared_sum
+from stratagem.collectives.xla_handler import DTYPES
 from stratagem.options import ReduceOp
 from stratagem.topology.mesh import REPLICA_AXIS
 
@@ -86,7 +87,6 @@ _SUMS: Mapping[Algorithm, _Sum] = {
     Algorithm.RING: ring_sum,
     Algorithm.HIERARCHICAL: hierarchical_sum,
     Algorithm.TO_ONE_DEVICE: one_device_sum,
-    Algorithm.SHARED_MEMORY: shared_sum,
 }
 
 
@@ -152,7 +152,11 @@ class ChosenAllReduce(AllReduce):
     def one(self, op: ReduceOp, value: object) -> jax.Array:
         """Combines one array."""
         array = jnp.asarray(value)
-        return self._combine(op, array, _SUMS[self.choice.algorithm(array.nbytes)])
+        algorithm = self.choice.algorithm(array.nbytes)
+        if algorithm is not Algorithm.SHARED_MEMORY:
+            return self._combine(op, array, _SUMS[algorithm])
+        elsewhere = _SUMS[(self.choice.elsewhere or BY_COMPILER).algorithm(array.nbytes)]
+        return self._combine(op, array, elsewhere, is_shared=True)
 
     def many(self, op: ReduceOp, values: Sequence[Any]) -> list[jax.Array]:
         """Combines many arrays, packing several of a dtype into one."""
@@ -190,13 +194,18 @@ class ChosenAllReduce(AllReduce):
     def _is_rounded(self, array: jax.Array) -> bool:
         return self.in_bfloat16 and array.dtype == jnp.float32
 
-    def _combine(self, op: ReduceOp, array: jax.Array, add: _Sum) -> jax.Array:
+    def _combine(
+        self, op: ReduceOp, array: jax.Array, add: _Sum, *, is_shared: bool = False
+    ) -> jax.Array:
         if array.dtype == bool:
             array = array.astype(jnp.int32)
         dtype = array.dtype
-        if self.axis.adds_wide and dtype == jnp.bfloat16:
+        is_narrow = dtype == jnp.bfloat16 or (is_shared and dtype == jnp.float16)
+        if (self.axis.adds_wide or is_shared) and is_narrow:
             array = array.astype(jnp.float32)
-        if array.size and add in (_compiler_sum, shared_sum):
+        if array.size and is_shared and array.dtype.name in DTYPES:
+            array = shared_sum(array, self.axis, add)
+        elif array.size and add is _compiler_sum:
             array = add(array, self.axis)
         elif array.size:
             array = _stratagem_sum_over_replicas(add, array, self.axis)

@@ -19,8 +19,8 @@ class Algorithm(enum.StrEnum):
 
     COMPILER: chosen by the compiler: NCCL on GPUs, Gloo between processes on CPU. RING,
     HIERARCHICAL, TO_ONE_DEVICE: written out in the program; see the modules of these names.
-    SHARED_MEMORY: through memory that the processes of one machine share; elsewhere, and in loops
-    inside a step, the compiler's.
+    SHARED_MEMORY: through memory that the processes of one machine share; not in a loop within a
+    step, nor in a function that calls `run`.
 
     Example:
         >>> [algorithm.value for algorithm in sg.collectives.Algorithm]
@@ -43,6 +43,7 @@ class Choice:
     Args:
         default: algorithm for arrays above all limits.
         limits: pairs of a size in bytes and the algorithm for arrays up to it, in ascending order.
+        elsewhere: the rule where SHARED_MEMORY cannot be used; None for the compiler's.
 
     Example:
         >>> ring, compiler = sg.collectives.Algorithm.RING, sg.collectives.Algorithm.COMPILER
@@ -55,6 +56,7 @@ class Choice:
 
     default: Algorithm = Algorithm.COMPILER
     limits: tuple[tuple[int, Algorithm], ...] = ()
+    elsewhere: Choice | None = None
 
     def algorithm(self, size_bytes: int) -> Algorithm:
         """Returns the algorithm for an array.
@@ -84,6 +86,13 @@ def choose(times_s: Mapping[Algorithm, Mapping[int, float]]) -> Choice:
     of the size. TO_ONE_DEVICE takes as much memory as all replicas together, so it is never used
     above the largest measured size.
     """
+    if Algorithm.SHARED_MEMORY in times_s:
+        others = {one: times for one, times in times_s.items() if one != Algorithm.SHARED_MEMORY}
+        return dataclasses.replace(_rule(times_s), elsewhere=choose(others))
+    return _rule(times_s)
+
+
+def _rule(times_s: Mapping[Algorithm, Mapping[int, float]]) -> Choice:
     sizes = sorted(times_s[Algorithm.COMPILER])
     best = [
         _fastest({algorithm: times[size] for algorithm, times in times_s.items()}) for size in sizes

@@ -220,10 +220,16 @@ class SumThread:
                 bank, part = shards[number % _BANKS], slice(number * length, (number + 1) * length)
                 self._hand_out(bank, addend[part])
             if 0 <= number - 1 < num_blocks:
-                bank, part = shards[(number - 1) % _BANKS], slice((number - 1) * length, number * length)
+                bank, part = (
+                    shards[(number - 1) % _BANKS],
+                    slice((number - 1) * length, number * length),
+                )
                 self._add_own(bank, addend[part], total[part])
             if number >= 2:
-                bank, part = shards[number % _BANKS], slice((number - 2) * length, (number - 1) * length)
+                bank, part = (
+                    shards[number % _BANKS],
+                    slice((number - 2) * length, (number - 1) * length),
+                )
                 self._collect(bank, total[part])
             if number <= num_blocks:
                 self._num_rounds = (self._num_rounds + 1) % 2**32
@@ -256,7 +262,9 @@ class SumThread:
 
     def _others(self, block: np.ndarray[Any, Any]) -> list[tuple[int, np.ndarray[Any, Any]]]:
         ranks = range(self._area.num_replicas)
-        return [(rank, block[self._shard(block.size, rank)]) for rank in ranks if rank != self._rank]
+        return [
+            (rank, block[self._shard(block.size, rank)]) for rank in ranks if rank != self._rank
+        ]
 
     def _shard(self, size: int, rank: int) -> slice:
         length = -(-size // self._area.num_replicas)

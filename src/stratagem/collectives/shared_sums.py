@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,24 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, gensym
 
 from stratagem.collectives.axis import ReplicaAxis
 from stratagem.collectives.shared_memory import SharedArea, SumThread, is_supported
-from stratagem.collectives.xla_handler import DTYPES, PendingCall, register_handler
+from stratagem.collectives.xla_handler import PendingCall, register_handler
 from stratagem.process_group import Group, current_group
 from stratagem.topology import Topology
 from stratagem.topology.mesh import REPLICA_AXIS
 
 __all__ = [
-    "SHARED_SUM","connect_memory", "in_order", "is_connected", "no_sums", "ordered_sum", "shared_sum"]
+    "SHARED_SUM",
+    "connect_memory",
+    "in_order",
+    "is_connected",
+    "is_shared_sum",
+    "no_sums",
+    "ordered_sum",
+    "shared_sum",
+]
 
 _TARGET = "stratagem_shared_sum"
+_Sum = Callable[[jax.Array, ReplicaAxis], jax.Array]
 SHARED_SUM = "_stratagem_shared_sum_over_replicas"
 
 
@@ -111,21 +121,20 @@ def no_sums() -> jax.Array:
     return jnp.uint32(0)
 
 
-def shared_sum(array: jax.Array, axis: ReplicaAxis) -> jax.Array:
-    """Returns the sum of a local array over replicas. Call in a compiled step.
+def shared_sum(array: jax.Array, axis: ReplicaAxis, elsewhere: _Sum) -> jax.Array:
+    """Returns the sum of a local array of one of `DTYPES` over replicas. Call in a compiled step.
 
-    It is the compiler's until `in_order` replaces it.
+    Until `in_order` replaces it, it is the sum of another algorithm.
     """
-    wide = array.astype(jnp.float32) if array.dtype in (jnp.bfloat16, jnp.float16) else array
-    if wide.dtype.name not in DTYPES:
-        return jax.lax.psum(array, axis.name)
-    return _stratagem_shared_sum_over_replicas(wide, axis).astype(array.dtype)
+    return _stratagem_shared_sum_over_replicas(array, axis, elsewhere)
 
 
 # Recognized by its name in the trace.
-@functools.partial(jax.jit, static_argnums=1)
-def _stratagem_shared_sum_over_replicas(array: jax.Array, axis: ReplicaAxis) -> jax.Array:
-    return jax.lax.psum(array, axis.name)
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _stratagem_shared_sum_over_replicas(
+    array: jax.Array, axis: ReplicaAxis, elsewhere: _Sum
+) -> jax.Array:
+    return elsewhere(array, axis)
 
 
 def ordered_sum(array: jax.Array, order: jax.Array, axis_name: str) -> tuple[jax.Array, jax.Array]:
@@ -146,14 +155,14 @@ def in_order(closed: ClosedJaxpr) -> ClosedJaxpr | None:
     outputs, at the end of both. Sums inside of its equations, such as loops, stay the compiler's.
     """
     jaxpr = closed.jaxpr
-    if not any(map(_is_shared_sum, jaxpr.eqns)):
+    if not any(map(is_shared_sum, jaxpr.eqns)):
         return None
     new_variable: Any = gensym()
     number = jax.core.ShapedArray((), np.dtype(np.uint32))
     first = order = new_variable(number)
     eqns: list[Any] = []
     for eqn in jaxpr.eqns:
-        if not _is_shared_sum(eqn):
+        if not is_shared_sum(eqn):
             eqns.append(eqn)
             continue
         addend = eqn.invars[0].aval
@@ -168,13 +177,12 @@ def in_order(closed: ClosedJaxpr) -> ClosedJaxpr | None:
 
 
 def _traced_sum(shape: tuple[int, ...], dtype: np.dtype[Any]) -> ClosedJaxpr:
-    trace = jax.make_jaxpr(jax.jit(ordered_sum, static_argnums=2), static_argnums=2, axis_env=[(REPLICA_AXIS, 1)])
+    # The number of replicas is not part of the trace.
+    program = jax.jit(ordered_sum, static_argnums=2)
+    trace = jax.make_jaxpr(program, static_argnums=2, axis_env=[(REPLICA_AXIS, 1)])
     return trace(jax.ShapeDtypeStruct(shape, dtype), no_sums(), REPLICA_AXIS)
 
 
-def _is_shared_sum(eqn: JaxprEqn) -> bool:
-    """True for a sum of one array, not for a derivative of one that adds several."""
-    if eqn.params.get("name") != SHARED_SUM or len(eqn.invars) != 1 or len(eqn.outvars) != 1:
-        return False
-    inner = [one.primitive.name for one in eqn.params["jaxpr"].eqns]
-    return len(inner) == 1 and inner[0].startswith("psum")
+def is_shared_sum(eqn: JaxprEqn) -> bool:
+    """Returns True for a sum of one array; a derivative, which is a sum too, may add several."""
+    return eqn.params.get("name") == SHARED_SUM and len(eqn.invars) == len(eqn.outvars) == 1

@@ -9,12 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stratagem import config
+from stratagem.collectives.shared_sums import in_order, is_connected
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution.eager.replicas import run_eagerly
 from stratagem.execution.programs.argument_differences import ArgumentKinds
 from stratagem.execution.programs.compilations import note_compilation
 from stratagem.execution.programs.multistep import run_steps
 from stratagem.execution.programs.offloaded_program import OffloadedProgram, is_offloaded
+from stratagem.execution.programs.ordered_program import OrderedProgram
 from stratagem.execution.programs.program import Program
 from stratagem.execution.programs.recompilations import Recompilations
 from stratagem.execution.programs.sharded_program import ShardedProgram, is_sharded
@@ -199,6 +201,9 @@ def _program_of(
     if remote is not None and not (is_remote or remote.holds(trace)):
         remote = None
     if not is_offloaded(trace):
+        ordered = in_order(trace.jaxpr) if remote is None and is_connected(topology) else None
+        if ordered is not None:
+            return OrderedProgram(trace, topology, name, ordered)
         return Program(trace, topology, name, remote)
     if remote is None and is_sharded(trace, topology):
         return ShardedProgram(trace, topology, name)

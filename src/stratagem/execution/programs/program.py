@@ -13,7 +13,6 @@ from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import PartitionSpec, Sharding
 
-from stratagem.collectives.shared_sums import in_order, is_connected, no_sums
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution.analysis.replication import contains_primitive
 from stratagem.execution.programs.ids_program import IdsProgram
@@ -278,7 +277,7 @@ class Program:
         return value if is_there else self._topology.replicate(value)
 
     def _compile(self, *, many: bool) -> Any:
-        function = self._many_steps if many else self._one_step
+        function = self._function(many=many)
         if self._topology.num_replicas > 1:
             copied, stacked = PartitionSpec(), PartitionSpec(REPLICA_AXIS)
             steps = PartitionSpec(None, REPLICA_AXIS)
@@ -300,6 +299,10 @@ class Program:
             )
         return jax.jit(function, donate_argnums=0, out_shardings=self._out_shardings())
 
+    def _function(self, *, many: bool) -> Callable[..., Any]:
+        """Returns the function of one replica that is compiled."""
+        return self._many_steps if many else self._one_step
+
     def _out_shardings(self) -> Any:
         """Returns output shardings; None with one device per replica, where JAX infers them."""
         if self._topology.groups is None:
@@ -320,10 +323,14 @@ class Program:
         """
         pools = dict(zip(POOLS, arrays, strict=True))
         inputs = [pools[source][index] for source, index in self.trace.inputs]
-        outputs = jaxpr_as_fun(self.trace.jaxpr)(*inputs)
+        outputs = self._evaluate(inputs, pools["written"])
         values, results = outputs[: len(pools["written"])], outputs[len(pools["written"]) :]
         end = len(results) - self._num_handed
         return list(values), list(results[:end]), self._token(), list(results[end:])
+
+    def _evaluate(self, inputs: list[Any], written: list[Any]) -> list[Any]:
+        """Returns new values for all that is written, then the other outputs of a step."""
+        return jaxpr_as_fun(self.trace.jaxpr)(*inputs)
 
     def _token(self) -> Any:
         """Returns an output that is never donated, if the end of the step is awaited."""

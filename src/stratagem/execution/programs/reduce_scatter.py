@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jax.extend.core import Literal
 
+from stratagem.collectives.shared_sums import is_shared_sum
 from stratagem.execution.programs.update_part import StepParts
 from stratagem.topology import REPLICA_AXIS
 
@@ -58,5 +59,7 @@ def scatter_sums(
 
 
 def _is_sum(eqn: JaxprEqn) -> bool:
+    if is_shared_sum(eqn):
+        return True
     is_sum = eqn.primitive.name in _SUMS and eqn.params.get("axis_index_groups") is None
     return is_sum and tuple(eqn.params.get("axes", ())) == (REPLICA_AXIS,)
