@@ -62,3 +62,17 @@ def test_limit_is_the_lower_size_where_the_compiler_stands_though_another_is_as_
     assert choose({COMPILER: {4: 1.0, 64: 2.0}, RING: {4: 0.98, 64: 1.0}}) == Choice(
         RING, ((4, COMPILER),)
     )
+
+
+def test_where_memory_cannot_be_shared_the_best_of_the_others_is_used() -> None:
+    shared = Algorithm.SHARED_MEMORY
+    times_s = {
+        COMPILER: {4: 2.0, 64: 2.0},
+        ONE: {4: 1.0, 64: 3.0},
+        shared: {4: 2.0, 64: 0.5},
+    }
+    choice = choose(times_s)
+    assert (choice.algorithm(4), choice.algorithm(64)) == (ONE, shared)
+    del times_s[shared]
+    assert choice.elsewhere == choose(times_s)
+    assert choose(times_s).elsewhere is None

@@ -13,6 +13,7 @@ from stratagem.collectives import measurement
 from stratagem.collectives.choice import Algorithm
 from stratagem.collectives.measurement import SIZES_BYTES, measure_times, measured_choice
 from stratagem.topology import Topology
+from tests.collectives.sharing import served
 
 TIMES_S = {
     algorithm.value: {str(size): place + size / 2**30 for size in SIZES_BYTES}
@@ -22,7 +23,7 @@ TIMES_S = {
 
 def test_every_algorithm_is_timed_at_every_size() -> None:
     times_s = measure_times(Topology(tuple(jax.devices()[:4])), (64, 256), num_rounds=1)
-    assert set(times_s) == set(Algorithm)
+    assert set(times_s) == set(Algorithm) - {Algorithm.SHARED_MEMORY}
     for times in times_s.values():
         assert set(times) == {64, 256}
         assert all(time_s > 0 and math.isfinite(time_s) for time_s in times.values())
@@ -42,6 +43,14 @@ def test_rounds_are_as_many_as_fit_on_the_slowest(own_s, other_s, expected, monk
 
 def test_hierarchical_needs_groups() -> None:
     times_s = measure_times(Topology(tuple(jax.devices()[:2])), (64,), num_rounds=1)
+    assert set(times_s) == set(Algorithm) - {Algorithm.HIERARCHICAL, Algorithm.SHARED_MEMORY}
+
+
+def test_shared_memory_is_timed_where_it_is_shared(monkeypatch) -> None:
+    topology = Topology(tuple(jax.devices()[:2]))
+    monkeypatch.setattr(measurement, "is_connected", lambda of: of is topology)
+    with served(2):
+        times_s = measure_times(topology, (64, 256), num_rounds=1)
     assert set(times_s) == set(Algorithm) - {Algorithm.HIERARCHICAL}
 
 

@@ -42,7 +42,7 @@ _BLOCK_BYTES, _LEAST_SHARD_BYTES = 2**20, 2**13
 # Linux on x86-64.
 _FUTEX, _WAIT, _WAKE, _EVERYONE = 202, 0, 1, 2**31 - 1
 _CHECK_S = 0.1
-_LOST = "UNAVAILABLE: another process was lost during a sum in shared memory"
+_LOST = "another process was lost during a sum in shared memory"
 
 
 class SumCall(Protocol):
@@ -188,18 +188,22 @@ class SumThread:
     def __init__(self, area: SharedArea, rank: int, is_lost: Callable[[], bool]) -> None:
         self._area, self._rank, self._is_lost = area, rank, is_lost
         self._num_rounds = 0
-        self._calls: queue.SimpleQueue[SumCall] = queue.SimpleQueue()
-        threading.Thread(
-            target=self._serve, name=f"stratagem sums of replica {rank}", daemon=True
-        ).start()
+        self._calls: queue.SimpleQueue[SumCall | None] = queue.SimpleQueue()
+        name = f"stratagem sums of replica {rank}"
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
 
     def start(self, call: SumCall) -> None:
         """Starts a sum, without waiting for it."""
         self._calls.put(call)
 
+    def close(self) -> None:
+        """Ends the thread after the sums that were started."""
+        self._calls.put(None)
+        self._thread.join()
+
     def _serve(self) -> None:
-        while True:
-            call = self._calls.get()
+        while (call := self._calls.get()) is not None:
             try:
                 self._add(call.addend, call.total)
             except Exception as error:  # noqa: BLE001 - it ends the program instead

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,66 +41,88 @@ _Sum = Callable[[jax.Array, ReplicaAxis], jax.Array]
 SHARED_SUM = "_stratagem_shared_sum_over_replicas"
 
 
-@dataclasses.dataclass(frozen=True)
-class _Members:
-    """The memory of this process, made once: device ids of all replicas, and local threads."""
+@dataclasses.dataclass
+class _Membership:
+    """The memory of this process, connected once: ids of the devices of all replicas."""
 
-    devices: tuple[int, ...]
-    threads: dict[int, SumThread]
-
-
-_members: list[_Members | None] = []
+    is_decided: bool = False
+    devices: tuple[int, ...] = ()
 
 
-def connect_memory(topology: Topology) -> bool:
-    """Connects the processes of a machine; all must call it, and receive the same.
+_membership = _Membership()
+_threads: dict[int, SumThread] = {}
 
-    Returns False if they cannot share memory. Only the first devices of a process do.
+
+def connect_memory(topology: Topology) -> None:
+    """Connects the processes of a machine if they can share memory; all must call it.
+
+    Only the first topology of a process shares memory.
     """
     group = current_group()
     if group is None or not topology.spans_processes or topology.platform != "cpu":
-        return False
-    if not _members:
-        _members.append(None if topology.groups is not None else _connected(group, topology))
-    return is_connected(topology)
+        return
+    if not _membership.is_decided:
+        _membership.is_decided = True
+        area = None if topology.groups is not None else _connected_area(group, topology)
+        if area is not None:
+            serve_sums(area, _local_ranks(topology), lambda: group.verdict is not None)
+            _membership.devices = _ids_of(topology)
 
 
 def is_connected(topology: Topology) -> bool:
     """Returns True if the replicas of a topology share memory."""
-    members = _members[0] if _members else None
-    devices = topology.devices or ()
-    return members is not None and members.devices == tuple(device.id for device in devices)
+    return bool(_membership.devices) and _membership.devices == _ids_of(topology)
 
 
-def _connected(group: Group, topology: Topology) -> _Members | None:
+def serve_sums(area: SharedArea, ranks: Sequence[int], is_lost: Callable[[], bool]) -> None:
+    """Starts to serve the sums of the replicas of this process."""
+    _threads.update({rank: SumThread(area, rank, is_lost) for rank in ranks})
+    _register()
+
+
+@functools.cache
+def _register() -> None:
+    register_handler(_TARGET, _start)
+
+
+def _start(call: PendingCall) -> None:
+    _threads[int(call.arguments[2][0])].start(_Sum(call))
+
+
+def _ids_of(topology: Topology) -> tuple[int, ...]:
+    return tuple(device.id for device in topology.devices or ())
+
+
+def _local_ranks(topology: Topology) -> list[int]:
+    own = jax.process_index()
+    return [rank for rank, one in enumerate(topology.devices or ()) if one.process_index == own]
+
+
+def _connected_area(group: Group, topology: Topology) -> SharedArea | None:
+    """Returns the area that all processes opened, or None on all of them."""
     machines = group.exchange("machines that share memory", _machine() if is_supported() else None)
     if machines[0] is None or machines.count(machines[0]) < len(machines):
         return None
     area = _opened(topology.num_replicas, None) if group.process_id == 0 else None
-    [offer, *_] = group.exchange("shared memory", area and area.offer)
+    [offer, *_] = group.exchange("shared memory", None if area is None else area.offer)
     if group.process_id > 0 and offer is not None:
         area = _opened(topology.num_replicas, offer)
-    if not all(group.exchange("connections to shared memory", area is not None)) or area is None:
-        return None
-    devices = topology.devices or ()
-    ranks = [rank for rank, one in enumerate(devices) if one.process_index == jax.process_index()]
-    threads = {rank: SumThread(area, rank, lambda: group.verdict is not None) for rank in ranks}
-    register_handler(_TARGET, lambda call: _start(threads, call))
-    return _Members(tuple(device.id for device in devices), threads)
+    are_open = group.exchange("connections to shared memory", area is not None)
+    return area if all(are_open) else None
 
 
-def _machine() -> str:
+def _machine() -> str | None:
     """Returns an identifier of this machine since it started."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
     except OSError:
-        return ""
+        return None
 
 
 def _opened(num_replicas: int, offer: dict[str, Any] | None) -> SharedArea | None:
     try:
         return SharedArea(num_replicas, offer)
-    except (OSError, ValueError):  # such as in containers of their own
+    except (OSError, ValueError):  # such as in a container of its own
         return None
 
 
@@ -110,10 +132,6 @@ class _Sum:
     def __init__(self, call: PendingCall) -> None:
         self.addend, self.total = call.arguments[0], call.results[0]
         self.complete, self.fail = call.complete, call.fail
-
-
-def _start(threads: dict[int, SumThread], call: PendingCall) -> None:
-    threads[int(call.arguments[2][0])].start(_Sum(call))
 
 
 def no_sums() -> jax.Array:

@@ -1,0 +1,172 @@
+"""Sums in shared memory, between threads and between processes, against NumPy."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stratagem.collectives.shared_memory import _BLOCK_BYTES, SharedArea, SumThread, is_supported
+
+pytestmark = pytest.mark.skipif(not is_supported(), reason="memory is shared on Linux on x86-64")
+
+
+class Sum:
+    """A sum whose end can be waited for."""
+
+    def __init__(self, addend: Any, *, in_place: bool = True) -> None:
+        self.addend = addend
+        self.total = addend if in_place else np.zeros_like(addend)
+        self._ended: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def complete(self) -> None:
+        self._ended.put(None)
+
+    def fail(self, message: str) -> None:
+        self._ended.put(message)
+
+    def error(self, limit_s: float = 60.0) -> str | None:
+        return self._ended.get(timeout=limit_s)
+
+
+@contextlib.contextmanager
+def threads_of(count: int, is_lost: Any = lambda: False) -> Iterator[list[SumThread]]:
+    """One thread a replica, each with its own mapping of the memory."""
+    area = SharedArea(count)
+    areas = [area, *(SharedArea(count, area.offer) for _ in range(count - 1))]
+    threads = [SumThread(one, rank, is_lost) for rank, one in enumerate(areas)]
+    yield threads
+    for thread in threads:
+        thread.close()
+
+
+def add(threads: list[SumThread], parts: list[Any], *, in_place: bool = True) -> list[Any]:
+    sums = [Sum(part.copy(), in_place=in_place) for part in parts]
+    for thread, one in zip(threads, sums, strict=True):
+        thread.start(one)
+    assert [one.error() for one in sums] == [None] * len(sums)
+    return [one.total for one in sums]
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_all_replicas_have_the_sum_in_replica_order(count: int, in_place: bool) -> None:
+    chance = np.random.default_rng(count)
+    per_block = _BLOCK_BYTES // 4
+    with threads_of(count) as threads:
+        for size in (1, count - 1, count + 1, 1000, per_block, per_block + 1, 3 * per_block + 7):
+            parts = [chance.normal(size=size).astype("float32") for _ in range(count)]
+            expected = parts[0]
+            for part in parts[1:]:
+                expected = expected + part
+            for total in add(threads, parts, in_place=in_place):
+                np.testing.assert_array_equal(total, expected)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["int8", "uint16", "int32", "int64", "float64", "complex64", "complex128"]
+)
+def test_sums_of_other_dtypes(dtype: str) -> None:
+    parts = [(np.arange(5000) % (100 + place)).astype(dtype) for place in range(2)]
+    with threads_of(2) as threads:
+        for total in add(threads, parts):
+            assert total.dtype == dtype
+            np.testing.assert_array_equal(total, parts[0] + parts[1])
+
+
+@pytest.mark.parametrize(("sizes", "dtypes"), [((4, 5), "ff"), ((4, 4), "fi")])
+def test_different_arrays_are_not_added_and_nothing_is_after_them(sizes, dtypes) -> None:
+    with threads_of(2) as threads:
+        sums = [Sum(np.ones(size, dtype)) for size, dtype in zip(sizes, dtypes, strict=True)]
+        for thread, one in zip(threads, sums, strict=True):
+            thread.start(one)
+        assert any("different arrays" in str(one.error()) for one in sums)
+        later = Sum(np.ones(4))
+        threads[0].start(later)
+        assert later.error()
+
+
+def test_a_sum_ends_with_an_error_once_another_process_is_lost() -> None:
+    lost: list[bool] = []
+    with threads_of(2, lambda: bool(lost)) as threads:
+        one = Sum(np.ones(4))
+        threads[0].start(one)
+        with pytest.raises(queue.Empty):  # it waits for the other replica
+            one.error(0.3)
+        lost.append(True)
+        assert "lost" in str(one.error())
+
+
+def test_an_offer_that_does_not_fit_is_refused() -> None:
+    area = SharedArea(2)
+    with pytest.raises(ValueError, match="identifier"):
+        SharedArea(2, {**area.offer, "word": "0" * 32})
+    with pytest.raises(OSError, match="No such file"):
+        SharedArea(2, {**area.offer, "file": 10**6})
+    unsealed = os.memfd_create("unsealed")
+    os.ftruncate(unsealed, 2**24)
+    with pytest.raises(ValueError, match="sealed"):
+        SharedArea(2, {**area.offer, "file": unsealed})
+    os.close(unsealed)
+    with pytest.raises(ValueError, match="1000 replicas"):
+        SharedArea(1000)
+
+
+_CHILD = """
+import json, queue, sys
+import numpy as np
+from stratagem.collectives.shared_memory import SharedArea, SumThread
+from tests.collectives.test_shared_memory import Sum
+rank, offer = int(sys.argv[1]), json.loads(sys.argv[2])
+thread = SumThread(SharedArea(3, offer), rank, lambda: False)
+for number in range(20):
+    one = Sum(np.full(300_000, rank * 10.0 + number))
+    thread.start(one)
+    assert one.error() is None
+    assert (one.total == 30.0 + 3 * number).all()
+print("added", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_sums_between_processes_of_which_none_leaves_anything_behind() -> None:
+    area = SharedArea(3)
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", _CHILD, str(rank), json.dumps(area.offer)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (1, 2)
+    ]
+    try:
+        thread = SumThread(area, 0, lambda: False)
+        for number in range(20):
+            one = Sum(np.full(300_000, float(number)))
+            thread.start(one)
+            assert one.error() is None
+            assert (one.total == 30.0 + 3 * number).all()
+        thread.close()
+        for child in children:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "added\n"
+    finally:
+        for child in children:
+            child.send_signal(signal.SIGKILL)
+            child.communicate()
+    # No name outlives the processes, since there never was one.
+    target = os.readlink(f"/proc/self/fd/{area.offer['file']}")
+    assert target.startswith("/memfd:")
+    assert target.endswith("(deleted)")
