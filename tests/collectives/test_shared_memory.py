@@ -59,8 +59,6 @@ def add(threads: list[SumThread], parts: list[Any], *, in_place: bool = True) ->
 
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("count", [2, 3, 5])
-@pytest.mark.parametrize("in_place", [True, False])
-@pytest.mark.parametrize("count", [2, 3, 5])
 def test_all_replicas_have_the_sum_in_replica_order(count: int, in_place: bool) -> None:
     chance = np.random.default_rng(count)
     per_block = _BLOCK_BYTES // 4
