@@ -21,6 +21,6 @@ def served(count: int) -> Iterator[None]:
 
 def stop() -> None:
     """Ends the threads of this process."""
-    for thread in shared_sums._threads.values():
-        thread.close()
-    shared_sums._threads.clear()
+    for server in shared_sums._servers.values():
+        server.close()
+    shared_sums._servers.clear()

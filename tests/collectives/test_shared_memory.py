@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratagem.collectives.shared_memory import _BLOCK_BYTES, SharedArea, SumThread, is_supported
+from stratagem.collectives.shared_memory import _BLOCK_BYTES, SharedArea, SumServer, is_supported
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="memory is shared on Linux on x86-64")
 
@@ -39,20 +39,20 @@ class Sum:
 
 
 @contextlib.contextmanager
-def threads_of(count: int, is_lost: Any = lambda: False) -> Iterator[list[SumThread]]:
-    """One thread a replica, each with its own mapping of the memory."""
+def servers_of(count: int, is_lost: Any = lambda: False) -> Iterator[list[SumServer]]:
+    """One server a replica, each with its own mapping of the memory."""
     area = SharedArea(count)
     areas = [area, *(SharedArea(count, area.offer) for _ in range(count - 1))]
-    threads = [SumThread(one, rank, is_lost) for rank, one in enumerate(areas)]
-    yield threads
-    for thread in threads:
-        thread.close()
+    servers = [SumServer(one, rank, is_lost) for rank, one in enumerate(areas)]
+    yield servers
+    for server in servers:
+        server.close()
 
 
-def add(threads: list[SumThread], parts: list[Any], *, in_place: bool = True) -> list[Any]:
+def add(servers: list[SumServer], parts: list[Any], *, in_place: bool = True) -> list[Any]:
     sums = [Sum(part.copy(), in_place=in_place) for part in parts]
-    for thread, one in zip(threads, sums, strict=True):
-        thread.start(one)
+    for server, one in zip(servers, sums, strict=True):
+        server.start(one)
     assert [one.error() for one in sums] == [None] * len(sums)
     return [one.total for one in sums]
 
@@ -62,13 +62,13 @@ def add(threads: list[SumThread], parts: list[Any], *, in_place: bool = True) ->
 def test_all_replicas_have_the_sum_in_replica_order(count: int, in_place: bool) -> None:
     chance = np.random.default_rng(count)
     per_block = _BLOCK_BYTES // 4
-    with threads_of(count) as threads:
+    with servers_of(count) as servers:
         for size in (1, count - 1, count + 1, 1000, per_block, per_block + 1, 3 * per_block + 7):
             parts = [chance.normal(size=size).astype("float32") for _ in range(count)]
             expected = parts[0]
             for part in parts[1:]:
                 expected = expected + part
-            for total in add(threads, parts, in_place=in_place):
+            for total in add(servers, parts, in_place=in_place):
                 np.testing.assert_array_equal(total, expected)
 
 
@@ -77,29 +77,29 @@ def test_all_replicas_have_the_sum_in_replica_order(count: int, in_place: bool) 
 )
 def test_sums_of_other_dtypes(dtype: str) -> None:
     parts = [(np.arange(5000) % (100 + place)).astype(dtype) for place in range(2)]
-    with threads_of(2) as threads:
-        for total in add(threads, parts):
+    with servers_of(2) as servers:
+        for total in add(servers, parts):
             assert total.dtype == dtype
             np.testing.assert_array_equal(total, parts[0] + parts[1])
 
 
 @pytest.mark.parametrize(("sizes", "dtypes"), [((4, 5), "ff"), ((4, 4), "fi")])
 def test_different_arrays_are_not_added_and_nothing_is_after_them(sizes, dtypes) -> None:
-    with threads_of(2) as threads:
+    with servers_of(2) as servers:
         sums = [Sum(np.ones(size, dtype)) for size, dtype in zip(sizes, dtypes, strict=True)]
-        for thread, one in zip(threads, sums, strict=True):
-            thread.start(one)
+        for server, one in zip(servers, sums, strict=True):
+            server.start(one)
         assert any("different arrays" in str(one.error()) for one in sums)
         later = Sum(np.ones(4))
-        threads[0].start(later)
+        servers[0].start(later)
         assert later.error()
 
 
 def test_a_sum_ends_with_an_error_once_another_process_is_lost() -> None:
     lost: list[bool] = []
-    with threads_of(2, lambda: bool(lost)) as threads:
+    with servers_of(2, lambda: bool(lost)) as servers:
         one = Sum(np.ones(4))
-        threads[0].start(one)
+        servers[0].start(one)
         with pytest.raises(queue.Empty):  # it waits for the other replica
             one.error(0.3)
         lost.append(True)
@@ -124,13 +124,13 @@ def test_an_offer_that_does_not_fit_is_refused() -> None:
 _CHILD = """
 import json, queue, sys
 import numpy as np
-from stratagem.collectives.shared_memory import SharedArea, SumThread
+from stratagem.collectives.shared_memory import SharedArea, SumServer
 from tests.collectives.test_shared_memory import Sum
 rank, offer = int(sys.argv[1]), json.loads(sys.argv[2])
-thread = SumThread(SharedArea(3, offer), rank, lambda: False)
+server = SumServer(SharedArea(3, offer), rank, lambda: False)
 for number in range(20):
     one = Sum(np.full(300_000, rank * 10.0 + number))
-    thread.start(one)
+    server.start(one)
     assert one.error() is None
     assert (one.total == 30.0 + 3 * number).all()
 print("added", flush=True)
@@ -150,13 +150,13 @@ def test_sums_between_processes_of_which_none_leaves_anything_behind() -> None:
         for rank in (1, 2)
     ]
     try:
-        thread = SumThread(area, 0, lambda: False)
+        server = SumServer(area, 0, lambda: False)
         for number in range(20):
             one = Sum(np.full(300_000, float(number)))
-            thread.start(one)
+            server.start(one)
             assert one.error() is None
             assert (one.total == 30.0 + 3 * number).all()
-        thread.close()
+        server.close()
         for child in children:
             assert child.stdout is not None
             assert child.stdout.readline() == "added\n"

@@ -137,11 +137,11 @@ class Group:
 def test_all_processes_share_memory_or_none(monkeypatch, answers, is_expected) -> None:
     monkeypatch.setattr(shared_sums, "current_group", lambda: Group(**answers))
     monkeypatch.setattr(shared_sums, "_membership", shared_sums._Membership())
-    monkeypatch.setattr(shared_sums, "_threads", {})
+    monkeypatch.setattr(shared_sums, "_servers", {})
     monkeypatch.setattr(Topology, "spans_processes", True)
     topology = Topology(tuple(jax.devices()[:2]))
     shared_sums.connect_memory(topology)
     assert is_connected(topology) is is_expected
-    assert sorted(shared_sums._threads) == ([0, 1] if is_expected else [])
+    assert sorted(shared_sums._servers) == ([0, 1] if is_expected else [])
     assert not is_connected(Topology(tuple(jax.devices()[:3])))
     sharing.stop()

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from stratagem.collectives.xla_handler import DTYPES, PendingCall, register_handler
+from stratagem.collectives.xla_handler import DTYPES, PendingCall, handlers_work, register_handler
 
 
 def negate_later(call: PendingCall) -> None:
@@ -68,3 +68,13 @@ def test_a_call_waits_for_those_that_it_depends_on() -> None:
 def test_an_error_ends_the_program(name: str, words: str) -> None:
     with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=f"UNAVAILABLE.*{words}"):
         jax.block_until_ready(jax.jit(lambda array: call(f"test_{name}", array))(jnp.ones(3)))
+
+
+def test_handlers_are_known_to_work_only_if_xla_accepts_them(monkeypatch) -> None:
+    assert handlers_work()
+
+    def refused(*_: object, **__: object) -> None:
+        raise RuntimeError("another version")
+
+    monkeypatch.setattr(jax.ffi, "register_ffi_target", refused)
+    assert not handlers_work.__wrapped__()

@@ -1,8 +1,8 @@
 """Sums of arrays between replicas of one machine, in memory that their processes share.
 
 Each replica adds one shard of the array and copies the sums of the others. Blocks pass through a
-small area, which stays in the cache: in one round a replica hands out its part of the shards of
-block k that others add, adds its own shard of block k - 1, and collects the sums of block k - 2.
+small area, which stays in the cache: in one round a replica writes its part of the shards of block
+k that others add, adds its own shard of block k - 1, and reads the sums of block k - 2.
 
 Every element is added by one replica, in replica order, so the result is bitwise equal on all.
 
@@ -28,7 +28,7 @@ import numpy as np
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["SharedArea", "SumCall", "SumThread", "is_supported"]
+__all__ = ["SharedArea", "SumCall", "SumServer", "is_supported"]
 
 _WORD_BYTES = 32
 # The head: the word, a number that is not 0 once a replica has failed, and from `_LINES_BEGIN` two
@@ -182,25 +182,31 @@ def _open(offer: dict[str, Any]) -> int:
     return file
 
 
-class SumThread:
-    """The thread that adds for one replica; the sums of a program come one after the other."""
+class SumServer:
+    """Adds for one replica. The sums of a program come one after the other."""
 
     def __init__(self, area: SharedArea, rank: int, is_lost: Callable[[], bool]) -> None:
         self._area, self._rank, self._is_lost = area, rank, is_lost
         self._num_rounds = 0
         self._calls: queue.SimpleQueue[SumCall | None] = queue.SimpleQueue()
+        # A program may continue in the thread that completes a sum, while another adds the next.
         name = f"stratagem sums of replica {rank}"
-        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._serve, name=name, daemon=True) for _ in range(2)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def start(self, call: SumCall) -> None:
         """Starts a sum, without waiting for it."""
         self._calls.put(call)
 
     def close(self) -> None:
-        """Ends the thread after the sums that were started."""
-        self._calls.put(None)
-        self._thread.join()
+        """Ends the threads after the sums that were started."""
+        for _ in self._threads:
+            self._calls.put(None)
+        for thread in self._threads:
+            thread.join()
 
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
@@ -222,7 +228,7 @@ class SumThread:
         for number in range(num_blocks + 2):
             if number < num_blocks:
                 bank, part = shards[number % _BANKS], slice(number * length, (number + 1) * length)
-                self._hand_out(bank, addend[part])
+                self._write(bank, addend[part])
             if 0 <= number - 1 < num_blocks:
                 bank, part = (
                     shards[(number - 1) % _BANKS],
@@ -234,14 +240,14 @@ class SumThread:
                     shards[number % _BANKS],
                     slice((number - 2) * length, (number - 1) * length),
                 )
-                self._collect(bank, total[part])
+                self._read(bank, total[part])
             if number <= num_blocks:
                 self._num_rounds = (self._num_rounds + 1) % 2**32
                 area.finish_round(rank, self._num_rounds, self._is_lost)
             if number == 0:
                 area.check(rank)
 
-    def _hand_out(self, bank: np.ndarray[Any, Any], block: np.ndarray[Any, Any]) -> None:
+    def _write(self, bank: np.ndarray[Any, Any], block: np.ndarray[Any, Any]) -> None:
         for other, part in self._others(block):
             np.copyto(bank[self._rank, other, : part.size], part)
 
@@ -260,7 +266,7 @@ class SumThread:
             np.add(result, part, out=result)
         np.copyto(total[place], result)
 
-    def _collect(self, bank: np.ndarray[Any, Any], total: np.ndarray[Any, Any]) -> None:
+    def _read(self, bank: np.ndarray[Any, Any], total: np.ndarray[Any, Any]) -> None:
         for other, part in self._others(total):
             np.copyto(part, bank[other, other, : part.size])
 

@@ -16,11 +16,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, JaxprEqn, gensym
 
 from stratagem.collectives.axis import ReplicaAxis
-from stratagem.collectives.shared_memory import SharedArea, SumThread, is_supported
-from stratagem.collectives.xla_handler import PendingCall, register_handler
+from stratagem.collectives.shared_memory import SharedArea, SumServer, is_supported
+from stratagem.collectives.xla_handler import PendingCall, handlers_work, register_handler
 from stratagem.process_group import Group, current_group
 from stratagem.topology import Topology
 from stratagem.topology.mesh import REPLICA_AXIS
@@ -50,7 +51,7 @@ class _Membership:
 
 
 _membership = _Membership()
-_threads: dict[int, SumThread] = {}
+_servers: dict[int, SumServer] = {}
 
 
 def connect_memory(topology: Topology) -> None:
@@ -76,7 +77,7 @@ def is_connected(topology: Topology) -> bool:
 
 def serve_sums(area: SharedArea, ranks: Sequence[int], is_lost: Callable[[], bool]) -> None:
     """Starts to serve the sums of the replicas of this process."""
-    _threads.update({rank: SumThread(area, rank, is_lost) for rank in ranks})
+    _servers.update({rank: SumServer(area, rank, is_lost) for rank in ranks})
     _register()
 
 
@@ -86,7 +87,7 @@ def _register() -> None:
 
 
 def _start(call: PendingCall) -> None:
-    _threads[int(call.arguments[2][0])].start(_Sum(call))
+    _servers[int(call.arguments[2][0])].start(_StartedSum(call))
 
 
 def _ids_of(topology: Topology) -> tuple[int, ...]:
@@ -100,7 +101,8 @@ def _local_ranks(topology: Topology) -> list[int]:
 
 def _connected_area(group: Group, topology: Topology) -> SharedArea | None:
     """Returns the area that all processes opened, or None on all of them."""
-    machines = group.exchange("machines that share memory", _machine() if is_supported() else None)
+    can_share = is_supported() and handlers_work()
+    machines = group.exchange("machines that share memory", _machine() if can_share else None)
     if machines[0] is None or machines.count(machines[0]) < len(machines):
         return None
     area = _opened(topology.num_replicas, None) if group.process_id == 0 else None
@@ -126,7 +128,7 @@ def _opened(num_replicas: int, offer: dict[str, Any] | None) -> SharedArea | Non
         return None
 
 
-class _Sum:
+class _StartedSum:
     """A call of XLA's as a sum."""
 
     def __init__(self, call: PendingCall) -> None:
@@ -176,7 +178,7 @@ def in_order(closed: ClosedJaxpr) -> ClosedJaxpr | None:
     if not any(map(is_shared_sum, jaxpr.eqns)):
         return None
     new_variable: Any = gensym()
-    number = jax.core.ShapedArray((), np.dtype(np.uint32))
+    number = ShapedArray((), np.dtype(np.uint32))
     first = order = new_variable(number)
     eqns: list[Any] = []
     for eqn in jaxpr.eqns:

@@ -11,6 +11,7 @@ Source: XLA, xla/ffi/api/c_api.h, version 0.3.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-__all__ = ["DTYPES", "PendingCall", "register_handler"]
+__all__ = ["DTYPES", "PendingCall", "handlers_work", "register_handler"]
 
 _MAJOR, _MINOR = 0, 3
 _METADATA = 1  # type of the extension with which XLA asks for the version of a handler
@@ -197,7 +198,7 @@ def _array(buffer: Any) -> np.ndarray[Any, Any]:
     """Returns a flat view of a buffer."""
     dtype = np.dtype(_DTYPES[buffer.dtype])
     count = math.prod(buffer.dims[axis] for axis in range(buffer.rank))
-    memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(buffer.data)
+    memory: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(buffer.data)
     return np.frombuffer(memory, dtype)
 
 
@@ -228,3 +229,20 @@ def register_handler(name: str, start: Callable[[PendingCall], None]) -> None:
     handler = _Function(handle)
     _kept.append(handler)
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler), platform="cpu")
+
+
+@functools.cache
+def handlers_work() -> bool:
+    """Returns True if this version of XLA calls a handler as expected."""
+
+    def start(call: PendingCall) -> None:
+        np.add(call.arguments[0], 1, out=call.results[0])
+        call.complete()
+
+    shape = jax.ShapeDtypeStruct((2,), np.int32)
+    try:
+        register_handler("stratagem_trial", start)
+        result = jax.jit(jax.ffi.ffi_call("stratagem_trial", shape))(np.int32([1, 2]))
+        return np.asarray(result).tolist() == [2, 3]
+    except Exception:  # noqa: BLE001 - of any kind, in a version that is not known yet
+        return False
