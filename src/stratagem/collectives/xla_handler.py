@@ -242,7 +242,7 @@ def handlers_work() -> bool:
     shape = jax.ShapeDtypeStruct((2,), np.int32)
     try:
         register_handler("stratagem_trial", start)
-        result = jax.jit(jax.ffi.ffi_call("stratagem_trial", shape))(np.int32([1, 2]))
+        result = jax.jit(jax.ffi.ffi_call("stratagem_trial", shape))(np.array([1, 2], np.int32))
         return np.asarray(result).tolist() == [2, 3]
     except Exception:  # noqa: BLE001 - of any kind, in a version that is not known yet
         return False
