@@ -104,7 +104,7 @@ class _Api(ctypes.Structure):
     )
 
 
-class _Buffer(ctypes.Structure):
+class _BufferView(ctypes.Structure):
     _fields_ = (
         ("struct_size", ctypes.c_size_t),
         ("extension_start", ctypes.c_void_p),
@@ -121,7 +121,7 @@ class _Buffers(ctypes.Structure):  # arguments or results
         ("extension_start", ctypes.c_void_p),
         ("size", ctypes.c_int64),
         ("types", ctypes.c_void_p),
-        ("buffers", ctypes.POINTER(ctypes.POINTER(_Buffer))),
+        ("buffers", ctypes.POINTER(ctypes.POINTER(_BufferView))),
     )
 
 
