@@ -38,7 +38,7 @@ _FAILED, _LINES_BEGIN = 64, 1024
 _MOST_REPLICAS = (_HEAD_BYTES - _LINES_BEGIN) // (2 * _LINE_BYTES)
 _BANKS = 2
 # Bytes of a block, and least bytes of its shards.
-_BLOCK_BYTES, _LEAST_SHARD_BYTES = 2**20, 2**13
+_BLOCK_BYTES, _LEAST_SHARD_BYTES = 2**21, 2**13
 # Linux on x86-64.
 _FUTEX, _WAIT, _WAKE, _EVERYONE = 202, 0, 1, 2**31 - 1
 _CHECK_S = 0.1
