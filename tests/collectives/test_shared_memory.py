@@ -106,6 +106,17 @@ def test_a_sum_ends_with_an_error_once_another_process_is_lost() -> None:
         assert "lost" in str(one.error())
 
 
+def test_threads_take_short_turns_while_a_sum_is_under_way() -> None:
+    usual_s = sys.getswitchinterval()
+    with servers_of(2) as servers:
+        sums = [Sum(np.ones(4)) for _ in servers]
+        servers[0].start(sums[0])
+        assert sys.getswitchinterval() < 0.1 * usual_s
+        servers[1].start(sums[1])
+        assert [one.error() for one in sums] == [None, None]
+    assert sys.getswitchinterval() == usual_s
+
+
 def test_an_offer_that_does_not_fit_is_refused() -> None:
     area = SharedArea(2)
     with pytest.raises(ValueError, match="identifier"):

@@ -12,6 +12,7 @@ __all__ = ["Algorithm", "BY_COMPILER", "Choice", "choose"]
 
 # Smaller gains are within the measurement noise.
 _LEAST_GAIN = 0.05
+_LEAST_SHARED_BYTES = 2**18
 
 
 class Algorithm(enum.StrEnum):
@@ -84,7 +85,8 @@ def choose(times_s: Mapping[Algorithm, Mapping[int, float]]) -> Choice:
     The compiler's algorithm is used unless another is faster by more than the measurement noise.
     Between two measured sizes the limit is where their times would cross, assuming each is a power
     of the size. TO_ONE_DEVICE takes as much memory as all replicas together, so it is never used
-    above the largest measured size.
+    above the largest measured size. SHARED_MEMORY waits for Python's GIL, which other threads may
+    hold for longer than a small sum takes.
     """
     if Algorithm.SHARED_MEMORY in times_s:
         others = {one: times for one, times in times_s.items() if one != Algorithm.SHARED_MEMORY}
@@ -95,7 +97,14 @@ def choose(times_s: Mapping[Algorithm, Mapping[int, float]]) -> Choice:
 def _rule(times_s: Mapping[Algorithm, Mapping[int, float]]) -> Choice:
     sizes = sorted(times_s[Algorithm.COMPILER])
     best = [
-        _fastest({algorithm: times[size] for algorithm, times in times_s.items()}) for size in sizes
+        _fastest(
+            {
+                algorithm: times[size]
+                for algorithm, times in times_s.items()
+                if size >= _LEAST_SHARED_BYTES or algorithm is not Algorithm.SHARED_MEMORY
+            }
+        )
+        for size in sizes
     ]
     limits: list[tuple[int, Algorithm]] = []
     for ends, (below, above) in zip(pairwise(sizes), pairwise(best), strict=True):

@@ -42,6 +42,7 @@ _BLOCK_BYTES, _LEAST_SHARD_BYTES = 2**21, 2**13
 # Linux on x86-64.
 _FUTEX, _WAIT, _WAKE, _EVERYONE = 202, 0, 1, 2**31 - 1
 _CHECK_S = 0.1
+_TURN_S = 1e-4
 _LOST = "another process was lost during a sum in shared memory"
 
 
@@ -182,6 +183,35 @@ def _open(offer: dict[str, Any]) -> int:
     return file
 
 
+class _Turns:
+    """The turns of Python's threads, which are short while sums are under way.
+
+    A sum needs Python a few times. Each time, it waits for the turn of a thread that computes to
+    end, after 5 ms by default.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_sums = 0
+        self._usual_s = 0.0
+
+    def shorten(self) -> None:
+        with self._lock:
+            if self._num_sums == 0:
+                self._usual_s = sys.getswitchinterval()
+                sys.setswitchinterval(_TURN_S)
+            self._num_sums += 1
+
+    def restore(self) -> None:
+        with self._lock:
+            self._num_sums -= 1
+            if self._num_sums == 0:
+                sys.setswitchinterval(self._usual_s)
+
+
+_turns = _Turns()
+
+
 class SumServer:
     """Adds for one replica. The sums of a program come one after the other."""
 
@@ -199,6 +229,7 @@ class SumServer:
 
     def start(self, call: SumCall) -> None:
         """Starts a sum, without waiting for it."""
+        _turns.shorten()
         self._calls.put(call)
 
     def close(self) -> None:
@@ -216,7 +247,8 @@ class SumServer:
                 self._area.fail()
                 call.fail(str(error))
             else:
-                call.complete()
+                call.complete()  # the next sum may start within
+            _turns.restore()
             del call  # its arrays may be freed
 
     def _add(self, addend: np.ndarray[Any, Any], total: np.ndarray[Any, Any]) -> None:
