@@ -162,7 +162,9 @@ def ordered_sum(array: jax.Array, order: jax.Array, axis_name: str) -> tuple[jax
     call = jax.ffi.ffi_call(
         _TARGET,
         (jax.ShapeDtypeStruct(array.shape, array.dtype), jax.ShapeDtypeStruct((), np.uint32)),
-        input_output_aliases={0: 0, 1: 1},
+        # A total in place of the addend would be copied first where the addend is used again, or
+        # is an argument of the program.
+        input_output_aliases={1: 1},
     )
     total, order = call(array, order, jax.lax.axis_index(axis_name))
     return total, order
