@@ -104,7 +104,7 @@ def sums() -> None:
 
 
 def lose_one() -> None:
-    values = distributed(0)
+    values = distributed(0)[3:]  # smaller ones are sent by Gloo, which waits inside JAX
     try:
         for number in range(1000):
             strategy.run(add, args=(values,))
