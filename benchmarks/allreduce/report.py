@@ -16,6 +16,7 @@ _COLORS = {
     "ring": "#2f9e6e",
     "hierarchical": "#8a5fb5",
     "to one device": "#c9a227",
+    "shared memory": "#3d3d3d",
     PEER: "#d9702b",
 }
 # The bounds of the issue that asked for this: what AUTO may lose, and what PyTorch may be ahead.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import gc
 import json
 import os
 import queue
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -106,6 +109,19 @@ def test_a_sum_ends_with_an_error_once_another_process_is_lost() -> None:
         assert "lost" in str(one.error())
 
 
+def test_nothing_is_added_after_a_replica_has_failed() -> None:
+    """Replicas may be in different rounds then, and would add parts of different arrays."""
+    area = SharedArea(2)
+    area.fail()
+    servers = [SumServer(area, rank, lambda: False) for rank in range(2)]
+    sums = [Sum(np.ones(4)) for _ in servers]
+    for server, one in zip(servers, sums, strict=True):
+        server.start(one)
+    assert all("lost" in str(one.error()) for one in sums)
+    for server in servers:
+        server.close()
+
+
 def test_threads_take_short_turns_while_a_sum_is_under_way() -> None:
     usual_s = sys.getswitchinterval()
     with servers_of(2) as servers:
@@ -123,13 +139,40 @@ def test_an_offer_that_does_not_fit_is_refused() -> None:
         SharedArea(2, {**area.offer, "word": "0" * 32})
     with pytest.raises(OSError, match="No such file"):
         SharedArea(2, {**area.offer, "file": 10**6})
-    unsealed = os.memfd_create("unsealed")
+    unsealed = os.memfd_create("stratagem unsealed")
     os.ftruncate(unsealed, 2**24)
     with pytest.raises(ValueError, match="sealed"):
         SharedArea(2, {**area.offer, "file": unsealed})
     os.close(unsealed)
+    with open(__file__) as other, pytest.raises(ValueError, match="not the memory"):
+        SharedArea(2, {**area.offer, "file": other.fileno()})
     with pytest.raises(ValueError, match="1000 replicas"):
         SharedArea(1000)
+
+
+def test_memory_is_private_whole_and_given_back(monkeypatch) -> None:
+    def files() -> int:
+        gc.collect()
+        entries = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+        return sum("memfd" in os.readlink(one) for one in entries if os.path.islink(one))
+
+    before = files()
+    area = SharedArea(2)
+    status = os.fstat(area.offer["file"])
+    assert stat.S_IMODE(status.st_mode) == 0o600
+    # All of it is there from the beginning: the lack of a page would end a process by SIGBUS.
+    assert status.st_blocks * 512 >= status.st_size > 2**22
+    assert files() > before
+    del area
+    assert files() == before
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        SharedArea(2)
+    assert files() == before
 
 
 _CHILD = """

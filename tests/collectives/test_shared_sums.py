@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import logging
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -132,7 +135,7 @@ class Group:
 
 @pytest.mark.parametrize(
     ("answers", "is_expected"),
-    [({}, True), ({"machines": "another"}, False), ({"connections": False}, False)],
+    [({}, True), ({"machines": "another"}, False), ({"connections": "No such file"}, False)],
 )
 def test_all_processes_share_memory_or_none(monkeypatch, answers, is_expected) -> None:
     monkeypatch.setattr(shared_sums, "current_group", lambda: Group(**answers))
@@ -145,3 +148,18 @@ def test_all_processes_share_memory_or_none(monkeypatch, answers, is_expected) -
     assert sorted(shared_sums._servers) == ([0, 1] if is_expected else [])
     assert not is_connected(Topology(tuple(jax.devices()[:3])))
     sharing.stop()
+
+
+def test_without_memory_for_it_nothing_is_shared_and_the_log_says_why(monkeypatch, caplog) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(shared_sums, "current_group", Group)
+    monkeypatch.setattr(shared_sums, "_membership", shared_sums._Membership())
+    monkeypatch.setattr(Topology, "spans_processes", True)
+    topology = Topology(tuple(jax.devices()[:2]))
+    with caplog.at_level(logging.INFO):
+        shared_sums.connect_memory(topology)
+    assert not is_connected(topology)
+    assert "No space left on device" in caplog.text

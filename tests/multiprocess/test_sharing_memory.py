@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from stratagem.collectives import Algorithm
 from stratagem.collectives.shared_memory import is_supported
-from tests.multiprocess.cluster import PROGRAMS, ended, run_cluster, started
+from tests.multiprocess.cluster import PROGRAMS, addresses, ended, run_cluster, started
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="memory is shared on Linux on x86-64")
 
 _PROGRAM = str(PROGRAMS / "sharing_memory.py")
+_TRAINING = str(PROGRAMS / "sharing_memory_training.py")
+_ALONE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
 _LIMITS = {"STRATAGEM_PEER_TIMEOUT_S": "8", "STRATAGEM_STUCK_TIMEOUT_S": "8"}
 
 
@@ -32,7 +39,13 @@ def test_sums_are_those_of_numpy(num_workers: int, num_devices: int, tmp_path) -
         assert "equal\nordered 2 of 4" in one.output
 
 
-@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_programs_end_while_sums_are_under_way(tmp_path) -> None:
+    for one in run_cluster([_PROGRAM, "end"], 2, STRATAGEM_CACHE_DIR=str(tmp_path)):
+        assert one.code == 0, one.errors
+        assert "ordered 1 of 1" in one.output
+
+
+@pytest.mark.parametrize("how", ["kill", "stop", "raise", "leave"])
 def test_the_loss_of_a_process_ends_a_sum(how: str, tmp_path) -> None:
     limits = {**_LIMITS, "STRATAGEM_CACHE_DIR": str(tmp_path)}
     with started([_PROGRAM, how], 2, **limits) as processes:
@@ -41,3 +54,43 @@ def test_the_loss_of_a_process_ends_a_sum(how: str, tmp_path) -> None:
             os.kill(processes[1].pid, signal.SIGKILL)
     assert "caught True\nordered 1 of 1" in first.output, first.errors
     assert first.code == 1
+
+
+@pytest.mark.parametrize("num_workers", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_training_is_bitwise_that_of_another_algorithm(num_workers: int, tmp_path) -> None:
+    for algorithm in (Algorithm.SHARED_MEMORY, Algorithm.TO_ONE_DEVICE):
+        cache = str(tmp_path / algorithm.name)
+        command = [_TRAINING, algorithm.value, str(tmp_path)]
+        for one in run_cluster(command, num_workers, STRATAGEM_CACHE_DIR=cache):
+            assert one.code == 0, one.errors
+            assert f"ordered {algorithm is Algorithm.SHARED_MEMORY}" in one.output
+    first, *others = (
+        list(np.load(file).values())
+        for algorithm in ("SHARED_MEMORY", "TO_ONE_DEVICE")
+        for file in sorted(tmp_path.glob(f"{algorithm}-*.npz"))
+    )
+    assert len(others) == 2 * num_workers - 1
+    for arrays in others:
+        for array, expected in zip(arrays, first, strict=True):
+            np.testing.assert_array_equal(array, expected)
+
+
+def _can_be_alone() -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*_ALONE, "true"], capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not _can_be_alone(), reason="no namespace of processes can be made here")
+def test_processes_that_cannot_see_each_other_use_another_algorithm(tmp_path: Path) -> None:
+    """As in two containers of one machine."""
+    first, second = addresses(2)
+    every = run_cluster(
+        [_PROGRAM, "end"],
+        2,
+        [([], first), (_ALONE, second)],
+        STRATAGEM_CACHE_DIR=str(tmp_path),
+    )
+    for one in every:
+        assert one.code == 0, one.errors
+        assert "ordered 0 of 1" in one.output

@@ -6,8 +6,9 @@ k that others add, adds its own shard of block k - 1, and reads the sums of bloc
 
 Every element is added by one replica, in replica order, so the result is bitwise equal on all.
 
-The memory is anonymous, so that nothing is left behind when processes are killed. One process
-creates it, and the others open it through its /proc entry, which needs the same user.
+The memory is anonymous, so that nothing is left behind when processes are killed, and a small
+/dev/shm does not limit it. One process creates it, and the others open it through its /proc entry,
+which needs the same user.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import queue
 import secrets
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -44,6 +46,7 @@ _FUTEX, _WAIT, _WAKE, _EVERYONE = 202, 0, 1, 2**31 - 1
 _CHECK_S = 0.1
 _TURN_S = 1e-4
 _LOST = "another process was lost during a sum in shared memory"
+_NAME = "stratagem"
 
 
 class SumCall(Protocol):
@@ -98,6 +101,7 @@ class SharedArea:
             raise
         if offer is None:
             self._map[:_WORD_BYTES] = word.encode()
+            weakref.finalize(self, os.close, file)
             self.offer = {"pid": os.getpid(), "file": file, "word": word}
         else:
             os.close(file)
@@ -161,9 +165,11 @@ class SharedArea:
 
 
 def _create(size: int) -> int:
-    file = os.memfd_create("stratagem", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    file = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.ftruncate(file, size)
+        os.fchmod(file, 0o600)
+        # Without memory for all of it, the first access to the rest would kill a process.
+        os.posix_fallocate(file, 0, size)
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     except BaseException:
         os.close(file)
@@ -172,7 +178,11 @@ def _create(size: int) -> int:
 
 
 def _open(offer: dict[str, Any]) -> int:
-    file = os.open(f"/proc/{offer['pid']:d}/fd/{offer['file']:d}", os.O_RDWR | os.O_CLOEXEC)
+    entry = f"/proc/{offer['pid']:d}/fd/{offer['file']:d}"
+    # In a container of its own, the entry may be of another process.
+    if not os.readlink(entry).startswith(f"/memfd:{_NAME}"):
+        raise ValueError(f"{entry} is not the memory of its description")
+    file = os.open(entry, os.O_RDWR | os.O_CLOEXEC)
     # Reading memory that shrank would kill this process.
     try:
         if not fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
@@ -253,6 +263,8 @@ class SumServer:
 
     def _add(self, addend: np.ndarray[Any, Any], total: np.ndarray[Any, Any]) -> None:
         area, rank, dtype = self._area, self._rank, addend.dtype
+        if area.has_failed:  # the others may be in another round
+            raise RuntimeError(_LOST)
         shards = area.shards.view(dtype)
         length = area.num_replicas * shards.shape[-1]
         num_blocks = -(-addend.size // length)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,7 @@ __all__ = [
     "shared_sum",
 ]
 
+_logger = logging.getLogger(__name__)
 _TARGET = "stratagem_shared_sum"
 _Sum = Callable[[jax.Array, ReplicaAxis], jax.Array]
 SHARED_SUM = "_stratagem_shared_sum_over_replicas"
@@ -105,27 +108,33 @@ def _connected_area(group: Group, topology: Topology) -> SharedArea | None:
     machines = group.exchange("machines that share memory", _machine() if can_share else None)
     if machines[0] is None or machines.count(machines[0]) < len(machines):
         return None
-    area = _opened(topology.num_replicas, None) if group.process_id == 0 else None
+    count = topology.num_replicas
+    area, error = _opened(count, None) if group.process_id == 0 else (None, "")
     [offer, *_] = group.exchange("shared memory", None if area is None else area.offer)
     if group.process_id > 0 and offer is not None:
-        area = _opened(topology.num_replicas, offer)
-    are_open = group.exchange("connections to shared memory", area is not None)
-    return area if all(are_open) else None
+        area, error = _opened(count, offer)
+    errors = group.exchange("connections to shared memory", error)
+    if any(errors):
+        _logger.info("The processes of this machine do not share memory: %s.", errors)
+        return None
+    return area
 
 
 def _machine() -> str | None:
-    """Returns an identifier of this machine since it started."""
+    """Returns an identifier of this machine since it started, and of what it shows this process."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        started = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{started} {os.readlink('/proc/self/ns/pid')} {os.geteuid()}"
     except OSError:
         return None
 
 
-def _opened(num_replicas: int, offer: dict[str, Any] | None) -> SharedArea | None:
+def _opened(num_replicas: int, offer: dict[str, Any] | None) -> tuple[SharedArea | None, str]:
+    """Returns the area, or None and the reason."""
     try:
-        return SharedArea(num_replicas, offer)
-    except (OSError, ValueError):  # such as in a container of its own
-        return None
+        return SharedArea(num_replicas, offer), ""
+    except (OSError, ValueError) as error:  # such as where memory is short
+        return None, str(error)
 
 
 class _StartedSum:

@@ -23,7 +23,6 @@ __all__ = ["DTYPES", "PendingCall", "handlers_work", "register_handler"]
 
 _MAJOR, _MINOR = 0, 3
 _METADATA = 1  # type of the extension with which XLA asks for the version of a handler
-_EXECUTE = 3  # stage of a call
 _UNAVAILABLE = 14
 _DTYPES = {
     2: "int8",

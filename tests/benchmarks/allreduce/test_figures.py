@@ -7,6 +7,7 @@ from rich.console import Console
 
 from benchmarks.allreduce.measuring import PEER, Cluster, Figures
 from benchmarks.allreduce.report import draw_bandwidths, make_table
+from stratagem.collectives import Algorithm
 
 FIGURES = Figures(
     size_bytes=2**20,
@@ -30,7 +31,7 @@ def test_choice_is_compared_with_the_best_of_ours_and_with_the_peer() -> None:
 
 
 def test_table_and_plot_show_every_size(tmp_path) -> None:
-    alone = Figures(4096, {"compiler": 0.001, "ring": 0.002}, "compiler")
+    alone = Figures(4096, {one.value: 0.001 for one in Algorithm}, "compiler")
     cluster = Cluster(2, devices_per_process=2)
     assert (cluster.num_replicas, str(cluster)) == (4, "2 processes x 2 devices")
     console = Console(width=150)

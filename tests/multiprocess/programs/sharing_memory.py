@@ -1,7 +1,7 @@
 """Sums in shared memory in steps, loops of steps, and programs around them.
 
-`python sharing_memory.py HOW`: HOW is sums, or what worker 1 does after a few of them, kill or
-stop.
+`python sharing_memory.py HOW`: HOW is sums; end, without waiting for the last ones; or what worker
+1 does after a few of them: kill, stop, raise or leave.
 """
 
 from __future__ import annotations
@@ -103,17 +103,31 @@ def sums() -> None:
     print("equal")
 
 
+def lose() -> None:
+    if how == "raise":
+        raise ValueError("a bug")
+    if how == "leave":
+        raise SystemExit(0)
+    os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[how])
+
+
 def lose_one() -> None:
     values = distributed(0)[3:]  # smaller ones are sent by Gloo, which waits inside JAX
     try:
         for number in range(1000):
             strategy.run(add, args=(values,))
             if number == 20 and own == 1:
-                os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[how])
+                lose()
     except sg.errors.UnavailableError as error:
         print("caught", "worker 1" in str(error), flush=True)
 
 
-sums() if how == "sums" else lose_one()
+if how == "sums":
+    sums()
+elif how == "end":
+    for _ in range(5):
+        strategy.run(add, args=(distributed(0)[3:],))
+else:
+    lose_one()
 programs = [type(program).__name__ for program in strategy.executor.programs]
 print("ordered", programs.count("OrderedProgram"), "of", len(programs), flush=True)
