@@ -85,6 +85,20 @@ def test_sums_that_do_not_depend_on_each_other_keep_one_order(served) -> None:
             np.testing.assert_array_equal(result[0], result[1])
 
 
+def test_denormal_numbers_are_zero_after_a_sum_as_before_it(served) -> None:
+    """A program continues in a thread of ours, which must compute as one of XLA's does."""
+    parts = np.full((2, 1000), 2e-38, "float32")
+
+    def step(part: Any) -> Any:
+        total = SHARED.one(ReduceOp.SUM, part)
+        return jnp.stack([part * 0.01, total * 0.01, SHARED.one(ReduceOp.SUM, total) * 0.01])
+
+    np.testing.assert_array_equal(jax.jit(lambda part: part * 0.01)(parts), 0.0)
+    for _ in range(3):
+        [result], _ = run(step, parts)
+        np.testing.assert_array_equal(result, 0.0)
+
+
 def test_the_gradient_of_a_sum_is_the_sum_of_the_gradients(served) -> None:
     parts = np.float32([[1.0, 2.0], [3.0, 5.0]])
 
