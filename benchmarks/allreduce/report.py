@@ -19,8 +19,8 @@ _COLORS = {
     "shared memory": "#3d3d3d",
     PEER: "#d9702b",
 }
-# The bounds of the issues that asked for this: what AUTO may lose, and its least speed over PyTorch's,
-# by the size from which it holds.
+# The bounds of the issues that asked for this: what AUTO may lose, and its least speed over
+# PyTorch's, by the size from which it holds.
 _MOST_LOSS = 0.10
 _LEAST_SPEEDS = ((2**24, 2.0), (0, 1.0))
 

@@ -1,7 +1,7 @@
 """Sums in shared memory in steps, loops of steps, and programs around them.
 
 `python sharing_memory.py HOW`: HOW is sums; end, without waiting for the last ones; or what worker
-1 does after a few of them: kill, stop, raise or leave.
+1 does after a few of them: kill, midway (kill within a sum), stop, raise or leave.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from stratagem.collectives import Algorithm, measurement
+from stratagem.collectives.shared_memory import SharedArea
 
 (how,) = sys.argv[1:]
 FASTEST = {Algorithm.COMPILER: 3.0, Algorithm.RING: 2.0, Algorithm.SHARED_MEMORY: 1.0}
@@ -111,12 +112,25 @@ def lose() -> None:
     os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[how])
 
 
+def lose_midway() -> None:
+    finish = SharedArea.finish_round
+
+    def finish_or_end(area, rank, number, is_lost):
+        if number == 53:  # a step has 2 + 4 rounds: the sum of three blocks is half done
+            os.kill(os.getpid(), signal.SIGKILL)
+        finish(area, rank, number, is_lost)
+
+    SharedArea.finish_round = finish_or_end
+
+
 def lose_one() -> None:
+    if how == "midway" and own == 1:
+        lose_midway()
     values = distributed(0)[3:]  # smaller ones are sent by Gloo, which waits inside JAX
     try:
         for number in range(1000):
             strategy.run(add, args=(values,))
-            if number == 20 and own == 1:
+            if number == 20 and own == 1 and how != "midway":
                 lose()
     except sg.errors.UnavailableError as error:
         print("caught", "worker 1" in str(error), flush=True)
