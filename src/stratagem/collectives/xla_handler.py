@@ -170,15 +170,18 @@ class _ErrorArguments(ctypes.Structure):
 class PendingCall:
     """A call of a handler that is not complete; its buffers are valid until then."""
 
+    arguments: list[np.ndarray[Any, Any]]
+    results: list[np.ndarray[Any, Any]]
+
     def __init__(self, frame: Any) -> None:
-        count = frame.arguments.size
-        self.arguments = [_array(frame.arguments.buffers[place].contents) for place in range(count)]
-        count = frame.results.size
-        self.results = [_array(frame.results.buffers[place].contents) for place in range(count)]
         self._api = frame.api.contents
         created = _FutureArguments(_FutureArguments.error.offset)
         self._api.future_create(ctypes.addressof(created))
         self._future = frame.future = created.future
+
+    def read(self, frame: Any) -> None:
+        """Reads where the arrays are. Raises KeyError for a dtype that is not of `DTYPES`."""
+        self.arguments, self.results = _arrays(frame.arguments), _arrays(frame.results)
 
     def complete(self) -> None:
         """Marks the results as written. The program may continue within this call."""
@@ -191,6 +194,10 @@ class PendingCall:
         error = self._api.error_create(ctypes.addressof(text))
         arguments = _FutureArguments(ctypes.sizeof(_FutureArguments), None, self._future, error)
         self._api.future_set_error(ctypes.addressof(arguments))
+
+
+def _arrays(buffers: Any) -> list[np.ndarray[Any, Any]]:
+    return [_array(buffers.buffers[place].contents) for place in range(buffers.size)]
 
 
 def _array(buffer: Any) -> np.ndarray[Any, Any]:
@@ -220,6 +227,7 @@ def register_handler(name: str, start: Callable[[PendingCall], None]) -> None:
             return None
         call = PendingCall(frame)
         try:
+            call.read(frame)
             start(call)
         except Exception as error:  # noqa: BLE001 - ctypes would drop it
             call.fail(repr(error))
