@@ -123,6 +123,23 @@ def test_sums_in_loops_are_of_the_other_algorithm() -> None:
     assert "psum" not in text
 
 
+@pytest.mark.parametrize(("largest", "num_shared"), [(300, 3), (200, 0)])
+def test_small_arrays_are_shared_beside_a_large_one(served, largest, num_shared) -> None:
+    """A step with sums of two kinds takes longer than one with either."""
+    choice = Choice(Algorithm.SHARED_MEMORY, ((1000, Algorithm.TO_ONE_DEVICE),))
+    parts = [np.ones((2, size), kind) for size, kind in [(9, "f"), (largest, "f"), (9, "int32")]]
+
+    def step(*local: Any) -> Any:
+        return ChosenAllReduce(AXIS, choice).many(ReduceOp.SUM, list(local))
+
+    assert (in_order(traced(step, *(part[0] for part in parts))) is not None) == bool(num_shared)
+    if num_shared:
+        results, count = run(step, *parts)
+        assert count == num_shared
+        for part, result in zip(parts, results, strict=True):
+            np.testing.assert_array_equal(result, 2 * part)
+
+
 def test_dtypes_that_no_handler_can_read_are_left_to_the_other_algorithm() -> None:
     part = np.ones(3, "f").astype(jnp.float8_e4m3fn)
     assert in_order(traced(functools.partial(SHARED.one, ReduceOp.SUM), part)) is None

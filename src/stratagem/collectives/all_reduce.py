@@ -152,25 +152,29 @@ class ChosenAllReduce(AllReduce):
     def one(self, op: ReduceOp, value: object) -> jax.Array:
         """Combines one array."""
         array = jnp.asarray(value)
-        algorithm = self.choice.algorithm(array.nbytes)
-        if algorithm is not Algorithm.SHARED_MEMORY:
-            return self._combine(op, array, _SUMS[algorithm])
-        elsewhere = _SUMS[(self.choice.elsewhere or BY_COMPILER).algorithm(array.nbytes)]
-        return self._combine(op, array, elsewhere, is_shared=True)
+        return self._combine_by(self.choice.algorithm(array.nbytes), op, array)
 
     def many(self, op: ReduceOp, values: Sequence[Any]) -> list[jax.Array]:
-        """Combines many arrays, packing several of a dtype into one."""
+        """Combines many arrays, packing several of a dtype into one.
+
+        If one of them is summed in shared memory, all are: sums of two kinds in a step cost more.
+        """
         arrays = [jnp.asarray(value) for value in values]
         packs = self.packing.packs(
             [array.nbytes for array in arrays], [array.dtype for array in arrays]
         )
+        algorithms = [
+            self.choice.algorithm(sum(arrays[index].nbytes for index in pack)) for pack in packs
+        ]
+        if Algorithm.SHARED_MEMORY in algorithms:
+            algorithms = [Algorithm.SHARED_MEMORY] * len(packs)
         results = dict[int, jax.Array]()
-        for pack in packs:
+        for pack, algorithm in zip(packs, algorithms, strict=True):
             if len(pack) == 1:
-                results[pack[0]] = self._send(op, arrays[pack[0]])
+                results[pack[0]] = self._send(algorithm, op, arrays[pack[0]])
                 continue
             flat = [arrays[index].ravel() for index in pack]
-            joined = self._send(op, jnp.concatenate(flat))
+            joined = self._send(algorithm, op, jnp.concatenate(flat))
             parts = jnp.split(joined, np.cumsum([part.size for part in flat])[:-1])
             for index, part in zip(pack, parts, strict=True):
                 results[index] = part.reshape(arrays[index].shape)
@@ -186,10 +190,16 @@ class ChosenAllReduce(AllReduce):
             total = total + array
         return mean_of(total, op, len(arrays))
 
-    def _send(self, op: ReduceOp, array: jax.Array) -> jax.Array:
+    def _send(self, algorithm: Algorithm, op: ReduceOp, array: jax.Array) -> jax.Array:
         if self._is_rounded(array):
             return self._combine(op, array, bfloat16_sum)
-        return self.one(op, array)
+        return self._combine_by(algorithm, op, array)
+
+    def _combine_by(self, algorithm: Algorithm, op: ReduceOp, array: jax.Array) -> jax.Array:
+        if algorithm is not Algorithm.SHARED_MEMORY:
+            return self._combine(op, array, _SUMS[algorithm])
+        elsewhere = _SUMS[(self.choice.elsewhere or BY_COMPILER).algorithm(array.nbytes)]
+        return self._combine(op, array, elsewhere, is_shared=True)
 
     def _is_rounded(self, array: jax.Array) -> bool:
         return self.in_bfloat16 and array.dtype == jnp.float32
