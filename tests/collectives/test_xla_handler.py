@@ -72,7 +72,7 @@ def test_an_error_ends_the_program(name: str, words: str) -> None:
 
 def test_an_array_of_an_unknown_dtype_ends_the_program() -> None:
     array = jnp.ones(3, jnp.float8_e4m3fn)
-    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="UNAVAILABLE.*KeyError"):
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=r"UNAVAILABLE.*KeyError"):
         jax.block_until_ready(jax.jit(lambda array: call("test_negate", array))(array))
 
 
