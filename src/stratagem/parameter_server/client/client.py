@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from stratagem.optional_libraries import load
+from stratagem.parameter_server.client.distinct_rows import DistinctIds, DistinctRows
 from stratagem.parameter_server.client.request_partitioning import (
     GradientParts,
     RequestParts,
@@ -49,6 +50,7 @@ class ServerClient:
         self._numbers = itertools.count(1)
         self._seen = SeenVersions()
         self._rules = SentRules(connections)
+        self._distinct = DistinctIds()
         self.num_repeated = 0
         self._pickle: Any = load(
             "cloudpickle", needed_by="a client of parameter servers", install="stratagem[ray]"
@@ -134,20 +136,30 @@ class ServerClient:
             IndexError: an id is out of range.
         """
         placement, slot = self._find(name)
-        unique, places = np.unique(ids, return_inverse=True)
+        ids = np.asarray(ids)
+        distinct = self._distinct.of(placement, ids.reshape(-1))
+        rows = distinct.expanded(self._pull_distinct(placement, slot, distinct))
+        return rows.reshape(*ids.shape, *placement.shape[1:])
+
+    def _pull_distinct(
+        self, placement: ShardLayout, slot: str, distinct: DistinctRows
+    ) -> np.ndarray:
+        """Returns rows of a variable or slot, one for each distinct id."""
         parts = RequestParts()
         servers: list[int] = []  # servers of the shards that hold any of the rows, in order
-        for shard, part in row_parts(placement, unique):
+        for shard, part in enumerate(distinct.parts):
             if part.stop > part.start:
                 servers.append(placement.servers[shard])
-                numbers = unique[part] - placement.first_rows[shard]
+                numbers = distinct.ids[part] - placement.first_rows[shard]
+                numbers = numbers.astype(np.min_scalar_type(-placement.rows[shard]))
                 parts.add(servers[-1], shard_name(placement, shard) + slot, numbers)
-        answers = self._ask(parts.messages("pull_rows"), lambda server: [name])
+        answers = self._ask(parts.messages("pull_rows"), lambda server: [placement.name])
         arrays = {server: iter(answer.arrays) for server, answer in answers.items()}
         rows = [next(arrays[server]) for server in servers]
+        if len(rows) == 1:
+            return rows[0]
         row_shape = placement.shape[1:]
-        joined = np.concatenate(rows) if rows else np.empty((0, *row_shape), placement.dtype)
-        return np.take(joined, places.reshape(-1), axis=0).reshape(*np.shape(ids), *row_shape)
+        return np.concatenate(rows) if rows else np.empty((0, *row_shape), placement.dtype)
 
     def assign(self, name: str, value: np.ndarray, *, sign: int = 0) -> None:
         """Writes a whole variable or slot: `sign` 0 sets it, 1 adds the value, -1 subtracts it."""

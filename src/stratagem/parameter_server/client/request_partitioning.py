@@ -12,7 +12,7 @@ from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.rows import parts_of_shards
 from stratagem.parameter_server.transport.wire import Message
 
-__all__ = ["GradientParts", "RequestParts", "WholeVariables", "row_parts", "shard_name"]
+__all__ = ["GradientParts", "RequestParts", "WholeVariables", "require_ids", "row_parts", "shard_name"]
 
 
 class WholeVariables:
@@ -121,18 +121,26 @@ def row_parts(placement: ShardLayout, ids: np.ndarray) -> Iterable[tuple[int, sl
     Raises:
         IndexError: an id is out of range.
     """
+    require_ids(placement, ids[[0, -1]] if len(ids) else ids)
+    return enumerate(parts_of_shards(ids, placement.rows))
+
+
+def require_ids(placement: ShardLayout, ids: np.ndarray) -> None:
+    """Raises IndexError if an id is out of range."""
+    if not len(ids):
+        return
+    lowest, highest = int(ids.min()), int(ids.max())
     num_rows = placement.shape[0] if placement.shape else 0
-    valid = f"ids from 0 to {num_rows - 1}" if num_rows else "no ids: it has no rows"
-    if len(ids) and (int(ids[0]) < 0 or int(ids[-1]) >= num_rows):
+    if lowest < 0 or highest >= num_rows:
+        valid = f"ids from 0 to {num_rows - 1}" if num_rows else "no ids: it has no rows"
         raise IndexError(
             explain(
-                f"Ids from {int(ids[0])} to {int(ids[-1])} were looked up in {placement.name!r}.",
+                f"Ids from {lowest} to {highest} were looked up in {placement.name!r}.",
                 expected=f"{valid}.",
                 fix="make the table larger, or map ids into its range, for example by a hash.",
                 code="SG607",
             )
         )
-    return enumerate(parts_of_shards(ids, placement.rows))
 
 
 def _joined(shards: Mapping[int, np.ndarray]) -> np.ndarray:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-__all__ = ["combine_rows", "parts_of_shards"]
+__all__ = ["combine_rows", "parts_of_shards", "sorted_ids"]
 
 # Ids that occur at most this often are summed together, one occurrence at a time.
 _FEW = 8
@@ -20,7 +20,7 @@ def combine_rows(ids: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndar
     """
     if not len(ids):
         return ids, rows
-    order, ordered = _sorted(ids)
+    order, ordered = sorted_ids(ids)
     is_first = np.empty(len(ids), bool)
     is_first[0] = True
     np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
@@ -42,7 +42,7 @@ def combine_rows(ids: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndar
     return ordered[starts], sums
 
 
-def _sorted(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def sorted_ids(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the stable sort order of ids, and the sorted ids.
 
     Packs each id and its position into one integer if possible: integers sort many times faster

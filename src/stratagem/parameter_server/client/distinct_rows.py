@@ -1,0 +1,111 @@
+"""Distinct ids of a lookup, by shard, and the expansion of their rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from stratagem.parameter_server.client.request_partitioning import require_ids
+from stratagem.parameter_server.client.shard_layout import ShardLayout
+from stratagem.parameter_server.server.rows import sorted_ids
+
+__all__ = ["DistinctIds", "DistinctRows", "aligned_empty"]
+
+# Tables with more rows are sorted: the scratch memory has 4 bytes per row.
+_MOST_SCRATCH_ROWS = 2**24
+# JAX uses an array in place only if its address is aligned to this.
+_ALIGNMENT = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class DistinctRows:
+    """Distinct ids, those of one shard after those of another.
+
+    Args:
+        ids: the distinct ids, of shape (n,).
+        places: position in `ids` of each requested id, of shape (k,).
+        parts: slice of `ids` in each shard.
+        is_request: True if `ids` are the requested ones, in their order.
+    """
+
+    ids: np.ndarray
+    places: np.ndarray
+    parts: Sequence[slice]
+    is_request: bool = False
+
+    def expanded(self, rows: np.ndarray) -> np.ndarray:
+        """Returns a row for each requested id, from rows of the distinct ids."""
+        if self.is_request:
+            return rows
+        out = aligned_empty((len(self.places), *rows.shape[1:]), rows.dtype)
+        # "clip" writes directly to `out`: places are always valid.
+        return np.take(rows, self.places, axis=0, out=out, mode="clip")
+
+
+class DistinctIds:
+    """Finds distinct ids without sorting. Thread-safe.
+
+    The scratch memory has a number for each row of the largest table, and is never cleared: each
+    lookup writes the entries that it reads.
+    """
+
+    def __init__(self) -> None:
+        self._scratch = np.empty(0, np.int32)
+        self._lock = threading.Lock()
+
+    def of(self, placement: ShardLayout, ids: np.ndarray) -> DistinctRows:
+        """Returns the distinct ids of `ids`, which has shape (k,).
+
+        Raises:
+            IndexError: an id is out of range.
+        """
+        ids = ids.astype(np.intp, copy=False)
+        require_ids(placement, ids)
+        num_rows = placement.shape[0] if placement.shape else 0
+        if num_rows > _MOST_SCRATCH_ROWS:
+            return _sorted_rows(placement, ids)
+        numbers = np.arange(len(ids), dtype=np.int32)
+        with self._lock:
+            if len(self._scratch) < num_rows:
+                self._scratch = np.empty(num_rows, np.int32)
+            scratch = self._scratch
+            scratch[ids] = numbers
+            distinct = ids[scratch[ids] == numbers]  # the last occurrence of each id
+            is_request = len(distinct) == len(ids) and not placement.is_split
+            distinct, parts = _by_shard(placement, distinct)
+            scratch[distinct] = numbers[: len(distinct)]
+            return DistinctRows(distinct, scratch[ids], parts, is_request)
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Returns an array at an address that JAX uses in place."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNMENT
+    return memory[begin : begin + size].view(dtype).reshape(shape)
+
+
+def _by_shard(placement: ShardLayout, ids: np.ndarray) -> tuple[np.ndarray, list[slice]]:
+    """Returns the ids ordered by shard, and the slice of each shard."""
+    if not placement.is_split:
+        return ids, [slice(0, len(ids))]
+    shards = np.searchsorted(placement.first_rows[1:], ids, side="right")
+    counts = np.bincount(shards, minlength=len(placement.rows))
+    ends = np.cumsum(counts).tolist()
+    parts = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+    # Small integers are sorted in linear time.
+    small = shards.astype(np.min_scalar_type(len(placement.rows)))
+    return ids[np.argsort(small, kind="stable")], parts
+
+
+def _sorted_rows(placement: ShardLayout, ids: np.ndarray) -> DistinctRows:
+    order, ordered = sorted_ids(ids)
+    is_first = np.ones(len(ids), bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
+    places = np.empty(len(ids), np.intp)
+    places[order] = np.cumsum(is_first) - 1
+    distinct, parts = _by_shard(placement, ordered[is_first])
+    return DistinctRows(distinct, places, parts)
