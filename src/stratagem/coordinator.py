@@ -1,5 +1,6 @@
 """Public names of `sg.coordinator`, after `tf.distribute.coordinator`."""
 
+from stratagem.parameter_server.client.row_cache import RowCache
 from stratagem.parameter_server.cluster.coordinator_options import CoordinatorOptions
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
 from stratagem.parameter_server.coordinator.per_worker import PerWorkerDataset, PerWorkerValues
@@ -18,6 +19,7 @@ __all__ = [
     "PerWorkerValues",
     "RemoteValue",
     "RemoteValueStatus",
+    "RowCache",
     "cache_variable_reads",
     "get_current_worker_index",
     "options",

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from stratagem.optional_libraries import load
-from stratagem.parameter_server.client.distinct_rows import DistinctIds, DistinctRows
 from stratagem.parameter_server.client.request_partitioning import (
     GradientParts,
     RequestParts,
@@ -22,6 +21,8 @@ from stratagem.parameter_server.client.request_partitioning import (
     row_parts,
     shard_name,
 )
+from stratagem.parameter_server.client.row_cache import RowCache
+from stratagem.parameter_server.client.row_reads import RowReads
 from stratagem.parameter_server.client.running_function import RunningFunction
 from stratagem.parameter_server.client.sent_rules import SentRules
 from stratagem.parameter_server.client.shard_layout import ShardLayout
@@ -39,10 +40,15 @@ class ServerClient:
     """Reads and writes variables by name, wherever their shards are. Thread-safe.
 
     `client_name` identifies this worker to synchronous updates, also after a restart. With None
-    each thread counts as a worker.
+    each thread counts as a worker. `row_cache` None caches no rows.
     """
 
-    def __init__(self, connections: Connections, client_name: str | None = None) -> None:
+    def __init__(
+        self,
+        connections: Connections,
+        client_name: str | None = None,
+        row_cache: RowCache | None = None,
+    ) -> None:
         self._connections = connections
         self._client_name = client_name
         self._placements: dict[str, ShardLayout] = {}
@@ -50,7 +56,7 @@ class ServerClient:
         self._numbers = itertools.count(1)
         self._seen = SeenVersions()
         self._rules = SentRules(connections)
-        self._distinct = DistinctIds()
+        self.rows = RowReads(self._ask, self._seen, row_cache)
         self.num_repeated = 0
         self._pickle: Any = load(
             "cloudpickle", needed_by="a client of parameter servers", install="stratagem[ray]"
@@ -127,39 +133,17 @@ class ServerClient:
         answers = self._ask(messages, wanted.variables)
         return wanted.joined({server: answer.arrays for server, answer in answers.items()})
 
-    def pull_rows(self, name: str, ids: np.ndarray) -> np.ndarray:
+    def pull_rows(self, name: str, ids: np.ndarray, *, may_be_cached: bool = False) -> np.ndarray:
         """Returns rows of a variable or slot; a repeated row is sent once.
 
-        `ids` may have any shape; the result has shape (*ids.shape, ...).
+        `ids` may have any shape; the result has shape (*ids.shape, ...), and must not be modified.
+        `may_be_cached` allows rows from this process's `RowCache`, if it has one.
 
         Raises:
             IndexError: an id is out of range.
         """
         placement, slot = self._find(name)
-        ids = np.asarray(ids)
-        distinct = self._distinct.of(placement, ids.reshape(-1))
-        rows = distinct.expanded(self._pull_distinct(placement, slot, distinct))
-        return rows.reshape(*ids.shape, *placement.shape[1:])
-
-    def _pull_distinct(
-        self, placement: ShardLayout, slot: str, distinct: DistinctRows
-    ) -> np.ndarray:
-        """Returns rows of a variable or slot, one for each distinct id."""
-        parts = RequestParts()
-        servers: list[int] = []  # servers of the shards that hold any of the rows, in order
-        for shard, part in enumerate(distinct.parts):
-            if part.stop > part.start:
-                servers.append(placement.servers[shard])
-                numbers = distinct.ids[part] - placement.first_rows[shard]
-                numbers = numbers.astype(np.min_scalar_type(-placement.rows[shard]))
-                parts.add(servers[-1], shard_name(placement, shard) + slot, numbers)
-        answers = self._ask(parts.messages("pull_rows"), lambda server: [placement.name])
-        arrays = {server: iter(answer.arrays) for server, answer in answers.items()}
-        rows = [next(arrays[server]) for server in servers]
-        if len(rows) == 1:
-            return rows[0]
-        row_shape = placement.shape[1:]
-        return np.concatenate(rows) if rows else np.empty((0, *row_shape), placement.dtype)
+        return self.rows.pull(placement, slot, np.asarray(ids), may_be_cached=may_be_cached)
 
     def assign(self, name: str, value: np.ndarray, *, sign: int = 0) -> None:
         """Writes a whole variable or slot: `sign` 0 sets it, 1 adds the value, -1 subtracts it."""
@@ -167,7 +151,8 @@ class ServerClient:
         parts = RequestParts()
         for shard, part in enumerate(placement.parts(np.asarray(value))):
             parts.add(placement.servers[shard], shard_name(placement, shard) + slot, part)
-        self._ask(parts.messages("assign", sign=sign, **self._update()))
+        with self.rows.writing(placement.name):
+            self._ask(parts.messages("assign", sign=sign, **self._update()))
 
     def scatter(self, name: str, ids: np.ndarray, values: np.ndarray, *, sign: int = 0) -> None:
         """Writes rows of a variable or slot: `sign` 0 sets them, 1 adds, -1 subtracts `values`.
@@ -188,9 +173,10 @@ class ServerClient:
         for shard, part in row_parts(placement, ids):
             if part.stop > part.start:
                 numbers = ids[part] - placement.first_rows[shard]
-                name = shard_name(placement, shard) + slot
-                parts.add(placement.servers[shard], name, numbers, values[part])
-        self._ask(parts.messages("scatter", sign=sign, **self._update()))
+                full_name = shard_name(placement, shard) + slot
+                parts.add(placement.servers[shard], full_name, numbers, values[part])
+        with self.rows.writing(placement.name):
+            self._ask(parts.messages("scatter", sign=sign, **self._update()))
 
     def set_rule(
         self,
@@ -265,7 +251,8 @@ class ServerClient:
         for server, parts in pushes.items():
             seen = self._seen.of(server, parts.variables)
             messages[server] = parts.message(**fields, **seen, pull=wanted.names(server))
-        answers = self._rules.asked(messages, lambda some: self._ask(some, wanted.variables))
+        with self.rows.pushing(rows or {}):
+            answers = self._rules.asked(messages, lambda some: self._ask(some, wanted.variables))
         num_discarded = sum(not answers[server].fields["is_used"] for server in pushes)
         return Pushed(
             num_discarded < max(1, len(pushes)),
@@ -372,6 +359,7 @@ class ServerClient:
         for server, answer in answers.items():
             has_values = answer.kind != "needs_rule"
             self._seen.note(server, answer, variables(server) if has_values else ())
+            self.rows.note_lifetime(server, answer.fields["lifetime"])
             self.num_repeated += bool(answer.fields.get("is_repeated"))
         return answers
 

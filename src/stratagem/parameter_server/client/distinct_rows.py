@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 from collections.abc import Sequence
 
@@ -36,6 +37,12 @@ class DistinctRows:
     parts: Sequence[slice]
     is_request: bool = False
 
+    def subset(self, chosen: np.ndarray) -> DistinctRows:
+        """Returns the chosen ids, of a mask, as a request of their own."""
+        counts = [int(np.count_nonzero(chosen[part])) for part in self.parts]
+        ids = self.ids[chosen]
+        return DistinctRows(ids, np.arange(len(ids)), _slices(counts))
+
     def expanded(self, rows: np.ndarray) -> np.ndarray:
         """Returns a row for each requested id, from rows of the distinct ids."""
         if self.is_request:
@@ -65,7 +72,7 @@ class DistinctIds:
         ids = ids.astype(np.intp, copy=False)
         require_ids(placement, ids)
         num_rows = placement.shape[0] if placement.shape else 0
-        if num_rows > _MOST_SCRATCH_ROWS:
+        if num_rows > _MOST_SCRATCH_ROWS and len(ids):
             return _sorted_rows(placement, ids)
         numbers = np.arange(len(ids), dtype=np.int32)
         with self._lock:
@@ -94,11 +101,14 @@ def _by_shard(placement: ShardLayout, ids: np.ndarray) -> tuple[np.ndarray, list
         return ids, [slice(0, len(ids))]
     shards = np.searchsorted(placement.first_rows[1:], ids, side="right")
     counts = np.bincount(shards, minlength=len(placement.rows))
-    ends = np.cumsum(counts).tolist()
-    parts = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
     # Small integers are sorted in linear time.
     small = shards.astype(np.min_scalar_type(len(placement.rows)))
-    return ids[np.argsort(small, kind="stable")], parts
+    return ids[np.argsort(small, kind="stable")], _slices(counts.tolist())
+
+
+def _slices(counts: Sequence[int]) -> list[slice]:
+    ends = [*itertools.accumulate(counts)]
+    return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def _sorted_rows(placement: ShardLayout, ids: np.ndarray) -> DistinctRows:

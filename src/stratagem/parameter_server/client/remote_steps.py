@@ -116,6 +116,7 @@ class RemoteSteps:
             previous = [np.array(one.storage) for one in own] if self._repeats_stale else []
             if self._run_once(trace, ids_of, call) or not self._repeats_stale:
                 break
+            self.variables.client.rows.drop_cached()
             for variable, value in zip(own, previous, strict=True):
                 variable.storage = value
         if self.lost_updates is not None:
@@ -133,7 +134,8 @@ class RemoteSteps:
         is_training = any(not isinstance(what, Ids) for what in trace.sent)
         before = self._pull(variables, may_be_brought=is_training)
         with self._values(variables, before):
-            rows = self._pull_rows(trace, ids_of() if trace.lookups else [])
+            ids = ids_of() if trace.lookups else []
+            rows = self._pull_rows(trace, ids, may_be_cached=is_training)
             sent = call(rows)
             after = {id(one): one.whole_held() for one in trace.written if is_remote(one)}
         # A table that is read whole is too large to return with every push.
@@ -168,7 +170,8 @@ class RemoteSteps:
             for one in variables
         }
 
-    def _pull_rows(self, trace: Trace, ids: list[Any]) -> list[Any]:
+    def _pull_rows(self, trace: Trace, ids: list[Any], *, may_be_cached: bool) -> list[Any]:
+        self.variables.client.rows.begin_step()
         rows: list[Any] = []
         for lookup, own_ids in zip(trace.lookups, ids, strict=True):
             if not is_remote(lookup.table):
@@ -181,7 +184,9 @@ class RemoteSteps:
                 continue
             numbers = np.asarray(own_ids)
             numbers = np.where(numbers < 0, numbers + lookup.table.shape[0], numbers)
-            rows.append(self.variables.client.pull_rows(name_of(lookup.table), numbers))
+            name = name_of(lookup.table)
+            found = self.variables.client.pull_rows(name, numbers, may_be_cached=may_be_cached)
+            rows.append(found)
         return rows
 
     def _push(

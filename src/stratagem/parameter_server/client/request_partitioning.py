@@ -12,7 +12,14 @@ from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.rows import parts_of_shards
 from stratagem.parameter_server.transport.wire import Message
 
-__all__ = ["GradientParts", "RequestParts", "WholeVariables", "require_ids", "row_parts", "shard_name"]
+__all__ = [
+    "GradientParts",
+    "RequestParts",
+    "WholeVariables",
+    "require_ids",
+    "row_parts",
+    "shard_name",
+]
 
 
 class WholeVariables:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from stratagem.closing import Closing
 from stratagem.execution import Executor, Lockstep
 from stratagem.messages import explain
+from stratagem.parameter_server.client.row_cache import RowCache
 from stratagem.parameter_server.cluster.cluster_plan import Cluster
 from stratagem.parameter_server.cluster.coordinator_options import CoordinatorOptions
 from stratagem.parameter_server.transport.connection import Connections
@@ -35,14 +36,20 @@ class ProcessParts:
 class RemoteStateStrategy(Strategy, Closing):
     """Strategy with variables on parameter servers: a coordinator's, or one of its workers'.
 
-    `limits=None` selects the default `CoordinatorOptions`.
+    `limits=None` selects the default `CoordinatorOptions`. `row_cache` is that of each worker.
     """
 
     executor: Executor
 
-    def __init__(self, parts: ProcessParts, limits: CoordinatorOptions | None = None) -> None:
+    def __init__(
+        self,
+        parts: ProcessParts,
+        limits: CoordinatorOptions | None = None,
+        row_cache: RowCache | None = None,
+    ) -> None:
         super().__init__(parts.topology, placement=parts.placement, executor=parts.executor)
         self.limits = limits or CoordinatorOptions()
+        self.row_cache = row_cache
         self._cluster = parts.cluster
         self._connections = parts.connections
 

@@ -86,6 +86,11 @@ class CoordinatedWorkers(Closing):
             losses |= link.losses
         return by_kind(losses)
 
+    @property
+    def row_counts(self) -> Counter[str]:
+        """Numbers of "hits" and "misses" of all workers' row caches."""
+        return sum((link.row_counts for link in self._links), Counter())
+
     def close(self) -> None:
         """Stops the workers; close the queue first."""
         if self.stalls is not None:
@@ -103,6 +108,7 @@ class CoordinatedWorkers(Closing):
     def _introduction(self) -> Message:
         """Returns the message that makes a worker join the cluster."""
         cluster, variables = self._strategy.cluster, self._strategy.placement.remote.variables
+        row_cache = self._strategy.row_cache
         fields = {
             "coordinator": self._name,
             "servers": [
@@ -111,6 +117,7 @@ class CoordinatedWorkers(Closing):
             ],
             "mode": dataclasses.asdict(variables.mode),
             "recovery_timeout_s": self._strategy.limits.recovery_timeout_s,
+            "row_cache": row_cache and dataclasses.asdict(row_cache),
         }
         return Message("join", fields)
 

@@ -78,6 +78,7 @@ class WorkerLink:
         self._num_sent = 0
         self._expected_s = _expected_s if is_grouping else None
         self._lost_updates = LostUpdates(index)
+        self.row_counts: Counter[str] = Counter()  # of the worker's row cache
         self._has_joined = False
         self._is_there = threading.Event()
         self._is_there.set()
@@ -258,6 +259,8 @@ class WorkerLink:
             fields = answer.fields
             self._lost_updates.note(fields["losses"])
             self._lost_updates.note_repeated(fields["num_repeated"])
+            with self._answered:
+                self.row_counts.update(fields["row_counts"])
             for number, names in fields["built"]:
                 self._packing.build(number, names, self._strategy)
             ended = list(ended_in(answer))

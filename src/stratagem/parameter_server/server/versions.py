@@ -123,6 +123,10 @@ class SeenVersions:
             if counts != run.newest:
                 run.newest = [*map(max, run.newest, counts)]
 
+    def note_oldest(self, name: str, runs: Mapping[int, tuple[int, int]]) -> None:
+        """Records the run and version of each server's values of a variable, perhaps cached."""
+        self._own().update({(server, name): run for server, run in runs.items()})
+
     def of(self, server: int, names: Iterable[str]) -> dict[str, int]:
         """Returns the request fields with the version of this thread's values.
 

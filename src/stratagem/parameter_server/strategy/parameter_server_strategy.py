@@ -6,6 +6,7 @@ import os
 from typing import final
 
 from stratagem.cluster import ClusterResolver, ClusterSpec, id_in_cluster
+from stratagem.parameter_server.client.row_cache import RowCache, checked_row_cache
 from stratagem.parameter_server.cluster.cluster_plan import ClusterPlan, update_mode
 from stratagem.parameter_server.cluster.cluster_roles import (
     check_counts,
@@ -54,6 +55,8 @@ class ParameterServerStrategy(RemoteStateStrategy):
             gradients are discarded.
         max_staleness: limit on the age, in updates, of the values that gradients are computed from;
             a step with older values is rerun. None for no limit.
+        row_cache: rows of tables that each worker keeps for a few steps, as an
+            `sg.coordinator.RowCache`; None reads all rows from the servers.
         journal_dir: a folder on each server's machine for a journal of its variables; another
             strategy with the same folder resumes from there. None for a temporary one: a server
             that dies still restarts from its journal.
@@ -93,12 +96,14 @@ class ParameterServerStrategy(RemoteStateStrategy):
         synchronous: bool = False,
         backup_workers: int = 0,
         max_staleness: int | None = None,
+        row_cache: RowCache | None = None,
         journal_dir: str | os.PathLike[str] | None = None,
         num_workers: int | None = None,
         num_servers: int | None = None,
         independent: bool = False,
         options: CoordinatorOptions | None = None,
     ) -> None:
+        row_cache = checked_row_cache(row_cache, synchronous=synchronous)
         resolver, spec = checked_cluster(cluster_resolver, "ParameterServerStrategy")
         refuse_to_plan("A ParameterServerStrategy")
         self._resolver = resolver
@@ -125,7 +130,8 @@ class ParameterServerStrategy(RemoteStateStrategy):
             max_staleness=max_staleness,
         )
         silence_s = limits.recovery_timeout_s
-        super().__init__(_parts(plan, spec, variable_partitioner, mode, silence_s), limits)
+        parts = _parts(plan, spec, variable_partitioner, mode, row_cache, silence_s)
+        super().__init__(parts, limits, row_cache)
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:
@@ -138,6 +144,7 @@ def _parts(
     spec: ClusterSpec,
     partitioner: Partitioner | None,
     mode: UpdateMode,
+    row_cache: RowCache | None,
     silence_s: float | None,
 ) -> ProcessParts:
     """Starts or joins the cluster, and returns the parts of this process."""
@@ -146,5 +153,11 @@ def _parts(
         return coordinator_parts(cluster, partitioner, mode, silence_s)
     worker = id_in_cluster(spec, *plan.task)
     return independent_parts(
-        cluster, worker, plan.num_workers, partitioner, mode, silence_s=silence_s
+        cluster,
+        worker,
+        plan.num_workers,
+        partitioner,
+        mode,
+        row_cache=row_cache,
+        silence_s=silence_s,
     )

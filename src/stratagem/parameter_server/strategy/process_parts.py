@@ -13,6 +13,7 @@ from stratagem.execution import Lockstep
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.lost_updates import LostUpdates
 from stratagem.parameter_server.client.remote_steps import RemoteSteps
+from stratagem.parameter_server.client.row_cache import RowCache
 from stratagem.parameter_server.client.shard_layout import ShardPlacer
 from stratagem.parameter_server.client.variable_client import VariableClient
 from stratagem.parameter_server.cluster.cluster_plan import Cluster
@@ -140,6 +141,7 @@ def independent_parts(
     mode: UpdateMode,
     devices: Sequence[DeviceLike] | None = None,
     *,
+    row_cache: RowCache | None = None,
     silence_s: float | None = None,
 ) -> ProcessParts:
     """Returns the parts of a worker that runs its own program.
@@ -149,7 +151,7 @@ def independent_parts(
     """
     connections = connect(cluster, silence_s)
     parts = worker_parts(
-        ServerClient(connections, f"worker {worker}"),
+        ServerClient(connections, f"worker {worker}", row_cache),
         worker,
         mode,
         devices,

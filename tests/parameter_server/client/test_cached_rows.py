@@ -1,0 +1,267 @@
+"""Cached rows, against a dictionary and the history of a table."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stratagem.parameter_server.client.cached_rows import CachedRows, CachedTable
+from stratagem.parameter_server.client.distinct_rows import DistinctIds, DistinctRows
+from stratagem.parameter_server.client.row_cache import RowCache
+from stratagem.parameter_server.client.shard_layout import ShardLayout
+
+NUM_ROWS = 40
+TABLE = ShardLayout("table", (NUM_ROWS, 2), "float32", (0, 1), (25, 15), has_rows=True)
+Rows = tuple[np.ndarray, np.ndarray]
+
+
+class Servers:
+    """A table whose rows all have the number of the last write, and its version."""
+
+    def __init__(self, cache: CachedRows) -> None:
+        self.cache = cache
+        self.values = np.zeros(NUM_ROWS, np.int64)
+        self.version = 0
+        self.asked: list[int] = []
+        self.lifetimes = [1, 1]
+        self.answer()
+
+    def answer(self) -> None:
+        for server, lifetime in enumerate(self.lifetimes):
+            self.cache.note_lifetime(server, lifetime)
+
+    def write(self, ids: Sequence[int]) -> None:
+        self.version += 1
+        self.values[list(ids)] = self.version
+
+    def fetch(self, wanted: DistinctRows) -> Rows:
+        self.asked += wanted.ids.tolist()
+        self.answer()
+        rows = np.repeat(self.values[wanted.ids, None], 2, axis=1).astype(np.float32)
+        return rows, np.full(len(wanted.ids), self.version)
+
+    def look_up(self, ids: Sequence[int], fetch: Callable[[DistinctRows], Rows] | None = None):
+        """Returns values and versions by id, and the ids that the servers were asked for."""
+        self.asked = []
+        wanted = DistinctIds().of(TABLE, np.array(ids, np.int64))
+        rows, versions = self.cache.rows(TABLE, wanted, fetch or self.fetch)
+        assert rows.shape == (len(wanted.ids), 2)
+        assert (rows[:, 0] == rows[:, 1]).all()
+        found = dict(zip(wanted.ids.tolist(), rows[:, 0].astype(int).tolist(), strict=True))
+        return found, dict(zip(wanted.ids.tolist(), versions.tolist(), strict=True)), {*self.asked}
+
+
+def servers_of(**options) -> Servers:
+    return Servers(CachedRows(RowCache(**options)))
+
+
+class Reference:
+    """A dictionary with all rows that were read since the last invalidation."""
+
+    def __init__(self, servers: Servers, options: RowCache) -> None:
+        self.servers, self.options = servers, options
+        self.read: dict[int, tuple[int, int, int]] = {}  # value, version and step
+        self.num_steps = 0
+        self.step([])
+
+    def step(self, ids: Sequence[int]) -> None:
+        self.num_steps += 1
+        self.servers.cache.begin_step()
+
+    def write_of_another(self, ids: Sequence[int]) -> None:
+        self.servers.write(ids)
+
+    def push(self, ids: Sequence[int]) -> None:
+        self.servers.write(ids)
+        self.servers.cache.note_pushed("table", np.array(ids, np.int64))
+        for one in ids if self.options.reads_own_updates else ():
+            self.read.pop(one, None)
+
+    def assign(self, ids: Sequence[int]) -> None:
+        self.servers.cache.drop("table")
+        self.read.clear()
+
+    def clear(self, ids: Sequence[int]) -> None:
+        self.servers.cache.clear()
+        self.read.clear()
+
+    def restart(self, ids: Sequence[int]) -> None:
+        self.servers.lifetimes[0] += 1
+        self.servers.answer()
+        self.read.clear()
+
+    def look_up(self, ids: Sequence[int]) -> None:
+        servers = self.servers
+        found, versions, asked = servers.look_up(ids)
+        assert found.keys() == {*ids}
+        for one in found:
+            if one in asked:
+                self.read[one] = int(servers.values[one]), servers.version, self.num_steps
+            value, version, step = self.read[one]
+            assert (found[one], versions[one]) == (value, version)
+            assert self.num_steps - step <= self.options.max_age_steps
+        assert servers.cache.size_bytes <= self.options.max_rows * (2 * 4 + 32)
+
+
+OPERATIONS = st.sampled_from(
+    ["step", "look_up", "look_up", "write_of_another", "push", "assign", "clear", "restart"]
+)
+IDS = st.lists(st.integers(0, NUM_ROWS - 1), max_size=12)
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(st.tuples(OPERATIONS, IDS), max_size=40),
+    st.builds(
+        RowCache,
+        max_rows=st.integers(1, 50),
+        max_age_steps=st.integers(1, 4),
+        reads_own_updates=st.booleans(),
+    ),
+)
+def test_random_operations_give_the_rows_of_a_dictionary(operations, options) -> None:
+    reference = Reference(Servers(CachedRows(options)), options)
+    for operation, ids in operations:
+        getattr(reference, operation)(ids)
+
+
+def test_rows_are_kept_for_the_steps_of_the_limit() -> None:
+    servers = servers_of(max_rows=NUM_ROWS, max_age_steps=2)
+    asked = []
+    for _ in range(7):
+        servers.cache.begin_step()
+        asked.append(bool(servers.look_up([3])[2]))
+    assert asked == [True, False, False] * 2 + [True]
+    assert servers.cache.take_counts() == {"hits": 4, "misses": 3}
+    assert servers.cache.take_counts() == {}
+
+
+def test_rows_that_are_used_stay_while_others_pass() -> None:
+    servers = servers_of(max_rows=8, max_age_steps=100)
+    servers.cache.begin_step()
+    servers.look_up([0])
+    for one in range(1, NUM_ROWS):
+        servers.cache.begin_step()
+        assert servers.look_up([0, one])[2] == {one}
+
+
+@pytest.mark.parametrize("max_rows", [1, 3, 8, 21, 64])
+def test_memory_is_bounded_and_used(max_rows) -> None:
+    table = CachedTable(max_rows, (4,), np.dtype(np.float32))
+    ids = np.arange(1000)
+    rows = np.repeat(ids[:, None], 4, axis=1).astype(np.float32)
+    table.put(ids, rows, ids, step=1)
+    slots = table.find(ids, 0, 1)
+    held = np.flatnonzero(slots >= 0)
+    assert max_rows // 8 * 8 <= len(held) <= max_rows
+    assert len({*slots[held].tolist()}) == len(held)
+    np.testing.assert_array_equal(table.take(slots[held])[0], rows[held])
+    assert table.size_bytes <= max_rows * (4 * 4 + 32)
+    table.drop(ids)
+    assert (table.find(ids, 0, 1) < 0).all()
+
+
+@pytest.mark.parametrize("event", ["push", "assign", "clear", "restart"])
+def test_rows_read_during_an_invalidation_are_read_again(event) -> None:
+    servers = servers_of(max_rows=NUM_ROWS, max_age_steps=9)
+    servers.cache.begin_step()
+    servers.look_up([1])
+
+    def fetch(wanted: DistinctRows) -> Rows:
+        rows = servers.fetch(wanted)
+        if len(servers.asked) == 1:  # before the answer arrives, another thread writes
+            servers.write([1, 2])
+            if event == "restart":
+                servers.lifetimes[1] += 1
+                servers.answer()
+            else:
+                act = {
+                    "push": lambda: servers.cache.note_pushed("table", np.array([1, 2])),
+                    "assign": lambda: servers.cache.drop("table"),
+                    "clear": servers.cache.clear,
+                }
+                act[event]()
+        return rows
+
+    assert servers.look_up([1, 2], fetch)[0] == {1: 1, 2: 1}
+    assert servers.look_up([1, 2])[2] == {1, 2}  # nothing from before was kept
+
+
+def test_oldest_rows_of_a_step_count() -> None:
+    servers = servers_of(max_rows=NUM_ROWS, max_age_steps=9, reads_own_updates=False)
+    cache = servers.cache
+    places = {one: DistinctIds().of(TABLE, np.array([one])) for one in (1, 2, 30)}
+
+    def read(one: int) -> dict[int, tuple[int, int]]:
+        _, versions = cache.rows(TABLE, places[one], servers.fetch)
+        return cache.oldest(TABLE, places[one], versions)
+
+    cache.begin_step()
+    assert read(1) == {0: (1, 0)}
+    servers.write([1])
+    servers.write([2])
+    assert read(2) == {0: (1, 0)}  # row 1 is older
+    assert read(30) == {1: (1, 2)}
+    cache.begin_step()
+    assert read(2) == {0: (1, 2)}
+    assert read(1) == {0: (1, 0)}
+
+
+def test_popular_rows_are_in_the_cache() -> None:
+    rng = np.random.default_rng(0)
+    num_rows, num_ids = 20_000, 1_000
+    placement = ShardLayout("table", (num_rows, 1), "float32", (0,), (num_rows,), has_rows=True)
+    chances = 1 / np.arange(1, num_rows + 1)
+    cache = CachedRows(RowCache(max_rows=4_000, max_age_steps=50))
+    cache.note_lifetime(0, 1)
+
+    def fetch(wanted: DistinctRows) -> Rows:
+        return np.zeros((len(wanted.ids), 1), np.float32), np.zeros(len(wanted.ids), np.int64)
+
+    for step in range(60):
+        if step == 20:
+            cache.take_counts()
+        cache.begin_step()
+        ids = rng.choice(num_rows, num_ids, p=chances / chances.sum())
+        cache.rows(placement, DistinctIds().of(placement, ids), fetch)
+    counts = cache.take_counts()
+    assert counts["hits"] > counts["misses"]
+
+
+def test_threads_never_read_rows_beyond_the_limit() -> None:
+    max_age, num_steps = 3, 150
+    servers = servers_of(max_rows=20, max_age_steps=max_age)
+    begun: list[int] = [0]  # last write before each step began
+    counting = threading.Lock()
+    is_over = threading.Event()
+
+    def write() -> None:
+        while not is_over.is_set():
+            servers.write(range(NUM_ROWS))
+
+    def read(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(num_steps):
+            with counting:
+                begun.append(int(servers.values.min()))
+                servers.cache.begin_step()
+                oldest = begun[max(0, len(begun) - 1 - max_age)]
+            wanted = DistinctIds().of(TABLE, rng.integers(NUM_ROWS, size=10))
+            rows, _ = servers.cache.rows(TABLE, wanted, servers.fetch)
+            assert rows.min() >= oldest
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(read, range(3)))
+    finally:
+        is_over.set()
+        writer.join()
+    assert servers.cache.take_counts()["hits"] > 0

@@ -1,0 +1,85 @@
+"""Distinct ids of lookups, against sets."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stratagem.parameter_server.client import distinct_rows
+from stratagem.parameter_server.client.distinct_rows import DistinctIds, aligned_empty
+from stratagem.parameter_server.client.shard_layout import ShardLayout
+
+
+def layout(rows_of_shards: list[int], width: int = 2) -> ShardLayout:
+    shape = (sum(rows_of_shards), width)
+    servers = tuple(range(len(rows_of_shards)))
+    return ShardLayout("table", shape, "float32", servers, tuple(rows_of_shards), has_rows=True)
+
+
+@pytest.mark.parametrize("is_sorting", [False, True])
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.data())
+def test_each_id_is_requested_once_of_its_shard(is_sorting, rows_of_shards, data) -> None:
+    placement = layout(rows_of_shards)
+    num_rows = placement.shape[0]
+    found = DistinctIds()
+    for _ in range(2):  # scratch memory of the first lookup must not matter to the second
+        ids = np.array(data.draw(st.lists(st.integers(0, num_rows - 1), max_size=20)), np.int32)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(distinct_rows, "_MOST_SCRATCH_ROWS", 0 if is_sorting else 10**6)
+            wanted = found.of(placement, ids)
+        owners = np.repeat(np.arange(len(rows_of_shards)), rows_of_shards)
+        held = [wanted.ids[part].tolist() for part in wanted.parts]
+        assert [sorted(own) for own in held] == [
+            sorted({*ids[owners[ids] == shard].tolist()}) for shard in range(len(rows_of_shards))
+        ]
+        assert sum(map(len, held)) == len(wanted.ids)
+        np.testing.assert_array_equal(wanted.ids[wanted.places], ids)
+        table = np.arange(2 * num_rows, dtype=np.float32).reshape(num_rows, 2)
+        np.testing.assert_array_equal(wanted.expanded(table[wanted.ids]), table[ids])
+
+
+@given(st.lists(st.integers(0, 11), max_size=30), st.data())
+def test_subset_is_partitioned_like_the_whole(ids, data) -> None:
+    placement = layout([5, 0, 4, 3])
+    wanted = DistinctIds().of(placement, np.array(ids, np.int64))
+    chosen = np.array([data.draw(st.booleans()) for _ in wanted.ids], bool)
+    part = wanted.subset(chosen)
+    assert part.ids.tolist() == wanted.ids[chosen].tolist()
+    owners = np.repeat(np.arange(4), placement.rows)
+    assert [part.ids[own].tolist() for own in part.parts] == [
+        part.ids[owners[part.ids] == shard].tolist() for shard in range(4)
+    ]
+
+
+@pytest.mark.parametrize(("ids", "given"), [([-1, 3], "-1 to 3"), ([0, 12], "0 to 12")])
+def test_ids_out_of_range_are_refused(ids, given) -> None:
+    with pytest.raises(IndexError, match=f"Ids from {given} were looked up in 'table'"):
+        DistinctIds().of(layout([6, 6]), np.array(ids))
+
+
+def test_threads_share_scratch_memory() -> None:
+    placement, found = layout([1000]), DistinctIds()
+
+    def look_up(seed: int) -> bool:
+        ids = np.random.default_rng(seed).integers(1000, size=5000)
+        wanted = found.of(placement, ids)
+        return bool((wanted.ids[wanted.places] == ids).all()) and len({*wanted.ids}) == len(
+            wanted.ids
+        )
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(look_up, range(100)))
+
+
+@pytest.mark.parametrize("shape", [(1,), (5, 7), (3, 2, 2)])
+def test_memory_is_aligned_for_jax(shape) -> None:
+    for dtype in ("float32", "int8", "float64"):
+        array = aligned_empty(shape, np.dtype(dtype))
+        assert array.shape == shape
+        assert array.dtype == dtype
+        assert array.ctypes.data % 64 == 0
+        array[...] = 1
