@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.cases import Side, whole_side
@@ -23,6 +23,7 @@ class Case:
         unit: of what is counted in a second.
         cluster: that it runs on.
         num_ids: of rows in each call; 0 for other work.
+        speed: what ours tells as the speed; None measures by elapsed time, beside the peer.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Case:
     unit: str
     cluster: ClusterOptions
     num_ids: int = 0
+    speed: str | None = None
 
     @property
     def count(self) -> int:
@@ -39,6 +41,10 @@ class Case:
     def question(self, amount: int) -> dict[str, Any]:
         """Returns what a worker is asked for so many calls."""
         return {"kind": self.kind, "num_ids": self.num_ids, "amount": amount}
+
+    def speed_of(self, amount: int, told: Mapping[str, float]) -> float:
+        """Returns how much a second, from the answer to `question`."""
+        return told[self.speed] if self.speed else amount * self.count / told["seconds"]
 
 
 OURS = {
@@ -62,6 +68,32 @@ def _rows(kind: str, title: str, optimizer: str = "sgd") -> list[Case]:
     return [Case(f"{title} {count:,} rows", kind, "rows/s", cluster, count) for count in _NUM_IDS]
 
 
+def _popular_rows(row_size: int) -> list[Case]:
+    """Returns cases with ids by Zipf's law of 1 M rows, and those of one core of a server."""
+    cluster = ClusterOptions(1, 2, table_rows=10**6, row_size=row_size, is_zipf=True)
+    table = f"1 M x {row_size}, Zipf"
+    kinds = {"pull_rows": "pulled", "push_rows": "pushed"}
+    return [
+        *(
+            Case(f"{table}: {done}, {count:,} ids", kind, "rows/s", cluster, count)
+            for kind, done in kinds.items()
+            for count in _NUM_IDS
+        ),
+        *(
+            Case(
+                f"{table}: {done} a server core, {count:,} ids",
+                kind,
+                "distinct rows/CPU s",
+                cluster,
+                count,
+                "rows_per_server_s",
+            )
+            for kind, done in kinds.items()
+            for count in _NUM_IDS
+        ),
+    ]
+
+
 def _sleeps(num_workers: int) -> Case:
     workers = "1 worker" if num_workers == 1 else f"{num_workers} workers"
     cluster = ClusterOptions(num_workers=num_workers, num_servers=1)
@@ -76,6 +108,8 @@ CASES = (
     *_rows("pull_rows", "pull"),
     *_rows("push_rows", "push, SGD,"),
     *_rows("push_rows", "push, Adagrad,", "adagrad"),
+    *_popular_rows(16),
+    *_popular_rows(64),
 )
 
 

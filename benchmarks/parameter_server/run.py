@@ -124,13 +124,14 @@ def _measure(
         for case in cases:
             progress(case.name)
             mine = workers.get(OURS[case.kind].module) if case.kind in OURS else None
-            asked = [worker for worker in (mine, workers.get(PEER.module)) if worker]
+            peer = None if case.speed else workers.get(PEER.module)
+            asked = [worker for worker in (mine, peer) if worker]
             speeds = iter(_rounds(asked, case, effort) if asked else [])
             figures.append(
                 Figures(
                     case,
                     ours=next(speeds) if mine else (),
-                    peer=next(speeds) if peers else (),
+                    peer=next(speeds) if peer else (),
                 )
             )
     return figures, versions
@@ -143,17 +144,18 @@ def _started(side: Side, case: Case, environments: Environments) -> WorkerProces
 
 
 def _rounds(workers: Sequence[WorkerProcess], case: Case, effort: Effort) -> list[list[float]]:
-    def ask(worker: WorkerProcess, amount: int) -> float:
-        told: dict[str, Any] = worker.ask(case.question(amount), effort.answer_limit_s)
-        return amount / told["seconds"]
+    def ask(worker: WorkerProcess, amount: int) -> dict[str, Any]:
+        return worker.ask(case.question(amount), effort.answer_limit_s)
 
     round_s = min(effort.round_s, _MOST_ROUND_S)
     amounts: list[int] = []
     for worker in workers:
         ask(worker, _FIRST_AMOUNT)
-        amounts.append(max(_FIRST_AMOUNT, round(round_s * ask(worker, _FIRST_AMOUNT))))
+        calls_per_s = _FIRST_AMOUNT / ask(worker, _FIRST_AMOUNT)["seconds"]
+        amounts.append(max(_FIRST_AMOUNT, round(round_s * calls_per_s)))
     speeds: list[list[float]] = [[] for _ in workers]
     for number in range(effort.num_rounds):
         for place in order_of_round(len(workers), number):
-            speeds[place].append(case.count * ask(workers[place], amounts[place]))
+            told = ask(workers[place], amounts[place])
+            speeds[place].append(case.speed_of(amounts[place], told))
     return speeds

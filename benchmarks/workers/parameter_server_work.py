@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 
 __all__ = [
-    "EMBEDDING_SIZE",
     "LEARNING_RATE",
     "NUM_BATCHES",
     "SLEEP_S",
-    "TABLE_ROWS",
     "ClusterOptions",
     "Work",
     "answer_work",
@@ -27,8 +25,6 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 
-# Float32 holds each number of a row exactly: each row of the table begins as its own number.
-TABLE_ROWS, EMBEDDING_SIZE = 10**7, 16
 # Different ids each time, so that the rows do not lie in a cache already.
 NUM_BATCHES = 64
 LEARNING_RATE = 0.5
@@ -47,16 +43,27 @@ class ClusterOptions:
         num_workers: that run closures, or of which one does all.
         num_servers: that hold variables.
         optimizer: of rows: "sgd" or "adagrad".
+        table_rows: of the table. Float32 holds their numbers exactly: each row begins as its own.
+        row_size: of float32 in a row.
+        is_zipf: ids by Zipf's law, with the exponent 1; otherwise all are equally likely.
     """
 
     num_workers: int = 2
     num_servers: int = 2
     optimizer: str = "sgd"
+    table_rows: int = 10**7
+    row_size: int = 16
+    is_zipf: bool = False
 
 
-def id_batches(num_ids: int) -> Array:
-    """Returns ids by chance of `TABLE_ROWS`, of shape (NUM_BATCHES, num_ids)."""
-    return np.random.default_rng(num_ids).integers(TABLE_ROWS, size=(NUM_BATCHES, num_ids))
+def id_batches(num_ids: int, options: ClusterOptions) -> Array:
+    """Returns ids by chance of the table's rows, of shape (NUM_BATCHES, num_ids)."""
+    rng, num_rows = np.random.default_rng(num_ids), options.table_rows
+    if not options.is_zipf:
+        return rng.integers(num_rows, size=(NUM_BATCHES, num_ids))
+    sums = np.cumsum(1 / np.arange(1, num_rows + 1))
+    ranks = np.searchsorted(sums, sums[-1] * rng.random((NUM_BATCHES, num_ids)))
+    return rng.permutation(num_rows)[ranks]  # popular rows are on all servers
 
 
 def answer_work(kinds: Mapping[str, Work]) -> Callable[[dict[str, Any]], dict[str, Any]]:

@@ -17,17 +17,15 @@ import keras
 import numpy as np
 
 from benchmarks.workers.parameter_server_work import (
-    EMBEDDING_SIZE,
     LEARNING_RATE,
     NUM_BATCHES,
-    TABLE_ROWS,
     ClusterOptions,
     answer_work,
     id_batches,
     require_equal,
 )
 from benchmarks.workers.protocol import serve_questions
-from benchmarks.workers.server_processes import start_server
+from benchmarks.workers.server_processes import server_cpu_s, start_server
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardPlacer
 from stratagem.parameter_server.keras.update_rule import KerasUpdate
@@ -47,35 +45,45 @@ def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
     placer = ShardPlacer(
         options.num_servers, sg.partitioners.FixedShardsPartitioner(options.num_servers)
     )
-    shape = (TABLE_ROWS, EMBEDDING_SIZE)
-    served.create(placer.place("table", shape, "float32", has_rows=True), first_values)
+    row_size = options.row_size
+    placement = placer.place("table", (options.table_rows, row_size), "float32", has_rows=True)
+    served.create(placement, functools.partial(first_values, row_size=row_size))
     rule = KerasUpdate(_OPTIMIZERS[options.optimizer](LEARNING_RATE))
     served.set_rule(rule, ["table"])
-    batches_of = functools.cache(id_batches)
+    batches_of = functools.cache(lambda num_ids: id_batches(num_ids, options))
+    distinct_of = functools.cache(
+        lambda num_ids: [len(np.unique(ids)) for ids in batches_of(num_ids)]
+    )
+
+    def per_server_s(question: dict[str, Any], begun_s: float) -> dict[str, float]:
+        """Returns how many rows crossed for each second of the servers' processors."""
+        counts = distinct_of(question["num_ids"])
+        num_rows = sum(counts[number % NUM_BATCHES] for number in range(question["amount"]))
+        return {"rows_per_server_s": num_rows / max(server_cpu_s() - begun_s, 1e-9)}
 
     def pull(question: dict[str, Any]) -> dict[str, float]:
-        batches = batches_of(question["num_ids"])
-        last = np.zeros(EMBEDDING_SIZE, np.float32)
+        batches, begun_s = batches_of(question["num_ids"]), server_cpu_s()
+        last = np.zeros(row_size, np.float32)
         for number in range(question["amount"]):
             last = served.pull_rows("table", batches[number % NUM_BATCHES])[-1]
         wanted = batches[(question["amount"] - 1) % NUM_BATCHES, -1]
-        require_equal("the last row", last, np.full(EMBEDDING_SIZE, wanted, np.float32))
-        return {}
+        require_equal("the last row", last, np.full(row_size, wanted, np.float32))
+        return per_server_s(question, begun_s)
 
     def push(question: dict[str, Any]) -> dict[str, float]:
-        batches = batches_of(question["num_ids"])
-        gradients = np.ones((question["num_ids"], EMBEDDING_SIZE), np.float32)
+        batches, begun_s = batches_of(question["num_ids"]), server_cpu_s()
+        gradients = np.ones((question["num_ids"], row_size), np.float32)
         for number in range(question["amount"]):
             served.push({}, {"table": (batches[number % NUM_BATCHES], gradients)})
-        return {}
+        return per_server_s(question, begun_s)
 
     return answer_work({"pull_rows": pull, "push_rows": push})
 
 
-def first_values(first_row: int, num_rows: int) -> np.ndarray[Any, Any]:
+def first_values(first_row: int, num_rows: int, *, row_size: int) -> np.ndarray[Any, Any]:
     """Returns rows of the table as it begins: each is its own number."""
     numbers = np.arange(first_row, first_row + num_rows, dtype=np.float32)
-    return np.repeat(numbers[:, None], EMBEDDING_SIZE, axis=1)
+    return np.repeat(numbers[:, None], row_size, axis=1)
 
 
 def start_servers(count: int, keys: ClusterKeys) -> list[str]:

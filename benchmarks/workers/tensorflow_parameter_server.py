@@ -43,13 +43,14 @@ def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
     )
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     made = functools.lru_cache(maxsize=None)(lambda kind: kind(strategy, coordinator))
+    rows = functools.cache(lambda: Rows(strategy, coordinator, options))
     return answer_work(
         {
             "mlp": lambda question: made(_Mlp).train(question["amount"]),
             "closures": lambda question: made(_Closures).run(question["amount"]),
             "sleeps": lambda question: made(_Sleeps).run(question["amount"]),
-            "pull_rows": lambda question: made(Rows).pull(question),
-            "push_rows": lambda question: made(Rows).push(question, options.optimizer),
+            "pull_rows": lambda question: rows().pull(question),
+            "push_rows": lambda question: rows().push(question, options.optimizer),
         }
     )
 

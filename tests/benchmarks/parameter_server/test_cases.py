@@ -8,7 +8,7 @@ import pytest
 from benchmarks.parameter_server.cases import CASES, OURS, SCALING, by_cluster
 from benchmarks.workers.parameter_server_work import (
     NUM_BATCHES,
-    TABLE_ROWS,
+    ClusterOptions,
     answer_work,
     id_batches,
     require_equal,
@@ -39,12 +39,31 @@ def test_a_call_counts_its_rows() -> None:
 
 
 def test_ids_are_the_same_for_all_sides_and_differ_from_call_to_call() -> None:
-    ids = id_batches(1_000)
-    np.testing.assert_array_equal(ids, id_batches(1_000))
+    options = ClusterOptions()
+    ids = id_batches(1_000, options)
+    np.testing.assert_array_equal(ids, id_batches(1_000, options))
     assert ids.shape == (NUM_BATCHES, 1_000)
-    assert 0 <= ids.min() < ids.max() < TABLE_ROWS
+    assert 0 <= ids.min() < ids.max() < options.table_rows
     assert len(np.unique(ids)) > 0.99 * ids.size
-    assert np.float32(TABLE_ROWS - 1) == TABLE_ROWS - 1  # what the last row holds
+    last = options.table_rows - 1
+    assert np.float32(last) == last  # what the last row holds
+
+
+def test_popular_ids_follow_the_law_of_zipf() -> None:
+    num_rows = 1_000
+    ids = id_batches(2_000, ClusterOptions(table_rows=num_rows, is_zipf=True))
+    counts = np.sort(np.bincount(ids.reshape(-1), minlength=num_rows))[::-1]
+    expected = ids.size / np.arange(1, num_rows + 1) / np.sum(1 / np.arange(1, num_rows + 1))
+    np.testing.assert_allclose(counts[:10], expected[:10], rtol=0.1)
+    assert np.argmax(np.bincount(ids.reshape(-1))) != 0  # popular rows are anywhere
+
+
+def test_speed_is_of_elapsed_time_or_of_a_server_core() -> None:
+    told = {"seconds": 2.0, "rows_per_server_s": 7.0}
+    by_time = next(case for case in CASES if case.num_ids == 1_000 and case.speed is None)
+    by_core = next(case for case in CASES if case.speed is not None)
+    assert by_time.speed_of(4, told) == 2_000
+    assert by_core.speed_of(4, told) == 7
 
 
 def test_work_is_timed_and_tells_its_own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,9 +51,11 @@ class Servers:
         self.asked = []
         wanted = DistinctIds().of(TABLE, np.array(ids, np.int64))
         rows, versions = self.cache.rows(TABLE, wanted, fetch or self.fetch)
-        assert rows.shape == (len(wanted.ids), 2)
+        assert rows.shape == (len(ids), 2)
         assert (rows[:, 0] == rows[:, 1]).all()
-        found = dict(zip(wanted.ids.tolist(), rows[:, 0].astype(int).tolist(), strict=True))
+        found: dict[int, int] = {}
+        for one, value in zip(ids, rows[:, 0].astype(int).tolist(), strict=True):
+            assert found.setdefault(one, value) == value
         return found, dict(zip(wanted.ids.tolist(), versions.tolist(), strict=True)), {*self.asked}
 
 
@@ -106,7 +108,7 @@ class Reference:
             value, version, step = self.read[one]
             assert (found[one], versions[one]) == (value, version)
             assert self.num_steps - step <= self.options.max_age_steps
-        assert servers.cache.size_bytes <= self.options.max_rows * (2 * 4 + 32)
+        assert servers.cache.size_bytes <= self.options.max_rows * (2 * 4 + 56)
 
 
 OPERATIONS = st.sampled_from(
@@ -142,29 +144,32 @@ def test_rows_are_kept_for_the_steps_of_the_limit() -> None:
     assert servers.cache.take_counts() == {}
 
 
-def test_rows_that_are_used_stay_while_others_pass() -> None:
-    servers = servers_of(max_rows=8, max_age_steps=100)
+def test_new_rows_replace_those_that_were_read_first() -> None:
+    servers = servers_of(max_rows=4, max_age_steps=100)
     servers.cache.begin_step()
-    servers.look_up([0])
-    for one in range(1, NUM_ROWS):
-        servers.cache.begin_step()
-        assert servers.look_up([0, one])[2] == {one}
+    asked = [servers.look_up(ids)[2] for ids in ([0, 1], [2], [0, 3], [0, 4], [0, 1, 2, 3])]
+    assert asked == [{0, 1}, {2}, {3}, {4}, {0}]
 
 
-@pytest.mark.parametrize("max_rows", [1, 3, 8, 21, 64])
-def test_memory_is_bounded_and_used(max_rows) -> None:
-    table = CachedTable(max_rows, (4,), np.dtype(np.float32))
-    ids = np.arange(1000)
+@pytest.mark.parametrize("num_rows", [1000, 10**6])  # of an index by id, and by hash
+@pytest.mark.parametrize("max_rows", [1, 3, 125, 1000])
+def test_memory_is_bounded_and_used(max_rows, num_rows) -> None:
+    table = CachedTable(max_rows, num_rows, (4,), np.dtype(np.float32))
+    ids = np.random.default_rng(0).permutation(num_rows)[:1000]
     rows = np.repeat(ids[:, None], 4, axis=1).astype(np.float32)
-    table.put(ids, rows, ids, step=1)
-    slots = table.find(ids, 0, 1)
-    held = np.flatnonzero(slots >= 0)
-    assert max_rows // 8 * 8 <= len(held) <= max_rows
+    for begin in range(0, 1000, 300):
+        part = slice(begin, begin + 300)
+        table.put(ids[part], rows[part], ids[part], step=1)
+    slots, is_held = table.find(ids, 0)
+    held = np.flatnonzero(is_held)
+    assert max_rows * 3 // 4 <= len(held) <= max_rows
     assert len({*slots[held].tolist()}) == len(held)
-    np.testing.assert_array_equal(table.take(slots[held])[0], rows[held])
-    assert table.size_bytes <= max_rows * (4 * 4 + 32)
-    table.drop(ids)
-    assert (table.find(ids, 0, 1) < 0).all()
+    np.testing.assert_array_equal(table.take(slots[held]), rows[held])
+    np.testing.assert_array_equal(table.versions(slots[held]), ids[held])
+    assert table.size_bytes <= max_rows * (4 * 4 + 56)
+    assert not table.find(ids, 2)[1].any()  # too old
+    table.drop(np.repeat(ids, 2))
+    assert not table.find(ids, 0)[1].any()
 
 
 @pytest.mark.parametrize("event", ["push", "assign", "clear", "restart"])
@@ -222,14 +227,15 @@ def test_popular_rows_are_in_the_cache() -> None:
     cache.note_lifetime(0, 1)
 
     def fetch(wanted: DistinctRows) -> Rows:
-        return np.zeros((len(wanted.ids), 1), np.float32), np.zeros(len(wanted.ids), np.int64)
+        return wanted.ids[:, None].astype(np.float32), np.zeros(len(wanted.ids), np.int64)
 
     for step in range(60):
         if step == 20:
             cache.take_counts()
         cache.begin_step()
         ids = rng.choice(num_rows, num_ids, p=chances / chances.sum())
-        cache.rows(placement, DistinctIds().of(placement, ids), fetch)
+        rows, _ = cache.rows(placement, DistinctIds().of(placement, ids), fetch)
+        np.testing.assert_array_equal(rows[:, 0], ids)
     counts = cache.take_counts()
     assert counts["hits"] > counts["misses"]
 

@@ -8,19 +8,17 @@ from collections.abc import Callable
 
 import numpy as np
 
-from stratagem.parameter_server.client.distinct_rows import DistinctRows
+from stratagem.parameter_server.client.distinct_rows import DistinctRows, aligned_empty
 from stratagem.parameter_server.client.row_cache import RowCache
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 
 __all__ = ["CachedRows", "CachedTable"]
 
-# Places in which a row may be: few enough to compare all at once.
-_WAYS = 8
+# Entries of the index for each cached row: the more, the fewer rows share one.
+_INDEX_PER_ROW = 8
 _NO_ID = -1
-_NEVER = -(2**62)
-# Knuth's multiplicative hash: consecutive ids go to different sets.
-_HASH = np.uint64(0x9E3779B97F4A7C15)
-_HASH_SHIFT = np.uint64(32)
+# Knuth's multiplicative hash, whose upper half is scaled to the index.
+_HASH, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)
 
 # Returns rows of distinct ids from the servers, and the version of each.
 Fetch = Callable[[DistinctRows], tuple[np.ndarray, np.ndarray]]
@@ -75,29 +73,31 @@ class CachedRows:
     def rows(
         self, placement: ShardLayout, wanted: DistinctRows, fetch: Fetch
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the rows of distinct ids, and the version of each, as `fetch` does."""
+        """Returns a row for each requested id, and the version of each distinct id.
+
+        Rows that are not cached come from `fetch`.
+        """
         step = getattr(self._local, "step", self._num_steps)
         with self._lock:
             begun = self._num_invalidations
             table = self._table(placement)
-            slots = table.find(wanted.ids, step - self._options.max_age_steps, step)
-            is_hit = slots >= 0
+            slots, is_hit = table.find(wanted.ids, step - self._options.max_age_steps)
             num_hits = int(np.count_nonzero(is_hit))
-            rows, versions = table.take(slots) if num_hits else (None, None)
             self._counts["hits"] += num_hits
             self._counts["misses"] += len(slots) - num_hits
-        if rows is None or versions is None:
-            fetched, fetched_versions = fetch(wanted)
-            self._keep(placement, wanted.ids, fetched, fetched_versions, step, begun)
-            return fetched, fetched_versions
-        if num_hits == len(slots):
-            return rows, versions
-        missing = wanted.subset(~is_hit)
-        fetched, fetched_versions = fetch(missing)
-        if not self._keep(placement, missing.ids, fetched, fetched_versions, step, begun):
-            return fetch(wanted)
-        rows[~is_hit], versions[~is_hit] = fetched, fetched_versions
-        return rows, versions
+            if num_hits == len(slots):
+                return table.take(slots[wanted.places]), table.versions(slots)
+        missing = wanted.subset(~is_hit) if num_hits else wanted
+        fetched, versions = fetch(missing)
+        with self._lock:
+            if begun == self._num_invalidations:
+                if not num_hits:
+                    table.put(missing.ids, fetched, versions, step)
+                    return wanted.expanded(fetched), versions
+                if table.holds(slots[is_hit], wanted.ids[is_hit]):
+                    return table.merged(wanted, slots, is_hit, fetched, versions, step)
+        fetched, versions = fetch(wanted)
+        return wanted.expanded(fetched), versions
 
     def oldest(
         self, placement: ShardLayout, wanted: DistinctRows, versions: np.ndarray
@@ -150,122 +150,112 @@ class CachedRows:
         known, table = self._tables.get(placement.name, (None, None))
         if table is None or known != placement:
             max_rows = min(self._options.max_rows, placement.shape[0])
-            table = CachedTable(max_rows, placement.shape[1:], np.dtype(placement.dtype))
+            shape, dtype = placement.shape, np.dtype(placement.dtype)
+            table = CachedTable(max_rows, shape[0], shape[1:], dtype)
             self._tables[placement.name] = placement, table
         return table
 
-    def _keep(
-        self,
-        placement: ShardLayout,
-        ids: np.ndarray,
-        rows: np.ndarray,
-        versions: np.ndarray,
-        step: int,
-        begun: int,
-    ) -> bool:
-        """Stores fetched rows; returns False if the cache was invalidated since `begun`."""
-        with self._lock:
-            if self._num_invalidations != begun:
-                return False
-            self._table(placement).put(ids, rows, versions, step)
-            return True
-
 
 class CachedTable:
-    """Set-associative cache of at most `max_rows` rows with nonnegative ids.
+    """The last `max_rows` rows that were read from a table of `num_rows` rows.
 
-    A set replaces its least recently used row. It is an array of ids, because searching all sets
-    of a lookup at once is many times faster in NumPy than a dictionary.
+    New rows replace those that were read first, which are also the first to be too old. Each slot
+    names its row, so that entries of the index may be out of date.
     """
 
-    def __init__(self, max_rows: int, row_shape: tuple[int, ...], dtype: np.dtype) -> None:
-        self._ways = max(1, min(_WAYS, max_rows))
-        self._num_sets = max(1, max_rows // self._ways)
-        count = self._num_sets * self._ways
-        self._ids = np.full(count, _NO_ID, np.int64)
-        self._read = np.full(count, _NEVER, np.int64)  # step that read the row
-        self._used = np.full(count, _NEVER, np.int64)  # last step that used the row
-        self._versions = np.zeros(count, np.int64)
-        self._rows = np.empty((count, *row_shape), dtype)
+    def __init__(
+        self, max_rows: int, num_rows: int, row_shape: tuple[int, ...], dtype: np.dtype
+    ) -> None:
+        self._ids = np.full(max_rows, _NO_ID, np.int64)
+        self._read = np.zeros(max_rows, np.int64)  # step that read the row
+        self._versions = np.zeros(max_rows, np.int64)
+        self._rows = np.empty((max_rows, *row_shape), dtype)
+        self._next = 0
+        # Slots by id, or by hash: of two ids with the same hash, the last one is found.
+        self._is_hashed = num_rows > _INDEX_PER_ROW * max_rows
+        self._index = np.zeros(min(num_rows, _INDEX_PER_ROW * max_rows), np.int32)
 
     @property
     def size_bytes(self) -> int:
         """Size in bytes."""
-        arrays = (self._ids, self._read, self._used, self._versions, self._rows)
+        arrays = (self._ids, self._read, self._versions, self._rows, self._index)
         return sum(array.nbytes for array in arrays)
 
-    def find(self, ids: np.ndarray, oldest: int, step: int) -> np.ndarray:
-        """Returns the slot of each of distinct ids, or -1; marks found rows as used in `step`.
+    def find(self, ids: np.ndarray, oldest: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns a slot for each id, and True for those that hold it.
 
         Rows that were read before the step `oldest` are not found.
         """
-        slots = self._slots(ids)
-        known = np.flatnonzero(slots >= 0)
-        is_old = self._read[slots[known]] < max(oldest, _NEVER + 1)
-        slots[known[is_old]] = -1
-        self._used[slots[known[~is_old]]] = step
-        return slots
+        slots = self._index[self._entries(ids)]
+        return slots, (self._ids[slots] == ids) & (self._read[slots] >= oldest)
 
-    def take(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns copies of the rows in slots, and their versions; any values for slot -1."""
-        return (
-            np.take(self._rows, slots, axis=0, mode="clip"),
-            np.take(self._versions, slots, mode="clip"),
-        )
+    def holds(self, slots: np.ndarray, ids: np.ndarray) -> bool:
+        """Returns True if the slots still hold the rows of these ids."""
+        return bool((self._ids[slots] == ids).all())
+
+    def take(self, slots: np.ndarray) -> np.ndarray:
+        """Returns a copy of the rows in slots, which may repeat."""
+        out = aligned_empty((len(slots), *self._rows.shape[1:]), self._rows.dtype)
+        return np.take(self._rows, slots, axis=0, out=out, mode="clip")
+
+    def versions(self, slots: np.ndarray) -> np.ndarray:
+        """Returns the versions of the rows in slots."""
+        return self._versions[slots]
+
+    def merged(
+        self,
+        wanted: DistinctRows,
+        slots: np.ndarray,
+        is_hit: np.ndarray,
+        fetched: np.ndarray,
+        fetched_versions: np.ndarray,
+        step: int,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Stores fetched rows, and returns requested rows and versions, as `CachedRows.rows`."""
+        versions = self._versions[slots]
+        versions[~is_hit] = fetched_versions
+        ids = wanted.ids[~is_hit]
+        if self._is_free(len(ids), slots[is_hit]):
+            slots[~is_hit] = self._next_slots(len(ids))
+            self.put(ids, fetched, fetched_versions, step)
+            return self.take(slots[wanted.places]), versions
+        rows = np.empty((len(slots), *fetched.shape[1:]), fetched.dtype)
+        rows[is_hit] = self._rows[slots[is_hit]]
+        rows[~is_hit] = fetched
+        self.put(ids, fetched, fetched_versions, step)
+        return wanted.expanded(rows), versions
 
     def put(self, ids: np.ndarray, rows: np.ndarray, versions: np.ndarray, step: int) -> None:
-        """Stores rows of distinct ids that `step` read, as far as there is room.
-
-        A row that the step used is not replaced.
-        """
-        slots = self._slots(ids)
-        is_known = slots >= 0
-        self._store(slots[is_known], ids, rows, versions, np.flatnonzero(is_known), step)
-        rest = np.flatnonzero(~is_known)
-        owner = np.empty(len(self._ids), np.int32)
-        while len(rest):
-            begins = self._sets(ids[rest]) * self._ways
-            used = self._used[begins[:, None] + np.arange(self._ways)]
-            ways = used.argmin(axis=1)
-            has_room = used[np.arange(len(rest)), ways] < step
-            rest, targets = rest[has_room], (begins + ways)[has_room]
-            # One new row of each set at a time: the last of several writes wins.
-            owner[targets] = np.arange(len(rest), dtype=np.int32)
-            is_winner = owner[targets] == np.arange(len(rest))
-            self._store(targets[is_winner], ids, rows, versions, rest[is_winner], step)
-            rest = rest[~is_winner]
+        """Stores rows of distinct ids that `step` read; the first ones if there are too many."""
+        slots = self._next_slots(min(len(ids), len(self._ids)))
+        count = len(slots)
+        self._ids[slots] = ids[:count]
+        self._read[slots] = step
+        self._versions[slots] = versions[:count]
+        self._index[self._entries(ids[:count])] = slots
+        until_end = min(count, len(self._ids) - self._next)
+        self._rows[self._next : self._next + until_end] = rows[:until_end]
+        self._rows[: count - until_end] = rows[until_end:count]
+        self._next = (self._next + count) % len(self._ids)
 
     def drop(self, ids: np.ndarray) -> None:
         """Drops rows; `ids` may repeat."""
-        slots = self._slots(ids)
-        slots = slots[slots >= 0]
-        self._ids[slots] = _NO_ID
-        self._used[slots] = _NEVER
+        slots = self._index[self._entries(ids)]
+        self._ids[slots[self._ids[slots] == ids]] = _NO_ID
 
-    def _store(
-        self,
-        slots: np.ndarray,
-        ids: np.ndarray,
-        rows: np.ndarray,
-        versions: np.ndarray,
-        chosen: np.ndarray,
-        step: int,
-    ) -> None:
-        self._ids[slots] = ids[chosen]
-        self._read[slots] = self._used[slots] = step
-        self._versions[slots] = versions[chosen]
-        self._rows[slots] = rows[chosen]
+    def _next_slots(self, count: int) -> np.ndarray:
+        return (self._next + np.arange(count)) % len(self._ids)
 
-    def _sets(self, ids: np.ndarray) -> np.ndarray:
-        hashed = (ids.astype(np.uint64) * _HASH) >> _HASH_SHIFT
-        return (hashed % np.uint64(self._num_sets)).astype(np.intp)
+    def _is_free(self, count: int, used: np.ndarray) -> bool:
+        """Returns True if the next `count` slots are none of those in use."""
+        if count > len(self._ids):
+            return False
+        distances = (used - self._next) % len(self._ids)
+        return int(distances.min()) >= count
 
-    def _slots(self, ids: np.ndarray) -> np.ndarray:
-        """Returns the slot of each id, or -1."""
-        begins = self._sets(ids) * self._ways
-        held = np.take(self._ids.reshape(-1, self._ways), begins // self._ways, axis=0)
-        found = np.flatnonzero(held == ids[:, None])
-        places, ways = np.divmod(found, self._ways)
-        slots = np.full(len(ids), -1, np.intp)
-        slots[places] = begins[places] + ways
-        return slots
+    def _entries(self, ids: np.ndarray) -> np.ndarray:
+        """Returns the place of each id in the index."""
+        if not self._is_hashed:
+            return ids
+        hashed = (ids.astype(np.uint64) * _HASH) >> _HALF
+        return (hashed * np.uint64(len(self._index)) >> _HALF).astype(np.intp)

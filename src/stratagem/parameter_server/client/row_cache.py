@@ -21,8 +21,8 @@ class RowCache:
     or by the coordinator, and when its gradients were discarded as stale.
 
     Args:
-        max_rows: maximum number of cached rows of each table. A row takes its own size and 32
-            bytes. The least recently used rows make room for new ones.
+        max_rows: maximum number of cached rows of each table. A row takes its own size and up to
+            56 bytes. New rows replace those that were read first.
         max_age_steps: maximum age of a cached row, in steps of this worker since the step that read
             it. 0 reads all rows from the servers, as without a cache.
         reads_own_updates: True reads a row again after this worker has sent a gradient of it. False

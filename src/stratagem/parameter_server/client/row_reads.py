@@ -40,14 +40,14 @@ class RowReads:
         """Returns rows of a variable or its slot ":slot", of shape (*ids.shape, ...)."""
         wanted = self._distinct.of(placement, ids.reshape(-1))
         if self.cached is None or not may_be_cached or slot:
-            rows, _ = self._fetch(placement, slot, wanted)
+            rows = wanted.expanded(self._fetch(placement, slot, wanted)[0])
         else:
             rows, versions = self.cached.rows(
                 placement, wanted, lambda missing: self._fetch(placement, slot, missing)
             )
             oldest = self.cached.oldest(placement, wanted, versions)
             self._seen.note_oldest(placement.name, oldest)
-        return wanted.expanded(rows).reshape(*ids.shape, *placement.shape[1:])
+        return rows.reshape(*ids.shape, *placement.shape[1:])
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Generator[None]:
