@@ -72,25 +72,12 @@ def _popular_rows(row_size: int) -> list[Case]:
     """Returns cases with ids by Zipf's law of 1 M rows, and those of one core of a server."""
     cluster = ClusterOptions(1, 2, table_rows=10**6, row_size=row_size, is_zipf=True)
     table = f"1 M x {row_size}, Zipf"
-    kinds = {"pull_rows": "pulled", "push_rows": "pushed"}
-    return [
-        *(
-            Case(f"{table}: {done}, {count:,} ids", kind, "rows/s", cluster, count)
-            for kind, done in kinds.items()
-            for count in _NUM_IDS
-        ),
-        *(
-            Case(
-                f"{table}: {done} a server core, {count:,} ids",
-                kind,
-                "distinct rows/CPU s",
-                cluster,
-                count,
-                "rows_per_server_s",
-            )
-            for kind, done in kinds.items()
-            for count in _NUM_IDS
-        ),
+    elapsed, per_core = ("rows/s", None), ("distinct rows/CPU s", "rows_per_server_s")
+    return [  # pushes last: they change the rows
+        Case(f"{table}: {done}, {count:,} ids", kind, unit, cluster, count, speed)
+        for kind, verb in (("pull_rows", "pulled"), ("push_rows", "pushed"))
+        for done, (unit, speed) in ((verb, elapsed), (f"{verb} a server core", per_core))
+        for count in _NUM_IDS
     ]
 
 
