@@ -31,8 +31,9 @@ class RowReads:
         self._ask = ask
         self._seen = seen
         self._distinct = DistinctIds()
-        has_cache = row_cache is not None and row_cache.max_age_steps > 0
-        self.cached = CachedRows(row_cache) if has_cache else None
+        self.cached: CachedRows | None = None
+        if row_cache is not None and row_cache.max_age_steps > 0:
+            self.cached = CachedRows(row_cache)
 
     def pull(
         self, placement: ShardLayout, slot: str, ids: np.ndarray, *, may_be_cached: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import final
 
-from stratagem.cluster import ClusterResolver, ClusterSpec, id_in_cluster
+from stratagem.cluster import ClusterResolver
 from stratagem.parameter_server.client.row_cache import RowCache, checked_row_cache
 from stratagem.parameter_server.cluster.cluster_plan import ClusterPlan, update_mode
 from stratagem.parameter_server.cluster.cluster_roles import (
@@ -18,17 +18,9 @@ from stratagem.parameter_server.cluster.coordinator_options import (
     CoordinatorOptions,
     checked_options,
 )
-from stratagem.parameter_server.cluster.remote_state_strategy import (
-    ProcessParts,
-    RemoteStateStrategy,
-)
-from stratagem.parameter_server.server.updates import UpdateMode
+from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
 from stratagem.parameter_server.strategy.entry_points import start_cluster
-from stratagem.parameter_server.strategy.process_parts import (
-    coordinator_parts,
-    independent_parts,
-    non_training_parts,
-)
+from stratagem.parameter_server.strategy.process_parts import non_training_parts, training_parts
 from stratagem.partitioners import Partitioner
 from stratagem.strategies.base.recreate import recreatable
 from stratagem.topology.abstract_devices import refuse_to_plan
@@ -130,34 +122,11 @@ class ParameterServerStrategy(RemoteStateStrategy):
             max_staleness=max_staleness,
         )
         silence_s = limits.recovery_timeout_s
-        parts = _parts(plan, spec, variable_partitioner, mode, row_cache, silence_s)
+        cluster, partitioner = start_cluster(plan), variable_partitioner
+        parts = training_parts(cluster, plan, spec, partitioner, mode, row_cache, silence_s)
         super().__init__(parts, limits, row_cache)
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:
         """The resolver of the cluster; None without one."""
         return self._resolver
-
-
-def _parts(
-    plan: ClusterPlan,
-    spec: ClusterSpec,
-    partitioner: Partitioner | None,
-    mode: UpdateMode,
-    row_cache: RowCache | None,
-    silence_s: float | None,
-) -> ProcessParts:
-    """Starts or joins the cluster, and returns the parts of this process."""
-    cluster = start_cluster(plan)
-    if plan.task is None:
-        return coordinator_parts(cluster, partitioner, mode, silence_s)
-    worker = id_in_cluster(spec, *plan.task)
-    return independent_parts(
-        cluster,
-        worker,
-        plan.num_workers,
-        partitioner,
-        mode,
-        row_cache=row_cache,
-        silence_s=silence_s,
-    )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stratagem.background_errors import report_error
+from stratagem.cluster import ClusterSpec, id_in_cluster
 from stratagem.errors import UnavailableError
 from stratagem.execution import Lockstep
 from stratagem.parameter_server.client.client import ServerClient
@@ -16,7 +17,7 @@ from stratagem.parameter_server.client.remote_steps import RemoteSteps
 from stratagem.parameter_server.client.row_cache import RowCache
 from stratagem.parameter_server.client.shard_layout import ShardPlacer
 from stratagem.parameter_server.client.variable_client import VariableClient
-from stratagem.parameter_server.cluster.cluster_plan import Cluster
+from stratagem.parameter_server.cluster.cluster_plan import Cluster, ClusterPlan
 from stratagem.parameter_server.cluster.remote_state_strategy import ProcessParts
 from stratagem.parameter_server.coordinator.scheduling import Scheduling
 from stratagem.parameter_server.keras.pickling import KERAS_PACKING
@@ -38,6 +39,7 @@ __all__ = [
     "coordinator_parts",
     "independent_parts",
     "non_training_parts",
+    "training_parts",
     "worker_parts",
 ]
 
@@ -58,6 +60,30 @@ class IndependentWorker(Lockstep):
     def __init__(self, strategy: Strategy, worker: tuple[int, int]) -> None:
         super().__init__(strategy)
         self.worker = worker
+
+
+def training_parts(
+    cluster: Cluster,
+    plan: ClusterPlan,
+    spec: ClusterSpec,
+    partitioner: Partitioner | None,
+    mode: UpdateMode,
+    row_cache: RowCache | None,
+    silence_s: float | None,
+) -> ProcessParts:
+    """Returns the parts of this process, a coordinator or an independent worker of the plan."""
+    if plan.task is None:
+        return coordinator_parts(cluster, partitioner, mode, silence_s)
+    worker = id_in_cluster(spec, *plan.task)
+    return independent_parts(
+        cluster,
+        worker,
+        plan.num_workers,
+        partitioner,
+        mode,
+        row_cache=row_cache,
+        silence_s=silence_s,
+    )
 
 
 def connect(cluster: Cluster, silence_s: float | None) -> Connections:
