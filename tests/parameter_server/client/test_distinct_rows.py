@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratagem.parameter_server.client import distinct_rows
-from stratagem.parameter_server.client.distinct_rows import DistinctIds, aligned_empty
+from stratagem.parameter_server.client.distinct_rows import DistinctIds
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 
 
@@ -73,13 +73,3 @@ def test_threads_share_scratch_memory() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(look_up, range(100)))
-
-
-@pytest.mark.parametrize("shape", [(1,), (5, 7), (3, 2, 2)])
-def test_memory_is_aligned_for_jax(shape) -> None:
-    for dtype in ("float32", "int8", "float64"):
-        array = aligned_empty(shape, np.dtype(dtype))
-        assert array.shape == shape
-        assert array.dtype == dtype
-        assert array.ctypes.data % 64 == 0
-        array[...] = 1

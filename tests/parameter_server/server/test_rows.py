@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem.parameter_server.server.rows import combine_rows, parts_of_shards
+from stratagem.parameter_server.server.rows import aligned_empty, combine_rows, parts_of_shards
 
 
 @given(st.lists(st.integers(0, 30), max_size=60), st.integers(0, 3))
@@ -45,3 +45,13 @@ def test_ids_go_to_the_shard_that_holds_them(rows_of_shards, data) -> None:
     assert [ids[part].tolist() for part in parts] == [
         ids[owners[ids] == shard].tolist() for shard in range(len(rows_of_shards))
     ]
+
+
+@pytest.mark.parametrize("shape", [(1,), (5, 7), (3, 2, 2)])
+def test_memory_is_aligned_for_jax(shape) -> None:
+    for dtype in ("float32", "int8", "float64"):
+        array = aligned_empty(shape, np.dtype(dtype))
+        assert array.shape == shape
+        assert array.dtype == dtype
+        assert array.ctypes.data % 64 == 0
+        array[...] = 1

@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from stratagem.parameter_server.client.distinct_rows import DistinctRows, aligned_empty
+from stratagem.parameter_server.client.distinct_rows import DistinctRows
 from stratagem.parameter_server.client.row_cache import RowCache
 from stratagem.parameter_server.client.shard_layout import ShardLayout
+from stratagem.parameter_server.server.rows import aligned_empty
 
 __all__ = ["CachedRows", "CachedTable"]
 

@@ -11,14 +11,12 @@ import numpy as np
 
 from stratagem.parameter_server.client.request_partitioning import require_ids
 from stratagem.parameter_server.client.shard_layout import ShardLayout
-from stratagem.parameter_server.server.rows import sorted_ids
+from stratagem.parameter_server.server.rows import aligned_empty, sorted_ids
 
-__all__ = ["DistinctIds", "DistinctRows", "aligned_empty"]
+__all__ = ["DistinctIds", "DistinctRows"]
 
 # Tables with more rows are sorted: the scratch memory has 4 bytes per row.
 _MOST_SCRATCH_ROWS = 2**24
-# JAX uses an array in place only if its address is aligned to this.
-_ALIGNMENT = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,14 +83,6 @@ class DistinctIds:
             distinct, parts = _by_shard(placement, distinct)
             scratch[distinct] = numbers[: len(distinct)]
             return DistinctRows(distinct, scratch[ids], parts, is_request)
-
-
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Returns an array at an address that JAX uses in place."""
-    size = int(np.prod(shape)) * dtype.itemsize
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    begin = -memory.ctypes.data % _ALIGNMENT
-    return memory[begin : begin + size].view(dtype).reshape(shape)
 
 
 def _by_shard(placement: ShardLayout, ids: np.ndarray) -> tuple[np.ndarray, list[slice]]:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-__all__ = ["combine_rows", "parts_of_shards", "sorted_ids"]
+__all__ = ["aligned_empty", "combine_rows", "parts_of_shards", "sorted_ids"]
 
 # Ids that occur at most this often are summed together, one occurrence at a time.
 _FEW = 8
+# JAX uses an array in place only if its address is aligned to this.
+_ALIGNMENT = 64
 
 
 def combine_rows(ids: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -64,3 +66,11 @@ def parts_of_shards(ids: np.ndarray, rows_of_shards: Sequence[int]) -> list[slic
     """
     ends = np.searchsorted(ids, np.cumsum(rows_of_shards), side="left").tolist()
     return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Returns an array at an address that JAX uses in place."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNMENT
+    return memory[begin : begin + size].view(dtype).reshape(shape)

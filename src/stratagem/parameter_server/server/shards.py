@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from stratagem.messages import explain
+from stratagem.parameter_server.server.rows import aligned_empty
 from stratagem.parameter_server.server.updates import is_stored_by, own_name
 
 __all__ = ["SavedPart", "Shard", "ShardSpec", "UpdatedPart", "made_in_pieces", "require_rows"]
@@ -196,7 +197,7 @@ class UpdatedPart:
                 shard.slots[name][rows] = np.asarray(slot)[:count]
 
     def _taken(self, array: np.ndarray) -> np.ndarray:
-        return array if self._rows is None else _padded(np.take(array, self._rows, axis=0))
+        return array if self._rows is None else _padded(np.asarray(array), self._rows)
 
 
 def made_in_pieces(spec: ShardSpec, rows: Callable[[int, int], np.ndarray]) -> np.ndarray:
@@ -242,9 +243,16 @@ def require_rows(shard: Shard, rows: np.ndarray) -> None:
         )
 
 
-def _padded(array: np.ndarray) -> np.ndarray:
-    """Pads with zero rows to one of few sizes, so that few shapes are compiled."""
-    size = max(_LEAST_ROWS, 1 << (len(array) - 1).bit_length() if len(array) else 0)
-    if size == len(array):
+def _padded(array: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
+    """Pads an array, or rows of it, with zeros to one of few sizes, so that few shapes compile."""
+    count = len(array) if rows is None else len(rows)
+    size = max(_LEAST_ROWS, 1 << (count - 1).bit_length() if count else 0)
+    if size == count and rows is None:
         return array
-    return np.concatenate([array, np.zeros((size - len(array), *array.shape[1:]), array.dtype)])
+    padded = aligned_empty((size, *array.shape[1:]), array.dtype)
+    if rows is None:
+        padded[:count] = array
+    else:  # "clip" copies directly: the row numbers are valid
+        np.take(array, rows, axis=0, out=padded[:count], mode="clip")
+    padded[count:] = 0
+    return padded
