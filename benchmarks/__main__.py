@@ -97,6 +97,13 @@ class _Places(click.ParamType):
 )
 @click.option("--only", default="", help="Cases whose name contains this.")
 @click.option(
+    "--gigabytes",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Size of the state that `checkpoint` saves; the temporary folder needs room for it.",
+)
+@click.option(
     "--peers",
     type=click.Path(path_type=Path),
     default=Environments.peers,
@@ -114,6 +121,7 @@ def main(
     quick: bool,
     places: list[Place] | None,
     only: str,
+    gigabytes: float,
     peers: Path,
     output: Path,
 ) -> None:
@@ -145,8 +153,9 @@ def main(
     failed = False
     for name in names or [one for one in (*BENCHMARKS, *_WHOLE) if one not in _ONLY_BY_NAME]:
         if name in _WHOLE:
+            arguments = {"size_bytes": int(gigabytes * 1e9)} if name == "checkpoint" else {}
             went_well = _WHOLE[name](
-                environments, effort, console, output, only=only, is_quick=quick
+                environments, effort, console, output, only=only, is_quick=quick, **arguments
             )
         else:
             cases = [case for case in BENCHMARKS[name](places, environments) if only in case.name]

@@ -1,4 +1,4 @@
-"""Stalls of training as a table and as a plot."""
+"""Stalls of training, restores and memory as tables, and the stalls as a plot."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 
 from rich.table import Table
 
-__all__ = ["Figures", "draw_stalls", "make_table"]
+__all__ = ["Figures", "draw_stalls", "make_restore_table", "make_table"]
 
 # The bound of the issue that asked for this: so long, or so much of a save that training waits for.
 _MOST_STALL_S, _MOST_SHARE = 0.2, 0.02
+_LEAST_SHARE = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,12 +23,14 @@ class Figures:
         name: of the side.
         now: medians of saves that training waits for.
         behind: medians of saves behind training.
+        first_now: of the first save that training waits for, with the peaks of memory.
         first_behind: of the first of these, whose memory is fresh.
     """
 
     name: str
     now: dict[str, float]
     behind: dict[str, float]
+    first_now: dict[str, float]
     first_behind: dict[str, float]
 
     @property
@@ -66,6 +69,37 @@ def make_table(size_bytes: int, results: Sequence[Figures]) -> Table:
             f"{one.behind['behind']:+.2f}",
             f"{one.behind['whole']:.2f}",
             f"{one.behind['stall'] / own_s:.2f}",
+        )
+    return table
+
+
+def make_restore_table(size_bytes: int, results: Sequence[Figures]) -> Table:
+    """Returns a row for each side: its restores beside the disk, and its memory."""
+    title = (
+        f"checkpoint: restores without page cache, and the most memory, of {size_bytes / 1e9:g} GB"
+    )
+    table = Table(title=title, title_justify="left")
+    for header in (
+        "side",
+        "restore: s",
+        "disk alone: s",
+        "bandwidth / disk",
+        "memory / state: save, waited for",
+        "save behind",
+        "restore",
+    ):
+        is_name = header == "side"
+        table.add_column(header, justify="left" if is_name else "right", no_wrap=is_name)
+    for one in results:
+        color = "green" if one.now["share"] >= _LEAST_SHARE else "yellow"
+        table.add_row(
+            one.name,
+            f"{one.now['restore']:.2f}",
+            f"{one.now['disk']:.2f}",
+            f"[bold {color}]{one.now['share']:.2f}[/]",
+            f"{one.first_now['save_peak']:.2f}",
+            f"{one.first_behind['save_peak']:.2f}",
+            f"{one.first_now['restore_peak']:.2f}",
         )
     return table
 

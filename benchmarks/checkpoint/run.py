@@ -1,4 +1,4 @@
-"""Runs the benchmark: a state of 1 GB that steps change, saved behind training and not."""
+"""Runs the benchmark: a state that steps change, saved behind training and not, and restored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.cases import Environments, Side, whole_side
-from benchmarks.checkpoint.report import Figures, draw_stalls, make_table
+from benchmarks.checkpoint.report import Figures, draw_stalls, make_restore_table, make_table
 from benchmarks.machine import describe_machine
 from benchmarks.report import write_json
 from benchmarks.runner import Effort
@@ -20,7 +20,6 @@ from benchmarks.worker_process import WorkerError, WorkerProcess
 
 __all__ = ["SIDES", "run_checkpoint"]
 
-_SIZE_BYTES = 10**9
 _QUICK_SIZE_BYTES = 10**6
 _NUM_ROUNDS = 5
 
@@ -40,6 +39,7 @@ def run_checkpoint(
     *,
     only: str = "",
     is_quick: bool = False,
+    size_bytes: int = 10**9,
 ) -> bool:
     """Measures, prints a table and writes figures and plot.
 
@@ -50,11 +50,12 @@ def run_checkpoint(
         output: folder of the results.
         only: sides whose name contains this.
         is_quick: a state of 1 MB.
+        size_bytes: of the state; the disk needs room for it once.
 
     Returns:
         Whether all went well.
     """
-    size_bytes = _QUICK_SIZE_BYTES if is_quick else _SIZE_BYTES
+    size_bytes = _QUICK_SIZE_BYTES if is_quick else size_bytes
     num_rounds = min(effort.num_rounds, _NUM_ROUNDS)
     results: list[Figures] = []
     versions: dict[str, Any] = {}
@@ -83,6 +84,7 @@ def run_checkpoint(
     )
     if results:
         console.print(make_table(size_bytes, results))
+        console.print(make_restore_table(size_bytes, results))
         measured_on = f"{machine['cpu']}, {machine['cores']} cores"
         draw_stalls(output / "checkpoint.png", size_bytes, results, measured_on)
     console.print(f"Results and plot: {output / 'checkpoint'}.json, .png", soft_wrap=True)
@@ -103,10 +105,15 @@ def _measure(
         def medians(*, is_async: bool) -> tuple[dict[str, float], dict[str, float]]:
             question = {"folder": f"{folder}/saved", "is_async": is_async}
             first, *rounds = [
-                worker.ask(question, effort.answer_limit_s) for _ in range(1 + num_rounds)
+                worker.ask({**question, "memory": index == 0}, effort.answer_limit_s)
+                for index in range(1 + num_rounds)
             ]
-            return first, {name: statistics.median(one[name] for one in rounds) for name in first}
+            names = rounds[0]
+            return first, {name: statistics.median(one[name] for one in rounds) for name in names}
 
-        _, now = medians(is_async=False)
+        first_now, now = medians(is_async=False)
         first, behind = medians(is_async=True)
-        return Figures(side.name, now=now, behind=behind, first_behind=first), greeting["versions"]
+        figures = Figures(
+            side.name, now=now, behind=behind, first_now=first_now, first_behind=first
+        )
+        return figures, greeting["versions"]

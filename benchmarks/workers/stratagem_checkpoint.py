@@ -11,15 +11,17 @@ import stratagem as sg  # isort: skip - before jax, because it chooses Keras's b
 
 import jax
 
-from benchmarks.workers.checkpoint_rounds import NUM_ARRAYS, answer_saves, first_values
+from benchmarks.workers.checkpoint_rounds import NUM_ARRAYS, State, answer_rounds, first_values
+from benchmarks.workers.peak_memory import memory_bytes
 from benchmarks.workers.protocol import serve_questions
 
 __all__ = ["prepare"]
 
 
 def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Answers how long saves take, and how long training waits for them."""
+    """Answers how long saves and restores take, and how long training waits for them."""
     size = json.loads(sys.argv[1])["bytes"] // 4 // NUM_ARRAYS
+    base_bytes = memory_bytes()
     strategy = sg.OneDeviceStrategy("cpu:0")
     with strategy.scope():
         variables = [sg.Variable(first_values(i, size)) for i in range(NUM_ARRAYS)]
@@ -37,8 +39,15 @@ def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
         checkpoint.write(folder, sg.train.CheckpointOptions(enable_async=is_async))
         return checkpoint.sync
 
+    def restore(folder: str) -> None:
+        checkpoint.read(folder).assert_consumed()
+        jax.block_until_ready([one.value for one in variables])
+
+    def first_value() -> float:
+        return float(variables[0].value[0])
+
     step()
-    return answer_saves(step, save)
+    return answer_rounds(State(4 * size * NUM_ARRAYS, base_bytes, step, save, restore, first_value))
 
 
 if __name__ == "__main__":

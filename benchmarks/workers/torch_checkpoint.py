@@ -13,15 +13,17 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from benchmarks.workers.checkpoint_rounds import NUM_ARRAYS, answer_saves, first_values
+from benchmarks.workers.checkpoint_rounds import NUM_ARRAYS, State, answer_rounds, first_values
+from benchmarks.workers.peak_memory import memory_bytes
 from benchmarks.workers.protocol import serve_questions
 
 __all__ = ["prepare"]
 
 
 def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Answers how long saves take, and how long training waits for them."""
+    """Answers how long saves and restores take, and how long training waits for them."""
     size = json.loads(sys.argv[1])["bytes"] // 4 // NUM_ARRAYS
+    base_bytes = memory_bytes()
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -40,8 +42,14 @@ def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
         writing: Any = dcp.async_save(state, checkpoint_id=folder)
         return lambda: writing.result()
 
+    def restore(folder: str) -> None:
+        dcp.load(state, checkpoint_id=folder)
+
+    def first_value() -> float:
+        return float(state["v0"][0])
+
     step()
-    return answer_saves(step, save)
+    return answer_rounds(State(4 * size * NUM_ARRAYS, base_bytes, step, save, restore, first_value))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -105,3 +106,45 @@ def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="could not be written"):
         checkpoint.save(tmp_path / "file" / "ckpt")
     assert int(checkpoint.save_counter) == 0
+
+
+def test_training_waits_for_an_asynchronous_save_without_memory_for_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sizes_bytes: list[int] = []
+    monkeypatch.setattr("stratagem.storage.has_room_for_copy", sizes_bytes.append)
+    checkpoint = sg.train.Checkpoint(v=sg.Variable(np.arange(1000.0, dtype="float32")))
+    options = sg.train.CheckpointOptions(enable_async=True)
+    path = Path(checkpoint.write(tmp_path / "ckpt", options))
+    assert (path / "commit_success.txt").is_file()  # without `sync`
+    assert sizes_bytes == [4000 + 4]  # with the counter
+    assert "Training waits until" in caplog.text
+    checkpoint.read(path).assert_consumed()
+
+
+def test_compressed_checkpoint_of_an_earlier_version_is_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = np.repeat(np.arange(10, dtype="float32"), 10_000)
+    variable = sg.Variable(wanted)
+    checkpoint = sg.train.Checkpoint(v=variable)
+    monkeypatch.setattr(
+        "stratagem.storage.files._saving", lambda orbax: contextlib.nullcontext(orbax)
+    )
+    path = Path(checkpoint.save(tmp_path / "ckpt"))
+    size_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    assert size_bytes < wanted.nbytes / 2
+    variable.assign(np.zeros_like(wanted))
+    checkpoint.restore(path).assert_consumed()
+    np.testing.assert_array_equal(variable.value, wanted)
+
+
+def test_prepared_save_writes_the_values(tmp_path: Path) -> None:
+    variable = sg.Variable(np.arange(1000.0, dtype="float32"))
+    checkpoint = sg.train.Checkpoint(v=variable)
+    checkpoint.prepare()
+    path = checkpoint.save(tmp_path / "ckpt", sg.train.CheckpointOptions(enable_async=True))
+    checkpoint.sync()
+    variable.assign(np.zeros(1000))
+    checkpoint.restore(path).assert_consumed()
+    np.testing.assert_array_equal(variable.value, np.arange(1000.0))

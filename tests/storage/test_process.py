@@ -85,6 +85,47 @@ def test_storage_process_reads_checkpoints_of_this_process(
     assert arrays["empty_state"] == {}
 
 
+def test_arrays_are_verified_by_either_process(process: StorageProcess, tmp_path: Path) -> None:
+    storage.write(tmp_path / "one", ITEMS, {})
+    manifest = storage.read_manifest(tmp_path / "one")
+    manifest["items"]["pytree"][0]["crc32"] ^= 1
+    for check in (storage.check_arrays, process.check_arrays):
+        check(tmp_path / "one", manifest, {"pytree": ["b"], "empty_state": []})
+        with pytest.raises(DataLossError, match="the array a/kernel differs"):
+            check(tmp_path / "one", manifest, ["pytree"])
+
+
+def test_portions_hold_every_entry_once_and_no_more_than_they_may(monkeypatch) -> None:
+    monkeypatch.setattr("stratagem.storage.files._PORTION_BYTES", 100)
+    sizes = {"a": [50, 40, 20, 300], "b": [0, 10, 90]}
+    entries = {
+        name: [{"path": f"{name}{i}", "shape": [n], "dtype": "int8"} for i, n in enumerate(some)]
+        for name, some in sizes.items()
+    }
+    found = [
+        {name: [entry["path"] for entry in some] for name, some in portion.items()}
+        for portion in storage.portions(entries)
+    ]
+    assert found == [
+        {"a": ["a0", "a1"]},
+        {"a": ["a2"]},
+        {"a": ["a3"]},  # larger than a portion
+        {"b": ["b0", "b1", "b2"]},
+    ]
+    assert list(storage.portions({"a": []})) == []
+
+
+def test_reserved_memory_counts_as_room_for_a_copy(monkeypatch) -> None:
+    monkeypatch.setattr("stratagem.storage.process.fits_in_memory", lambda size: size <= 1000)
+    process = storage.storage_process()
+    before = process.memory_bytes
+    assert storage.has_room_for_copy(before + 1000)
+    assert not storage.has_room_for_copy(before + 1001)
+    process.reserve(before + 500)
+    process.wait()
+    assert storage.has_room_for_copy(before + 1500)
+
+
 def test_a_copy_is_written_whatever_becomes_of_the_arrays(
     process: StorageProcess, tmp_path: Path
 ) -> None:
@@ -114,6 +155,8 @@ def test_errors_keep_their_class(process: StorageProcess, tmp_path: Path) -> Non
         file.write_bytes(file.read_bytes()[:-9])
     with pytest.raises(DataLossError, match="is damaged"):
         process.read_arrays(tmp_path / "one", manifest, ["pytree"])
+    with pytest.raises(DataLossError, match="is damaged"):
+        process.check_arrays(tmp_path / "one", manifest, ["pytree"])
     assert process.is_alive
 
 

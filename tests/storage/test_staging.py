@@ -64,6 +64,32 @@ def test_it_grows_and_stays() -> None:
     assert os.fstat(staging.descriptor).st_size > large
 
 
+def test_large_arrays_are_copied_by_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stratagem.storage.staging._PIECE_BYTES", 1000)
+    monkeypatch.setattr("stratagem.storage.staging.available_cores", lambda: 3.0)
+    rng = np.random.default_rng(0)
+    large = {
+        "even": rng.random(1000),
+        "odd": rng.random((7, 333)).astype("float32"),
+        "transposed": rng.random((50, 40)).T,
+        "half": rng.random(3001).astype(ml_dtypes.bfloat16),
+        "scalar": np.array(3),
+    }
+    staging = Staging()
+    assert equal(staging.get(staging.put({"model": large})), {"model": large})
+
+
+def test_memory_is_reserved_once_and_keeps_what_it_holds() -> None:
+    staging = Staging()
+    placed = staging.put(ITEMS)
+    staging.reserve(10**6)
+    assert staging.size_bytes == 10**6
+    assert equal(staging.get(placed), ITEMS)
+    staging.put({"a": {"x": np.zeros(10**5)}})
+    staging.reserve(10)
+    assert staging.size_bytes == 10**6
+
+
 def test_it_has_no_name_and_so_nothing_stays_behind(tmp_path: Path) -> None:
     program = (
         "import os; from stratagem.storage.staging import Staging\n"

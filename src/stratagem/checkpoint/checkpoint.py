@@ -16,8 +16,14 @@ from stratagem.checkpoint.load_status import LoadStatus
 from stratagem.checkpoint.objects import Part, part_of, state_of
 from stratagem.checkpoint.options import CheckpointOptions
 from stratagem.checkpoint.restoration import COMPONENTS, Restoration
-from stratagem.checkpoint.saving import CheckpointLocation, load_manifest, save, wait_for_writing
-from stratagem.checkpoint.values import components_of, values_of
+from stratagem.checkpoint.saving import (
+    CheckpointLocation,
+    load_manifest,
+    prepare,
+    save,
+    wait_for_writing,
+)
+from stratagem.checkpoint.values import components_of, size_bytes_of, values_of
 from stratagem.messages import explain
 
 __all__ = ["Checkpoint"]
@@ -151,6 +157,27 @@ class Checkpoint:
             OSError: a write failed, and no step has raised its error yet.
         """
         run_on_first("Checkpoint.sync", wait_for_writing)
+
+    def prepare(self) -> None:
+        """Starts what asynchronous saves need, so that the first one is as fast as later ones.
+
+        That is the process that writes, and memory for a copy of the values. Both are made ready in
+        the background. `BackupAndRestore` with `enable_async` calls it. Call on every process.
+
+        Raises:
+            ValueError: an object has no variables yet.
+
+        Example:
+            >>> import tempfile
+            >>> checkpoint = sg.train.Checkpoint(step=sg.Variable(0))
+            >>> checkpoint.prepare()  # before training
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = checkpoint.save(
+            ...         folder + "/ckpt", options=sg.train.CheckpointOptions(enable_async=True)
+            ...     )
+            ...     checkpoint.sync()
+        """
+        prepare(sum(size_bytes_of(part) for part in self.parts().values()))
 
     def restore(
         self, save_path: str | os.PathLike[str], options: CheckpointOptions | None = None

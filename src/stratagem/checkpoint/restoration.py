@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from stratagem.checkpoint.broadcast import broadcast_from_first
 from stratagem.checkpoint.deferred_restore import DeferredRestore, may_create_variables
-from stratagem.checkpoint.group_calls import is_first, run_on_all
+from stratagem.checkpoint.group_calls import is_first, run_on_all, run_on_first
 from stratagem.checkpoint.load_status import Consumption
 from stratagem.checkpoint.matching import METRICS, OPTIMIZER, match
 from stratagem.checkpoint.objects import Part, part_of
-from stratagem.checkpoint.saving import load_arrays
+from stratagem.checkpoint.saving import check_arrays, load_arrays
 from stratagem.checkpoint.values import assign_values
 from stratagem.messages import explain
 from stratagem.process_group import current_group
-from stratagem.storage import Arrays
+from stratagem.storage import Arrays, fits_in_memory, portions
 
 __all__ = ["COMPONENTS", "Restoration"]
 
@@ -70,8 +73,7 @@ class Restoration:
     def hold(self) -> None:
         """Loads pending values to host memory, so that the files may disappear."""
         paths = {name: self._paths(name) for name, one in self._deferred.items() if not one.is_done}
-        own = run_on_all("Checkpoint.restore", lambda: self._load(paths) if is_first() else None)
-        self._loaded |= self._broadcast(own, paths)
+        self._loaded |= self._load_everywhere(paths)
 
     def restore(self, objects: Mapping[str, Any]) -> None:
         """Restores objects by name; changes nothing if anything does not match.
@@ -82,10 +84,7 @@ class Restoration:
         now: list[tuple[Part, dict[str, str]]] = []
         later: list[tuple[DeferredRestore, Any]] = []
 
-        def paths_of(planned: list[tuple[Part, dict[str, str]]]) -> _Paths:
-            return {part.name: list(found.values()) for part, found in planned}
-
-        def plan() -> _Items | None:
+        def plan() -> None:
             self._check_names(objects)
             for name, value in known.items():
                 if may_create_variables(value, self._entries(name)):
@@ -95,12 +94,15 @@ class Restoration:
                 part = part_of(name, value)
                 self._check_kind(part)
                 now.append((part, match(part, self._entries(name), str(self._folder))))
-            return self._load(paths_of(now)) if is_first() else None
 
-        own = run_on_all("Checkpoint.restore", plan)
-        items = self._broadcast(own, paths_of(now))
-        for part, found in now:
-            self._assign(part, found, items)
+        run_on_all("Checkpoint.restore", plan)
+        for paths in self._portions({part.name: list(found.values()) for part, found in now}):
+            items = self._load_everywhere(paths)
+            for part, found in now:
+                chosen = set(paths.get(part.name, ()))
+                self._assign(part, {own: one for own, one in found.items() if one in chosen}, items)
+        for part, _ in now:
+            self._finish(part)
         self._record_consumption(objects)
         self._deferred |= {deferred.name: deferred for deferred, _ in later}
         if current_group() is not None and later:
@@ -118,6 +120,7 @@ class Restoration:
         is_loaded = part.name in self._loaded
         items = self._loaded if is_loaded else self._load({part.name: list(found.values())})
         self._assign(part, found, items)
+        self._finish(part)
         if self._deferred[part.name].is_done:
             self._loaded.pop(part.name, None)
 
@@ -128,13 +131,16 @@ class Restoration:
             for path, array in items.get(COMPONENTS, {}).items()
             if path.startswith(f"{item}/")
         }
-        assign_values(part, found, items[part.name], components)
+        assign_values(part, found, items.get(part.name, {}), components)
+        self.consumption.consume(f"{part.name}/{path}" for path in found.values())
+
+    def _finish(self, part: Part) -> None:
+        """Restores what an object has besides arrays, once it has these."""
         if part.source is not None:
             part.source.set_state(self._manifest["states"][part.name])
             self.consumption.consume([part.name])
         if part.tree is not None:
             self._replace(part.name, part.tree.restored())
-        self.consumption.consume(f"{part.name}/{path}" for path in found.values())
 
     def _entries(self, name: str) -> list[dict[str, Any]]:
         saved = self._saved[name]
@@ -153,16 +159,52 @@ class Restoration:
         saved = self._manifest["items"][COMPONENTS]
         return [entry["path"] for entry in saved if entry["path"] in wanted]
 
+    def _portions(self, paths: _Paths) -> list[_Paths]:
+        """Divides what is restored if memory lacks to hold all of it beside the old values.
+
+        Then all is verified first, because a damaged checkpoint must not change anything.
+        """
+
+        def must_divide() -> bool:
+            size_bytes = sum(
+                math.prod(entry["shape"]) * np.dtype(entry["dtype"]).itemsize
+                for entries in self._chosen_entries(paths).values()
+                for entry in entries
+            )
+            if fits_in_memory(size_bytes):
+                return False
+            check_arrays(self._folder, self._manifest, self._wanted(paths))
+            return True
+
+        if not run_on_first("Checkpoint.restore", must_divide):
+            return [paths]
+        entries = self._chosen_entries(paths)
+        entries.pop(COMPONENTS, None)  # read with the values of their variables
+        return [
+            {name: [entry["path"] for entry in some] for name, some in portion.items()}
+            for portion in portions(entries)
+        ]
+
+    def _load_everywhere(self, paths: _Paths) -> _Items:
+        """Returns arrays by name of the object on every process; process 0 reads them."""
+        own = run_on_all("Checkpoint.restore", lambda: self._load(paths) if is_first() else None)
+        return broadcast_from_first(own, self._chosen_entries(paths))
+
     def _load(self, paths: _Paths) -> _Items:
         """Reads arrays by name of the object; called on process 0, which has the folder."""
-        items = {self._saved[name]["item"]: name for name in paths}
-        wanted = {item: paths[name] for item, name in items.items()}
+        names = {self._saved[name]["item"]: name for name in paths}
+        read = load_arrays(self._folder, self._manifest, self._wanted(paths))
+        return {names.get(item, item): arrays for item, arrays in read.items()}
+
+    def _wanted(self, paths: _Paths) -> _Paths:
+        """Returns paths by item, with those of the components."""
+        wanted: dict[str, list[str]] = {self._saved[name]["item"]: paths[name] for name in paths}
         if components := self._component_paths(paths):
             wanted[COMPONENTS] = components
-        read = load_arrays(self._folder, self._manifest, wanted)
-        return {items.get(item, item): arrays for item, arrays in read.items()}
+        return wanted
 
-    def _broadcast(self, own: _Items | None, paths: _Paths) -> _Items:
+    def _chosen_entries(self, paths: _Paths) -> dict[str, list[dict[str, Any]]]:
+        """Returns the manifest's entries by name of the object, with those of the components."""
         entries = {
             name: [one for one in self._entries(name) if one["path"] in chosen]
             for name, chosen in ((name, set(some)) for name, some in paths.items())
@@ -170,7 +212,7 @@ class Restoration:
         if components := set(self._component_paths(paths)):
             saved = self._manifest["items"][COMPONENTS]
             entries[COMPONENTS] = [one for one in saved if one["path"] in components]
-        return broadcast_from_first(own, entries)
+        return entries
 
     def _record_consumption(self, objects: Mapping[str, Any]) -> None:
         for name, value in objects.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -19,7 +20,17 @@ from stratagem.checkpoint.group_calls import is_first, run_on_first
 from stratagem.checkpoint.options import CheckpointOptions
 from stratagem.storage import Arrays, Wanted, storage_process
 
-__all__ = ["CheckpointLocation", "load_arrays", "load_manifest", "save", "wait_for_writing"]
+__all__ = [
+    "CheckpointLocation",
+    "check_arrays",
+    "load_arrays",
+    "load_manifest",
+    "prepare",
+    "save",
+    "wait_for_writing",
+]
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +57,11 @@ def save(
 
     `items` holds arrays by item and path, `notes` further JSON content. Returns the final folder of
     process 0, which an asynchronous write creates later. If a synchronous write fails, OSError is
-    raised and nothing of it is left.
+    raised and nothing of it is left. Without memory for a copy of the arrays, an asynchronous
+    write of a single process becomes a synchronous one.
     """
     then = partial(_finish, place, options)
-    if not options.is_async:
+    if not (options.is_async and _has_room(items, place)):
         with record_save():
             work = partial(_write_now, items, notes, place, then)
             return Path(run_on_first("Checkpoint.write", work))
@@ -60,6 +72,12 @@ def save(
         record_async_save(writing, begun_s)
     # A worker may pass its own folder, to which nothing is written.
     return Path(run_on_first("Checkpoint.write", lambda: str(place.folder)))
+
+
+def prepare(size_bytes: int) -> None:
+    """Starts what asynchronous writes of so many bytes need; call it on every process."""
+    if is_first() and storage.has_room_for_copy(size_bytes):
+        storage_process().reserve(size_bytes)
 
 
 def wait_for_writing() -> None:
@@ -84,6 +102,27 @@ def load_arrays(folder: Path, manifest: Mapping[str, Any], names: Wanted) -> dic
     if jax.process_count() == 1:
         return storage.read_arrays(folder, manifest, names)
     return storage_process().read_arrays(folder, manifest, names)
+
+
+def check_arrays(folder: Path, manifest: Mapping[str, Any], names: Wanted) -> None:
+    """Verifies arrays without keeping them; raises DataLossError if a file is damaged."""
+    if jax.process_count() == 1:
+        storage.check_arrays(folder, manifest, names)
+    else:
+        storage_process().check_arrays(folder, manifest, names)
+
+
+def _has_room(items: Mapping[str, Arrays], place: CheckpointLocation) -> bool:
+    """True if the arrays can be copied; several processes always need the copy."""
+    size_bytes = sum(array.nbytes for arrays in items.values() for array in arrays.values())
+    if jax.process_count() > 1 or storage.has_room_for_copy(size_bytes):
+        return True
+    _logger.warning(
+        "Training waits until %s is written: there is no memory for a copy of its %.3g GB.",
+        place.folder,
+        size_bytes / 1e9,
+    )
+    return False
 
 
 def _write_now(

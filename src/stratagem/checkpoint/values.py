@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ __all__ = [
     "is_sharded_over_processes",
     "local_arrays_of",
     "local_values_of",
+    "size_bytes_of",
     "values_of",
 ]
 
@@ -49,6 +51,14 @@ def values_of(part: Part) -> dict[str, _Array]:
     }
     wait_until_ready(list(values.values()))
     return {path: _on_host(value) for path, value in values.items()}
+
+
+def size_bytes_of(part: Part) -> int:
+    """Returns the size of an object's values, without per-replica components."""
+    return sum(
+        math.prod(variable.shape) * np.dtype(variable.dtype).itemsize
+        for variable in part.variables.values()
+    )
 
 
 def components_of(part: Part) -> dict[str, _Array]:

@@ -3,17 +3,25 @@
 Independent of variables; JAX is not loaded before Orbax is called.
 """
 
+from stratagem.storage.available_memory import fits_in_memory
 from stratagem.storage.files import (
     COMMIT_MARK,
     Arrays,
     Wanted,
+    check_arrays,
     is_whole,
+    portions,
     read_arrays,
     read_manifest,
     write,
 )
 from stratagem.storage.memory import MemorySlots, Snapshot
-from stratagem.storage.process import StorageProcess, storage_process, wait_for_writing
+from stratagem.storage.process import (
+    StorageProcess,
+    has_room_for_copy,
+    storage_process,
+    wait_for_writing,
+)
 
 __all__ = [
     "Arrays",
@@ -22,7 +30,11 @@ __all__ = [
     "Snapshot",
     "StorageProcess",
     "Wanted",
+    "check_arrays",
+    "fits_in_memory",
+    "has_room_for_copy",
     "is_whole",
+    "portions",
     "read_arrays",
     "read_manifest",
     "storage_process",

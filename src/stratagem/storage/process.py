@@ -25,10 +25,17 @@ from stratagem import environment
 from stratagem.background_errors import take_reported
 from stratagem.errors import DeadlineExceededError
 from stratagem.messages import explain
+from stratagem.storage.available_memory import fits_in_memory
 from stratagem.storage.files import Arrays, Wanted
 from stratagem.storage.staging import Staging
 
-__all__ = ["ENDING_SIGNALS", "StorageProcess", "storage_process", "wait_for_writing"]
+__all__ = [
+    "ENDING_SIGNALS",
+    "StorageProcess",
+    "has_room_for_copy",
+    "storage_process",
+    "wait_for_writing",
+]
 
 # Signals with which a terminal or a scheduler ends training.
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -100,6 +107,16 @@ class StorageProcess:
 
             return self._submit(work)
 
+    @property
+    def memory_bytes(self) -> int:
+        """Size of the memory into which arrays are copied."""
+        return self._staging.size_bytes
+
+    def reserve(self, size_bytes: int) -> None:
+        """Allocates memory for the first `write` in another thread."""
+        with self._lock:
+            self._submit(lambda: self._staging.reserve(size_bytes))
+
     def read_manifest(self, folder: Path) -> dict[str, Any]:
         """Returns the manifest of a checkpoint; raises as `stratagem.storage.read_manifest`."""
         with self._lock:
@@ -120,6 +137,13 @@ class StorageProcess:
 
         with self._lock:
             return self._submit(work).result()
+
+    def check_arrays(self, folder: Path, manifest: Mapping[str, Any], names: Wanted) -> None:
+        """Verifies arrays, as `stratagem.storage.check_arrays`."""
+        with self._lock:
+            self._submit(
+                lambda: self._request("check_arrays", folder, dict(manifest), names)
+            ).result()
 
     def wait(self) -> None:
         """Waits until pending work and its callbacks are done; errors stay with their futures."""
@@ -205,6 +229,11 @@ def storage_process() -> StorageProcess:
             _processes.append(StorageProcess())
             atexit.register(_finish)
         return _processes[0]
+
+
+def has_room_for_copy(size_bytes: int) -> bool:
+    """True if memory for a copy of so many bytes exists or can be allocated."""
+    return fits_in_memory(size_bytes - sum(process.memory_bytes for process in _processes))
 
 
 def wait_for_writing() -> None:

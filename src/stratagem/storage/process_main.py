@@ -65,6 +65,9 @@ class StorageServer:
     ) -> list[ArrayLocation]:
         return self._staging.put(files.read_arrays(folder, manifest, names))
 
+    def _check_arrays(self, folder: Path, manifest: Mapping[str, Any], names: files.Wanted) -> None:
+        files.check_arrays(folder, manifest, names)
+
 
 def _main() -> None:
     connection, memory = map(int, sys.argv[1:])

@@ -9,13 +9,19 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
+from stratagem.processor_time import available_cores
+
 __all__ = ["ArrayLocation", "Staging", "end_bytes"]
 
 _ALIGNMENT_BYTES = 64
+# One core does not reach the bandwidth of the memory; more than four add little.
+_MAX_THREADS = 4
+_PIECE_BYTES = 2**24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +60,21 @@ class Staging:
         """
         locations = list(_layout(items, begin_bytes))
         self._reach(end_bytes(locations))
-        for location in locations:
-            np.copyto(self._view(location), items[location.item][location.path])
+        _copy([(self._view(one), items[one.item][one.path]) for one in locations])
         return locations
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the memory in bytes."""
+        return os.fstat(self.descriptor).st_size
+
+    def reserve(self, size_bytes: int) -> None:
+        """Grows the memory ahead of a `put`; what it adds is mapped, so that copying is fast."""
+        begin_bytes = self.size_bytes
+        self._reach(size_bytes)
+        added = np.ndarray((self.size_bytes,), np.uint8, self._memory)[begin_bytes:]
+        for at in range(0, added.size, _PIECE_BYTES):
+            np.copyto(added[at : at + _PIECE_BYTES], 0)
 
     def get(self, locations: Iterable[ArrayLocation]) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
         """Returns arrays by item and path as views, which the next `put` overwrites.
@@ -89,6 +107,30 @@ class Staging:
         if current_bytes < size_bytes:
             _allocate(self.descriptor, size_bytes)
         self._memory = mmap.mmap(self.descriptor, max(size_bytes, current_bytes))
+
+
+def _copy(pairs: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]) -> None:
+    """Copies arrays to others, large ones with several threads."""
+    num_threads = min(_MAX_THREADS, int(available_cores()))
+    if num_threads < 2 or sum(target.nbytes for target, _ in pairs) < 2 * _PIECE_BYTES:
+        for target, source in pairs:
+            np.copyto(target, source)
+        return
+    with ThreadPoolExecutor(num_threads, "stratagem-copies") as threads:
+        for _ in threads.map(lambda pair: np.copyto(*pair), _pieces(pairs)):
+            pass
+
+
+def _pieces(
+    pairs: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]],
+) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+    for target, source in pairs:
+        if target.nbytes <= _PIECE_BYTES or not source.flags.c_contiguous:
+            yield target, source
+            continue
+        to, of = (array.reshape(-1).view(np.uint8) for array in (target, source))
+        for at in range(0, to.size, _PIECE_BYTES):
+            yield to[at : at + _PIECE_BYTES], of[at : at + _PIECE_BYTES]
 
 
 def _layout(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -185,6 +186,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         if restore is not None:
             self._num_done = progress.restored["num_done"]
             self._go_to(progress.restored)
+        if self.options is not None and self.options.is_async:
+            with contextlib.suppress(ValueError):  # variables that are created later
+                checkpoint.prepare()
 
     def _go_to(self, state: Mapping[str, Any]) -> None:
         assert self._run is not None
