@@ -95,25 +95,24 @@ def _measure(
     side: Side, size_bytes: int, num_rounds: int, environments: Environments, effort: Effort
 ) -> tuple[Figures, dict[str, str]]:
     program, flag, module, _ = environments.command(side)
-    command = [program, flag, module, json.dumps({"bytes": size_bytes})]
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        WorkerProcess(side.name, command, environments.variables(side)) as worker,
-    ):
-        greeting = worker.read_answer(effort.start_limit_s)
+    found: dict[str, str] = {}
 
-        def medians(*, is_async: bool) -> tuple[dict[str, float], dict[str, float]]:
+    def rounds(*, is_async: bool) -> tuple[dict[str, float], dict[str, float]]:
+        """Returns the first round, with the peaks of memory, and the medians of the others."""
+        options = json.dumps({"bytes": size_bytes, "is_async": is_async})
+        command = [program, flag, module, options]
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            WorkerProcess(side.name, command, environments.variables(side)) as worker,
+        ):
+            found.update(worker.read_answer(effort.start_limit_s)["versions"])
             question = {"folder": f"{folder}/saved", "is_async": is_async}
-            first, *rounds = [
+            first, *others = [
                 worker.ask({**question, "memory": index == 0}, effort.answer_limit_s)
                 for index in range(1 + num_rounds)
             ]
-            names = rounds[0]
-            return first, {name: statistics.median(one[name] for one in rounds) for name in names}
+        return first, {name: statistics.median(one[name] for one in others) for name in others[0]}
 
-        first_now, now = medians(is_async=False)
-        first, behind = medians(is_async=True)
-        figures = Figures(
-            side.name, now=now, behind=behind, first_now=first_now, first_behind=first
-        )
-        return figures, greeting["versions"]
+    first_now, now = rounds(is_async=False)
+    first_behind, behind = rounds(is_async=True)
+    return Figures(side.name, now, behind, first_now, first_behind), found

@@ -20,12 +20,16 @@ __all__ = ["prepare"]
 
 def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Answers how long saves and restores take, and how long training waits for them."""
-    size = json.loads(sys.argv[1])["bytes"] // 4 // NUM_ARRAYS
+    question = json.loads(sys.argv[1])
+    size = question["bytes"] // 4 // NUM_ARRAYS
     base_bytes = memory_bytes()
     strategy = sg.OneDeviceStrategy("cpu:0")
     with strategy.scope():
         variables = [sg.Variable(first_values(i, size)) for i in range(NUM_ARRAYS)]
     checkpoint = sg.train.Checkpoint(**{f"v{i}": one for i, one in enumerate(variables)})
+
+    if question["is_async"]:
+        checkpoint.prepare()
 
     def replica_step() -> None:
         for one in variables:

@@ -305,3 +305,23 @@ def test_saving_leaves_memory_to_the_next_step(is_async: bool, tmp_path: Path) -
     strategy.run(step)
     assert storage_before.is_deleted()
     checkpoint.sync()
+
+
+def test_restoring_leaves_memory_to_the_next_step(tmp_path: Path) -> None:
+    """A device array in NumPy's memory would cost the next step an extra buffer."""
+    strategy = make_strategy("one")
+    with strategy.scope():
+        variable = sg.Variable(np.zeros(100_000, "float32"))
+
+    def step() -> None:
+        variable.assign_add(np.ones(100_000, "float32"))
+
+    def address() -> int:
+        return variable.value.addressable_shards[0].data.unsafe_buffer_pointer()
+
+    strategy.run(step)
+    checkpoint = sg.train.Checkpoint(variable=variable)
+    checkpoint.read(checkpoint.write(tmp_path / "ckpt"))
+    address_before = address()
+    strategy.run(step)
+    assert address() == address_before

@@ -11,19 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from stratagem.process_group import current_group
-from stratagem.storage import Arrays
 from stratagem.topology import Topology
 from stratagem.topology.lockstep import compute_on_every_process
 
 __all__ = ["broadcast_from_first"]
+
+_Arrays = dict[str, np.ndarray[Any, Any]]
 
 _MIN_PIECE_BYTES = 2**16
 _MAX_PIECE_BYTES = 2**25
 
 
 def broadcast_from_first(
-    items: Mapping[str, Arrays] | None, entries: Mapping[str, Sequence[Mapping[str, Any]]]
-) -> dict[str, Arrays]:
+    items: Mapping[str, _Arrays] | None, entries: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> dict[str, _Arrays]:
     """Returns process 0's arrays by item and path. Call on every process.
 
     `items` is None on other processes. `entries` holds path, shape and dtype of each array, the
@@ -34,7 +35,7 @@ def broadcast_from_first(
         assert items is not None
         return dict(items)
     is_first = group.process_id == 0
-    shared: dict[str, dict[str, np.ndarray[Any, Any]]] = {
+    shared: dict[str, _Arrays] = {
         name: {
             entry["path"]: np.asarray(items[name][entry["path"]], order="C")
             if is_first and items is not None
@@ -59,7 +60,7 @@ def broadcast_from_first(
         if not is_first:
             for index, begin, end, at in spans:
                 flats[index][begin:end] = received[at : at + end - begin]
-    return dict(shared)
+    return shared
 
 
 def _pieces(

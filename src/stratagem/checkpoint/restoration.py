@@ -19,14 +19,14 @@ from stratagem.checkpoint.saving import check_arrays, load_arrays
 from stratagem.checkpoint.values import assign_values
 from stratagem.messages import explain
 from stratagem.process_group import current_group
-from stratagem.storage import Arrays, fits_in_memory, portions
+from stratagem.storage import fits_in_memory, portions
 
 __all__ = ["COMPONENTS", "Restoration"]
 
 # Item with per-replica components; the aggregates serve restores with other replica counts.
 COMPONENTS = "components"
 
-_Items = Mapping[str, Arrays]
+_Items = Mapping[str, dict[str, np.ndarray[Any, Any]]]
 _Paths = Mapping[str, list[str]]
 
 
@@ -49,7 +49,7 @@ class Restoration:
         self._folder, self._manifest, self._replace = folder, manifest, replace
         self._with_components = with_components
         self._saved = {k: v for k, v in manifest["objects"].items() if k not in ignored}
-        self._loaded: dict[str, Arrays] = {}
+        self._loaded: dict[str, dict[str, np.ndarray[Any, Any]]] = {}
         self._deferred: dict[str, DeferredRestore] = {}
         self._is_over = False
         values = {
@@ -118,7 +118,10 @@ class Restoration:
 
     def _assign_deferred(self, part: Part, found: Mapping[str, str]) -> None:
         is_loaded = part.name in self._loaded
-        items = self._loaded if is_loaded else self._load({part.name: list(found.values())})
+        if is_loaded:
+            items = {**self._loaded, part.name: dict(self._loaded[part.name])}
+        else:
+            items = self._load({part.name: list(found.values())})
         self._assign(part, found, items)
         self._finish(part)
         if self._deferred[part.name].is_done:
@@ -194,7 +197,7 @@ class Restoration:
         """Reads arrays by name of the object; called on process 0, which has the folder."""
         names = {self._saved[name]["item"]: name for name in paths}
         read = load_arrays(self._folder, self._manifest, self._wanted(paths))
-        return {names.get(item, item): arrays for item, arrays in read.items()}
+        return {names.get(item, item): dict(arrays) for item, arrays in read.items()}
 
     def _wanted(self, paths: _Paths) -> _Paths:
         """Returns paths by item, with those of the components."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from stratagem.checkpoint.creation_hooks import is_in_step
@@ -120,12 +121,13 @@ def assign_local_values(part: Part, paths: Mapping[str, str], values: Mapping[st
 def assign_values(
     part: Part,
     paths: Mapping[str, str],
-    values: Mapping[str, _Array],
+    values: dict[str, _Array],
     components: Mapping[str, _Array],
 ) -> None:
     """Sets variables from saved values, or from per-replica components if they fit.
 
-    `paths` maps the path of each variable to the path in the checkpoint.
+    `paths` maps the path of each variable to the path in the checkpoint. Removes the values that it
+    assigns: their memory serves the next ones.
     """
     for path, saved_path in paths.items():
         variable: Any = part.variables[path]
@@ -136,17 +138,29 @@ def assign_values(
             if own.shape == (topology.num_replicas, *variable.shape):
                 variable.storage = stored_components(own.astype(variable.dtype), topology)
                 continue
-        _set(variable, values[saved_path])
+        _set(variable, values.pop(saved_path))
 
 
 def _set(variable: keras.Variable, value: _Array) -> None:
     """Assigns a value immediately, even while a step is traced."""
-    if isinstance(variable, ArrayLeaf) or not is_in_step():
+    if isinstance(variable, ArrayLeaf):
         variable.assign(value)
+        return
+    if not is_in_step():
+        variable.assign(_own_copy(value) if jax.default_backend() == "cpu" else value)
         return
     store = getattr(variable, "store_whole", variable._direct_assign)
     with jax.ensure_compile_time_eval():  # else the conversion is part of the trace
         store(variable._convert_to_tensor(value, dtype=variable.dtype))
+
+
+def _own_copy(value: _Array) -> jax.Array:
+    """Copies an array to the device, now: copies that are pending would all need memory at once.
+
+    On CPU `device_put` may use NumPy's memory, which cannot be donated: the next step would
+    allocate all of the state again.
+    """
+    return jax.block_until_ready(jnp.array(value))
 
 
 def _whole(variable: keras.Variable) -> Any:
