@@ -163,9 +163,9 @@ class Restoration:
         return [entry["path"] for entry in saved if entry["path"] in wanted]
 
     def _portions(self, paths: _Paths) -> list[_Paths]:
-        """Divides what is restored if memory lacks to hold all of it beside the old values.
+        """Divides the paths if memory cannot hold all new values beside the old ones.
 
-        Then all is verified first, because a damaged checkpoint must not change anything.
+        Then verifies everything first, because a damaged checkpoint must not change anything.
         """
 
         def must_divide() -> bool:
