@@ -41,6 +41,12 @@ def test_nothing_is_known_without_the_files_of_linux(tmp_path: Path) -> None:
     assert available_memory_bytes(tmp_path / "none", tmp_path) is None
 
 
+def test_a_third_stays_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stratagem.storage.available_memory.available_memory_bytes", lambda: 900)
+    assert fits_in_memory(600)
+    assert not fits_in_memory(601)
+
+
 def test_this_machine_has_room_for_a_byte_and_not_for_an_exabyte() -> None:
     assert fits_in_memory(1)
     if available_memory_bytes() is not None:

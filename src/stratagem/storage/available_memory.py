@@ -8,12 +8,12 @@ __all__ = ["available_memory_bytes", "fits_in_memory"]
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
-# For what else is allocated meanwhile.
-_RESERVE = 1.1
+# A third stays free for what else is allocated meanwhile, here and in other processes.
+_RESERVE = 1.5
 
 
 def fits_in_memory(size_bytes: int) -> bool:
-    """True if so much memory can be allocated; also where that is unknown, outside Linux."""
+    """True if so much memory can be allocated, with a reserve; also outside Linux."""
     available_bytes = available_memory_bytes()
     return available_bytes is None or size_bytes * _RESERVE <= available_bytes
 
