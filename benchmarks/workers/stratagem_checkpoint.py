@@ -30,6 +30,7 @@ def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
 
     if question["is_async"]:
         checkpoint.prepare()
+        checkpoint.sync()  # done long before the first save of a real training
 
     def replica_step() -> None:
         for one in variables:
