@@ -12,8 +12,9 @@ import json
 import math
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ COMMIT_MARK = "commit_success.txt"
 _METADATA = "_CHECKPOINT_METADATA"
 # Read at once: Orbax holds about twice this amount until the arrays are complete.
 _PORTION_BYTES = 2**28
+_NUM_READERS = 2
 _READ_ERRORS = (OSError, ValueError, KeyError, TypeError, EOFError)
 
 
@@ -127,28 +129,21 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def read_arrays(folder: Path, manifest: Mapping[str, Any], names: Wanted) -> dict[str, Arrays]:
     """Reads and verifies arrays by item and path; raises DataLossError if a file is damaged.
 
-    `names` are item names; a dict also selects paths within each item. Reads a portion while it
-    verifies the previous one.
+    `names` are item names; a dict also selects paths within each item.
     """
     entries = {name: _chosen(manifest["items"][name], names, name) for name in names}
     items: dict[str, dict[str, Any]] = {name: _abstract(entries[name]) for name in names}
-    with ThreadPoolExecutor(1, "stratagem-checksums") as thread:
-        checks: list[Any] = []
-        for portion in portions(entries):
-            read = _read_portion(folder, manifest, portion)
-            for name, arrays in read.items():
-                items[name] |= arrays
-            checks.append(thread.submit(_check_portion, folder, portion, read))
-        for check in checks:
-            check.result()
+    for read in _read_portions(folder, manifest, entries):
+        for name, arrays in read.items():
+            items[name] |= arrays
     return {name: dict(arrays) for name, arrays in items.items()}
 
 
 def check_arrays(folder: Path, manifest: Mapping[str, Any], names: Wanted) -> None:
     """Verifies arrays without keeping them; raises DataLossError if a file is damaged."""
     entries = {name: _chosen(manifest["items"][name], names, name) for name in names}
-    for portion in portions(entries):
-        _check_portion(folder, portion, _read_portion(folder, manifest, portion))
+    for _ in _read_portions(folder, manifest, entries):
+        pass
 
 
 def portions(
@@ -167,6 +162,26 @@ def portions(
             filled_bytes += size_bytes
     if portion:
         yield portion
+
+
+def _read_portions(
+    folder: Path, manifest: Mapping[str, Any], entries: Mapping[str, list[dict[str, Any]]]
+) -> Iterator[Mapping[str, Arrays]]:
+    """Yields verified portions; the disk reads one while another is copied and verified."""
+
+    def read(portion: Mapping[str, Sequence[Mapping[str, Any]]]) -> Mapping[str, Arrays]:
+        found = _read_portion(folder, manifest, portion)
+        _check_portion(folder, portion, found)
+        return found
+
+    with ThreadPoolExecutor(_NUM_READERS, "stratagem-readers") as threads:
+        pending: deque[Future[Mapping[str, Arrays]]] = deque()
+        for portion in portions(entries):
+            if len(pending) == _NUM_READERS:
+                yield pending.popleft().result()
+            pending.append(threads.submit(read, portion))
+        while pending:
+            yield pending.popleft().result()
 
 
 def _read_portion(
