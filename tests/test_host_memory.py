@@ -64,6 +64,30 @@ def test_process_with_little_address_space_starts() -> None:
     run_fresh(f"{limit}import stratagem", JAX_PLATFORMS="cpu")
 
 
+RELEASED = """
+import stratagem
+import numpy as np
+from stratagem.host_memory import release_freed_memory
+from stratagem.run_events.memory_sampler import resident_bytes
+
+begun = resident_bytes()
+arrays = [np.ones(2**22) for _ in range(8)]
+last = np.ones(2**22)  # at the end of the heap, so that what is before it stays with the process
+del arrays
+kept = resident_bytes() - begun
+release_freed_memory()
+print("kept:", kept, resident_bytes() - begun)
+"""
+
+
+@pytest.mark.skipif(not HAS_MALLOPT, reason="no mallopt")
+def test_freed_memory_is_released() -> None:
+    (line,) = run_fresh(RELEASED, JAX_PLATFORMS="cpu")
+    kept_bytes, released_bytes = map(int, line.split("kept:")[1].split())
+    assert kept_bytes > 8 * 2**25
+    assert released_bytes < 2 * 2**25
+
+
 @pytest.fixture
 def calls(monkeypatch) -> list[tuple[int, int]]:
     """Arguments of malloc's settings, which are not changed."""

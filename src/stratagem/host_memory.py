@@ -17,7 +17,7 @@ from typing import Any
 
 from stratagem import environment
 
-__all__ = ["keep_freed_memory"]
+__all__ = ["keep_freed_memory", "release_freed_memory"]
 
 # Constants of glibc's malloc.h, and their values.
 _PARAMETERS = {
@@ -51,6 +51,16 @@ def keep_freed_memory() -> bool:
     if all(are_set):
         _request_large_pages(library)
     return all(are_set)
+
+
+def release_freed_memory() -> None:
+    """Returns freed memory to the system, where glibc can: the next steps get it page by page.
+
+    Call after work that is not repeated and frees much, such as a restore.
+    """
+    library: Any = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(ctypes.c_size_t(0))
 
 
 def _request_large_pages(library: Any) -> None:

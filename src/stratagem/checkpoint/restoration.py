@@ -17,6 +17,7 @@ from stratagem.checkpoint.matching import METRICS, OPTIMIZER, match
 from stratagem.checkpoint.objects import Part, part_of
 from stratagem.checkpoint.saving import check_arrays, load_arrays
 from stratagem.checkpoint.values import assign_values
+from stratagem.host_memory import release_freed_memory
 from stratagem.messages import explain
 from stratagem.process_group import current_group
 from stratagem.storage import fits_in_memory, portions
@@ -101,6 +102,7 @@ class Restoration:
             for part, found in now:
                 chosen = set(paths.get(part.name, ()))
                 self._assign(part, {own: one for own, one in found.items() if one in chosen}, items)
+            release_freed_memory()
         for part, _ in now:
             self._finish(part)
         self._record_consumption(objects)
@@ -126,6 +128,7 @@ class Restoration:
         self._finish(part)
         if self._deferred[part.name].is_done:
             self._loaded.pop(part.name, None)
+            release_freed_memory()
 
     def _assign(self, part: Part, found: Mapping[str, str], items: _Items) -> None:
         item = self._saved[part.name]["item"]
