@@ -33,6 +33,7 @@ __all__ = [
     "checkpoint_timeout_s",
     "client_timeout_s",
     "compilation_cache_bytes",
+    "fast_convolutions",
     "filter_tracebacks",
     "filters_tracebacks",
     "foreign_lines",
@@ -190,6 +191,23 @@ def keep_freed_memory() -> bool:
     Source: mallopt(3), M_TRIM_THRESHOLD.
     """
     return environment.read("keep_freed_memory")
+
+
+def fast_convolutions() -> bool:
+    """Returns True if convolutions on CPU devices are computed in the form that is fastest there.
+
+    It is read when a step is compiled. Results agree with the plain form up to rounding.
+
+    Returns:
+        The value of `STRATAGEM_FAST_CONVOLUTIONS`.
+
+    Example:
+        >>> sg.config.fast_convolutions()
+        True
+
+    Source: specific to Stratagem.
+    """
+    return environment.read("fast_convolutions")
 
 
 def cache_dir() -> Path:

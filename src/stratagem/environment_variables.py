@@ -85,6 +85,12 @@ VARIABLES = {
         parse=SWITCH,
         meaning="Keep memory that a step on CPU devices has freed for the next step (glibc only).",
     ),
+    "fast_convolutions": EnvironmentVariable(
+        name="STRATAGEM_FAST_CONVOLUTIONS",
+        default=True,
+        parse=SWITCH,
+        meaning="Compute convolutions on CPU devices in the form that is fastest there.",
+    ),
     "join_timeout_s": EnvironmentVariable(
         name="STRATAGEM_JOIN_TIMEOUT_S",
         default=300.0,

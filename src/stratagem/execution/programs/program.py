@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec, Sharding
 
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution.analysis.replication import contains_primitive
+from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.programs.ids_program import IdsProgram
 from stratagem.execution.programs.recompilations import Usage
 from stratagem.execution.programs.step_program import StepProgram, shape_on
@@ -330,7 +331,7 @@ class Program:
 
     def _evaluate(self, inputs: list[Any], written: list[Any]) -> list[Any]:
         """Returns new values for all that is written, then the other outputs of a step."""
-        return jaxpr_as_fun(self.trace.jaxpr)(*inputs)
+        return jaxpr_as_fun(fast_on_cpu(self.trace.jaxpr, self._topology))(*inputs)
 
     def _token(self) -> Any:
         """Returns an output that is never donated, if the end of the step is awaited."""
