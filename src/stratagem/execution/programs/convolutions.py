@@ -88,7 +88,9 @@ def _fast_operations(eqn: JaxprEqn) -> list[JaxprEqn]:
     names[inner.outvars[0]] = eqn.outvars[0]
     return [
         one.replace(
-            invars=[atom if isinstance(atom, Literal) else names.get(atom, atom) for atom in one.invars],
+            invars=[
+                atom if isinstance(atom, Literal) else names.get(atom, atom) for atom in one.invars
+            ],
             outvars=[names.get(variable, variable) for variable in one.outvars],
             source_info=eqn.source_info,
             ctx=eqn.ctx,
@@ -232,7 +234,9 @@ class _Convolution:
         """Returns the product over features, with axes (batch, *spatial, features)."""
         moved = left.transpose(self._left[0], *self._left[2:], self._left[1])
         contracted = ((moved.ndim - 1,), (0,))
-        return jax.lax.dot_general(moved, element, (contracted, ((), ())), precision=self._precision)
+        return jax.lax.dot_general(
+            moved, element, (contracted, ((), ())), precision=self._precision
+        )
 
     def _element(self, right: Any, places: Any) -> Any:
         """Returns the matrix of (input features, output features) at a place in the kernel."""
