@@ -121,6 +121,13 @@ def test_dilation_and_negative_padding(size, options) -> None:
     _check(x, kernel, **options)
 
 
+def test_kernel_larger_than_the_input() -> None:
+    x, kernel = _arrays((8, 2, 2, 16), (3, 3, 16, 12))
+    operations = _check(x, kernel, padding=((1, 1), (1, 1)))
+    assert operations.count("dot_general") == 9 + 9 + 4
+    assert "conv_general_dilated" not in operations
+
+
 def test_double_precision() -> None:
     with jax.enable_x64(True):
         x, kernel = _arrays((64, 8, 7, 2), (3, 3, 2, 3), dtype="float64")

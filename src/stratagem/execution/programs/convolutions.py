@@ -3,8 +3,8 @@
 A trace has each convolution with its gradients as operations of their own, so replacing operations
 leaves derivatives alone. Three forms are faster than XLA's own by measurement, and everything else
 stays: a window of one element is a matrix product, a gradient of a kernel from many examples is a
-sum over parts of the batch, and a gradient of inputs that spreads over a larger area is a sum of
-one product for each element of the kernel.
+sum over parts of the batch, and a convolution of an input smaller than its output or its kernel is
+a sum of one product for each element of the kernel.
 """
 
 from __future__ import annotations
@@ -169,11 +169,12 @@ class _Convolution:
 
     @property
     def spreads(self) -> bool:
-        """True if a small kernel computes an output that is larger than the input."""
-        growth = math.prod(self._out_size) / math.prod(self._size)
+        """True if a small kernel is larger than the input, or makes a larger output of it."""
+        # XLA exchanges a kernel with a smaller input, and has no fast code for the result.
+        size, window = math.prod(self._size), math.prod(self._window)
         return (
-            math.prod(self._window) <= _MAX_ELEMENTS
-            and growth >= _MIN_GROWTH
+            window <= _MAX_ELEMENTS
+            and (window > size or math.prod(self._out_size) >= _MIN_GROWTH * size)
             and all(stride == 1 for stride in self._strides)
         )
 
