@@ -82,7 +82,8 @@ def _fast_operations(eqn: JaxprEqn) -> list[JaxprEqn]:
     function = _fast_function(eqn)
     if function is None:
         return [eqn]
-    shapes = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in eqn.invars]
+    avals: list[Any] = [atom.aval for atom in eqn.invars]
+    shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     inner = jax.make_jaxpr(function)(*shapes).jaxpr
     names: dict[Any, Any] = dict(zip(inner.invars, eqn.invars, strict=True))
     names[inner.outvars[0]] = eqn.outvars[0]
@@ -120,8 +121,8 @@ class _Convolution:
 
     def __init__(self, eqn: JaxprEqn) -> None:
         self._eqn, params = eqn, eqn.params
-        left, right = (atom.aval for atom in eqn.invars)
-        (out,) = (atom.aval for atom in eqn.outvars)
+        avals: list[Any] = [atom.aval for atom in (*eqn.invars, *eqn.outvars)]
+        left, right, out = avals
         numbers = params["dimension_numbers"]
         self._left, self._right, self._out = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
         self._size = [left.shape[axis] for axis in self._left[2:]]
