@@ -10,6 +10,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from stratagem.collectives.shared_sums import no_sums
 from stratagem.context.function_trace import current_function_trace
+from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.programs.program import Program
 from stratagem.execution.tracing.trace import Trace
 from stratagem.summary.collector import is_tracing
@@ -51,7 +52,8 @@ class OrderedProgram(Program):
 
     def _evaluate(self, inputs: list[Any], written: list[Any]) -> list[Any]:
         count = len(written) - 1
-        *outputs, order = jaxpr_as_fun(self._ordered)(*inputs, written[count])
+        ordered = fast_on_cpu(self._ordered, self._topology)
+        *outputs, order = jaxpr_as_fun(ordered)(*inputs, written[count])
         return [*outputs[:count], order, *outputs[count:]]
 
 
