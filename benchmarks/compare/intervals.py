@@ -55,21 +55,19 @@ def bootstrap(starts: Sequence[Sequence[float]], seed: int = 0) -> Interval:
         seed: of the resampling.
     """
     generator = np.random.default_rng(seed)
-    ratios = [np.asarray(rounds) for rounds in starts]
-    medians = [
-        np.median(
-            np.concatenate(
-                [
-                    generator.choice(ratios[start], ratios[start].size)
-                    for start in generator.integers(len(ratios), size=len(ratios))
-                ]
-            )
-        )
-        for _ in range(_NUM_RESAMPLES)
-    ]
+    sizes = np.array([len(rounds) for rounds in starts])
+    ratios = np.full((len(starts), sizes.max()), np.nan)
+    for start, rounds in enumerate(starts):
+        ratios[start, : len(rounds)] = rounds
+    # Axes: resamples, their starts, rounds of these; starts with fewer rounds end with NaN.
+    chosen = generator.integers(len(starts), size=(_NUM_RESAMPLES, len(starts), 1))
+    places = (generator.random((*chosen.shape[:2], sizes.max())) * sizes[chosen]).astype(int)
+    samples = ratios[chosen, places]
+    samples[np.arange(sizes.max()) >= sizes[chosen]] = np.nan
+    medians = np.nanmedian(samples.reshape(_NUM_RESAMPLES, -1), axis=1)
     tail = (1 - _CONFIDENCE) / 2
     low, high = np.quantile(medians, (tail, 1 - tail))
-    return Interval(float(np.median(np.concatenate(ratios))), float(low), float(high))
+    return Interval(float(np.nanmedian(ratios)), float(low), float(high))
 
 
 def noise_of(starts: Sequence[Sequence[float]]) -> float:

@@ -45,7 +45,10 @@ def test_programs_end_while_sums_are_under_way(tmp_path) -> None:
         assert "ordered 1 of 1" in one.output
 
 
-@pytest.mark.parametrize("how", ["kill", "midway", "stop", "raise", "leave"])
+_SLOW = [pytest.param(how, marks=pytest.mark.slow) for how in ("stop", "raise", "leave")]
+
+
+@pytest.mark.parametrize("how", ["kill", "midway", *_SLOW])
 def test_the_loss_of_a_process_ends_a_sum(how: str, tmp_path) -> None:
     limits = {**_LIMITS, "STRATAGEM_CACHE_DIR": str(tmp_path)}
     with started([_PROGRAM, how], 2, **limits) as processes:

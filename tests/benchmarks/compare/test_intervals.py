@@ -44,3 +44,8 @@ def test_verdict(low: float, high: float, verdict: Verdict) -> None:
 def test_noise_is_relative() -> None:
     assert noise_of([[1.0, 1.0], [1.0]]) == 0.0
     assert noise_of([[90.0, 100.0], [110.0]]) == pytest.approx(0.1)
+
+
+def test_starts_may_have_different_numbers_of_rounds() -> None:
+    assert bootstrap([[1.0], [2.0, 2.0, 2.0]]) == Interval(2.0, 1.0, 2.0)
+    assert bootstrap([[3.0]]) == Interval(3.0, 3.0, 3.0)
