@@ -25,7 +25,7 @@ from benchmarks.workloads import WORKLOADS, mlp_weights
 __all__ = ["prepare"]
 
 # Tables are split, and the weights of the MLP are not.
-_LEAST_SHARD_BYTES = 2**26
+_LEAST_SHARD_BYTES = 2**24
 _LEARNING_RATE = 0.01
 
 
