@@ -39,11 +39,19 @@ class Figures:
         return max(_MOST_STALL_S, _MOST_SHARE * self.now["blocked"])
 
 
+def _empty_table(title: str, *headers: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for header in headers:
+        is_name = header == "side"
+        table.add_column(header, justify="left" if is_name else "right", no_wrap=is_name)
+    return table
+
+
 def make_table(size_bytes: int, results: Sequence[Figures]) -> Table:
     """Returns a row for each side."""
     title = f"checkpoint: seconds for a state of {size_bytes / 1e9:g} GB on CPU"
-    table = Table(title=title, title_justify="left")
-    for header in (
+    table = _empty_table(
+        title,
         "side",
         "a step",
         "save, waited for",
@@ -53,9 +61,7 @@ def make_table(size_bytes: int, results: Sequence[Figures]) -> Table:
         "later steps",
         "until written",
         "stall / ours",
-    ):
-        is_name = header == "side"
-        table.add_column(header, justify="left" if is_name else "right", no_wrap=is_name)
+    )
     own_s = results[0].behind["stall"]
     for one in results:
         color = "green" if one.behind["stall"] <= one.bound_s else "yellow"
@@ -78,8 +84,8 @@ def make_restore_table(size_bytes: int, results: Sequence[Figures]) -> Table:
     title = (
         f"checkpoint: restores without page cache, and the most memory, of {size_bytes / 1e9:g} GB"
     )
-    table = Table(title=title, title_justify="left")
-    for header in (
+    table = _empty_table(
+        title,
         "side",
         "restore: s",
         "disk alone: s",
@@ -87,9 +93,7 @@ def make_restore_table(size_bytes: int, results: Sequence[Figures]) -> Table:
         "memory / state: save, waited for",
         "save behind",
         "restore",
-    ):
-        is_name = header == "side"
-        table.add_column(header, justify="left" if is_name else "right", no_wrap=is_name)
+    )
     for one in results:
         color = "green" if one.now["share"] >= _LEAST_SHARE else "yellow"
         table.add_row(
