@@ -19,8 +19,9 @@ os.environ["NPROC"] = "32"
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import jax
@@ -101,6 +102,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if collection_path.relative_to(_TESTS).as_posix() in _COMPATIBILITY_FILES:
         return None
     return None if "mark.compatibility" in collection_path.read_text(encoding="utf-8") else True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Hides modules and tests from the garbage collector: they stay, and are most of all objects.
+
+    Each full collection would take half a second and more.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

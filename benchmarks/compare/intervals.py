@@ -64,7 +64,11 @@ def bootstrap(starts: Sequence[Sequence[float]], seed: int = 0) -> Interval:
     places = (generator.random((*chosen.shape[:2], sizes.max())) * sizes[chosen]).astype(int)
     samples = ratios[chosen, places]
     samples[np.arange(sizes.max()) >= sizes[chosen]] = np.nan
-    medians = np.nanmedian(samples.reshape(_NUM_RESAMPLES, -1), axis=1)
+    # Sorted, NaN comes last. NumPy's own nanmedian of short rows is many times slower.
+    rows = np.sort(samples.reshape(_NUM_RESAMPLES, -1))
+    num_ratios = np.count_nonzero(~np.isnan(rows), axis=1)
+    middle = np.stack([(num_ratios - 1) // 2, num_ratios // 2], axis=1)
+    medians = np.take_along_axis(rows, middle, axis=1).mean(axis=1)
     tail = (1 - _CONFIDENCE) / 2
     low, high = np.quantile(medians, (tail, 1 - tail))
     return Interval(float(np.nanmedian(ratios)), float(low), float(high))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import collections
 import dataclasses
+import functools
 import re
 import tomllib
 from pathlib import Path
@@ -37,7 +38,7 @@ def uses(modules: list[Module]) -> list[Use]:
         for node, parent in _calls(module.tree):
             keywords = {keyword.arg: keyword.value for keyword in node.keywords}
             code = keywords.get("code")
-            if ast.unparse(node.func) != "explain" or code is None:
+            if not isinstance(node.func, ast.Name) or node.func.id != "explain" or code is None:
                 continue
             assert isinstance(code, ast.Constant), module.at(node.lineno)
             pattern = (
@@ -75,16 +76,21 @@ def _error(call: ast.Call | None) -> str | None:
     return name if name.endswith("Error") else None
 
 
-USES = uses(package())
-BY_CODE = collections.defaultdict(list)
-for _use in USES:
-    BY_CODE[_use.code].append(_use)
+@functools.cache
+def uses_by_code() -> dict[str, list[Use]]:
+    """Read by the first test that needs it, not by each process that collects the tests."""
+    by_code = collections.defaultdict(list)
+    for use in uses(package()):
+        by_code[use.code].append(use)
+    return by_code
+
+
 # The class is not public; its page names the public classes that it derives from.
 NOT_PUBLIC = {"VariableOnWorkerError": "RuntimeError"}
 
 
 def test_codes_of_the_source_are_those_of_the_pages() -> None:
-    assert sorted(BY_CODE) == sorted(PAGES)
+    assert sorted(uses_by_code()) == sorted(PAGES)
 
 
 def test_codes_have_one_form() -> None:
@@ -123,15 +129,15 @@ def test_page_shows_a_message_of_the_source(code) -> None:
     assert shown
     for text in shown:
         text = re.sub(r"^\w+Error: ", "", text)
-        assert any(use.message.search(text) for use in BY_CODE[code]), text
+        assert any(use.message.search(text) for use in uses_by_code()[code]), text
 
 
 @pytest.mark.parametrize("code", PAGES)
 def test_page_names_the_classes_that_are_raised(code) -> None:
     line = re.sub(r"^(Raised|Issued)", "", PAGES[code].split("\n\n")[1]).lower()
-    raised = {NOT_PUBLIC.get(use.error, use.error) for use in BY_CODE[code] if use.error}
+    raised = {NOT_PUBLIC.get(use.error, use.error) for use in uses_by_code()[code] if use.error}
     missing = [name for name in raised if name.lower() not in line]
-    assert missing == [], f"{missing} raised at {[use.where for use in BY_CODE[code]]}"
+    assert missing == [], f"{missing} raised at {[use.where for use in uses_by_code()[code]]}"
 
 
 def test_every_public_error_is_on_a_page() -> None:
