@@ -51,6 +51,8 @@ COMPATIBILITY := -m "compatibility and not slow" -k "not eager"
 
 # Tests that wait for processes leave cores idle. A file's tests share what is dear to make.
 IN_PARALLEL := --numprocesses 3 --dist loadfile
+# These wait for nothing, and `make test` has the runs of two environments at the same time.
+COMPUTING := --numprocesses 2 --dist loadfile
 
 # What the tests run is small: most of their time is XLA's, which here compiles for no speed, and
 # each program once for all processes. `make clean` removes the programs. XLA's older emitters of
@@ -129,8 +131,7 @@ $(PEERS): requirements/peers.txt
 
 .PHONY: test
 test: ## all that CI runs; pytest's own summary comes last
-	@$(MAKE) --jobs 2 TOGETHER=yes $(MAIN) $(OLDEST) lint types $(if $(NEWEST_PYTHON),$(NEWEST))
-	@$(MAKE) compatibility
+	@$(MAKE) --jobs 2 TOGETHER=yes $(MAIN) $(OLDEST) lint types compatibility
 	$(QUICKLY) .venv/bin/python -m pytest $(IN_PARALLEL) $(HANGS) $(TESTS)
 
 .PHONY: check
@@ -216,12 +217,12 @@ compatibility: test-oldest test-newest ## the compatibility tests on the oldest 
 
 .PHONY: test-oldest
 test-oldest: $(OLDEST) ## compatibility tests on the lowest versions that pyproject.toml allows
-	$(QUICKLY) .venv-oldest/bin/python -m pytest --quiet $(IN_PARALLEL) $(HANGS) $(COMPATIBILITY)
+	$(QUICKLY) .venv-oldest/bin/python -m pytest --quiet $(COMPUTING) $(HANGS) $(COMPATIBILITY)
 
 .PHONY: test-newest
 test-newest: ## compatibility tests on the newest Python, JAX and Keras of the lock
 	@if test -n "$(NEWEST_PYTHON)"; then \
-		$(MAKE) --silent $(NEWEST) && $(QUICKLY) .venv-newest/bin/python -m pytest --quiet $(IN_PARALLEL) $(HANGS) $(COMPATIBILITY); \
+		$(MAKE) --silent $(NEWEST) && $(QUICKLY) .venv-newest/bin/python -m pytest --quiet $(COMPUTING) $(HANGS) $(COMPATIBILITY); \
 	else \
 		echo "Skipped: the compatibility tests on the newest JAX. It needs Python 3.12 or 3.13, and"; \
 		echo "neither is on PATH or under pyenv. The main environment has the newest for its Python."; \
