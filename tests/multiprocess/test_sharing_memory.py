@@ -27,11 +27,12 @@ _LIMITS = {"STRATAGEM_PEER_TIMEOUT_S": "8", "STRATAGEM_STUCK_TIMEOUT_S": "8"}
     ("num_workers", "num_devices"), [(2, 1), pytest.param(3, 2, marks=pytest.mark.slow)]
 )
 def test_sums_are_those_of_numpy(num_workers: int, num_devices: int, tmp_path) -> None:
+    flags = os.environ.get("XLA_FLAGS", "")
     every = run_cluster(
         [_PROGRAM, "sums"],
         num_workers,
         STRATAGEM_CACHE_DIR=str(tmp_path),
-        XLA_FLAGS=f"--xla_force_host_platform_device_count={num_devices}",
+        XLA_FLAGS=f"{flags} --xla_force_host_platform_device_count={num_devices}",
     )
     for one in every:
         assert one.code == 0, one.errors
