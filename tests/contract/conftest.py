@@ -68,5 +68,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "eager" in words and words[0] in _SLOW_WHEN_EAGER:
             item.add_marker(pytest.mark.slow)
         for row in (ROWS[word] for word in words if word in ROWS):
-            if row.told_by is not None and (item.path.stem not in row.told_by or "eager" in words):
+            is_told = row.told_by is None or item.path.stem in row.told_by
+            runs_eagerly = row.told_by is None and row.runs_eagerly
+            if not is_told or ("eager" in words and not runs_eagerly):
                 item.add_marker(pytest.mark.slow)

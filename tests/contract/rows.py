@@ -23,13 +23,14 @@ class Row:
     `make` returns a new one, except that of the default strategy there is only one. `is_cluster`
     tells that it cannot be copied. `told_by` are the files of this suite, compiled, that tell how
     it differs from the other rows; all others are for the slow tests. None for every file, both
-    ways.
+    ways, unless `runs_eagerly` is False: another row tells what happens op by op.
     """
 
     make: Callable[[], sg.Strategy]
     num_replicas: int
     is_cluster: bool = False
     told_by: tuple[str, ...] | None = None
+    runs_eagerly: bool = True
 
     @contextlib.contextmanager
     def made(self) -> Iterator[sg.Strategy]:
@@ -117,7 +118,7 @@ def _logical(num_replicas: int, num_logical: int, *told_by: str) -> Row:
 
 
 _LOCAL = {
-    "default": Row(sg.get_strategy, 1),
+    "default": Row(sg.get_strategy, 1, runs_eagerly=False),
     "one_device": Row(lambda: sg.OneDeviceStrategy("cpu:0"), 1),
     "mirrored_1": _mirrored(1, ("test_members", "test_run")),
     "mirrored_2": _mirrored(2),
