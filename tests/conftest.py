@@ -108,7 +108,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection() -> Generator[None, Any, Any]:
     """Hides modules and tests from the garbage collector: they stay, and are most of all objects.
 
-    Each full collection would take half a second and more.
+    Each full collection would take half a second and more. Collections of what is young are rare,
+    too: a trace allocates much, and its garbage waits until the next.
     """
     gc.disable()
     try:
@@ -116,6 +117,7 @@ def pytest_collection() -> Generator[None, Any, Any]:
     finally:
         gc.collect()
         gc.freeze()
+        gc.set_threshold(20_000, 20, 50)
         gc.enable()
 
 

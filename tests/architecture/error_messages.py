@@ -61,11 +61,8 @@ def expectations(modules: Iterable[Module]) -> Iterator[Expectation]:
     """Texts given to `match=`, `.match` and `in`, also by way of `parametrize`."""
     for module in modules:
         for scope, node in _calls_with_scope(module.tree):
-            patterns = _patterns_of_call(node)
-            if not patterns:
-                continue
             errors = _expected_errors(node) or _errors_expected_in(scope)
-            for expression in patterns:
+            for expression in _patterns_of_call(node):
                 for text in _expected_texts(expression, scope, module):
                     for chunk in _literal_chunks(text):
                         yield Expectation(chunk, errors)
