@@ -8,6 +8,7 @@ from stratagem.keras.patch import Patch
 from stratagem.keras.private import JAXEpochIterator, JAXTrainer, Trainer
 from stratagem.keras.training import (
     active_fit,
+    late_logs,
     metric_build,
     model,
     several_processes,
@@ -97,6 +98,23 @@ TRAINING_PATCHES: dict[str, tuple[Patch, ...]] = {
             "__init__",
             active_fit.ordering_callbacks,
             "a backup is written after the other callbacks, whose state it holds",
+        ),
+    ),
+    "Logs that are read when they are used": (
+        *(
+            Patch(
+                keras.callbacks.CallbackList,
+                name,
+                late_logs.sharing_late_logs,
+                "a callback that uses no logs does not wait for the step",
+            )
+            for name in ("on_train_batch_end", "on_test_batch_end")
+        ),
+        Patch(
+            keras.callbacks.ProgbarLogger,
+            "_update_progbar",
+            late_logs.reading_when_drawn,
+            "a progress bar waits only for the steps for which it is drawn",
         ),
     ),
 }

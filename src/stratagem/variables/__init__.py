@@ -9,6 +9,7 @@ from stratagem.variables.kind import (
     parse_aggregation,
     parse_synchronization,
 )
+from stratagem.variables.late_reads import LateRead, read_before_replacing
 from stratagem.variables.layouts import (
     Division,
     VariableLayouts,
@@ -34,6 +35,7 @@ from stratagem.variables.store import Store, is_remote, store_of
 __all__ = [
     "Division",
     "Home",
+    "LateRead",
     "Placement",
     "Replicated",
     "Rows",
@@ -61,6 +63,7 @@ __all__ = [
     "parse_aggregation",
     "parse_synchronization",
     "put_stored",
+    "read_before_replacing",
     "require_layouts_used",
     "sets_rows",
     "shards_of",

@@ -307,6 +307,7 @@ class FunctionProgram:
 
     def run(self, arrays: list[Any]) -> Any:
         """Runs the function on its array arguments, stores its writes and returns its result."""
+        read_before_replacing()
         written = self.written_values()
         read_only = [_stored(variable) for variable in self._read_only]
         arrays = [self._on_devices(array) for array in arrays]

@@ -34,7 +34,7 @@ from stratagem.topology.abstract_devices import placeholder
 from stratagem.topology.lockstep import record_program, run_together
 from stratagem.topology.shards import local_copy
 from stratagem.values import PerReplica
-from stratagem.variables import stored_sharding
+from stratagem.variables import read_before_replacing, stored_sharding
 
 __all__ = ["POOLS", "Program"]
 
@@ -213,6 +213,7 @@ class Program:
         shared: list[Any],
         rows: Sequence[Any] = (),
     ) -> list[Any]:
+        read_before_replacing()
         written, read_only = self._written.read(self._value), self._read_only.read(self._value)
         shared = [self._everywhere(value) for value in shared]
         if self._constants is None:

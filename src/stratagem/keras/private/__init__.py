@@ -35,6 +35,9 @@ EpochIterator._enumerate_iterator     the numbers of an epoch's steps, which a r
 EpochIterator._current_iterator       the iterator, which the next epoch may continue
 EpochIterator._steps_seen             number of batches taken from that iterator
 CallbackList._async_train             True if batch callbacks run in another thread
+CallbackList._async_test              likewise in evaluate
+Progbar._last_update                  the time when a progress bar was drawn
+python_utils.pythonify_logs           logs as numbers, as fit gives them to callbacks
 trainer._symbolic_build               builds the variables of a training step from shapes
 backend.compute_output_spec           calls a function with shapes alone
 models.functional.Functional          its `call` returns the outputs that it was made from
@@ -75,6 +78,7 @@ from keras.src.trainers.data_adapters import (
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 from keras.src.trainers.trainer import Trainer
+from keras.src.utils.python_utils import pythonify_logs
 from keras.src.utils.tracking import TrackedDict, TrackedList, TrackedSet
 
 from stratagem.keras.private.iterators import (
@@ -104,6 +108,7 @@ from stratagem.keras.private.trainers import (
     calls_in_thread,
     compile_arguments,
     has_unbuilt_metrics,
+    last_drawn_s,
     loss_tracker,
     named_metrics,
     output_loss_trackers,
@@ -164,10 +169,12 @@ __all__ = [
     "goes_on_with_iterator",
     "has_unbuilt_metrics",
     "in_symbolic_scope",
+    "last_drawn_s",
     "loss_tracker",
     "named_metrics",
     "output_loss_trackers",
     "own_variables",
+    "pythonify_logs",
     "reduction_axes",
     "replace_steps",
     "restore_steps",

@@ -12,10 +12,17 @@ import keras
 from jax.core import Tracer
 
 from stratagem.keras.private import get_stateless_scope
+from stratagem.keras.training.late_logs import LateLogs
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.topology.abstract_devices import placeholder
 from stratagem.topology.lockstep import run_together, wait_until_ready
-from stratagem.variables import VariableKind, aggregate_components, gather_together, home_of
+from stratagem.variables import (
+    LateRead,
+    VariableKind,
+    aggregate_components,
+    gather_together,
+    home_of,
+)
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
@@ -81,6 +88,7 @@ class MetricLogs:
         self._program: Any = None
         self._variables: list[Any] = []
         self._names: list[str] | None = None
+        self._are_flat = True
 
     def current(self) -> dict[str, Any]:
         """Returns the metric results after `before`, without waiting for the devices."""
@@ -90,15 +98,7 @@ class MetricLogs:
 
     def so_far(self) -> dict[str, Any]:
         """Returns the metric results of the completed steps."""
-        variables = self._model.metrics_variables
-        if self._program is None or [id(v) for v in variables] != [id(v) for v in self._variables]:
-            self._variables = variables
-            several = self._strategy.topology.spans_processes
-            copied = self._strategy.topology.replicated if several else None
-            self._program = jax.jit(self._results, out_shardings=copied)
-        stored = [
-            variable.storage if home_of(variable) else variable.value for variable in variables
-        ]
+        stored = self._stored()
         if self._strategy.topology.is_abstract:  # Abstract variables have no values.
             shapes = jax.eval_shape(self._program, stored)
             return {name: placeholder(one.shape, one.dtype) for name, one in shapes.items()}
@@ -113,11 +113,38 @@ class MetricLogs:
         wait_until_ready(results)
         return {name: value.addressable_data(0) for name, value in results.items()}
 
+    def late(self) -> dict[str, Any]:
+        """Returns the results so far, computed only if they are used.
+
+        Several processes compute them at once, and abstract devices never do.
+        """
+        stored, topology = self._stored(), self._strategy.topology
+        if self._names is None or topology.spans_processes or topology.is_abstract:
+            results = self.current()
+            self._names = list(results)
+            self._are_flat = not any(isinstance(one, dict) for one in results.values())
+            return results
+        if not self._are_flat:  # Keras flattens them, so that their names are not known
+            return self.current()
+        source = LateRead(functools.partial(self._program, stored))
+        return LateLogs(self._names, source.result, source)
+
+    def _stored(self) -> list[Any]:
+        """Returns the values of all variables of metrics, for the program of their results."""
+        variables = self._model.metrics_variables
+        if self._program is None or [id(v) for v in variables] != [id(v) for v in self._variables]:
+            self._variables, self._names = variables, None
+            several = self._strategy.topology.spans_processes
+            copied = self._strategy.topology.replicated if several else None
+            self._program = jax.jit(self._results, out_shardings=copied)
+        return [variable.storage if home_of(variable) else variable.value for variable in variables]
+
     def placeholder(self) -> dict[str, Any]:
         """Returns metric names with zeros, for logs of which Keras uses only the names."""
         if self._names is None:
             # One metric may report several names; only its result shows them.
-            self._names = list(self.so_far())
+            self.late()
+            assert self._names is not None
         return dict.fromkeys(self._names, 0.0)
 
     def _results(self, stored: list[Any]) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ from stratagem.background_errors import raise_reported
 from stratagem.execution import Lockstep, batch_arguments
 from stratagem.input.batches import HostBatch, take_own_part
 from stratagem.input.placement import place
+from stratagem.keras.training.late_logs import LateLogs
 from stratagem.keras.training.metric_logs import MetricLogs
 from stratagem.keras.training.replica_steps import ReplicaSteps
 from stratagem.keras.training.step_events import StepEvents
@@ -188,6 +191,7 @@ class TrainOrTestFunction(_GroupedStepFunction):
         super().__init__(model, strategy, steps.train if training else steps.test)
         self._num_states = 4 if training else 3
         self.metric_logs = MetricLogs(model, strategy)
+        self._last_logs: Callable[[], LateLogs | None] = lambda: None
         writer = current_events() if training else None
         self.events = None if writer is None else StepEvents(model, writer)
 
@@ -198,6 +202,8 @@ class TrainOrTestFunction(_GroupedStepFunction):
             results = self.run_next(iterator)
             return sum(len(batches) for batches, _ in results), results[-1]
 
+        if (before := self._last_logs()) is not None:
+            before.forget_if_shared()
         batches, result = call()[1] if self.events is None else self.events.run(call)
         logs = _last_logs(batches, result)
         # A wait for results that other processes take part in must not hide in a conversion.
@@ -205,11 +211,15 @@ class TrainOrTestFunction(_GroupedStepFunction):
         are_real = logs_wanted.value or (logs is not None and is_alone)
         if logs is not None:  # logs of a custom step
             logs = dict(logs)
+            if is_alone and not any(isinstance(one, dict) for one in logs.values()):
+                logs = LateLogs(logs, functools.partial(dict, logs))
         elif logs_wanted.value:
-            logs = self.metric_logs.current()
+            logs = self.metric_logs.late()
         else:
             logs = self.metric_logs.placeholder()
         self._report(logs, are_real=are_real)
+        if isinstance(logs, LateLogs):
+            self._last_logs = weakref.ref(logs)
         return logs, tuple([] for _ in range(self._num_states))
 
     def _report(self, logs: Any, *, are_real: bool) -> None:
