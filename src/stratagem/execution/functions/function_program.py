@@ -35,6 +35,7 @@ from stratagem.values.regrouping import is_array
 from stratagem.variables import (
     agree_on_initial_values,
     home_of,
+    read_before_replacing,
     stored_sharding,
 )
 

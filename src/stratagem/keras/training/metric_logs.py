@@ -120,12 +120,12 @@ class MetricLogs:
         """
         stored, topology = self._stored(), self._strategy.topology
         if self._names is None or topology.spans_processes or topology.is_abstract:
-            results = self.current()
+            results = self.so_far()
             self._names = list(results)
             self._are_flat = not any(isinstance(one, dict) for one in results.values())
             return results
         if not self._are_flat:  # Keras flattens them, so that their names are not known
-            return self.current()
+            return self.so_far()
         source = LateRead(functools.partial(self._program, stored))
         return LateLogs(self._names, source.result, source)
 

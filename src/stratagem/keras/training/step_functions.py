@@ -100,6 +100,8 @@ class _GroupedStepFunction(StepFunction):
         Returns one pair per run of equally shaped batches: the batches and their result.
         """
         raise_reported()
+        if not isinstance(iterator, HostBatches):  # one batch, perhaps in the middle of an epoch
+            return self._run_group(self._load(iterator))
         if self._source is not iterator:
             self._source, self._ahead = iterator, None
             self._num_groups = self._num_passed(iterator)
@@ -107,21 +109,24 @@ class _GroupedStepFunction(StepFunction):
         self._ahead = None
         if isinstance(group, Exception):
             raise group
-        if not group:
-            raise StopIteration
-        results = [(batches, self._run(batches, arguments)) for batches, arguments in group]
+        results = self._run_group(group)
         self._num_groups += 1
         if self._may_load_ahead(iterator):
             self._ahead = self._load_ahead(iterator)
         return results
 
-    def _num_passed(self, iterator: Iterator[Any]) -> int:
-        """Returns the number of groups skipped by an iterator that starts midway."""
-        return getattr(iterator, "num_passed", 0) // self._model.steps_per_execution
+    def _run_group(self, group: list[tuple[list[HostBatch], Any]]) -> list[Any]:
+        if not group:
+            raise StopIteration
+        return [(batches, self._run(batches, arguments)) for batches, arguments in group]
 
-    def _may_load_ahead(self, iterator: Iterator[Any]) -> bool:
+    def _num_passed(self, iterator: HostBatches) -> int:
+        """Returns the number of groups skipped by an iterator that starts midway."""
+        return iterator.num_passed // self._model.steps_per_execution
+
+    def _may_load_ahead(self, iterator: HostBatches) -> bool:
         """Returns True if this epoch needs the next group: others may read the next epoch."""
-        if self._is_eager() or not isinstance(iterator, HostBatches):
+        if self._is_eager():
             return False
         if iterator.steps_per_epoch is None:
             return True
