@@ -44,7 +44,7 @@ USES: dict[str, Callable[[Any], Any]] = {
     "repr": repr,
     "text": str,
     "format": "{loss} {mae}".format_map,
-    "percent": lambda logs: "%(loss)s" % logs,
+    "formatted": lambda logs: "{loss}".format(**logs),
     "json": json.dumps,
     "pickle": lambda logs: pickle.loads(pickle.dumps(logs)),
     "tree": lambda logs: jax.tree.map(lambda leaf: leaf + 1, logs),

@@ -72,11 +72,16 @@ for _name in (
 ):
     setattr(LateLogs, _name, _loading(_name))
 
+
+def _dict(names: Iterable[str], values: Iterable[Any]) -> Any:
+    return dict(zip(names, values, strict=True))
+
+
 # As JAX flattens a dict: by sorted keys.
 jax.tree_util.register_pytree_node(
     LateLogs,
     lambda logs: ([logs[name] for name in sorted(logs)], tuple(sorted(logs))),
-    lambda names, values: dict(zip(names, values, strict=True)),
+    _dict,
 )
 
 
