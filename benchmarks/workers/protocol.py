@@ -57,7 +57,7 @@ class WorkerOptions:
         step_s: how long a step takes that stands in for training; None for real training.
         batch_size: of all devices together; None for as many as the workload says.
         pinned: whether each device is a process of its own, on a core of its own.
-        callbacks: of `fit`: "" for none, "batches" for one that hears of every batch, or "usual"
+        callbacks: of `fit`: "" for none, "calls" or "batches" for one on every batch, or "usual"
             for a progress bar, early stopping and TensorBoard.
         file_format: key of `benchmarks.image_files.FORMATS`; "" where no files are read.
         apart: whether such processes train a model each, without a word to one another.
