@@ -192,19 +192,32 @@ class _Disturbs(keras.callbacks.Callback):
         lambda model: model.reset_metrics(),
         lambda model: model.evaluate(_X[:4], _Y[:4], verbose=0),
         lambda model: model.train_on_batch(_X[:4], _Y[:4]),
+        lambda model: model.train_function((), iter([(_X[:4], _Y[:4])])),
     ],
-    ids=["reset", "evaluate", "train_on_batch"],
+    ids=["reset", "evaluate", "train_on_batch", "step"],
 )
 @pytest.mark.parametrize("scope", [_one, _two])
 def test_callback_before_changes_nothing_in_the_logs_of_the_step(
     scope: Scope, disturb: Callable[[Any], object]
 ) -> None:
-    def logs_of_third(scope: Scope) -> Any:
+    def logs_of_third(disturb: Callable[[Any], object]) -> Any:
         model, reads = _model(scope), _Reads()
         _fit(model, _Disturbs(disturb), reads, epochs=1)
         return reads.seen[2]
 
-    assert logs_of_third(scope) == pytest.approx(logs_of_third(contextlib.nullcontext), rel=1e-5)
+    assert logs_of_third(disturb) == logs_of_third(lambda model: None)
+
+
+def test_logs_of_values_that_a_program_of_the_user_took_are_an_error() -> None:
+    class Donates(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 1:
+                variables: Any = self.model.metrics_variables
+                jax.jit(lambda values: values, donate_argnums=0)([v.storage for v in variables])
+                _ = logs["loss"]
+
+    with pytest.raises(RuntimeError, match="call dict\\(logs\\) in the callback"):
+        _fit(_model(_one), Donates())
 
 
 def test_entry_that_a_callback_adds_reaches_the_next() -> None:

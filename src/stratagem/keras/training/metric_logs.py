@@ -14,6 +14,7 @@ from jax.core import Tracer
 from stratagem.keras.private import get_stateless_scope
 from stratagem.keras.training.late_logs import LateLogs
 from stratagem.keras.variables.variable import DistributedVariable
+from stratagem.messages import explain
 from stratagem.topology.abstract_devices import placeholder
 from stratagem.topology.lockstep import run_together, wait_until_ready
 from stratagem.variables import (
@@ -126,8 +127,21 @@ class MetricLogs:
             return results
         if not self._are_flat:  # Keras flattens them, so that their names are not known
             return self.so_far()
-        source = LateRead(functools.partial(self._program, stored))
+        source = LateRead(functools.partial(self._of_values, stored))
         return LateLogs(self._names, source.result, source)
+
+    def _of_values(self, stored: list[Any]) -> dict[str, Any]:
+        if any(value.is_deleted() for value in stored):  # JAX would crash
+            raise RuntimeError(
+                explain(
+                    "The logs of a batch were used after a program had taken the memory of the "
+                    "metrics' variables.",
+                    expected="programs of Stratagem and Keras, before which the logs are read.",
+                    fix="call dict(logs) in the callback before you donate values of variables "
+                    "to a program of your own.",
+                )
+            )
+        return self._program(stored)
 
     def _stored(self) -> list[Any]:
         """Returns the values of all variables of metrics, for the program of their results."""
