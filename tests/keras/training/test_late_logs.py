@@ -212,8 +212,9 @@ def test_logs_of_values_that_a_program_of_the_user_took_are_an_error() -> None:
     class Donates(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             if batch == 1:
-                variables: Any = self.model.metrics_variables
-                jax.jit(lambda values: values, donate_argnums=0)([v.storage for v in variables])
+                model: Any = self.model
+                stored = [variable.storage for variable in model.metrics_variables]
+                jax.jit(lambda values: values, donate_argnums=0)(stored)
                 _ = logs["loss"]
 
     with pytest.raises(RuntimeError, match="call dict\\(logs\\) in the callback"):
