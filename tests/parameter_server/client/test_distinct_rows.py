@@ -40,6 +40,18 @@ def test_each_id_is_requested_once_of_its_shard(is_sorting, rows_of_shards, data
         np.testing.assert_array_equal(wanted.ids[wanted.places], ids)
         table = np.arange(2 * num_rows, dtype=np.float32).reshape(num_rows, 2)
         np.testing.assert_array_equal(wanted.expanded(table[wanted.ids]), table[ids])
+        rows = np.arange(2 * len(ids), dtype=np.float32).reshape(len(ids), 2)
+        sums, last = np.zeros((num_rows, 2)), np.zeros((num_rows, 2))
+        np.add.at(sums, ids, rows)
+        np.testing.assert_array_equal(wanted.summed(rows), sums[wanted.ids])
+        for place, row in zip(ids.tolist(), rows, strict=True):
+            last[place] = row
+        np.testing.assert_array_equal(wanted.last(rows), last[wanted.ids])
+        numbers = {shard: held.tolist() for shard, _, held in wanted.held(placement)}
+        assert numbers == {
+            shard: (wanted.ids[part] - placement.first_rows[shard]).tolist()
+            for shard, part in enumerate(wanted.parts)
+        }
 
 
 @given(st.lists(st.integers(0, 11), max_size=30), st.data())

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from stratagem.optional_libraries import load
+from stratagem.parameter_server.client.distinct_rows import DistinctIds
 from stratagem.parameter_server.client.request_partitioning import (
     GradientParts,
     RequestParts,
     WholeVariables,
-    row_parts,
     shard_name,
 )
 from stratagem.parameter_server.client.row_cache import RowCache
@@ -26,7 +26,6 @@ from stratagem.parameter_server.client.row_reads import RowReads
 from stratagem.parameter_server.client.running_function import RunningFunction
 from stratagem.parameter_server.client.sent_rules import SentRules
 from stratagem.parameter_server.client.shard_layout import ShardLayout
-from stratagem.parameter_server.server.rows import combine_rows
 from stratagem.parameter_server.server.shards import ShardSpec
 from stratagem.parameter_server.server.updates import ASYNCHRONOUS, Pushed, UpdateMode, UpdateRule
 from stratagem.parameter_server.server.versions import SeenVersions
@@ -56,7 +55,8 @@ class ServerClient:
         self._numbers = itertools.count(1)
         self._seen = SeenVersions()
         self._rules = SentRules(connections)
-        self.rows = RowReads(self._ask, self._seen, row_cache)
+        self._distinct = DistinctIds()
+        self.rows = RowReads(self._ask, self._seen, row_cache, self._distinct)
         self.num_repeated = 0
         self._pickle: Any = load(
             "cloudpickle", needed_by="a client of parameter servers", install="stratagem[ray]"
@@ -164,15 +164,12 @@ class ServerClient:
             IndexError: an id is out of range.
         """
         placement, slot = self._find(name)
-        if sign:
-            ids, values = combine_rows(np.asarray(ids), np.asarray(values))
-        else:
-            ids, last = np.unique(np.asarray(ids)[::-1], return_index=True)
-            values = np.asarray(values)[::-1][last]
+        written = self._distinct.of(placement, np.asarray(ids))
+        values = np.asarray(values)
+        values = written.summed(values) if sign else written.last(values)
         parts = RequestParts()
-        for shard, part in row_parts(placement, ids):
-            if part.stop > part.start:
-                numbers = ids[part] - placement.first_rows[shard]
+        for shard, part, numbers in written.held(placement):
+            if len(numbers):
                 full_name = shard_name(placement, shard) + slot
                 parts.add(placement.servers[shard], full_name, numbers, values[part])
         with self.rows.writing(placement.name):
@@ -335,12 +332,12 @@ class ServerClient:
                 to.add(placement, shard, optimizers.get(name, ""), part)
         for name, (ids, values) in rows.items():
             placement = self._placements[name]
-            numbers, sums = combine_rows(np.asarray(ids), np.asarray(values))
-            for shard, part in row_parts(placement, numbers):
+            updated = self._distinct.of(placement, np.asarray(ids))
+            sums = updated.summed(np.asarray(values))
+            for shard, part, numbers in updated.held(placement):
                 # Send empty parts too: servers count updates and wait for all workers.
                 to = pushes[placement.servers[shard]]
-                optimizer = optimizers.get(name, "")
-                to.add_rows(placement, shard, optimizer, numbers[part], sums[part])
+                to.add_rows(placement, shard, optimizers.get(name, ""), numbers, sums[part])
         return pushes
 
     def _wanted(self, names: Sequence[str]) -> WholeVariables:

@@ -1,17 +1,17 @@
-"""Distinct ids of a lookup, by shard, and the expansion of their rows."""
+"""Distinct ids of lookups and gradients, by shard: rows of all ids from theirs, and back."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from stratagem.parameter_server.client.request_partitioning import require_ids
 from stratagem.parameter_server.client.shard_layout import ShardLayout
-from stratagem.parameter_server.server.rows import aligned_empty, sorted_ids
+from stratagem.parameter_server.server.rows import aligned_empty, sorted_distinct, sum_rows
 
 __all__ = ["DistinctIds", "DistinctRows"]
 
@@ -48,6 +48,23 @@ class DistinctRows:
         out = aligned_empty((len(self.places), *rows.shape[1:]), rows.dtype)
         # "clip" writes directly to `out`: places are always valid.
         return np.take(rows, self.places, axis=0, out=out, mode="clip")
+
+    def summed(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the sum of the rows of each distinct id, from a row for each requested id."""
+        return rows if self.is_request else sum_rows(self.places, len(self.ids), rows)
+
+    def last(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the last row of each distinct id, from a row for each requested id."""
+        chosen = np.empty(len(self.ids), np.intp)
+        chosen[self.places] = np.arange(len(self.places))  # the last of equal places is kept
+        return rows[chosen]
+
+    def held(self, placement: ShardLayout) -> Iterator[tuple[int, slice, np.ndarray]]:
+        """Yields each shard with the slice of its ids, and their row numbers in it."""
+        for shard, part in enumerate(self.parts):
+            numbers = self.ids[part] - placement.first_rows[shard]
+            # Small row numbers take half of the message.
+            yield shard, part, numbers.astype(np.min_scalar_type(-placement.rows[shard]))
 
 
 class DistinctIds:
@@ -102,10 +119,6 @@ def _slices(counts: Sequence[int]) -> list[slice]:
 
 
 def _sorted_rows(placement: ShardLayout, ids: np.ndarray) -> DistinctRows:
-    order, ordered = sorted_ids(ids)
-    is_first = np.ones(len(ids), bool)
-    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
-    places = np.empty(len(ids), np.intp)
-    places[order] = np.cumsum(is_first) - 1
-    distinct, parts = _by_shard(placement, ordered[is_first])
+    distinct, places = sorted_distinct(ids)
+    distinct, parts = _by_shard(placement, distinct)
     return DistinctRows(distinct, places, parts)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from stratagem.messages import explain
 from stratagem.parameter_server.client.shard_layout import ShardLayout
-from stratagem.parameter_server.server.rows import parts_of_shards
 from stratagem.parameter_server.transport.wire import Message
 
 __all__ = [
@@ -17,7 +16,6 @@ __all__ = [
     "RequestParts",
     "WholeVariables",
     "require_ids",
-    "row_parts",
     "shard_name",
 ]
 
@@ -93,11 +91,10 @@ class GradientParts:
         placement: ShardLayout,
         shard: int,
         optimizer: str,
-        ids: np.ndarray,
+        numbers: np.ndarray,
         values: np.ndarray,
     ) -> None:
-        """Adds gradients of rows of a shard, possibly none."""
-        numbers = ids - placement.first_rows[shard]
+        """Adds gradients of rows of a shard, possibly none, by their numbers in it."""
         self._rows[self._noted(placement, shard, optimizer)] = (numbers, values)
 
     def _noted(self, placement: ShardLayout, shard: int, optimizer: str) -> str:
@@ -118,18 +115,6 @@ class GradientParts:
 def shard_name(placement: ShardLayout, shard: int) -> str:
     """Returns the name of a shard on its server."""
     return placement.name_of(shard)
-
-
-def row_parts(placement: ShardLayout, ids: np.ndarray) -> Iterable[tuple[int, slice]]:
-    """Returns each shard, in order, with the slice of `ids` that it holds, possibly empty.
-
-    `ids` must be sorted and unique.
-
-    Raises:
-        IndexError: an id is out of range.
-    """
-    require_ids(placement, ids[[0, -1]] if len(ids) else ids)
-    return enumerate(parts_of_shards(ids, placement.rows))
 
 
 def require_ids(placement: ShardLayout, ids: np.ndarray) -> None:

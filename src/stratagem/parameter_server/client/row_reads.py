@@ -24,13 +24,19 @@ class RowReads:
     """Reads rows of variables. Thread-safe.
 
     `ask` sends requests and records the versions in the answers. `row_cache` None reads all rows
-    from the servers.
+    from the servers. `distinct` finds the distinct ids of a lookup.
     """
 
-    def __init__(self, ask: _Ask, seen: SeenVersions, row_cache: RowCache | None = None) -> None:
+    def __init__(
+        self,
+        ask: _Ask,
+        seen: SeenVersions,
+        row_cache: RowCache | None,
+        distinct: DistinctIds,
+    ) -> None:
         self._ask = ask
         self._seen = seen
-        self._distinct = DistinctIds()
+        self._distinct = distinct
         self.cached: CachedRows | None = None
         if row_cache is not None and row_cache.max_age_steps > 0:
             self.cached = CachedRows(row_cache)
@@ -93,17 +99,14 @@ class RowReads:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the rows of distinct ids, and the version of each."""
         parts = RequestParts()
-        held = [(shard, part) for shard, part in enumerate(wanted.parts) if part.stop > part.start]
-        for shard, part in held:
-            numbers = wanted.ids[part] - placement.first_rows[shard]
-            # Small row numbers take half of the message.
-            numbers = numbers.astype(np.min_scalar_type(-placement.rows[shard]))
+        held = [one for one in wanted.held(placement) if len(one[2])]
+        for shard, _, numbers in held:
             parts.add(placement.servers[shard], shard_name(placement, shard) + slot, numbers)
         answers = self._ask(parts.messages("pull_rows"), lambda server: [placement.name])
         arrays = {server: iter(answer.arrays) for server, answer in answers.items()}
-        rows = [next(arrays[placement.servers[shard]]) for shard, _ in held]
+        rows = [next(arrays[placement.servers[shard]]) for shard, _, _ in held]
         versions = np.empty(len(wanted.ids), np.int64)
-        for shard, part in held:
+        for shard, part, _ in held:
             versions[part] = answers[placement.servers[shard]].fields["version"]
         if len(rows) == 1:
             return rows[0], versions

@@ -16,8 +16,9 @@ from stratagem.parameter_server.server.updates import is_stored_by, own_name
 
 __all__ = ["SavedPart", "Shard", "ShardSpec", "UpdatedPart", "made_in_pieces", "require_rows"]
 
-# Row updates are padded to this many rows or a larger power of two, so that few shapes compile.
-_LEAST_ROWS = 64
+# Row updates are padded, so that few shapes compile: to this many rows or a larger power of two,
+# and above the second number to eighths of that power, because then copies of rows cost more.
+_LEAST_ROWS, _MANY_ROWS = 64, 4096
 # Tables are created and copied in pieces of this size, because memory may not hold two copies.
 _PIECE_BYTES = 2**22
 
@@ -247,6 +248,8 @@ def _padded(array: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
     """Pads an array, or rows of it, with zeros to one of few sizes, so that few shapes compile."""
     count = len(array) if rows is None else len(rows)
     size = max(_LEAST_ROWS, 1 << (count - 1).bit_length() if count else 0)
+    if size > _MANY_ROWS:
+        size = -(-count // (size // 8)) * (size // 8)
     if size == count and rows is None:
         return array
     padded = aligned_empty((size, *array.shape[1:]), array.dtype)
