@@ -404,6 +404,19 @@ def test_group_has_a_limit() -> None:
     assert len(queue.take(0)) == 1
 
 
+@pytest.mark.parametrize(
+    ("duration_s", "num_workers", "sizes"),
+    [(0.016, 2, [1, 1]), (0.01, 2, [3, 3]), (0.01, 8, [1, 1]), (1e-3, 8, [2, 2]), (1e-4, 8, [8, 4])],
+)
+def test_longer_group_is_a_share_of_the_queue(duration_s, num_workers, sizes) -> None:
+    queue = ClosureQueue()
+    queue.num_workers = num_workers
+    for _ in range(16):
+        queue.put(closure())
+    taken = [queue.take(worker, expected_s=lambda _: duration_s) for worker in range(2)]
+    assert [*map(len, taken)] == sizes
+
+
 def test_group_of_a_lost_worker_is_put_back_in_its_order() -> None:
     queue = ClosureQueue()
     put = [closure(str(i)) for i in range(8)]

@@ -19,9 +19,10 @@ from stratagem.parameter_server.coordinator.worker_errors import merge_reports
 __all__ = ["ClosureQueue", "MAX_CLOSURES", "MAX_GROUP"]
 
 MAX_CLOSURES = 256 * 1024
-# Limits of a group, in closures and in seconds: results wait for the last one of their group.
+# Limits of a group, in closures and in seconds: results wait for the last one of their group. The
+# second limit holds within a worker's share of the queue.
 MAX_GROUP = 64
-_GROUP_S = 2e-3
+_GROUP_S, _SHARE_S = 2e-3, 30e-3
 
 
 class ClosureQueue:
@@ -109,7 +110,8 @@ class ClosureQueue:
 
         If `is_busy()` is True, the worker takes shared work only if more closures are queued than
         there are workers, so that idle workers come first. With `expected_s`, the duration of a
-        closure in seconds, it takes up to half of those queued if they take 2 ms together.
+        closure in seconds, it takes up to half of those queued if they take 2 ms together, and its
+        share of half of them if they take 30 ms.
         """
         with self._lock:
             own = self._own.setdefault(worker, deque())
@@ -120,7 +122,8 @@ class ClosureQueue:
                 self._workers.wait(worker, is_busy)
             if self._is_closed:
                 return []
-            taken = _group(own or self._line, expected_s)
+            num_takers = 1 if own else self.num_workers
+            taken = _group(own or self._line, expected_s, num_takers)
             for closure in taken:
                 closure.num_starts += 1
                 closure.runner = worker
@@ -322,15 +325,18 @@ class ClosureQueue:
         return error
 
 
-def _group(line: deque[Closure], expected_s: Callable[[Closure], float] | None) -> list[Closure]:
-    """Removes the next closures from a line: one, or several that are short."""
+def _group(
+    line: deque[Closure], expected_s: Callable[[Closure], float] | None, num_takers: int
+) -> list[Closure]:
+    """Removes the next closures from a line that workers share: one, or several that are short."""
     group = [line.popleft()]
     if expected_s is None:
         return group
-    left_s = _GROUP_S - expected_s(group[0])
-    for _ in range(min(MAX_GROUP - 1, len(line) // 2)):
-        left_s -= expected_s(line[0])
-        if left_s < 0:
+    most = len(line) // 2
+    total_s = expected_s(group[0])
+    for place in range(min(MAX_GROUP - 1, most)):
+        total_s += expected_s(line[0])
+        if total_s > (_SHARE_S if place < most // num_takers else _GROUP_S):
             break
         group.append(line.popleft())
     return group

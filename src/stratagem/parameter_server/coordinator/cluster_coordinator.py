@@ -183,7 +183,8 @@ class ClusterCoordinator(PublicDir, Closing):
         metric updates count once, and so do its variable updates if it makes them in the same
         order each time. Each worker receives the function once, with the models,
         optimizers and metrics that it refers to. Pass changing values as arguments. Functions that
-        took less than 2 ms so far travel in groups, whose results arrive together.
+        took less than 15 ms so far travel in groups of at most 30 ms, whose results arrive
+        together.
 
         Args:
             fn: the function. The worker calls it as is; `strategy.run` in it compiles.

@@ -161,8 +161,9 @@ class _Program:
             {(name, slot): state.slots[name][slot] for name, slot in self.slots},
             [grads[name] for name in self._names],
         )
-        # JAX may compute in the background: gradients may be overwritten after this.
-        jax.block_until_ready((scalars, values, slots))
+        # JAX may compute in the background: gradients may be overwritten after this. All results
+        # of a program are ready together.
+        values[0].block_until_ready()
         by_name: dict[str, dict[str, Any]] = {name: {} for name in self._names}
         for (name, slot), value in slots.items():
             by_name[name][slot] = value

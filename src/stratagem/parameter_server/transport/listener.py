@@ -30,6 +30,7 @@ from stratagem.parameter_server.transport.wire import (
     in_parts,
     is_message,
     pack,
+    send_parts,
     unpack,
 )
 
@@ -288,7 +289,7 @@ class Listener(Closing):
     def _send(self, frames: list[Any]) -> bool:
         """Sends frames; returns False if the connection is gone."""
         try:
-            self._socket.send_multipart(frames, copy=False)
+            send_parts(self._socket, frames)
         except self._zmq.ZMQError as error:
             if error.errno != self._zmq.EHOSTUNREACH:
                 raise

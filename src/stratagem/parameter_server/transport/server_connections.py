@@ -22,6 +22,7 @@ from stratagem.parameter_server.transport.wire import (
     WHERE,
     in_parts,
     is_message,
+    send_parts,
 )
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ class ServerConnection:
         # A rejected client has no connection and would block forever. An unsent request gets no
         # answer, so the waiting thread detects a lost server.
         with contextlib.suppress(self._zmq.Again):
-            self.socket.send_multipart(parts, self._zmq.NOBLOCK, copy=False)
+            send_parts(self.socket, parts, int(self._zmq.NOBLOCK))
 
     def _offer_memory(self) -> None:
         """Shares memory with a server on this machine, if large arrays need it."""

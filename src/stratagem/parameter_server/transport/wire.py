@@ -31,6 +31,7 @@ __all__ = [
     "in_parts",
     "is_message",
     "pack",
+    "send_parts",
     "unpack",
 ]
 
@@ -43,10 +44,16 @@ _SMALL_BYTES, _MOST_SMALL_BYTES = 2**13, 2**17
 # Alignment of arrays in that frame, and the end of the header: a byte that JSON never contains.
 _ALIGNMENT, _END = 16, b"\0"
 
+_MORE = 2  # ZMQ_SNDMORE
+
 # Kinds of dtypes; those of ml_dtypes, such as bfloat16, are "V".
 _NUMERIC = "biufcV"
 
 _NOTHING = np.empty(0, np.uint8)
+
+# Without the checks that `json.dumps` and `json.loads` make first in each call.
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+_decode = json.JSONDecoder().raw_decode
 
 assert ml_dtypes  # its import registers bfloat16 and similar dtype names with NumPy
 
@@ -81,7 +88,7 @@ def pack(message: Message) -> list[Any]:
         "fields": message.fields,
         "arrays": [[_name_of(array.dtype), array.shape] for array in arrays],
     }
-    first = bytearray(json.dumps(header, separators=(",", ":")).encode())
+    first = bytearray(_encode(header).encode())
     begins = _Begins(len(first))
     frames: list[Any] = [first]
     for array in arrays:
@@ -107,6 +114,13 @@ def in_parts(frames: Sequence[Any]) -> list[Any]:
     return parts
 
 
+def send_parts(socket: Any, parts: Sequence[Any], flags: int = 0) -> None:
+    """Sends the parts of a message on a socket, without pyzmq's checks of each."""
+    for part in parts[:-1]:
+        socket.send(part, _MORE | flags, copy=False)
+    socket.send(parts[-1], flags, copy=False)
+
+
 def is_message(frames: Sequence[Any]) -> bool:
     """Returns True for a message, and False for a control frame of the connection."""
     return not frames or bytes(frames[0][:8]) not in _CONTROLS
@@ -117,10 +131,12 @@ def unpack(frames: Sequence[Any]) -> Message:
     try:
         first, rest = bytes(frames[0]), iter(frames[1:])
         text, _, _ = first.partition(_END)
-        header = json.loads(text)
+        characters = text.decode()
+        header, end = _decode(characters)
         begins = _Begins(len(text))
         arrays = [_array(dtype, shape, first, begins, rest) for dtype, shape in header["arrays"]]
-        if len(first) not in (len(text), begins.end) or any(True for _ in rest):
+        is_whole = end == len(characters) and len(first) in (len(text), begins.end)
+        if not is_whole or any(True for _ in rest):
             raise ConnectionError("received an invalid message (more bytes than its arrays)")
         return Message(str(header["kind"]), dict(header["fields"]), arrays)
     except Exception as error:  # Strangers' bytes: whatever they raise must not end a thread.
