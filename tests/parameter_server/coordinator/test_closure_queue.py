@@ -406,7 +406,13 @@ def test_group_has_a_limit() -> None:
 
 @pytest.mark.parametrize(
     ("duration_s", "num_workers", "sizes"),
-    [(0.016, 2, [1, 1]), (0.01, 2, [3, 3]), (0.01, 8, [1, 1]), (1e-3, 8, [2, 2]), (1e-4, 8, [8, 4])],
+    [
+        (0.016, 2, [1, 1]),
+        (0.01, 2, [3, 3]),
+        (0.01, 8, [1, 1]),
+        (1e-3, 8, [2, 2]),
+        (1e-4, 8, [8, 4]),
+    ],
 )
 def test_longer_group_is_a_share_of_the_queue(duration_s, num_workers, sizes) -> None:
     queue = ClosureQueue()

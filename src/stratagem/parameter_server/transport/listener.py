@@ -30,6 +30,7 @@ from stratagem.parameter_server.transport.wire import (
     in_parts,
     is_message,
     pack,
+    receive_parts,
     send_parts,
     unpack,
 )
@@ -226,7 +227,7 @@ class Listener(Closing):
             if self._admission.socket in ready:
                 self._admission.answer()
             if self._socket in ready:
-                self._take(self._socket.recv_multipart(copy=False))
+                self._take(receive_parts(self._socket))
             while not self._answers.empty():
                 self._give(self._answers.get())
             self._forget_old()

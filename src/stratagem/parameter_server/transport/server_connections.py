@@ -22,6 +22,7 @@ from stratagem.parameter_server.transport.wire import (
     WHERE,
     in_parts,
     is_message,
+    receive_parts,
     send_parts,
 )
 
@@ -187,7 +188,7 @@ class ServerConnection:
 
     def receive(self) -> tuple[bytes, list[Any]] | None:
         """Returns a request number and frames, or None for a message about the server itself."""
-        number, *frames = self.socket.recv_multipart(copy=False)
+        number, *frames = receive_parts(self.socket)
         self._has_heard = True
         buffers = [frame.buffer for frame in frames]
         if self._memory is not None and is_placed(buffers):

@@ -31,6 +31,7 @@ __all__ = [
     "in_parts",
     "is_message",
     "pack",
+    "receive_parts",
     "send_parts",
     "unpack",
 ]
@@ -119,6 +120,14 @@ def send_parts(socket: Any, parts: Sequence[Any], flags: int = 0) -> None:
     for part in parts[:-1]:
         socket.send(part, _MORE | flags, copy=False)
     socket.send(parts[-1], flags, copy=False)
+
+
+def receive_parts(socket: Any) -> list[Any]:
+    """Receives the parts of a message from a socket, as frames."""
+    parts = [socket.recv(copy=False)]
+    while parts[-1].more:
+        parts.append(socket.recv(copy=False))
+    return parts
 
 
 def is_message(frames: Sequence[Any]) -> bool:
