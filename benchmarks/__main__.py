@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,7 @@ _WHOLE = {
 }
 _WIDTH_OF_A_FILE = 120
 _QUICK = Effort(num_rounds=2, round_s=0.2)
+_ALL_TOGETHER = Effort(num_rounds=3, round_s=0.5, is_brief=True)
 
 
 class _Places(click.ParamType):
@@ -86,7 +88,7 @@ class _Places(click.ParamType):
     "--rounds",
     "num_rounds",
     type=click.IntRange(1),
-    help="7 if not given; fewer than 5 are for trying out.",
+    help="If not given, 5, or 3 where all benchmarks run.",
 )
 @click.option("--quick", is_flag=True, help="Two short rounds: to see that it runs.")
 @click.option(
@@ -127,10 +129,10 @@ def main(
 ) -> None:
     """Measures how fast Stratagem is.
 
-    Without a NAME all: run_overhead, fit_overhead, callbacks, fit_peers, loop, input, files,
-    scaling, allreduce, checkpoint, first_step, growth, parameter_server,
-    parameter_server_failures, plan, placement, recovery, transport. published_scaling measures
-    nothing here, and runs only by its name.
+    Without a NAME the main cases of all, in short rounds: run_overhead, fit_overhead, callbacks,
+    fit_peers, loop, input, files, scaling, allreduce, checkpoint, first_step, growth,
+    parameter_server, parameter_server_failures, plan, placement, recovery, transport.
+    published_scaling measures nothing here, and runs only by its name.
     """
     unknown = sorted(set(names) - {*BENCHMARKS, *_WHOLE})
     if unknown:
@@ -143,7 +145,7 @@ def main(
     warning = load_warning(os.getloadavg()[0])
     if warning:
         console.print(f"[bold yellow]{warning}[/]")
-    effort = _QUICK if quick else Effort()
+    effort = _QUICK if quick else Effort() if names else _ALL_TOGETHER
     if num_rounds is not None:
         effort = dataclasses.replace(effort, num_rounds=num_rounds)
     environments = Environments(peers=peers)
@@ -152,23 +154,34 @@ def main(
         places = [Place("cpu", 1), Place("cpu", 2), *([Place("gpu", 1)] if accelerator else [])]
     failed = False
     for name in names or [one for one in (*BENCHMARKS, *_WHOLE) if one not in _ONLY_BY_NAME]:
+        begin_s = time.monotonic()
         if name in _WHOLE:
             arguments = {"size_bytes": int(gigabytes * 1e9)} if name == "checkpoint" else {}
             went_well = _WHOLE[name](
                 environments, effort, console, output, only=only, is_quick=quick, **arguments
             )
         else:
-            cases = [case for case in BENCHMARKS[name](places, environments) if only in case.name]
+            cases = [
+                case
+                for case in BENCHMARKS[name](places, environments)
+                if only in case.name and (case.is_main or not effort.is_brief)
+            ]
             results = run_benchmark(name, cases, environments, effort, accelerator, console)
             if name in _OUTLOOKS:
                 results["predicted"] = _OUTLOOKS[name](
-                    environments, effort, console, output, only=only, is_quick=quick
+                    environments,
+                    effort,
+                    console,
+                    output,
+                    only=only,
+                    is_quick=quick or effort.is_brief,
                 )
                 results["failures"] += results["predicted"].pop("failures")
             went_well = not results["failures"]
             _keep(name, results, accelerator, output)
             console.print(f"Results and plot: {output / name}.json, .png", soft_wrap=True)
         failed = failed or not went_well
+        console.print(f"{name} took {time.monotonic() - begin_s:.0f} s.")
     _draw_together(names, console, output)
     if failed:
         raise SystemExit(1)

@@ -23,6 +23,7 @@ def make_cases(places: Sequence[Place], environments: Environments) -> list[Case
             name=f"{WORKLOADS['mlp'].title}, {place}, {steps} a call, {title}",
             ours=_side("with callbacks", place, steps, kind),
             references=(_side("fit without callbacks", place, steps, ""),),
+            is_main=place.num_devices == 1,
         )
         for place in places
         for steps in (WORKLOADS["mlp"].steps_per_call(place.platform), 1)

@@ -101,11 +101,19 @@ class Side:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """Ours beside one or more references, on the same work."""
+    """Ours beside one or more references, on the same work.
+
+    Args:
+        name: in tables.
+        ours: the side that is compared.
+        references: what it is compared with.
+        is_main: whether it is measured when all benchmarks run, too.
+    """
 
     name: str
     ours: Side
     references: tuple[Side, ...]
+    is_main: bool = True
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,7 @@ __all__ = ["make_cases"]
 _IMAGES = "encoded_images"
 _ONE = Place("cpu", 1)
 _OF_TENSORFLOW = ("images in folders", "TFRecord")
+_MAIN = (*_OF_TENSORFLOW, "webdataset")
 
 
 def make_cases(places: Sequence[Place], environments: Environments) -> list[Case]:
@@ -34,6 +35,7 @@ def _case(file_format: str) -> Case:
         name=f"JPEG: {file_format}",
         ours=dataclasses.replace(ours, environment="peers"),
         references=tuple(references),
+        is_main=file_format in _MAIN,
     )
 
 

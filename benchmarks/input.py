@@ -42,6 +42,7 @@ def _encoded_images(place: Place) -> Case:
             side("input alone", "grain_alone"),
             side("loop by hand", "grain_loop"),
         ),
+        is_main=place.num_devices == 1,
     )
 
 

@@ -38,4 +38,5 @@ def _case(name: str, workload: str, place: Place, steps: int) -> Case:
         name=f"{title}, {place}, {name}, {steps} a call",
         ours=jax_side(name, "stratagem_loop", workload, place, steps),
         references=tuple(references),
+        is_main=workload == "small_mlp" or steps == 1,
     )

@@ -24,12 +24,14 @@ class Effort:
         round_s: what a round of one side should take.
         start_limit_s: for a worker to start.
         answer_limit_s: for an answer; the first one includes compiling.
+        is_brief: only what matters most, for all benchmarks in one go.
     """
 
-    num_rounds: int = 7
-    round_s: float = 1.5
+    num_rounds: int = 5
+    round_s: float = 1.0
     start_limit_s: float = 300.0
     answer_limit_s: float = 600.0
+    is_brief: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,16 +77,17 @@ def measure(
     """
     sides = [case.ours, *case.references]
     with contextlib.ExitStack() as stack:
-        workers: list[WorkerProcess] = []
-        greetings: list[dict[str, Any]] = []
-        for side in sides:  # one by one: starting together, they would compile in each other's way
-            worker = stack.enter_context(
+        workers = [
+            stack.enter_context(
                 WorkerProcess(side.name, environments.command(side), environments.variables(side))
             )
-            progress(f"{case.name}: {side.name} compiles")
+            for side in sides
+        ]
+        greetings: list[dict[str, Any]] = []
+        for worker in workers:  # one compiles while the next ones import
+            progress(f"{case.name}: {worker.name} compiles")
             greetings.append(worker.read_answer(effort.start_limit_s))
             _train(worker, 1, effort)
-            workers.append(worker)
         progress(f"{case.name}: warming up")
         num_epochs = _epochs_per_round(workers, effort)
         speeds = _rounds(workers, num_epochs, effort, lambda text: progress(f"{case.name}: {text}"))

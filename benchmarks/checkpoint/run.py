@@ -20,7 +20,7 @@ from benchmarks.worker_process import WorkerError, WorkerProcess
 
 __all__ = ["SIDES", "run_checkpoint"]
 
-_QUICK_SIZE_BYTES = 10**6
+_QUICK_SIZE_BYTES, _BRIEF_SIZE_BYTES = 10**6, 250 * 10**6
 _NUM_ROUNDS = 5
 
 
@@ -45,7 +45,7 @@ def run_checkpoint(
 
     Args:
         environments: where the sides run.
-        effort: how long to wait, and how often to measure.
+        effort: how long to wait, and how often to measure; a brief one takes at most 250 MB.
         console: of the table.
         output: folder of the results.
         only: sides whose name contains this.
@@ -55,7 +55,8 @@ def run_checkpoint(
     Returns:
         Whether all went well.
     """
-    size_bytes = _QUICK_SIZE_BYTES if is_quick else size_bytes
+    if is_quick or effort.is_brief:
+        size_bytes = min(size_bytes, _QUICK_SIZE_BYTES if is_quick else _BRIEF_SIZE_BYTES)
     num_rounds = min(effort.num_rounds, _NUM_ROUNDS)
     results: list[Figures] = []
     versions: dict[str, Any] = {}

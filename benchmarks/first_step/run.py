@@ -32,7 +32,7 @@ from benchmarks.workloads import WORKLOADS
 
 __all__ = ["run_first_step"]
 
-_MAX_ROUNDS = 3
+_MAX_ROUNDS = 2
 # Short runs vary more.
 _LIGHT_ROUNDS_PER_ROUND = 3
 _STARTS = {"imports": time_imports, "two workers": time_workers}
@@ -51,7 +51,7 @@ def run_first_step(
 
     Args:
         environments: where the sides run.
-        effort: how often to measure, and how long to wait.
+        effort: how often to measure, and how long to wait; a brief one takes one heavy workload.
         console: of the tables.
         output: folder of the results.
         only: workloads whose title contains this, "imports" or "two workers".
@@ -60,7 +60,7 @@ def run_first_step(
     Returns:
         Whether all went well.
     """
-    num_rounds = 1 if is_quick else min(effort.num_rounds, _MAX_ROUNDS)
+    num_rounds = 1 if is_quick or effort.is_brief else min(effort.num_rounds, _MAX_ROUNDS)
     num_light = 1 if is_quick else num_rounds * _LIGHT_ROUNDS_PER_ROUND
     machine = describe_machine(None)
     results = _Results(environments, effort, console)
@@ -70,7 +70,7 @@ def run_first_step(
         told = {"machine": machine, "rounds": {"light": num_light, "heavy": num_rounds}}
         write_json(output / "first_step.json", {**told, **results.described()})
 
-    workloads = (LIGHT,) if is_quick else (*HEAVY, LIGHT)
+    workloads = (LIGHT,) if is_quick else (*HEAVY[: 1 if effort.is_brief else None], LIGHT)
     for workload in workloads:
         if only in WORKLOADS[workload].title:
             results.measure(workload, num_light if workload == LIGHT else num_rounds)

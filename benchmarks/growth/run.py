@@ -36,7 +36,7 @@ def run_growth(
 
     Args:
         environments: where the sizes are measured.
-        effort: how long to wait.
+        effort: how long to wait; a brief one leaves out the largest size of each axis.
         console: of the table.
         output: folder of the results.
         only: axes whose name contains this; a whole name adds the sizes that take minutes.
@@ -53,6 +53,7 @@ def run_growth(
             continue
         sizes = (*axis.sizes, *(axis.long_sizes if only == axis.name else ()))
         answers: dict[int, Mapping[str, Any]] = {}
+        sizes = axis.sizes[:-1] if effort.is_brief else sizes
         for size in axis.quick_sizes if is_quick else sizes:
             with console.status(f"{size:,} {axis.name}"):
                 try:

@@ -49,7 +49,7 @@ def run_parameter_server(
     Returns:
         Whether all went well.
     """
-    cases = [case for case in CASES if only in case.name]
+    cases = [case for case in CASES if only in case.name and (case.is_main or not effort.is_brief)]
     if reason := environments.why_not(PEER):
         console.print(f"Skipped: {PEER.name}: {reason}.")
     results: list[Figures] = []

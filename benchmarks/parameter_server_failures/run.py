@@ -38,6 +38,7 @@ _KILLS = {
     "workers": {"before_s": 15.0, "every_s": 2.0, "count": 30, "after_s": 15.0},
     "servers": {"before_s": 10.0, "every_s": 8.0, "count": 5, "after_s": 10.0},
 }
+_BRIEF_COUNTS = {"workers": 8, "servers": 2}
 _QUICK_COUNTS = {"workers": 3, "servers": 1}
 _TITLES = {"workers": "Functions on 4 workers", "servers": "Steps of fit, with 2 servers"}
 _RUN_S = 10.0
@@ -59,7 +60,7 @@ def run_parameter_server_failures(
 
     Args:
         environments: where the side runs.
-        effort: how long to wait.
+        effort: how long to wait; a brief one kills a few.
         console: of the table.
         output: folder of the results.
         only: of "workers", "servers" and "coordinator" those whose name contains this.
@@ -111,8 +112,9 @@ def _ask(
     program, flag, module, _ = environments.command(_SIDE)
     cluster = json.dumps(dataclasses.asdict(_CLUSTERS[kind]))
     options = dict(_KILLS[kind])
-    if is_quick:
-        options.update(before_s=3.0, count=_QUICK_COUNTS[kind], after_s=8.0)
+    if is_quick or effort.is_brief:
+        counts = _QUICK_COUNTS if is_quick else _BRIEF_COUNTS
+        options.update(before_s=3.0, count=counts[kind], after_s=8.0)
     with WorkerProcess(
         _SIDE.name, [program, flag, module, cluster], environments.variables(_SIDE)
     ) as worker:

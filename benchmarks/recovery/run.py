@@ -35,10 +35,12 @@ __all__ = ["Kill", "SIDES", "kills_of", "run_recovery"]
 _REPOSITORY = Path(__file__).parents[2]
 _NUM_WORKERS = 4
 _MAX_RESTARTS = 20
-# By then what restarts are forked from is there; both sides wait as long.
-_WARM_S, _BETWEEN_S = 40.0, 6.0
+# After the first, what restarts are forked from is there; sides without it do not wait for it.
+_WARM_S, _COLD_S, _BETWEEN_S = 40.0, 15.0, 6.0
+_MAX_KILLS, _BRIEF_KILLS = 5, 3
 _LIMIT_S = 120.0
-_RUN_S = 600.0
+_RUN_S, _BRIEF_RUN_S, _LONG_RUN_S = 90.0, 45.0, 600.0
+_LONG_RUN = "long run"
 
 
 SIDES = (
@@ -107,7 +109,7 @@ def run_recovery(
         effort: how often to kill.
         console: of the tables.
         output: folder of the results.
-        only: sides whose name contains this.
+        only: sides whose name contains this, or "long run" for one of ten minutes alone.
         is_quick: a kill a side, soon, and a run of a minute.
 
     Returns:
@@ -125,11 +127,12 @@ def run_recovery(
         base = Path(name)
         for array, path in zip(_data(), ("x", "y"), strict=True):
             np.save(base / f"{path}.npy", array)
-        for place, side in enumerate(side for side in SIDES if only in side.name):
+        sides = [side for side in SIDES if only in side.name]
+        for place, side in enumerate(sides):
             if reason := environments.why_not(side):
                 console.print(f"Skipped: {side.name}: {reason}.")
                 continue
-            pauses_s = [5.0] if is_quick else [_WARM_S, *[_BETWEEN_S] * _num_more_kills(effort)]
+            pauses_s = [5.0] if is_quick else _pauses_s(side, effort)
             try:
                 with console.status(side.name):
                     told = _train(side, _folder(base, str(place)), environments, pauses_s)
@@ -138,11 +141,15 @@ def run_recovery(
                 failed(side.name, error)
         if results:
             console.print(make_table(_NUM_WORKERS, results))
-        if only in SIDES[0].name:
+        if SIDES[0] in sides or only == _LONG_RUN:
+            run_s = (
+                _BRIEF_RUN_S if effort.is_brief else _LONG_RUN_S if only == _LONG_RUN else _RUN_S
+            )
+            run_s = 60.0 if is_quick else run_s
             try:
-                account = _long_run(base, environments, console, output, is_quick=is_quick)
+                account = _long_run(base, environments, console, output, run_s)
             except WorkerError as error:
-                failed("long run", error)
+                failed(_LONG_RUN, error)
     _write(console, output, results, account, failures)
     return not failures
 
@@ -167,8 +174,10 @@ def _write(
     console.print(f"Results and plots: {output / 'recovery'}*.json, .png", soft_wrap=True)
 
 
-def _num_more_kills(effort: Effort) -> int:
-    return max(2, min(effort.num_rounds, 7) - 1)
+def _pauses_s(side: Side, effort: Effort) -> list[float]:
+    num_kills = _BRIEF_KILLS if effort.is_brief else min(max(effort.num_rounds, 3), _MAX_KILLS)
+    first_s = _WARM_S if side is SIDES[0] else _COLD_S
+    return [first_s, *[_BETWEEN_S] * (num_kills - 1)]
 
 
 def _data() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -186,9 +195,8 @@ def _folder(base: Path, name: str) -> Path:
 
 
 def _long_run(
-    base: Path, environments: Environments, console: Console, output: Path, *, is_quick: bool
+    base: Path, environments: Environments, console: Console, output: Path, run_s: float
 ) -> dict[str, Any]:
-    run_s = 60.0 if is_quick else _RUN_S
     folder = _folder(base, "long")
     with console.status(f"a run of {run_s:.0f} s with two kills"):
         _train(

@@ -140,6 +140,7 @@ def _case(workload: str, batch_size: int, steps_per_call: int) -> Case:
             _torch_side(peer_two, _NUM_WORKERS, workload, batch_size),
             _torch_side(peer_one, 1, workload, batch_size),
         ),
+        is_main=steps_per_call > 1,
     )
 
 

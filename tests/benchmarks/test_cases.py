@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import callbacks, files, fit_overhead, fit_peers, input, loop, run_overhead
 from benchmarks.cases import Case, Environments, Place
+from benchmarks.scaling import efficiency
 from stratagem.environment import size_cpu_thread_pool
 
 CPUS = [Place("cpu", 1), Place("cpu", 2)]
@@ -25,6 +26,11 @@ def test_case_names_are_unique_and_both_sides_do_the_same(benchmark_module) -> N
         for side in case.references:
             assert side.options.workload == ours.workload, case.name
             assert side.options.device_names == ours.device_names, case.name
+
+
+@pytest.mark.parametrize("benchmark_module", [*BENCHMARKS, efficiency])
+def test_each_benchmark_has_a_main_case(benchmark_module) -> None:
+    assert any(case.is_main for case in benchmark_module.make_cases(CPUS, NO_PEERS))
 
 
 def test_resnet_runs_on_a_gpu_only() -> None:

@@ -61,6 +61,21 @@ def test_results_are_written(run: Run, tmp_path: Path) -> None:
     assert "2.000" in result.output
 
 
+def test_all_together_only_main_cases_are_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    main = fake_case(fake_side("ours"), fake_side("reference"))
+    other = dataclasses.replace(main, name="other", is_main=False)
+    monkeypatch.setattr(command, "BENCHMARKS", {"sample": lambda *arguments: [main, other]})
+    monkeypatch.setattr(command, "_WHOLE", {})
+    monkeypatch.setattr(command, "find_accelerator", lambda *arguments: None)
+    for names, expected in (([], {"case"}), (["sample"], {"case", "other"})):
+        result = CliRunner().invoke(command.main, [*names, "--output", str(tmp_path)])
+        assert result.exit_code == 0, result.output
+        written = json.loads((tmp_path / "sample.json").read_text(encoding="utf-8"))
+        assert {row["case"] for row in written["rows"]} == expected
+
+
 def test_missing_peers_are_skipped_aloud(run: Run) -> None:
     case = fake_case(fake_side("ours"), fake_side("reference"), PEER)
     result, written = run([case])
