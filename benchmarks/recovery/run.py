@@ -110,7 +110,7 @@ def run_recovery(
         console: of the tables.
         output: folder of the results.
         only: sides whose name contains this, or "long run" for one of ten minutes alone.
-        is_quick: a kill a side, soon, and a run of a minute.
+        is_quick: a kill a side, soon, and a short run.
 
     Returns:
         Whether all went well.
@@ -142,10 +142,8 @@ def run_recovery(
         if results:
             console.print(make_table(_NUM_WORKERS, results))
         if SIDES[0] in sides or only == _LONG_RUN:
-            run_s = (
-                _BRIEF_RUN_S if effort.is_brief else _LONG_RUN_S if only == _LONG_RUN else _RUN_S
-            )
-            run_s = 60.0 if is_quick else run_s
+            run_s = _LONG_RUN_S if only == _LONG_RUN else _RUN_S
+            run_s = _BRIEF_RUN_S if is_quick or effort.is_brief else run_s
             try:
                 account = _long_run(base, environments, console, output, run_s)
             except WorkerError as error:
