@@ -48,10 +48,15 @@ def read_ratios(folder: Path) -> list[Ratio]:
     ratios = [
         _ratio_of(path.stem, row)
         for path in sorted(folder.glob("*.json"))
-        for row in json.loads(path.read_text(encoding="utf-8")).get("rows", [])
-        if row.get("ours_rounds") and row.get("reference_rounds")
+        for row in _rows_of(json.loads(path.read_text(encoding="utf-8")))
+        if row.get("ours_rounds") and row.get("reference_rounds") and row.get("has_peer", True)
     ]
     return sorted(ratios, key=lambda one: one.interval.ratio, reverse=True)
+
+
+def _rows_of(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the rows with ratios, which some benchmarks keep apart from their own."""
+    return [*results.get("rows", []), *results.get("ratios", [])]
 
 
 def _ratio_of(benchmark: str, row: dict[str, Any]) -> Ratio:

@@ -18,6 +18,7 @@ __all__ = [
     "Form",
     "Row",
     "make_row",
+    "make_row_of_times",
     "make_rows",
     "make_table",
     "versions_by_environment",
@@ -76,6 +77,15 @@ def make_row(
         "ours_rounds": list(ours),
         "reference_rounds": list(reference),
     }
+
+
+def make_row_of_times(
+    case_name: str, ours_s: Sequence[float], reference_s: Sequence[float], reference_name: str
+) -> Row:
+    """Returns a row from the seconds of both in each round, as far as both went."""
+    pairs = list(zip(ours_s, reference_s, strict=False))
+    ours, reference = ([1 / pair[side] for pair in pairs] for side in (0, 1))
+    return make_row(case_name, ours, reference, reference_name, "1/s")
 
 
 def versions_by_environment(measurements: Iterable[Measurement]) -> dict[str, dict[str, str]]:

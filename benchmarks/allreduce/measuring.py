@@ -58,11 +58,13 @@ class Figures:
         size_bytes: of the array of a replica.
         times_s: by algorithm, the peer among them: the medians of the rounds.
         chosen: what AUTO took.
+        rounds: the times of each round.
     """
 
     size_bytes: int
     times_s: dict[str, float]
     chosen: str
+    rounds: Sequence[dict[str, float]] = ()
 
     @property
     def loss_of_choice(self) -> float:
@@ -133,7 +135,7 @@ def measure(
                     chosen = told[0].get("chosen", chosen)
                 rounds.append(seconds)
             times_s = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
-            figures.append(Figures(size, times_s, chosen))
+            figures.append(Figures(size, times_s, chosen, rounds))
     names = ("ours", "peers")
     return figures, {
         name: greeting["versions"] for name, greeting in zip(names, greetings, strict=False)

@@ -8,8 +8,9 @@ from pathlib import Path
 from rich.table import Table
 
 from benchmarks.allreduce.measuring import PEER, Cluster, Figures
+from benchmarks.report import Row, make_row_of_times
 
-__all__ = ["draw_bandwidths", "make_table", "size_name"]
+__all__ = ["draw_bandwidths", "make_table", "peer_ratios", "size_name"]
 
 _COLORS = {
     "compiler": "#2a78b8",
@@ -44,6 +45,21 @@ def make_table(cluster: Cluster, figures: Sequence[Figures]) -> Table:
             "" if speed is None else _colored(f"{speed:.2f}", speed >= least_speed),
         )
     return table
+
+
+def peer_ratios(results: Mapping[Cluster, Sequence[Figures]]) -> list[Row]:
+    """Returns AUTO's choice beside the peer, where both were measured."""
+    return [
+        make_row_of_times(
+            f"{size_name(one.size_bytes)}, {cluster}",
+            [times[one.chosen] for times in one.rounds],
+            [times[PEER] for times in one.rounds],
+            PEER,
+        )
+        for cluster, figures in results.items()
+        for one in figures
+        if PEER in one.times_s
+    ]
 
 
 def draw_bandwidths(

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.allreduce.measuring import PEER, Cluster, Figures, measure
-from benchmarks.allreduce.report import draw_bandwidths, make_table
+from benchmarks.allreduce.report import draw_bandwidths, make_table, peer_ratios
 from benchmarks.cases import Environments
 from benchmarks.machine import describe_machine
 from benchmarks.report import write_json
@@ -90,5 +90,6 @@ def _as_json(
             for cluster, figures in results.items()
             for one in figures
         ],
+        "ratios": peer_ratios(results),
         "failures": failures,
     }

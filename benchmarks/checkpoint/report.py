@@ -8,7 +8,9 @@ from pathlib import Path
 
 from rich.table import Table
 
-__all__ = ["Figures", "draw_stalls", "make_restore_table", "make_table"]
+from benchmarks.report import Row, make_row_of_times
+
+__all__ = ["Figures", "draw_stalls", "make_restore_table", "make_table", "peer_ratios"]
 
 # The bound of the issue that asked for this: so long, or so much of a save that training waits for.
 _MOST_STALL_S, _MOST_SHARE = 0.2, 0.02
@@ -25,6 +27,8 @@ class Figures:
         behind: medians of saves behind training.
         first_now: of the first save that training waits for, with the peaks of memory.
         first_behind: of the first of these, whose memory is fresh.
+        rounds_now: of each save that training waits for.
+        rounds_behind: of each save behind training.
     """
 
     name: str
@@ -32,11 +36,32 @@ class Figures:
     behind: dict[str, float]
     first_now: dict[str, float]
     first_behind: dict[str, float]
+    rounds_now: Sequence[dict[str, float]] = ()
+    rounds_behind: Sequence[dict[str, float]] = ()
 
     @property
     def bound_s(self) -> float:
         """What the stall of a save behind training may be."""
         return max(_MOST_STALL_S, _MOST_SHARE * self.now["blocked"])
+
+
+def peer_ratios(results: Sequence[Figures]) -> list[Row]:
+    """Returns our saves and restores beside those of the others."""
+    ours, *others = results
+
+    def row(title: str, other: Figures, rounds: str, key: str) -> Row:
+        own, peer = ([one[key] for one in getattr(side, rounds)] for side in (ours, other))
+        return make_row_of_times(title, own, peer, other.name)
+
+    return [
+        row(title, other, rounds, key)
+        for other in others
+        for title, rounds, key in (
+            ("save, waited for", "rounds_now", "blocked"),
+            ("stall of a save behind training", "rounds_behind", "stall"),
+            ("restore", "rounds_now", "restore"),
+        )
+    ]
 
 
 def _empty_table(title: str, *headers: str) -> Table:

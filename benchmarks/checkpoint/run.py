@@ -12,7 +12,13 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.cases import Environments, Side, whole_side
-from benchmarks.checkpoint.report import Figures, draw_stalls, make_restore_table, make_table
+from benchmarks.checkpoint.report import (
+    Figures,
+    draw_stalls,
+    make_restore_table,
+    make_table,
+    peer_ratios,
+)
 from benchmarks.machine import describe_machine
 from benchmarks.report import write_json
 from benchmarks.runner import Effort
@@ -79,9 +85,17 @@ def run_checkpoint(
     machine = describe_machine(None)
     told = {"size_bytes": size_bytes, "rounds": num_rounds, "versions": versions}
     rows = [dataclasses.asdict(one) for one in results]
+    has_ours = bool(results) and results[0].name == SIDES[0].name
     write_json(
         output / "checkpoint.json",
-        {"benchmark": "checkpoint", **told, "machine": machine, "rows": rows, "failures": failures},
+        {
+            "benchmark": "checkpoint",
+            **told,
+            "machine": machine,
+            "rows": rows,
+            "ratios": peer_ratios(results) if has_ours else [],
+            "failures": failures,
+        },
     )
     if results:
         console.print(make_table(size_bytes, results))
@@ -98,8 +112,8 @@ def _measure(
     program, flag, module, _ = environments.command(side)
     found: dict[str, str] = {}
 
-    def rounds(*, is_async: bool) -> tuple[dict[str, float], dict[str, float]]:
-        """Returns the first round, with the peaks of memory, and the medians of the others."""
+    def rounds(*, is_async: bool) -> tuple[dict[str, float], list[dict[str, float]]]:
+        """Returns the first round, with the peaks of memory, and the others."""
         options = json.dumps({"bytes": size_bytes, "is_async": is_async})
         command = [program, flag, module, options]
         with (
@@ -112,8 +126,15 @@ def _measure(
                 worker.ask({**question, "memory": index == 0}, effort.answer_limit_s)
                 for index in range(1 + num_rounds)
             ]
-        return first, {name: statistics.median(one[name] for one in others) for name in others[0]}
+        return first, others
 
     first_now, now = rounds(is_async=False)
     first_behind, behind = rounds(is_async=True)
-    return Figures(side.name, now, behind, first_now, first_behind), found
+    figures = Figures(
+        side.name, _medians(now), _medians(behind), first_now, first_behind, now, behind
+    )
+    return figures, found
+
+
+def _medians(rounds: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}

@@ -9,10 +9,17 @@ from pathlib import Path
 from benchmarks.cases import Place, Side, jax_side, tensorflow_side
 from benchmarks.workers.protocol import WorkerOptions
 
-__all__ = ["HEAVY", "LIGHT", "REFERENCE", "FirstStepSide", "first_step_sides"]
+__all__ = ["HEAVY", "LIGHT", "PEERS", "REFERENCE", "FirstStepSide", "first_step_sides"]
 
 HEAVY, LIGHT = ("bert", "gpt2", "small_resnet50"), "mlp"
 REFERENCE = "Keras on JAX"
+_ONE_DEVICE, _TWO_DEVICES = "Stratagem, 1 device", "Stratagem, 2 devices"
+_DATA_PARALLEL = "Keras DataParallel, 2 devices"
+PEERS = {
+    _ONE_DEVICE: REFERENCE,
+    _TWO_DEVICES: _DATA_PARALLEL,
+    f"{_ONE_DEVICE}, warm": f"{REFERENCE}, warm",
+}
 _MAX_RATIO, _MAX_WARM_RATIO = 1.15, 0.5
 _ONE, _TWO = Place("cpu", 1), Place("cpu", 2)
 
@@ -62,11 +69,11 @@ def first_step_sides(workload: str) -> Sequence[FirstStepSide]:
     Plain Keras runs in our environment: with TensorFlow installed beside it, it imports it.
     """
     ours = [
-        jax_side("Stratagem, 1 device", "stratagem_fit", workload, _ONE, steps_per_epoch=1),
-        jax_side("Stratagem, 2 devices", "stratagem_fit", workload, _TWO, steps_per_epoch=1),
+        jax_side(_ONE_DEVICE, "stratagem_fit", workload, _ONE, steps_per_epoch=1),
+        jax_side(_TWO_DEVICES, "stratagem_fit", workload, _TWO, steps_per_epoch=1),
     ]
     keras = jax_side(REFERENCE, "keras_fit", workload, _ONE, steps_per_epoch=1)
-    many = "Keras DataParallel, 2 devices"
+    data_parallel = jax_side(_DATA_PARALLEL, "keras_fit", workload, _TWO, steps_per_epoch=1)
     tensorflow = tensorflow_side("Keras on TensorFlow", "tensorflow_fit", workload, _ONE, 1)
     options = dataclasses.replace(tensorflow.options, steps_per_epoch=1)
     tensorflow = dataclasses.replace(tensorflow, options=options)
@@ -79,7 +86,7 @@ def first_step_sides(workload: str) -> Sequence[FirstStepSide]:
     return [
         *(FirstStepSide(side=side, wanted=_MAX_RATIO) for side in ours),
         FirstStepSide(side=keras),
-        FirstStepSide(side=jax_side(many, "keras_fit", workload, _TWO, steps_per_epoch=1)),
+        FirstStepSide(side=data_parallel),
         FirstStepSide(side=tensorflow),
         # A run takes a minute, and its ratio is far from every bound.
         FirstStepSide(side=torch, num_rounds=1),

@@ -11,7 +11,8 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.first_step.cases import REFERENCE
+from benchmarks.first_step.cases import PEERS, REFERENCE
+from benchmarks.report import Row, make_row_of_times
 from benchmarks.runner import paired_ratios
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "draw_first_steps",
     "make_start_table",
     "make_table",
+    "peer_ratios",
 ]
 
 # What is measured in each round, and, without the last, compared.
@@ -116,6 +118,19 @@ def describe(rows: Sequence[FirstStep]) -> list[dict[str, Any]]:
             "ratios": _ratios(row, references),
         }
         for row in rows
+    ]
+
+
+def peer_ratios(rows: Sequence[FirstStep]) -> list[Row]:
+    """Returns ours beside plain Keras on as many devices, each with the same kind of cache."""
+    found = {(row.workload, row.name): row for row in rows}
+    return [
+        make_row_of_times(
+            f"{workload}, {one.name.partition(', ')[2]}", one.first_step_s, peer.first_step_s, name
+        )
+        for (workload, own_name), one in found.items()
+        for ours, name in PEERS.items()
+        if own_name == ours and (peer := found.get((workload, name)))
     ]
 
 

@@ -22,6 +22,7 @@ from benchmarks.first_step.report import (
     draw_first_steps,
     make_start_table,
     make_table,
+    peer_ratios,
 )
 from benchmarks.first_step.starts import time_imports, time_workers
 from benchmarks.machine import describe_machine
@@ -107,6 +108,7 @@ class _Results:
             "benchmark": "first_step",
             "versions": self.versions,
             "rows": describe(self.rows),
+            "ratios": peer_ratios(self.rows),
             "starts": [one.described() for one in self.starts],
             "skipped": self.skipped,
             "failures": self.failures,

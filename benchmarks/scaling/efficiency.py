@@ -80,6 +80,7 @@ def make_rows(case: Case, measurements: Sequence[Measurement]) -> list[Row]:
             **make_row(case.name, speeds[two], speeds[one], one, EFFICIENCY),
             "side": kind,
             "compared": f"{kind}: {_NUM_WORKERS} workers / 1",
+            "has_peer": False,
         }
         for kind, one, two in _KINDS
         if kind in efficiencies
@@ -88,7 +89,8 @@ def make_rows(case: Case, measurements: Sequence[Measurement]) -> list[Row]:
     for kind, ratios in efficiencies.items():
         if kind != FIT:
             row = make_row(case.name, efficiencies[FIT], ratios, kind, "efficiencies")
-            rows.append({**row, "side": FIT, "compared": f"{FIT} / {kind}, efficiency"})
+            compared = f"{FIT} / {kind}, efficiency"
+            rows.append({**row, "side": FIT, "compared": compared, "has_peer": False})
     if DDP in efficiencies:
         ours, peer = _names(FIT)[1], _names(DDP)[1]
         row = make_row(case.name, speeds[ours], speeds[peer], peer)

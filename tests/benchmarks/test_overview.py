@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.overview import main, read_ratios
-from benchmarks.report import make_row
+from benchmarks.report import make_row, make_row_of_times
 from tests.command_runner import CliRunner
 
 
@@ -23,14 +23,18 @@ def test_ratios_of_all_benchmarks_are_sorted(tmp_path) -> None:
     write(tmp_path, "other", level=[0.9, 1.0, 1.2])
     (tmp_path / "growth.json").write_text(json.dumps({"rows": [{"axis": "replicas"}]}))
     (tmp_path / "plan.json").write_text(json.dumps({"plans": []}))
+    apart = make_row("two workers", [9.0], [1.0], "one worker") | {"has_peer": False}
+    sums = make_row_of_times("sums", [0.5, 0.5], [0.6], "reference")
+    (tmp_path / "sums.json").write_text(json.dumps({"rows": [apart], "ratios": [sums]}))
     ratios = read_ratios(tmp_path)
     assert [(one.benchmark, one.case, one.reference) for one in ratios] == [
         ("one", "fast", "reference"),
+        ("sums", "sums", "reference"),
         ("other", "level", "reference"),
         ("one", "slow", "reference"),
     ]
-    assert [one.interval.ratio for one in ratios] == [2.1, 1.0, 0.5]
-    assert ratios[1].interval.low < 1 < ratios[1].interval.high
+    assert [one.interval.ratio for one in ratios] == pytest.approx([2.1, 1.2, 1.0, 0.5])
+    assert ratios[2].interval.low < 1 < ratios[2].interval.high
     assert len({one.color for one in ratios}) == 3
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from rich.console import Console
 
 from benchmarks.allreduce.measuring import PEER, Cluster, Figures
-from benchmarks.allreduce.report import draw_bandwidths, make_table
+from benchmarks.allreduce.report import draw_bandwidths, make_table, peer_ratios
 from stratagem.collectives import Algorithm
 
 FIGURES = Figures(
@@ -28,6 +30,15 @@ def test_choice_is_compared_with_the_best_of_ours_and_with_the_peer() -> None:
     alone = Figures(4096, {"compiler": 0.001, "ring": 0.002}, "compiler")
     assert alone.loss_of_choice == 0.0
     assert alone.speed_over_peer is None
+
+
+def test_ratios_are_those_of_what_auto_took() -> None:
+    rounds = [{"compiler": 0.002, "ring": 0.001, PEER: 0.0008}, {"compiler": 0.004, PEER: 0.008}]
+    one = dataclasses.replace(FIGURES, rounds=rounds)
+    alone = Figures(4096, {"compiler": 0.001}, "compiler", [{"compiler": 0.001}])
+    (row,) = peer_ratios({Cluster(2): [one, alone]})
+    assert (row["case"], row["reference_name"]) == ("1 MiB, 2 processes", PEER)
+    assert (row["ratio_min"], row["ratio_max"]) == pytest.approx((0.4, 2.0))
 
 
 def test_table_and_plot_show_every_size(tmp_path) -> None:

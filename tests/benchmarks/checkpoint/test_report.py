@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.checkpoint.report import Figures, draw_stalls, make_restore_table, make_table
+from benchmarks.checkpoint.report import (
+    Figures,
+    draw_stalls,
+    make_restore_table,
+    make_table,
+    peer_ratios,
+)
 
 NOW = {"step": 0.1, "blocked": 5.0, "stall": 5.0, "behind": 0.0, "whole": 5.5}
 BEHIND = {"step": 0.1, "blocked": 0.14, "stall": 0.15, "behind": 0.3, "whole": 6.0}
@@ -28,6 +34,22 @@ def test_bound_is_a_fifth_of_a_second_or_a_fiftieth_of_the_save(
 ) -> None:
     figures = dataclasses.replace(FIGURES, now={**NOW, "blocked": save_s})
     assert figures.bound_s == pytest.approx(bound_s)
+
+
+def test_ratios_are_those_of_saves_stalls_and_restores() -> None:
+    ours = dataclasses.replace(
+        FIGURES, rounds_now=[{**NOW, **READ}], rounds_behind=[{**BEHIND, **READ}]
+    )
+    other = dataclasses.replace(
+        ours,
+        name="other",
+        rounds_now=[{"blocked": 2.5, "restore": 1.0}],
+        rounds_behind=[{"stall": 0.6}],
+    )
+    ratios = {row["case"]: row["ratio"] for row in peer_ratios([ours, other])}
+    assert ratios == pytest.approx(
+        {"save, waited for": 0.5, "stall of a save behind training": 4.0, "restore": 2.0}
+    )
 
 
 def test_table_and_plot_show_every_side(tmp_path: Path) -> None:

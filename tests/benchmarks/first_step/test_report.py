@@ -16,6 +16,7 @@ from benchmarks.first_step.report import (
     draw_first_steps,
     make_start_table,
     make_table,
+    peer_ratios,
 )
 
 KERAS = FirstStep(
@@ -51,6 +52,15 @@ WORKERS = Start(
     name="two", seconds=[2.8, 3.0], reference_name="one", reference_s=[2.0, 2.0], wanted=1.3
 )
 IMPORT = Start(name="import", seconds=[0.05, 0.09, 0.2], wanted_s=0.1)
+
+
+def test_ratios_stand_beside_keras_on_as_many_devices_and_with_the_same_cache() -> None:
+    warm_keras = dataclasses.replace(KERAS, name="Keras on JAX, warm", first_step_s=[2.4, 1.2, 3.0])
+    cold, warm = peer_ratios([*ROWS, warm_keras])
+    assert (cold["case"], cold["reference_name"]) == ("MLP, 1 device", "Keras on JAX")
+    assert (cold["ratio_min"], cold["ratio_max"]) == pytest.approx((2 / 3, 1.0))
+    assert (warm["case"], warm["reference_name"]) == ("MLP, 1 device, warm", "Keras on JAX, warm")
+    assert (warm["ratio_min"], warm["ratio_max"]) == pytest.approx((0.5, 2.0))
 
 
 def cells(table: Table) -> list[list[str]]:
