@@ -31,6 +31,8 @@ _LARGE_PART, _LARGE_BYTES = 4, 2**21
 _ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/accel0", "/dev/vfio/0")
 _CHOSEN_BY_USER = ("GLIBC_TUNABLES", "MALLOC_")
 
+_is_kept = False
+
 
 def keep_freed_memory() -> bool:
     """Makes malloc keep freed memory if this process trains on CPU; returns True if it does.
@@ -47,10 +49,11 @@ def keep_freed_memory() -> bool:
     library: Any = ctypes.CDLL(None)
     if not hasattr(library, "mallopt"):
         return False
-    are_set = [library.mallopt(*one) for one in _PARAMETERS.items()]
-    if all(are_set):
+    global _is_kept
+    _is_kept = all([library.mallopt(*one) for one in _PARAMETERS.items()])
+    if _is_kept:
         _request_large_pages(library)
-    return all(are_set)
+    return _is_kept
 
 
 def release_freed_memory() -> None:
@@ -61,6 +64,8 @@ def release_freed_memory() -> None:
     library: Any = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):
         library.malloc_trim(ctypes.c_size_t(0))
+        if _is_kept:  # the end of the heap is gone, and its large pages with it
+            _request_large_pages(library)
 
 
 def _request_large_pages(library: Any) -> None:

@@ -20,8 +20,8 @@ def scarce(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     read: list[set[str]] = []
     original = files.read_arrays
 
-    def recorded(folder: Path, manifest: Any, names: Any) -> Any:
-        arrays = original(folder, manifest, names)
+    def recorded(folder: Path, manifest: Any, names: Any, receive: Any) -> Any:
+        arrays = original(folder, manifest, names, receive)
         read.append({f"{name}/{path}" for name in arrays for path in arrays[name]})
         return arrays
 

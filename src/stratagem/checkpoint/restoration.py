@@ -16,11 +16,11 @@ from stratagem.checkpoint.load_status import Consumption
 from stratagem.checkpoint.matching import METRICS, OPTIMIZER, match
 from stratagem.checkpoint.objects import Part, part_of
 from stratagem.checkpoint.saving import check_arrays, load_arrays
-from stratagem.checkpoint.values import assign_values
+from stratagem.checkpoint.values import assign_values, own_copy
 from stratagem.host_memory import release_freed_memory
 from stratagem.messages import explain
 from stratagem.process_group import current_group
-from stratagem.storage import fits_in_memory, portions
+from stratagem.storage import Receiver, fits_in_memory, portions
 
 __all__ = ["COMPONENTS", "Restoration"]
 
@@ -98,7 +98,7 @@ class Restoration:
 
         run_on_all("Checkpoint.restore", plan)
         for paths in self._portions({part.name: list(found.values()) for part, found in now}):
-            items = self._load_everywhere(paths)
+            items = self._load_everywhere(paths, own_copy)
             for part, found in now:
                 chosen = set(paths.get(part.name, ()))
                 self._assign(part, {own: one for own, one in found.items() if one in chosen}, items)
@@ -123,7 +123,7 @@ class Restoration:
         if is_loaded:
             items = {**self._loaded, part.name: dict(self._loaded[part.name])}
         else:
-            items = self._load({part.name: list(found.values())})
+            items = self._load({part.name: list(found.values())}, own_copy)
         self._assign(part, found, items)
         self._finish(part)
         if self._deferred[part.name].is_done:
@@ -191,15 +191,19 @@ class Restoration:
             for portion in portions(entries)
         ]
 
-    def _load_everywhere(self, paths: _Paths) -> _Items:
+    def _load_everywhere(self, paths: _Paths, receive: Receiver = np.asarray) -> _Items:
         """Returns arrays by name of the object on every process; process 0 reads them."""
-        own = run_on_all("Checkpoint.restore", lambda: self._load(paths) if is_first() else None)
+
+        def load() -> _Items | None:
+            return self._load(paths, receive) if is_first() else None
+
+        own = run_on_all("Checkpoint.restore", load)
         return broadcast_from_first(own, self._chosen_entries(paths))
 
-    def _load(self, paths: _Paths) -> _Items:
+    def _load(self, paths: _Paths, receive: Receiver) -> _Items:
         """Reads arrays by name of the object; called on process 0, which has the folder."""
         names = {self._saved[name]["item"]: name for name in paths}
-        read = load_arrays(self._folder, self._manifest, self._wanted(paths))
+        read = load_arrays(self._folder, self._manifest, self._wanted(paths), receive)
         return {names.get(item, item): dict(arrays) for item, arrays in read.items()}
 
     def _wanted(self, paths: _Paths) -> _Paths:

@@ -18,7 +18,7 @@ from stratagem.background_errors import raise_reported, report_error
 from stratagem.checkpoint.checkpoint_events import record_async_save, record_save
 from stratagem.checkpoint.group_calls import is_first, run_on_first
 from stratagem.checkpoint.options import CheckpointOptions
-from stratagem.storage import Arrays, Wanted, storage_process
+from stratagem.storage import Arrays, Receiver, Wanted, storage_process
 
 __all__ = [
     "CheckpointLocation",
@@ -94,13 +94,19 @@ def load_manifest(folder: Path) -> dict[str, Any]:
     return storage_process().read_manifest(folder)
 
 
-def load_arrays(folder: Path, manifest: Mapping[str, Any], names: Wanted) -> dict[str, Arrays]:
+def load_arrays(
+    folder: Path,
+    manifest: Mapping[str, Any],
+    names: Wanted,
+    receive: Receiver = lambda array: array,
+) -> dict[str, Arrays]:
     """Reads and verifies arrays by item and path; raises DataLossError if a file is damaged.
 
-    `names` holds item names; a dict also selects paths within each item.
+    `names` holds item names; a dict also selects paths within each item. `receive` may replace each
+    large array that this process reads itself, as in `stratagem.storage.read_arrays`.
     """
     if jax.process_count() == 1:
-        return storage.read_arrays(folder, manifest, names)
+        return storage.read_arrays(folder, manifest, names, receive)
     return storage_process().read_arrays(folder, manifest, names)
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "is_sharded_over_processes",
     "local_arrays_of",
     "local_values_of",
+    "own_copy",
     "size_bytes_of",
     "values_of",
 ]
@@ -141,26 +142,29 @@ def assign_values(
         _set(variable, values.pop(saved_path))
 
 
+def own_copy(value: _Array) -> Any:
+    """Copies an array of the host to a CPU device, now; other devices get it when it is assigned.
+
+    `device_put` may use NumPy's memory, which cannot be donated: the next step would allocate all
+    of the state again. Copies that are pending would all need memory at once.
+    """
+    is_kept = jax.dtypes.canonicalize_dtype(value.dtype) == value.dtype
+    if isinstance(value, jax.Array) or jax.default_backend() != "cpu" or not is_kept:
+        return value
+    return jax.block_until_ready(jnp.array(value))
+
+
 def _set(variable: keras.Variable, value: _Array) -> None:
     """Assigns a value immediately, even while a step is traced."""
     if isinstance(variable, ArrayLeaf):
         variable.assign(value)
         return
     if not is_in_step():
-        variable.assign(_own_copy(value) if jax.default_backend() == "cpu" else value)
+        variable.assign(own_copy(value))
         return
     store = getattr(variable, "store_whole", variable._direct_assign)
     with jax.ensure_compile_time_eval():  # else the conversion is part of the trace
         store(variable._convert_to_tensor(value, dtype=variable.dtype))
-
-
-def _own_copy(value: _Array) -> jax.Array:
-    """Copies an array to the device, now: copies that are pending would all need memory at once.
-
-    On CPU `device_put` may use NumPy's memory, which cannot be donated: the next step would
-    allocate all of the state again.
-    """
-    return jax.block_until_ready(jnp.array(value))
 
 
 def _whole(variable: keras.Variable) -> Any:

@@ -15,6 +15,7 @@ from stratagem.storage.files import (
     read_manifest,
     write,
 )
+from stratagem.storage.large_arrays import Receiver
 from stratagem.storage.memory import MemorySlots, Snapshot
 from stratagem.storage.process import (
     StorageProcess,
@@ -27,6 +28,7 @@ __all__ = [
     "Arrays",
     "COMMIT_MARK",
     "MemorySlots",
+    "Receiver",
     "Snapshot",
     "StorageProcess",
     "Wanted",

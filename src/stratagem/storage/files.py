@@ -15,6 +15,7 @@ import tempfile
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import numpy as np
 from stratagem.errors import NotFoundError
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
+from stratagem.storage.large_arrays import Receiver, read_large_arrays
 from stratagem.storage.manifest import (
     add_checksum,
     check_array,
@@ -126,23 +128,34 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return verified_manifest(manifest, str(folder))
 
 
-def read_arrays(folder: Path, manifest: Mapping[str, Any], names: Wanted) -> dict[str, Arrays]:
+def read_arrays(
+    folder: Path,
+    manifest: Mapping[str, Any],
+    names: Wanted,
+    receive: Receiver = lambda array: array,
+) -> dict[str, Arrays]:
     """Reads and verifies arrays by item and path; raises DataLossError if a file is damaged.
 
-    `names` are item names; a dict also selects paths within each item.
+    `names` are item names; a dict also selects paths within each item. `receive` gets each large
+    array once it is verified, in any thread; what it returns replaces the array.
     """
     entries = {name: _chosen(manifest["items"][name], names, name) for name in names}
-    items: dict[str, dict[str, Any]] = {name: _abstract(entries[name]) for name in names}
-    for read in _read_portions(folder, manifest, entries):
+    items: dict[str, dict[str, Any]] = {
+        name: dict.fromkeys(entry["path"] for entry in entries[name]) for name in names
+    }
+    large = read_large_arrays(folder, entries, receive)
+    rest = _read_portions(folder, manifest, _without(entries, large))
+    for read in chain([large], rest):
         for name, arrays in read.items():
             items[name] |= arrays
-    return {name: dict(arrays) for name, arrays in items.items()}
+    return items
 
 
 def check_arrays(folder: Path, manifest: Mapping[str, Any], names: Wanted) -> None:
     """Verifies arrays without keeping them; raises DataLossError if a file is damaged."""
     entries = {name: _chosen(manifest["items"][name], names, name) for name in names}
-    for _ in _read_portions(folder, manifest, entries):
+    large = read_large_arrays(folder, entries, None)
+    for _ in _read_portions(folder, manifest, _without(entries, large)):
         pass
 
 
@@ -263,6 +276,16 @@ def _chosen(entries: list[dict[str, Any]], names: Wanted, name: str) -> list[dic
         return entries
     paths = set(names[name])
     return [entry for entry in entries if entry["path"] in paths]
+
+
+def _without(
+    entries: Mapping[str, list[dict[str, Any]]], read: Mapping[str, Mapping[str, Any]]
+) -> dict[str, list[dict[str, Any]]]:
+    """Returns the entries of arrays that are not read yet."""
+    return {
+        name: [entry for entry in some if entry["path"] not in read.get(name, ())]
+        for name, some in entries.items()
+    }
 
 
 def _skipped_arrays(entries: list[dict[str, Any]], mark: object) -> dict[str, Any]:
