@@ -50,7 +50,8 @@ def keep_freed_memory() -> bool:
     if not hasattr(library, "mallopt"):
         return False
     global _is_kept
-    _is_kept = all([library.mallopt(*one) for one in _PARAMETERS.items()])
+    are_set = [library.mallopt(*one) for one in _PARAMETERS.items()]
+    _is_kept = all(are_set)
     if _is_kept:
         _request_large_pages(library)
     return _is_kept

@@ -14,7 +14,7 @@ from stratagem.storage.manifest import (
     FORMAT,
     add_checksum,
     check_array,
-    describe_arrays,
+    describe_items,
     verified_manifest,
 )
 
@@ -29,7 +29,7 @@ def test_arrays_are_described_by_the_crc_of_their_bytes_in_row_order() -> None:
         "empty": np.zeros((0, 4), np.int8),
         "half": np.ones(3, ml_dtypes.bfloat16),
     }
-    entries = describe_arrays(arrays)
+    entries = describe_items({"one": arrays})["one"]
     assert [entry["path"] for entry in entries] == list(arrays)
     for entry, array in zip(entries, arrays.values(), strict=True):
         assert entry["shape"] == list(array.shape)
@@ -44,14 +44,14 @@ def test_arrays_are_described_by_the_crc_of_their_bytes_in_row_order() -> None:
     ids=["value", "shape", "dtype", "same bytes", "sign"],
 )
 def test_array_that_differs_is_damage(other) -> None:
-    (entry,) = describe_arrays({"kernel": MATRIX})
+    (entry,) = describe_items({"one": {"kernel": MATRIX}})["one"]
     check_array(entry, MATRIX.copy(), "/ckpt-1")
     with pytest.raises(DataLossError, match=r"/ckpt-1 is damaged: the array kernel differs"):
         check_array(entry, other, "/ckpt-1")
 
 
 def test_manifest_comes_back_without_its_checksum() -> None:
-    manifest = {"items": {"step": describe_arrays({"a": MATRIX})}, "step": 3}
+    manifest = {"items": describe_items({"step": {"a": MATRIX}}), "step": 3}
     stored = json.loads(json.dumps(add_checksum(manifest)))
     assert verified_manifest(stored, "here") == {**manifest, "format": FORMAT}
     reordered = dict(sorted(stored.items(), reverse=True))

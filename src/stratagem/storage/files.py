@@ -29,7 +29,7 @@ from stratagem.storage.manifest import (
     add_checksum,
     check_array,
     damage_error,
-    describe_arrays,
+    describe_items,
     verified_manifest,
 )
 from stratagem.storage.orbax_warnings import OrbaxWarnings, collect_warnings
@@ -76,9 +76,7 @@ def write(folder: Path, items: Mapping[str, Arrays], notes: Mapping[str, Any]) -
                 "checkpoint of the same number.",
             )
         )
-    manifest = add_checksum(
-        {**notes, "items": {name: describe_arrays(item) for name, item in items.items()}}
-    )
+    manifest = add_checksum({**notes, "items": describe_items(items)})
     trees = {name: _nested(item) for name, item in items.items() if _with_bytes(item)}
     warned = OrbaxWarnings()
     try:

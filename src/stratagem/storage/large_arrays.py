@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -75,7 +74,7 @@ def _read(one: _LargeArray, receive: Receiver | None) -> tuple[bool, Any]:
     target = None if array is None else array.reshape(-1).view(np.uint8)
     try:
         checksum = _read_bytes(one, target)
-    except OSError:
+    except (OSError, EOFError):
         return False, None
     if checksum != one.entry["crc32"]:
         return False, None

@@ -5,36 +5,46 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from stratagem.errors import DataLossError
 from stratagem.messages import explain
+from stratagem.processor_time import available_cores
 
 __all__ = [
     "FORMAT",
     "add_checksum",
     "check_array",
     "damage_error",
-    "describe_arrays",
+    "describe_items",
     "verified_manifest",
 ]
 
 FORMAT = 1
 
 
-def describe_arrays(arrays: Mapping[str, np.ndarray[Any, Any]]) -> list[dict[str, Any]]:
-    """Returns path, shape, dtype and checksum of each array, in order."""
-    return [
-        {
-            "path": path,
-            "shape": list(array.shape),
-            "dtype": str(array.dtype),
-            "crc32": _checksum(array),
+def describe_items(
+    items: Mapping[str, Mapping[str, np.ndarray[Any, Any]]],
+) -> dict[str, list[dict[str, Any]]]:
+    """Returns path, shape, dtype and checksum of each array of each item, in order."""
+    arrays = [array for item in items.values() for array in item.values()]
+    with ThreadPoolExecutor(max(1, int(available_cores())), "stratagem-checksums") as threads:
+        checksums = threads.map(_checksum, arrays)
+        return {
+            name: [
+                {
+                    "path": path,
+                    "shape": list(array.shape),
+                    "dtype": str(array.dtype),
+                    "crc32": next(checksums),
+                }
+                for path, array in item.items()
+            ]
+            for name, item in items.items()
         }
-        for path, array in arrays.items()
-    ]
 
 
 def check_array(entry: Mapping[str, Any], array: np.ndarray[Any, Any], where: str) -> None:
