@@ -14,7 +14,7 @@ import pytest
 from stratagem import storage
 from stratagem.errors import DataLossError
 from stratagem.storage import files
-from stratagem.storage.large_arrays import read_large_arrays
+from stratagem.storage.large_arrays import read_large_arrays, verify_large_arrays
 
 NOISE = np.random.default_rng(0).standard_normal((1000, 1200), "float32")
 
@@ -40,7 +40,7 @@ def _write(folder: Path) -> tuple[Path, dict[str, Any]]:
     return folder, storage.read_manifest(folder)
 
 
-def _read(saved: tuple[Path, dict[str, Any]], receive: Any = np.asarray) -> dict[str, Any]:
+def _read(saved: tuple[Path, dict[str, Any]], receive: Any = None) -> dict[str, Any]:
     folder, manifest = saved
     return read_large_arrays(folder, manifest["items"], receive)
 
@@ -90,10 +90,22 @@ def test_the_receiver_replaces_large_arrays_only(saved: Any) -> None:
     np.testing.assert_array_equal(read["bias"], SMALL["bias"], strict=True)
 
 
+def test_received_arrays_share_memory_until_they_are_copied(saved: Any) -> None:
+    copied = _read(saved, np.array)
+    for name, arrays in copied.items():
+        for path, array in arrays.items():
+            np.testing.assert_array_equal(array, ITEMS[name][path], strict=True)
+    seen: set[int] = set()
+    _read(saved, lambda array: seen.add(array.ctypes.data))
+    assert len(seen) < len(LARGE)
+
+
 def test_arrays_are_verified_without_keeping_them(saved: Any) -> None:
-    read = _read(saved, None)
-    assert read["pytree"] == dict.fromkeys(read["pytree"])
-    assert set(read["pytree"]) == set(LARGE)
+    folder, manifest = saved
+    assert verify_large_arrays(folder, manifest["items"]) == {
+        "pytree": dict.fromkeys(LARGE, True),
+        "state": {"value": True},
+    }
 
 
 @pytest.mark.parametrize("option", ["use_compression", "use_ocdbt"])
@@ -119,8 +131,8 @@ def test_other_layouts_are_left_to_orbax(
 def test_damaged_arrays_are_not_returned(saved: Any, damage: Callable[[Path], object]) -> None:
     folder, manifest = saved
     damage(_largest_file(folder / "state"))
-    for receive in (np.asarray, None):
-        assert list(_read(saved, receive)) == ["pytree"]
+    assert list(_read(saved)) == list(_read(saved, np.array)) == ["pytree"]
+    assert list(verify_large_arrays(folder, manifest["items"])) == ["pytree"]
     with pytest.raises(DataLossError, match="is damaged"):
         storage.read_arrays(folder, manifest, ["state"])
     with pytest.raises(DataLossError, match="is damaged"):

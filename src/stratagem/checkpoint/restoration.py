@@ -16,7 +16,7 @@ from stratagem.checkpoint.load_status import Consumption
 from stratagem.checkpoint.matching import METRICS, OPTIMIZER, match
 from stratagem.checkpoint.objects import Part, part_of
 from stratagem.checkpoint.saving import check_arrays, load_arrays
-from stratagem.checkpoint.values import assign_values, own_copy
+from stratagem.checkpoint.values import assign_values, receiver
 from stratagem.host_memory import release_freed_memory
 from stratagem.messages import explain
 from stratagem.process_group import current_group
@@ -26,6 +26,9 @@ __all__ = ["COMPONENTS", "Restoration"]
 
 # Item with per-replica components; the aggregates serve restores with other replica counts.
 COMPONENTS = "components"
+
+# More than this is returned to the system.
+_LARGE_BYTES = 2**25
 
 _Items = Mapping[str, dict[str, np.ndarray[Any, Any]]]
 _Paths = Mapping[str, list[str]]
@@ -97,12 +100,15 @@ class Restoration:
                 now.append((part, match(part, self._entries(name), str(self._folder))))
 
         run_on_all("Checkpoint.restore", plan)
-        for paths in self._portions({part.name: list(found.values()) for part, found in now}):
-            items = self._load_everywhere(paths, own_copy)
+        divided = self._portions({part.name: list(found.values()) for part, found in now})
+        for paths in divided:
+            items = self._load_everywhere(paths, receiver())
+            has_holes = len(divided) > 1 or _has_large_host_arrays(items)
             for part, found in now:
                 chosen = set(paths.get(part.name, ()))
                 self._assign(part, {own: one for own, one in found.items() if one in chosen}, items)
-            release_freed_memory()
+            if has_holes:  # else the next step uses the memory of the old values
+                release_freed_memory()
         for part, _ in now:
             self._finish(part)
         self._record_consumption(objects)
@@ -123,7 +129,7 @@ class Restoration:
         if is_loaded:
             items = {**self._loaded, part.name: dict(self._loaded[part.name])}
         else:
-            items = self._load({part.name: list(found.values())}, own_copy)
+            items = self._load({part.name: list(found.values())}, receiver())
         self._assign(part, found, items)
         self._finish(part)
         if self._deferred[part.name].is_done:
@@ -191,7 +197,7 @@ class Restoration:
             for portion in portions(entries)
         ]
 
-    def _load_everywhere(self, paths: _Paths, receive: Receiver = np.asarray) -> _Items:
+    def _load_everywhere(self, paths: _Paths, receive: Receiver | None = None) -> _Items:
         """Returns arrays by name of the object on every process; process 0 reads them."""
 
         def load() -> _Items | None:
@@ -200,7 +206,7 @@ class Restoration:
         own = run_on_all("Checkpoint.restore", load)
         return broadcast_from_first(own, self._chosen_entries(paths))
 
-    def _load(self, paths: _Paths, receive: Receiver) -> _Items:
+    def _load(self, paths: _Paths, receive: Receiver | None) -> _Items:
         """Reads arrays by name of the object; called on process 0, which has the folder."""
         names = {self._saved[name]["item"]: name for name in paths}
         read = load_arrays(self._folder, self._manifest, self._wanted(paths), receive)
@@ -261,3 +267,14 @@ class Restoration:
                     code="SG703",
                 )
             )
+
+
+def _has_large_host_arrays(items: _Items) -> bool:
+    """True if arrays were read to memory of the host that is free once they are assigned."""
+    size_bytes = sum(
+        array.nbytes
+        for arrays in items.values()
+        for array in arrays.values()
+        if isinstance(array, np.ndarray)
+    )
+    return size_bytes >= _LARGE_BYTES

@@ -98,12 +98,12 @@ def load_arrays(
     folder: Path,
     manifest: Mapping[str, Any],
     names: Wanted,
-    receive: Receiver = lambda array: array,
+    receive: Receiver | None = None,
 ) -> dict[str, Arrays]:
     """Reads and verifies arrays by item and path; raises DataLossError if a file is damaged.
 
-    `names` holds item names; a dict also selects paths within each item. `receive` may replace each
-    large array that this process reads itself, as in `stratagem.storage.read_arrays`.
+    `names` holds item names; a dict also selects paths within each item. `receive` copies large
+    arrays that this process reads itself, as in `stratagem.storage.read_arrays`.
     """
     if jax.process_count() == 1:
         return storage.read_arrays(folder, manifest, names, receive)

@@ -13,6 +13,7 @@ import numpy as np
 from stratagem.checkpoint.creation_hooks import is_in_step
 from stratagem.checkpoint.objects import Part
 from stratagem.checkpoint.trees import ArrayLeaf
+from stratagem.storage import Receiver
 from stratagem.topology.lockstep import compute_on_every_process, is_multi_process, wait_until_ready
 from stratagem.topology.shards import assemble_on_host
 from stratagem.values import PerReplica
@@ -30,7 +31,7 @@ __all__ = [
     "is_sharded_over_processes",
     "local_arrays_of",
     "local_values_of",
-    "own_copy",
+    "receiver",
     "size_bytes_of",
     "values_of",
 ]
@@ -142,15 +143,22 @@ def assign_values(
         _set(variable, values.pop(saved_path))
 
 
-def own_copy(value: _Array) -> Any:
-    """Copies an array of the host to a CPU device, now; other devices get it when it is assigned.
+def receiver() -> Receiver | None:
+    """Returns what copies values to the device while others are read; None without CPU devices.
+
+    The memory of other devices may not hold all new values beside the old ones.
+    """
+    return _own_copy if jax.default_backend() == "cpu" else None
+
+
+def _own_copy(value: _Array) -> Any:
+    """Copies an array to the CPU device, now; to the host if JAX would change its dtype.
 
     `device_put` may use NumPy's memory, which cannot be donated: the next step would allocate all
     of the state again. Copies that are pending would all need memory at once.
     """
-    is_kept = jax.dtypes.canonicalize_dtype(value.dtype) == value.dtype
-    if isinstance(value, jax.Array) or jax.default_backend() != "cpu" or not is_kept:
-        return value
+    if jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype:
+        return np.array(value)
     return jax.block_until_ready(jnp.array(value))
 
 
@@ -160,7 +168,8 @@ def _set(variable: keras.Variable, value: _Array) -> None:
         variable.assign(value)
         return
     if not is_in_step():
-        variable.assign(own_copy(value))
+        is_on_device = isinstance(value, jax.Array) or jax.default_backend() != "cpu"
+        variable.assign(value if is_on_device else _own_copy(value))
         return
     store = getattr(variable, "store_whole", variable._direct_assign)
     with jax.ensure_compile_time_eval():  # else the conversion is part of the trace

@@ -24,7 +24,7 @@ import numpy as np
 from stratagem.errors import NotFoundError
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
-from stratagem.storage.large_arrays import Receiver, read_large_arrays
+from stratagem.storage.large_arrays import Receiver, read_large_arrays, verify_large_arrays
 from stratagem.storage.manifest import (
     add_checksum,
     check_array,
@@ -130,12 +130,12 @@ def read_arrays(
     folder: Path,
     manifest: Mapping[str, Any],
     names: Wanted,
-    receive: Receiver = lambda array: array,
+    receive: Receiver | None = None,
 ) -> dict[str, Arrays]:
     """Reads and verifies arrays by item and path; raises DataLossError if a file is damaged.
 
-    `names` are item names; a dict also selects paths within each item. `receive` gets each large
-    array once it is verified, in any thread; what it returns replaces the array.
+    `names` are item names; a dict also selects paths within each item. `receive` copies each
+    large array once it is verified, in any thread; its copy replaces the array.
     """
     entries = {name: _chosen(manifest["items"][name], names, name) for name in names}
     items: dict[str, dict[str, Any]] = {
@@ -152,7 +152,7 @@ def read_arrays(
 def check_arrays(folder: Path, manifest: Mapping[str, Any], names: Wanted) -> None:
     """Verifies arrays without keeping them; raises DataLossError if a file is damaged."""
     entries = {name: _chosen(manifest["items"][name], names, name) for name in names}
-    large = read_large_arrays(folder, entries, None)
+    large = verify_large_arrays(folder, entries)
     for _ in _read_portions(folder, manifest, _without(entries, large)):
         pass
 

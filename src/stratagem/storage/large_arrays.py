@@ -15,16 +15,20 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 
 from stratagem.optional_libraries import load
+from stratagem.processor_time import available_cores
 
-__all__ = ["Receiver", "read_large_arrays"]
+__all__ = ["Receiver", "read_large_arrays", "verify_large_arrays"]
 
-Receiver = Callable[[np.ndarray[Any, Any]], Any]
-"""Gets a verified array; returns what the reader returns in its place."""
+_Array = np.ndarray[Any, Any]
+
+Receiver = Callable[[_Array], Any]
+"""Copies a verified array, whose memory is used again; the reader returns the copy in its place."""
 
 _Entries = Mapping[str, Sequence[Mapping[str, Any]]]
 
@@ -32,7 +36,7 @@ _Entries = Mapping[str, Sequence[Mapping[str, Any]]]
 _MIN_BYTES = 2**20
 # Read and verified at once: fits the cache of a core.
 _PIECE_BYTES = 2**19
-_NUM_READERS = 4
+_MAX_READERS = 4
 # A shard of one chunk ends with an index: offset and size of the chunk, and a checksum.
 _INDEX_BYTES = 20
 
@@ -48,41 +52,64 @@ class _LargeArray:
 
 
 def read_large_arrays(
-    folder: Path, entries: _Entries, receive: Receiver | None
+    folder: Path, entries: _Entries, receive: Receiver | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Returns large arrays by item and path, each as `receive` returned it.
+    """Returns large arrays by item and path, or what `receive` made of them.
 
-    Omits what Orbax has to read: small, compressed, and damaged arrays. None verifies the arrays
-    without keeping them, and returns None in their place.
+    Omits what Orbax has to read: small, compressed, and damaged arrays.
     """
-    found = sorted(_located(folder, entries), key=lambda one: -_size_bytes(one.entry))
-    read: dict[str, dict[str, Any]] = {}
-    if not found:
-        return read
-    with ThreadPoolExecutor(_NUM_READERS, "stratagem-readers") as threads:
-        results = threads.map(lambda one: _read(one, receive), found)
-        for one, (is_read, value) in zip(found, results, strict=True):
-            if is_read:
-                read.setdefault(one.item, {})[one.entry["path"]] = value
-    return read
+    found = list(_located(folder, entries))
+    scratch = SimpleQueue[_Array]()
+    for _ in range(_num_readers() if receive and found else 0):
+        scratch.put(np.empty(max(_size_bytes(one.entry) for one in found), np.uint8))
+
+    def read(one: _LargeArray) -> Any:
+        size_bytes = _size_bytes(one.entry)
+        memory = np.empty(size_bytes, np.uint8) if receive is None else scratch.get()
+        try:
+            array = memory[:size_bytes].view(one.entry["dtype"]).reshape(one.entry["shape"])
+            if not _is_read(one, memory[:size_bytes]):
+                return None
+            return array if receive is None else receive(array)
+        finally:
+            if receive is not None:
+                scratch.put(memory)
+
+    return _by_path(found, read)
 
 
-def _read(one: _LargeArray, receive: Receiver | None) -> tuple[bool, Any]:
-    array = None
-    if receive is not None:
-        array = np.empty(one.entry["shape"], np.dtype(one.entry["dtype"]))
-    target = None if array is None else array.reshape(-1).view(np.uint8)
+def verify_large_arrays(folder: Path, entries: _Entries) -> dict[str, dict[str, bool]]:
+    """Returns True by item and path for large arrays that are undamaged; omits others."""
+    return _by_path(list(_located(folder, entries)), lambda one: _is_read(one, None) or None)
+
+
+def _by_path(
+    found: list[_LargeArray], work: Callable[[_LargeArray], Any]
+) -> dict[str, dict[str, Any]]:
+    """Returns what work returns by item and path, except None; several threads work."""
+    results: dict[str, dict[str, Any]] = {}
+    with ThreadPoolExecutor(_num_readers(), "stratagem-readers") as threads:
+        for one, result in zip(found, threads.map(work, found), strict=True):
+            if result is not None:
+                results.setdefault(one.item, {})[one.entry["path"]] = result
+    return results
+
+
+def _num_readers() -> int:
+    """Returns at least two: one waits for the disk while another verifies."""
+    return min(_MAX_READERS, max(2, int(available_cores())))
+
+
+def _is_read(one: _LargeArray, target: _Array | None) -> bool:
+    """Reads an array to its target, if it has one; True if it is undamaged."""
     try:
-        checksum = _read_bytes(one, target)
+        return _read_bytes(one, target) == one.entry["crc32"]
     except (OSError, EOFError):
-        return False, None
-    if checksum != one.entry["crc32"]:
-        return False, None
-    return True, None if receive is None else receive(array)
+        return False
 
 
-def _read_bytes(one: _LargeArray, target: np.ndarray[Any, Any] | None) -> int:
-    """Reads the bytes of an array, unless None to a target; returns their checksum."""
+def _read_bytes(one: _LargeArray, target: _Array | None) -> int:
+    """Reads the bytes of an array, to a target unless it is None; returns their checksum."""
     size_bytes, checksum, at = _size_bytes(one.entry), 0, 0
     scratch = memoryview(bytearray(0 if target is not None else _PIECE_BYTES))
     with open(one.file, "rb", buffering=0) as file:
