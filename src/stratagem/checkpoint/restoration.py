@@ -27,9 +27,6 @@ __all__ = ["COMPONENTS", "Restoration"]
 # Item with per-replica components; the aggregates serve restores with other replica counts.
 COMPONENTS = "components"
 
-# More than this is returned to the system.
-_LARGE_BYTES = 2**25
-
 _Items = Mapping[str, dict[str, np.ndarray[Any, Any]]]
 _Paths = Mapping[str, list[str]]
 
@@ -100,15 +97,12 @@ class Restoration:
                 now.append((part, match(part, self._entries(name), str(self._folder))))
 
         run_on_all("Checkpoint.restore", plan)
-        divided = self._portions({part.name: list(found.values()) for part, found in now})
-        for paths in divided:
+        for paths in self._portions({part.name: list(found.values()) for part, found in now}):
             items = self._load_everywhere(paths, receiver())
-            has_holes = len(divided) > 1 or _has_large_host_arrays(items)
             for part, found in now:
                 chosen = set(paths.get(part.name, ()))
                 self._assign(part, {own: one for own, one in found.items() if one in chosen}, items)
-            if has_holes:  # else the next step uses the memory of the old values
-                release_freed_memory()
+            release_freed_memory()
         for part, _ in now:
             self._finish(part)
         self._record_consumption(objects)
@@ -267,14 +261,3 @@ class Restoration:
                     code="SG703",
                 )
             )
-
-
-def _has_large_host_arrays(items: _Items) -> bool:
-    """True if arrays were read to memory of the host that is free once they are assigned."""
-    size_bytes = sum(
-        array.nbytes
-        for arrays in items.values()
-        for array in arrays.values()
-        if isinstance(array, np.ndarray)
-    )
-    return size_bytes >= _LARGE_BYTES
