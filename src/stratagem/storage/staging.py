@@ -22,6 +22,8 @@ _ALIGNMENT_BYTES = 64
 # One core does not reach the bandwidth of the memory; more than four add little.
 _MAX_THREADS = 4
 _PIECE_BYTES = 2**24
+# Reserved for alignment, and for values of each replica.
+_SPARE_PART, _SPARE_BYTES = 64, 2**16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +71,12 @@ class Staging:
         return os.fstat(self.descriptor).st_size
 
     def reserve(self, size_bytes: int) -> None:
-        """Grows the memory ahead of a `put`; what it adds is mapped, so that copying is fast."""
+        """Grows the memory ahead of a `put`; what it adds is mapped, so that copying is fast.
+
+        Leaves room between arrays: growing once more would map all of the memory anew.
+        """
         begin_bytes = self.size_bytes
-        self._reach(size_bytes)
+        self._reach(size_bytes + size_bytes // _SPARE_PART + _SPARE_BYTES)
         added = np.ndarray((self.size_bytes,), np.uint8, self._memory)[begin_bytes:]
         for at in range(0, added.size, _PIECE_BYTES):
             np.copyto(added[at : at + _PIECE_BYTES], 0)
