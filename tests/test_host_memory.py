@@ -44,9 +44,11 @@ def test_steps_find_their_memory_as_they_left_it() -> None:
 
 
 @pytest.mark.skipif(not HAS_MALLOPT, reason="no mallopt")
-def test_large_pages_are_requested_for_a_quarter_of_the_memory() -> None:
+@pytest.mark.parametrize("after", ["", "host_memory.release_freed_memory();"])
+def test_large_pages_are_requested_for_a_quarter_of_the_memory(after: str) -> None:
     lines = run_fresh(
-        "import stratagem; print(open('/proc/self/smaps').read())", JAX_PLATFORMS="cpu"
+        f"from stratagem import host_memory; {after} print(open('/proc/self/smaps').read())",
+        JAX_PLATFORMS="cpu",
     )
     is_large, sizes = [], []
     for line in lines:

@@ -101,3 +101,31 @@ def test_all_is_read_once_where_memory_suffices(
     checkpoint.restore(path).assert_consumed()
     np.testing.assert_array_equal(checkpoint.tree["b"], tree["b"])
     assert scarce == [{"tree_state/a", "tree_state/b", "save_counter_state/value"}]
+
+
+@pytest.mark.parametrize("devices", [["cpu:0"], ["cpu:0", "cpu:1"]])
+def test_large_values_are_restored_in_their_dtype_and_change_in_the_next_step(
+    devices: list[str], tmp_path: Path
+) -> None:
+    """The next step gives away their memory; a second restore finds the file as it was."""
+    noise = np.random.default_rng(0).standard_normal((600, 1000))
+    values = {name: noise.astype(name) for name in ("float32", "float64", "bfloat16")}
+    strategy = sg.MirroredStrategy(devices)
+    with strategy.scope():
+        variable = sg.Variable(values["float32"])
+    tree = {"double": values["float64"], "half": jnp.asarray(values["bfloat16"])}
+    path = sg.train.Checkpoint(variable=variable, tree=tree).save(tmp_path / "ckpt")
+    empty = {name: np.zeros_like(leaf) for name, leaf in tree.items()}
+    restored = sg.train.Checkpoint(variable=variable, tree=empty)
+
+    def step() -> None:
+        variable.assign(variable.value + 1)
+
+    for _ in range(2):
+        variable.assign(np.zeros((600, 1000)))
+        restored.restore(path).assert_consumed()
+        np.testing.assert_array_equal(variable.value, values["float32"], strict=True)
+        np.testing.assert_array_equal(restored.tree["double"], tree["double"], strict=True)
+        np.testing.assert_array_equal(restored.tree["half"], values["bfloat16"], strict=True)
+        strategy.run(step)
+        np.testing.assert_array_equal(variable.value, values["float32"] + np.float32(1))

@@ -146,7 +146,7 @@ def read_arrays(
     for read in chain([large], rest):
         for name, arrays in read.items():
             items[name] |= arrays
-    return items
+    return dict[str, Arrays](items)
 
 
 def check_arrays(folder: Path, manifest: Mapping[str, Any], names: Wanted) -> None:
