@@ -1,4 +1,4 @@
-"""Large arrays: what is read without Orbax is what Orbax reads, and the rest is left to it."""
+"""Large arrays: reading without Orbax gives the same values, and leaves other layouts to Orbax."""
 
 from __future__ import annotations
 

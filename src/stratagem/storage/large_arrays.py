@@ -1,10 +1,9 @@
 """Large arrays, read from Orbax's files without Orbax.
 
-Orbax and TensorStore read a chunk to memory of their own, copy it, and hold both meanwhile; memory
-is slower to get than the disk is to read. An array that is one uncompressed chunk is contiguous in
-its file: here it is read to its place, and verified while it is in the processor's cache. The
-checksum of the manifest decides whether the bytes are the array; what is not found or differs is
-left to Orbax.
+Orbax and TensorStore read a chunk to memory of their own, then copy it, and fresh memory costs more
+time than the disk. An array that is one uncompressed chunk is contiguous in its file. Here it is
+read once, and verified while it is in the processor's cache. The checksum of the manifest decides;
+arrays that are not found, or that differ, are left to Orbax.
 """
 
 from __future__ import annotations
