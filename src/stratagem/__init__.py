@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stratagem import checkpoint as checkpoint
     from stratagem import cluster as cluster
     from stratagem import collectives as collectives
+    from stratagem import compression as compression
     from stratagem import config as config
     from stratagem import coordinator as coordinator
     from stratagem import errors as errors
@@ -91,6 +92,7 @@ if TYPE_CHECKING:
     from stratagem.remote import connect_to_cluster as connect_to_cluster
     from stratagem.remote import run_standard_server as run_standard_server
     from stratagem.remote import run_standard_server as run_standard_tensorflow_server
+    from stratagem.strategies.base.automatic import CompressedAllReduce as CompressedAllReduce
     from stratagem.strategies.base.built_in_ops import (
         HierarchicalCopyAllReduce as HierarchicalCopyAllReduce,
     )
@@ -135,6 +137,7 @@ __all__ = [
     "CollectiveAllReduceStrategy",
     "CollectiveCommunication",
     "CollectiveHints",
+    "CompressedAllReduce",
     "CommunicationImplementation",
     "CommunicationOptions",
     "CrossDeviceOps",
@@ -182,6 +185,7 @@ __all__ = [
     "cluster",
     "cluster_resolver",
     "collectives",
+    "compression",
     "compile",
     "compute_average_loss",
     "config",

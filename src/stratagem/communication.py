@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import types
 
+from stratagem.compression import Compression, parse_compression
 from stratagem.messages import explain
 
 __all__ = [
@@ -53,9 +54,14 @@ class CommunicationOptions:
         reduction_dtype: "bfloat16" sends float32 gradients in half as many bytes. Each is rounded
             before it is added, and the sum once more, so the error of a sum of gradients g is at
             most 2**-8 (sum |g| + |sum g|), less than one percent of sum |g|. None rounds nothing.
+        compression: a lossy form of gradients in which errors are made up for in later steps; an
+            object such as `sg.compression.Int8()` or its name, "bfloat16", "float16", "int8",
+            "float8", "power_sgd" or "top_k". None sends them whole.
 
     Raises:
-        ValueError: a negative number, an unknown name or dtype, or another type.
+        ValueError: a negative number, an unknown name or dtype, another type, or both
+            `reduction_dtype` and `compression`.
+        TypeError: a compression of another type.
 
     Example:
         >>> sg.CommunicationOptions(bytes_per_pack=50 * 1024 * 1024).timeout_seconds is None
@@ -68,6 +74,7 @@ class CommunicationOptions:
     timeout_seconds: float | None = None
     implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO
     reduction_dtype: str | None = None
+    compression: Compression | str | None = None
 
     def __post_init__(self) -> None:
         if not _is_number(self.bytes_per_pack, int) or self.bytes_per_pack < 0:
@@ -96,6 +103,16 @@ class CommunicationOptions:
                     fix='pass "bfloat16", or omit reduction_dtype.',
                 )
             )
+        object.__setattr__(self, "compression", parse_compression(self.compression))
+        if self.compression is not None and self.reduction_dtype is not None:
+            raise ValueError(
+                explain(
+                    f"reduction_dtype={self.reduction_dtype!r} and "
+                    f"compression={self.compression!r} were given.",
+                    expected="at most one of them: each says how gradients are sent.",
+                    fix='leave reduction_dtype out. compression="bfloat16" keeps errors.',
+                )
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +137,7 @@ class CollectiveHints(CommunicationOptions):
         default=CommunicationImplementation.AUTO, init=False
     )
     reduction_dtype: str | None = dataclasses.field(default=None, init=False)
+    compression: Compression | str | None = dataclasses.field(default=None, init=False)
 
 
 def _is_number(value: object, kinds: type | types.UnionType) -> bool:

@@ -54,6 +54,13 @@ class Communicator(abc.ABC):
     def all_gather(self, value: object, axis: int, lengths: tuple[int, ...] | None) -> Any:
         """Returns the concatenation along `axis` over replicas; every replica must call it."""
 
+    @abc.abstractmethod
+    def all_to_all(self, value: jax.Array) -> jax.Array:
+        """Returns row r of replica i as row i of replica r; every replica must call it.
+
+        `value` has a row for each replica, shape (num_replicas, ...). Not differentiable.
+        """
+
     def all_reduce_slices(self, op: ReduceOp, slices: IndexedSlices) -> IndexedSlices:
         """Returns the rows of all replicas, in replica order; rows of equal index stay separate."""
         slices.check()
@@ -111,6 +118,10 @@ class SoleCommunicator(Communicator):
             value = jax.lax.slice_in_dim(value, 0, lengths[0], axis=axis)
         return self._note(value)
 
+    def all_to_all(self, value: jax.Array) -> jax.Array:
+        """Returns the value, which has a single row."""
+        return value
+
     def merge(
         self,
         strategy: Strategy,
@@ -157,6 +168,10 @@ class MeshCommunicator(Communicator):
     def all_gather(self, value: object, axis: int, lengths: tuple[int, ...] | None) -> Any:
         """Concatenates over the mesh axis."""
         return device.all_gather(value, axis, self._axis_name, lengths)
+
+    def all_to_all(self, value: jax.Array) -> jax.Array:
+        """Exchanges rows over the mesh axis."""
+        return jax.lax.all_to_all(value, self._axis_name, split_axis=0, concat_axis=0)
 
     def merge(
         self,

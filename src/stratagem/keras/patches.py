@@ -10,6 +10,7 @@ import keras
 
 from stratagem.keras.numerics import (
     batch_normalization,
+    compressed_gradients,
     embedding,
     losses,
     metrics,
@@ -96,6 +97,18 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             "build",
             made_in_scope.adopting,
             "an optimizer created outside belongs to the strategy of its variables",
+        ),
+        Patch(
+            _Optimizer,
+            "build",
+            compressed_gradients.with_state,
+            "errors of compressed gradients are state of the optimizer",
+        ),
+        Patch(
+            _Optimizer,
+            "load_own_variables",
+            compressed_gradients.loading_without_state,
+            "a file without these errors leaves them at zero",
         ),
         *(
             Patch(

@@ -337,6 +337,16 @@ class _EagerCommunicator(Communicator):
         differentiable.defvjp(lambda value: (gather(value), None), backward)
         return differentiable(jnp.asarray(value))
 
+    def all_to_all(self, value: jax.Array) -> jax.Array:
+        """Exchanges rows with the other replicas."""
+
+        def answer(values: list[Any]) -> list[Any]:
+            check_equal_shapes([value.shape for value in values], "all_to_all")
+            return list(np.stack([np.asarray(value) for value in values], axis=1))
+
+        request = _Request("all_to_all", value, answer)
+        return jax.device_put(self._session.meet(self._replica, request), self._device)
+
     def merge(
         self,
         strategy: object,

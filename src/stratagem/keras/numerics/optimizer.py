@@ -24,6 +24,7 @@ from stratagem.context import (
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution import ReplicaScope, current_scope
 from stratagem.execution.programs.step_capture import note_optimizer
+from stratagem.keras.numerics.compressed_gradients import sums_of_compressed
 from stratagem.keras.numerics.step_mode import StepMode, current_mode, example_fraction
 from stratagem.keras.numerics.table_rows import apply_with_rows
 from stratagem.keras.private import trainable_variables as built_variables
@@ -83,7 +84,11 @@ def applying_sums(original: Callable[..., Any]) -> Any:
             return placement.remote.keras.send_gradients(
                 self, own, targets or [], context, are_reduced=_gradients_reduced.value
             )
-        summed = grads if _gradients_reduced.value else _summed(grads, context, scope)
+        summed = (
+            grads
+            if _gradients_reduced.value
+            else _summed(grads, context, scope, (self, targets or []))
+        )
         is_partly_remote = self.built and any(map(is_remote, targets or []))
         if is_partly_remote and current_function_trace() is None:
             return placement.remote.keras.apply_in_parts(
@@ -208,22 +213,38 @@ def sum_gradients(grads: list[Any]) -> list[Any]:
     return [_whole(grad) for grad in _summed(grads, context, scope)]
 
 
-def _summed(grads: list[Any], context: ReplicaContext, scope: ReplicaScope) -> list[Any]:
-    """Returns sums over replicas; for row gradients, the rows of all replicas."""
+def _summed(
+    grads: list[Any],
+    context: ReplicaContext,
+    scope: ReplicaScope,
+    trained: tuple[keras.optimizers.Optimizer, Sequence[Any]] | None = None,
+) -> list[Any]:
+    """Returns sums over replicas; for row gradients, the rows of all replicas.
+
+    `trained` has the optimizer and the variables of the gradients, where they are known; only then
+    may gradients be compressed.
+    """
     # Even a single replica sends gradients of variables with other stores.
     is_sole = context.num_replicas_in_sync == 1
     if is_sole and not context.strategy.placement.uses_stores:
         return grads
     grads = _weighed(grads, context, scope)
-    present = [grad for grad in grads if grad is not None and not is_indexed_slices(grad)]
+    compressed = {} if trained is None else sums_of_compressed(*trained, grads, context)
+    present = [
+        grad
+        for place, grad in enumerate(grads)
+        if place not in compressed and grad is not None and not is_indexed_slices(grad)
+    ]
     summed = iter(context.communicator.all_reduce_many(ReduceOp.SUM, present))
     return [
-        context.communicator.all_reduce_slices(ReduceOp.SUM, grad)
+        compressed[place]
+        if place in compressed
+        else context.communicator.all_reduce_slices(ReduceOp.SUM, grad)
         if isinstance(grad, IndexedSlices)
         else None
         if grad is None
         else next(summed)
-        for grad in grads
+        for place, grad in enumerate(grads)
     ]
 
 

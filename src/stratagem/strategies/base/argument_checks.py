@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from stratagem.communication import CommunicationOptions
+from stratagem.compression import Compression
 from stratagem.messages import explain
 from stratagem.options import RunOptions
 from stratagem.strategies.base.cross_device_ops import CrossDeviceOps
 from stratagem.topology import Topology
 from stratagem.topology.device_assignment import DeviceAssignment
+from stratagem.variables import Placement
 
 __all__ = [
+    "check_compression",
     "check_device_assignment",
     "check_parts",
     "check_run",
@@ -37,6 +40,25 @@ def check_parts(topology: object, cross_device_ops: object) -> None:
                 fix="leave cross_device_ops out, or pass sg.RingAllReduce(), for example.",
             )
         )
+
+
+def check_compression(
+    compression: Compression | None, topology: Topology, placement: Placement
+) -> None:
+    """Raises a ValueError if gradients are compressed that are not summed whole on each replica."""
+    is_whole = not (topology.groups or placement.uses_stores or placement.is_remote)
+    if compression is None or is_whole:
+        return
+    kept = "over the devices of a replica" if topology.groups else f"by {placement}"
+    raise ValueError(
+        explain(
+            f"compression={compression} was given, and variables are placed {kept}.",
+            expected="a whole copy of every variable on each replica's one device: errors of "
+            "gradients are kept whole, and parts of gradients are summed elsewhere.",
+            fix="leave the compression out, or shard_state, layout_map, placement and "
+            "devices_per_replica.",
+        )
+    )
 
 
 def check_run(fn: object, args: object, options: object) -> None:

@@ -15,11 +15,12 @@ from stratagem.collectives import (
 )
 from stratagem.collectives.packing import NO_PACKING
 from stratagem.communication import CommunicationImplementation, CommunicationOptions
+from stratagem.compression import Compression
 from stratagem.strategies.base.built_in_ops import BuiltInOps
 from stratagem.topology import Topology
 from stratagem.topology.slices import num_slices
 
-__all__ = ["AutomaticOps"]
+__all__ = ["AutomaticOps", "CompressedAllReduce"]
 
 _NAMED: Mapping[CommunicationImplementation, Algorithm] = {
     CommunicationImplementation.RING: Algorithm.RING,
@@ -53,6 +54,13 @@ class AutomaticOps(BuiltInOps):
         else:
             self._choice = measured.choice if measured else Choice()
 
+    @property
+    def compression(self) -> Compression | None:
+        """The compression of the options."""
+        compression = self.options.compression
+        assert not isinstance(compression, str)  # parsed by CommunicationOptions
+        return compression
+
     def all_reduce(self, topology: Topology) -> AllReduce:
         """Returns the all-reduce of a step on some devices.
 
@@ -71,3 +79,29 @@ class AutomaticOps(BuiltInOps):
         choice = _BETWEEN_SLICES if is_open and has_slices else self._choice
         in_bfloat16 = self.options.reduction_dtype == "bfloat16"
         return ChosenAllReduce(ReplicaAxis.of(topology), choice, packing, in_bfloat16=in_bfloat16)
+
+
+class CompressedAllReduce(AutomaticOps):
+    """Sums gradients in a lossy form, with the errors made up for in later steps.
+
+    Other sums, such as those of metrics, are exact.
+
+    Args:
+        compression: an object such as `sg.compression.Int8()`, or its name.
+
+    Raises:
+        ValueError: an unknown name. The strategy raises it for sharded or host-side state.
+        TypeError: another type.
+
+    Example:
+        >>> ops = sg.CompressedAllReduce(sg.compression.PowerSGD(rank=2))
+        >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=ops)
+
+    Source: specific to Stratagem; `sg.compression` names the papers.
+    """
+
+    def __init__(self, compression: Compression | str) -> None:
+        super().__init__(CommunicationOptions(compression=compression))
+
+    def __repr__(self) -> str:
+        return f"CompressedAllReduce({self.compression})"

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from stratagem.collectives import AllReduce, GatheredAllReduce, ReplicaAxis
+from stratagem.compression import Compression
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
 from stratagem.topology import Topology, find_devices
@@ -40,6 +41,11 @@ class CrossDeviceOps(abc.ABC):
     """
 
     is_built_in = False
+
+    @property
+    def compression(self) -> Compression | None:
+        """Lossy form in which gradients are sent; None sends them whole."""
+        return None
 
     def all_reduce(self, topology: Topology) -> AllReduce:
         """Returns the all-reduce of a step on some devices; internal to this library.

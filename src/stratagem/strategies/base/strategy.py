@@ -17,7 +17,7 @@ from stratagem.input import DistributedDataset, DistributedIterator
 from stratagem.messages import explain
 from stratagem.options import InputContext, InputOptions, ReduceOp, RunOptions
 from stratagem.strategies.base import datasets
-from stratagem.strategies.base.argument_checks import check_parts, check_run
+from stratagem.strategies.base.argument_checks import check_compression, check_parts, check_run
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.base.cross_device_ops import CrossDeviceOps
 from stratagem.strategies.base.extended import StrategyExtended
@@ -80,6 +80,7 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
         self.cross_device_ops = cross_device_ops or AutomaticOps()
         self.cross_device_ops.all_reduce(self.topology)  # raises if they do not support the devices
         self.placement: Placement = placement or Replicated()
+        check_compression(self.cross_device_ops.compression, self.topology, self.placement)
         self.variables = VariableRegistry()
         self._make_executor = executor
         self.executor = executor(self)

@@ -1,0 +1,3 @@
+"""Sums of gradients in a lossy form, with the error kept for the next step."""
+
+__all__: list[str] = []

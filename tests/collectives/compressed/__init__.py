@@ -1,0 +1,1 @@
+"""Compressed sums, against NumPy and against what no scheme may lose."""
