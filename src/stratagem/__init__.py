@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from stratagem import goodput as goodput
     from stratagem import input as input
     from stratagem import launch as launch
+    from stratagem import local_updates as local_updates
     from stratagem import nn as nn
     from stratagem import partitioners as partitioners
     from stratagem import placement as placement
@@ -108,6 +109,7 @@ if TYPE_CHECKING:
         CentralStorageStrategy as CentralStorageStrategy,
     )
     from stratagem.strategies.hybrid import HybridStrategy as HybridStrategy
+    from stratagem.strategies.local_update import LocalUpdateStrategy as LocalUpdateStrategy
     from stratagem.strategies.mirrored import MirroredStrategy as MirroredStrategy
     from stratagem.strategies.multi_worker_mirrored import (
         CollectiveAllReduceStrategy as CollectiveAllReduceStrategy,
@@ -152,6 +154,7 @@ __all__ = [
     "InputContext",
     "InputOptions",
     "InputReplicationMode",
+    "LocalUpdateStrategy",
     "Mirrored",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
@@ -205,6 +208,7 @@ __all__ = [
     "in_cross_replica_context",
     "input",
     "launch",
+    "local_updates",
     "nn",
     "partitioners",
     "placement",

@@ -36,6 +36,7 @@ PUBLIC_NAMES: dict[str, tuple[str, str | None]] = {
     "InputContext": ("stratagem.options", "InputContext"),
     "InputOptions": ("stratagem.options", "InputOptions"),
     "InputReplicationMode": ("stratagem.options", "InputReplicationMode"),
+    "LocalUpdateStrategy": ("stratagem.strategies.local_update", "LocalUpdateStrategy"),
     "Mirrored": ("stratagem.values", "Mirrored"),
     "MirroredStrategy": ("stratagem.strategies.mirrored", "MirroredStrategy"),
     "MultiWorkerMirroredStrategy": (
@@ -94,6 +95,7 @@ PUBLIC_NAMES: dict[str, tuple[str, str | None]] = {
     "has_strategy": ("stratagem.context", "has_strategy"),
     "in_cross_replica_context": ("stratagem.context", "in_cross_replica_context"),
     "input": ("stratagem.input", None),
+    "local_updates": ("stratagem.local_updates", None),
     "launch": ("stratagem.launch", None),
     "nn": ("stratagem.nn", None),
     "partitioners": ("stratagem.partitioners", None),

@@ -19,7 +19,7 @@ from stratagem.execution.programs.multistep import run_steps
 from stratagem.execution.programs.offloaded_program import rows_of_table
 from stratagem.execution.programs.program import Program
 from stratagem.execution.tracing.arguments import batch_arguments
-from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
+from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope, on_global_model
 from stratagem.execution.tracing.remote_state import Ids, RemoteState
 from stratagem.execution.tracing.trace import Trace
 
@@ -43,6 +43,7 @@ __all__ = [
     "is_table",
     "is_worth_rows",
     "note_table",
+    "on_global_model",
     "program_of",
     "row_effects",
     "rows_of_table",

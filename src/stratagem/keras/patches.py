@@ -12,6 +12,7 @@ from stratagem.keras.numerics import (
     batch_normalization,
     compressed_gradients,
     embedding,
+    local_weights,
     losses,
     metrics,
     optimizer,
@@ -103,6 +104,12 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             "build",
             compressed_gradients.with_state,
             "errors of compressed gradients are state of the optimizer",
+        ),
+        Patch(
+            _Optimizer,
+            "build",
+            local_weights.with_local_copies,
+            "replicas that train apart have weights of their own",
         ),
         Patch(
             _Optimizer,

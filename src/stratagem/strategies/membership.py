@@ -17,13 +17,22 @@ from stratagem.cluster.addresses import split_address
 from stratagem.cluster.ray_train import RAY_TRAIN
 from stratagem.messages import explain
 from stratagem.process_group import GroupLimits, Identity
+from stratagem.topology import local_devices
+from stratagem.topology.abstract_devices import planned_devices
 from stratagem.topology.processes import end_coordination, start_processes
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
 
-__all__ = ["check_resolver", "copy_refused", "identity_of", "join", "own_accelerators"]
+__all__ = [
+    "check_resolver",
+    "copy_refused",
+    "devices_of_cluster",
+    "identity_of",
+    "join",
+    "own_accelerators",
+]
 
 
 _LOOPBACK = "127.0.0.1"
@@ -40,6 +49,21 @@ def check_resolver(resolver: object, argument: str) -> None:
                 fix="pass sg.cluster_resolver.TFConfigClusterResolver(), for example.",
             )
         )
+
+
+def devices_of_cluster(
+    resolver: ClusterResolver, timeout_s: float | None, *, allow_unauthenticated: bool
+) -> tuple[tuple[jax.Device, ...], bool]:
+    """Returns the devices of all processes, and True if there are several.
+
+    Without a cluster, and while a plan is made, they are this process's devices. Arguments as for
+    `join`.
+    """
+    processes = resolver.processes()
+    if processes.num_processes == 1 or planned_devices() is not None:
+        return tuple(local_devices()), False
+    devices = join(resolver, processes, timeout_s, allow_unauthenticated=allow_unauthenticated)
+    return devices, True
 
 
 def join(

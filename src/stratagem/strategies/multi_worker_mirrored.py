@@ -17,10 +17,10 @@ from stratagem.strategies.base.argument_checks import checked_communication
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.base.recreate import recreatable
 from stratagem.strategies.base.strategy import Strategy
-from stratagem.strategies.membership import check_resolver, copy_refused, join
+from stratagem.strategies.membership import check_resolver, copy_refused, devices_of_cluster
 from stratagem.strategies.state_placement import state_placement
-from stratagem.topology import Topology, local_devices
-from stratagem.topology.abstract_devices import planned_devices, planned_topology
+from stratagem.topology import Topology
+from stratagem.topology.abstract_devices import planned_topology
 from stratagem.topology.groups import adjacent_groups
 
 __all__ = ["CollectiveAllReduceStrategy", "MultiWorkerMirroredStrategy"]
@@ -84,17 +84,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         self._options = options
         self._tf_config = environment.lookup("TF_CONFIG")
         self._resolver = cluster_resolver or detect() or TFConfigClusterResolver()
-        processes = self._resolver.processes()
-        is_cluster = processes.num_processes > 1 and planned_devices() is None
-        if is_cluster:
-            devices = join(
-                self._resolver,
-                processes,
-                options.timeout_seconds,
-                allow_unauthenticated=allow_unauthenticated,
-            )
-        else:
-            devices = local_devices()
+        devices, is_cluster = devices_of_cluster(
+            self._resolver, options.timeout_seconds, allow_unauthenticated=allow_unauthenticated
+        )
         groups = adjacent_groups(devices, devices_per_replica)
         topology = planned_topology(Topology.of_groups(groups))
         is_open = options.implementation is CommunicationImplementation.AUTO

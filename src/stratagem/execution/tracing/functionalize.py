@@ -7,9 +7,10 @@ Keras sends every read and update to the innermost `keras.StatelessScope`, its p
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import jax
@@ -22,7 +23,7 @@ from stratagem.messages import explain
 from stratagem.values import IndexedSlices
 from stratagem.variables import home_of
 
-__all__ = ["ReplicaScope", "current_scope"]
+__all__ = ["ReplicaScope", "current_scope", "on_global_model"]
 
 # JAX caches a `jax.jit` within a step by the shapes of its arguments. Its program also depends on
 # the true rows of the batch, and closes over variables it reads, which are tracers of the step.
@@ -32,6 +33,7 @@ _keys = itertools.count()
 
 class _CurrentScope(threading.local):
     scope: ReplicaScope | None = None
+    is_on_global_model = False
 
 
 _current = _CurrentScope()
@@ -40,6 +42,24 @@ _current = _CurrentScope()
 def current_scope() -> ReplicaScope | None:
     """Returns the innermost ReplicaScope of this thread; None outside every replica function."""
     return _current.scope
+
+
+@contextlib.contextmanager
+def on_global_model() -> Generator[None]:
+    """Makes variables with local copies stand for the global model in a `with` block."""
+    previous, _current.is_on_global_model = _current.is_on_global_model, True
+    try:
+        yield
+    finally:
+        _current.is_on_global_model = previous
+
+
+def _held(variable: Any) -> Any:
+    """Returns the variable that holds this replica's value: a local copy, if there is one."""
+    if _current.is_on_global_model:
+        return variable
+    copy = getattr(variable, "local_copy", None)
+    return variable if copy is None else copy
 
 
 class ReplicaScope(keras.StatelessScope):
@@ -88,6 +108,8 @@ class ReplicaScope(keras.StatelessScope):
     def get_current_value(self, variable: object) -> Any:
         """Returns this replica's value of a variable; None if it is not held here."""
         self.read_ids.add(id(variable))
+        variable = _held(variable)
+        self.read_ids.add(id(variable))
         if _current.scope is self and not self.is_at_its_own_level:
             self.read_in_jits.add(id(variable))
         value = self.state_mapping.get(id(variable))
@@ -97,7 +119,7 @@ class ReplicaScope(keras.StatelessScope):
 
     def add_update(self, update: tuple[Any, Any]) -> None:
         """Records the new value of a variable."""
-        variable, value = update
+        variable, value = _held(update[0]), update[1]
         self.keep(variable, value)
         self.num_writes[id(variable)] += 1
         if is_uninitialized(variable):
@@ -105,6 +127,7 @@ class ReplicaScope(keras.StatelessScope):
 
     def keep(self, variable: keras.Variable, value: object) -> None:
         """Records a new value without counting it as an assignment."""
+        variable = _held(variable)
         if not self.is_at_its_own_level:
             raise ValueError(
                 explain(
@@ -144,7 +167,7 @@ class ReplicaScope(keras.StatelessScope):
 
     def has_written(self, variable: keras.Variable) -> bool:
         """Returns True if a variable was written in this or an enclosing scope."""
-        is_here = id(variable) in self.writes
+        is_here = id(_held(variable)) in self.writes
         return is_here or (self._outer is not None and self._outer.has_written(variable))
 
     @property
@@ -191,4 +214,4 @@ class ReplicaScope(keras.StatelessScope):
 
     def set_value(self, variable: object, value: object) -> None:
         """Sets a variable's value within this scope, without counting it as a write."""
-        self.state_mapping[id(variable)] = value
+        self.state_mapping[id(_held(variable))] = value

@@ -25,9 +25,11 @@ from stratagem.context.function_trace import current_function_trace
 from stratagem.execution import ReplicaScope, current_scope
 from stratagem.execution.programs.step_capture import note_optimizer
 from stratagem.keras.numerics.compressed_gradients import sums_of_compressed
+from stratagem.keras.numerics.local_weights import own_gradients, synchronize
 from stratagem.keras.numerics.step_mode import StepMode, current_mode, example_fraction
 from stratagem.keras.numerics.table_rows import apply_with_rows
 from stratagem.keras.private import trainable_variables as built_variables
+from stratagem.local_updates import LocalUpdates
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
 from stratagem.values import IndexedSlices, Mirrored, PerReplica, is_indexed_slices
@@ -84,6 +86,9 @@ def applying_sums(original: Callable[..., Any]) -> Any:
             return placement.remote.keras.send_gradients(
                 self, own, targets or [], context, are_reduced=_gradients_reduced.value
             )
+        method = context.strategy.local_updates
+        if method is not None and context.num_replicas_in_sync > 1:
+            return _apply_locally(original, self, grads, targets or [], method, context, scope)
         summed = (
             grads
             if _gradients_reduced.value
@@ -100,6 +105,25 @@ def applying_sums(original: Callable[..., Any]) -> Any:
             return apply_with_rows(original, self, summed, variables)
 
     return apply
+
+
+def _apply_locally(
+    original: Callable[..., Any],
+    optimizer: keras.optimizers.Optimizer,
+    grads: list[Any],
+    variables: list[Any],
+    method: LocalUpdates,
+    context: ReplicaContext,
+    scope: ReplicaScope,
+) -> Any:
+    """Updates this replica's own weights, and synchronizes them if a period ends."""
+    own = [grad if (rows := scope.rows_of(grad)) is None else rows for grad in grads]
+    if not _gradients_reduced.value:
+        own = own_gradients(own, context)
+    with stack.push(stack.FrameKind.UPDATE, context.strategy, context):
+        result = apply_with_rows(original, optimizer, own, variables)
+        synchronize(optimizer, variables, method, context)
+    return result
 
 
 def _remote_in_merge_call(optimizer: keras.optimizers.Optimizer) -> NotImplementedError:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import keras
 
 from stratagem.context import ReplicaContext, get_replica_context
-from stratagem.execution import current_scope, value_and_grad
+from stratagem.execution import current_scope, on_global_model, value_and_grad
 from stratagem.keras.numerics.batch_rows import true_rows
 from stratagem.keras.numerics.metrics import results_of_all_replicas
 from stratagem.keras.numerics.step_mode import (
@@ -55,9 +55,14 @@ class ReplicaSteps:
 
     @contextlib.contextmanager
     def _counted_over_replicas(self, step: str) -> Generator[None]:
-        mode = StepMode.MEAN if self._overrides(step, "compute_loss") else StepMode.SHARE
+        context = get_replica_context()
+        is_local = context is not None and context.strategy.local_updates is not None
+        is_local = is_local and step == "train_step"
+        is_mean = is_local or self._overrides(step, "compute_loss")
+        mode = StepMode.MEAN if is_mean else StepMode.SHARE
         trackers = output_loss_trackers(self._model)
-        with step_mode(mode, trackers), _regularizers_of_true_rows(self._model):
+        weights = contextlib.nullcontext() if is_local else on_global_model()
+        with weights, step_mode(mode, trackers), _regularizers_of_true_rows(self._model):
             yield
 
     def train(self, data: object) -> Any:
@@ -86,7 +91,7 @@ class ReplicaSteps:
         """Runs a prediction step on this replica's part of a batch and returns the outputs."""
         model = self._model
         if not self._overrides("predict_step"):
-            with _trainable_as_before(model):
+            with on_global_model(), _trainable_as_before(model):
                 return self._call(unpack_x_y_sample_weight(data)[0], training=False)
         if not _takes_state(model.predict_step):
             return model.predict_step(data)

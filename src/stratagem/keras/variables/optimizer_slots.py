@@ -5,17 +5,29 @@ A slot needs its variable before it gets a value.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from stratagem.keras.variables.annotations import making_slot_of
-from stratagem.variables import is_remote
+import jax.numpy as jnp
+
+from stratagem.keras.variables.annotations import annotated_variables, making_slot_of
+from stratagem.variables import home_of, is_remote
 
 if TYPE_CHECKING:
     import keras
 
 
 __all__ = ["slot_of_variable"]
+
+
+def _of_each_replica(variable: Any) -> contextlib.AbstractContextManager[None]:
+    """Annotates slots of replicas that train apart: each has its own, and files their mean."""
+    home = home_of(variable)
+    is_float = jnp.issubdtype(jnp.dtype(variable.dtype), jnp.floating)
+    if home is None or home.strategy.local_updates is None or not is_float:
+        return contextlib.nullcontext()
+    return annotated_variables(synchronization="on_read", aggregation="mean")
 
 
 def slot_of_variable(original: Callable[..., Any]) -> Any:
@@ -35,7 +47,8 @@ def slot_of_variable(original: Callable[..., Any]) -> Any:
             if is_remote(reference_variable):
                 remote = reference_variable.distribute_strategy.placement.remote
                 return remote.keras.create_slot(self, reference_variable, name, create)
-            made = create()
+            with _of_each_replica(reference_variable):
+                made = create()
         made.slot_of = reference_variable  # It may join a strategy later.
         return made
 

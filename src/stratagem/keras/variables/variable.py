@@ -5,7 +5,8 @@ Tested on Keras 3.12 to 3.15.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -78,6 +79,10 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
     """
 
     initial_digest: int = 0
+    # Each replica's own weights, where replicas train apart for some steps, and what the global
+    # model keeps for its next synchronization.
+    local_copy: DistributedVariable | None = None
+    outer_state: Mapping[str, DistributedVariable] = types.MappingProxyType({})
     _home: Home
 
     def __init__(
@@ -217,6 +222,14 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
             self.storage = put_stored(self, value, topology)
         else:
             self.stored = self.store.put(value)
+        if self.local_copy is not None:
+            self.local_copy.store_whole(value)
+
+    def keep_local_copy(
+        self, copy: DistributedVariable, outer_state: Mapping[str, DistributedVariable]
+    ) -> None:
+        """Makes replicas train a copy of this variable, which then holds the global model."""
+        self.local_copy, self.outer_state = copy, outer_state
 
     def _spreading(self) -> VariableAggregation:
         """Returns how a whole value becomes components; in update context each takes it whole."""

@@ -14,6 +14,7 @@ from stratagem.cluster import ClusterResolver
 from stratagem.context import stack
 from stratagem.execution import Executor, Lockstep
 from stratagem.input import DistributedDataset, DistributedIterator
+from stratagem.local_updates import LocalUpdates
 from stratagem.messages import explain
 from stratagem.options import InputContext, InputOptions, ReduceOp, RunOptions
 from stratagem.strategies.base import datasets
@@ -65,6 +66,8 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
 
     # Repeats the constructor call, in any process; None if no such call made this strategy.
     recreate: Callable[[], Strategy] | None = None
+    # The method, if replicas train apart for some steps.
+    local_updates: LocalUpdates | None = None
 
     def __init__(
         self,

@@ -1,0 +1,193 @@
+"""Training on local copies of the weights, which replicas synchronize every few steps.
+
+A trained variable holds the global model. Its local copy holds each replica's own weights, which
+the variable stands for in the replica's training steps.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from stratagem.collectives.compressed.sums import compressed_sums
+from stratagem.context import ReplicaContext, get_strategy
+from stratagem.execution import on_global_model
+from stratagem.keras.numerics.step_mode import StepMode, current_mode, example_fraction
+from stratagem.keras.variables.annotations import annotated_variables
+from stratagem.local_updates import DiLoCo, LocalUpdates
+from stratagem.options import ReduceOp
+from stratagem.variables import home_of
+
+if TYPE_CHECKING:
+    from stratagem.compression import Compression
+
+__all__ = ["own_gradients", "synchronize", "with_local_copies"]
+
+
+def with_local_copies(original: Callable[..., Any]) -> Any:
+    """Returns `Optimizer.build` that makes local copies of the variables."""
+
+    @functools.wraps(original)
+    def build(self: keras.optimizers.Optimizer, variables: Iterable[keras.Variable]) -> Any:
+        variables = list(variables)
+        result = original(self, variables)
+        home = home_of(variables[0]) if variables else None
+        method = None if home is None else home.strategy.local_updates
+        if home is None or method is None or home.strategy.num_replicas_in_sync == 1:
+            return result
+        if get_strategy() is home.strategy:
+            _add_copies(self, variables, method)
+        else:
+            with home.strategy.scope():
+                _add_copies(self, variables, method)
+        return result
+
+    return build
+
+
+def own_gradients(grads: Sequence[Any], context: ReplicaContext) -> list[Any]:
+    """Returns gradients of the mean loss over this replica's own examples.
+
+    In `fit` losses are such means. In a loop of one's own a gradient is a part of the sum over all
+    replicas, as for any strategy, and is scaled.
+    """
+    if current_mode() is StepMode.MEAN:
+        return list(grads)
+    return jax.tree.map(lambda part: part / example_fraction(context, part.dtype), list(grads))
+
+
+def synchronize(
+    optimizer: keras.optimizers.Optimizer,
+    variables: Sequence[Any],
+    method: LocalUpdates,
+    context: ReplicaContext,
+) -> None:
+    """Synchronizes the replicas if a period has ended. Call after the local update."""
+    trained = [one for one in variables if getattr(one, "local_copy", None) is not None]
+    if not trained:
+        return
+    with on_global_model():
+        globals_ = [one.value for one in trained]
+        states = [{name: one.value for name, one in each.outer_state.items()} for each in trained]
+    own = [one.local_copy.value for one in trained]
+    step = optimizer.iterations.value
+
+    def together() -> Any:
+        changes = [new - old for new, old in zip(own, globals_, strict=True)]
+        mean, errors = _mean_changes(changes, states, method, context, step)
+        found = [
+            _next_global(old, change, state, method)
+            for old, change, state in zip(globals_, mean, states, strict=True)
+        ]
+        new_states = [{**state, **error} for (_, state), error in zip(found, errors, strict=True)]
+        return [new for new, _ in found], [new for new, _ in found], new_states
+
+    def apart() -> Any:
+        return globals_, own, states
+
+    is_due = (step % method.period == 0) | (step <= method.warmup_steps)
+    new_globals, new_own, new_states = jax.lax.cond(is_due, together, apart)
+    for variable, whole, local, state in zip(
+        trained, new_globals, new_own, new_states, strict=True
+    ):
+        variable.local_copy.assign(local)
+        with on_global_model():
+            variable.assign(whole)
+        for name, value in state.items():
+            variable.outer_state[name].assign(value)
+
+
+def _mean_changes(
+    changes: list[Any], states: list[Any], method: LocalUpdates, context: ReplicaContext, step: Any
+) -> tuple[list[Any], list[dict[str, Any]]]:
+    """Returns the mean change of each variable over replicas, and the next compression state."""
+    count = context.num_replicas_in_sync
+    kept = [set(state) & {"error", "factor"} for state in states]
+    compression: Any = method.compression
+    sums: list[Any] = [None] * len(changes)
+    news: list[dict[str, Any]] = [{} for _ in changes]
+    places = [place for place, one in enumerate(changes) if _is_compressed(one, compression)]
+    if places:
+        found, new_states = compressed_sums(
+            compression,
+            [changes[place] for place in places],
+            [{name: states[place][name] for name in kept[place]} for place in places],
+            context.communicator,
+            replica_id=context.replica_id_in_sync_group,
+            step=step,
+        )
+        for place, total, state in zip(places, found, new_states, strict=True):
+            sums[place], news[place] = total, dict(state)
+    others = [place for place in range(len(changes)) if place not in places]
+    whole = context.communicator.all_reduce_many(ReduceOp.SUM, [changes[one] for one in others])
+    for place, total in zip(others, whole, strict=True):
+        sums[place] = total
+    return [total / count for total in sums], news
+
+
+def _is_compressed(value: Any, compression: Compression | None) -> bool:
+    return compression is not None and compression.compresses(value.shape)
+
+
+def _next_global(
+    old: Any, change: Any, state: dict[str, Any], method: LocalUpdates
+) -> tuple[Any, dict[str, Any]]:
+    """Returns the next global value of a variable, and the state of the outer optimizer."""
+    if not isinstance(method, DiLoCo):
+        return old + change, state
+    momentum = method.outer_momentum * state["outer_momentum"] + change
+    step = method.outer_momentum * momentum + change
+    new = (old + method.outer_learning_rate * step).astype(old.dtype)
+    return new, {**state, "outer_momentum": momentum.astype(old.dtype)}
+
+
+def _add_copies(
+    optimizer: keras.optimizers.Optimizer, variables: Sequence[Any], method: LocalUpdates
+) -> None:
+    compression: Any = method.compression
+    for variable in variables:
+        if variable.local_copy is not None or not _is_float(variable):
+            continue
+        path = variable.path.replace("/", "_")
+        shapes = dict.fromkeys(method.state_names, tuple(variable.shape))
+        if _is_compressed(variable, compression):
+            shapes |= compression.state_shapes(tuple(variable.shape))
+        state: dict[str, Any] = {}
+        for name, shape in shapes.items():
+            is_error = name == "error"
+            kind = ("on_read", "sum") if is_error else ("auto", "none")
+            with annotated_variables(synchronization=kind[0], aggregation=kind[1]):
+                state[name] = optimizer.add_variable(
+                    shape, initializer=_first_value(name), dtype="float32", name=f"{path}_{name}"
+                )
+        with annotated_variables(synchronization="on_read", aggregation="mean"):
+            copy = optimizer.add_variable(
+                tuple(variable.shape),
+                initializer=_value_of(variable),
+                dtype=variable.dtype,
+                name=f"{path}_local_copy",
+            )
+        variable.keep_local_copy(copy, state)
+
+
+def _value_of(variable: Any) -> Callable[..., Any]:
+    def global_value(shape: object, dtype: object) -> Any:
+        del shape, dtype
+        with on_global_model():
+            return variable.own_value()
+
+    return global_value
+
+
+def _is_float(variable: Any) -> bool:
+    return jnp.issubdtype(jnp.dtype(variable.dtype), jnp.floating)
+
+
+def _first_value(name: str) -> Any:
+    is_factor = name == "factor"
+    return keras.initializers.RandomNormal(stddev=1.0, seed=20190531) if is_factor else "zeros"

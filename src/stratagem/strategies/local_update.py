@@ -1,0 +1,107 @@
+"""Local updates: replicas train apart, and synchronize every few steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn, final
+
+from stratagem.cluster import ClusterResolver, TFConfigClusterResolver, detect
+from stratagem.communication import CommunicationOptions
+from stratagem.local_updates import LocalSGD, LocalUpdates
+from stratagem.messages import explain
+from stratagem.process_group import agree_on_random_state
+from stratagem.strategies.base.automatic import AutomaticOps
+from stratagem.strategies.base.recreate import recreatable
+from stratagem.strategies.base.strategy import Strategy
+from stratagem.strategies.local_topology import local_topology
+from stratagem.strategies.membership import check_resolver, copy_refused, devices_of_cluster
+from stratagem.topology import Topology, planned_topology
+from stratagem.topology.devices import DeviceLike
+
+__all__ = ["LocalUpdateStrategy"]
+
+
+@final
+class LocalUpdateStrategy(Strategy):
+    """Trains a copy of the model on each replica, and synchronizes the copies every few steps.
+
+    For slow links between machines: a synchronization sends as much as one step in lockstep, and
+    there is one every `period` steps. The replicas are the devices of all processes of the cluster,
+    which are found as by `MultiWorkerMirroredStrategy`, or those given.
+
+    A variable holds the global model: outside of replica functions, in `evaluate`, `predict` and in
+    files. In a training step it stands for the replica's own weights. The optimizer's state is each
+    replica's own; files have its mean. `optimizer.iterations` counts the steps of a replica.
+
+    Args:
+        method: `sg.local_updates.LocalSGD()` or `DiLoCo()`; None for `LocalSGD()`.
+        devices: devices of this process, one per replica; None for those of the cluster.
+        cluster_resolver: the cluster and this process's task; None reads the environment.
+        allow_unauthenticated: as for `MultiWorkerMirroredStrategy`.
+
+    Raises:
+        ValueError: devices and a cluster resolver; and as for `MultiWorkerMirroredStrategy`.
+        TypeError: a method of another type.
+
+    Example:
+        >>> strategy = sg.LocalUpdateStrategy(
+        ...     sg.local_updates.DiLoCo(period=50), devices=["cpu:0", "cpu:1"]
+        ... )
+        >>> strategy.num_replicas_in_sync, strategy.local_updates.period
+        (2, 50)
+
+    Source: Stich, Local SGD converges fast and communicates little, 2019; Douillard et al., DiLoCo,
+    2023.
+    """
+
+    @recreatable
+    def __init__(
+        self,
+        method: LocalUpdates | None = None,
+        devices: Sequence[DeviceLike] | None = None,
+        *,
+        cluster_resolver: ClusterResolver | None = None,
+        allow_unauthenticated: bool = False,
+    ) -> None:
+        check_resolver(cluster_resolver, "cluster_resolver")
+        self.local_updates = _checked(LocalSGD() if method is None else method)
+        self._resolver = cluster_resolver or detect() or TFConfigClusterResolver()
+        is_cluster = False
+        if devices is not None:
+            if cluster_resolver is not None:
+                raise ValueError(
+                    explain(
+                        f"devices={devices!r} and a cluster resolver were given.",
+                        expected="at most one of them: devices are those of one process.",
+                        fix="leave one of them out.",
+                    )
+                )
+            topology = local_topology(devices, name="devices")
+        else:
+            found, is_cluster = devices_of_cluster(
+                self._resolver, None, allow_unauthenticated=allow_unauthenticated
+            )
+            topology = planned_topology(Topology(found))
+        super().__init__(topology, AutomaticOps(CommunicationOptions()))
+        if is_cluster:
+            agree_on_random_state()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise copy_refused(self)
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver:
+        """The resolver of the cluster."""
+        return self._resolver
+
+
+def _checked(method: object) -> LocalUpdates:
+    if not isinstance(method, LocalUpdates):
+        raise TypeError(
+            explain(
+                f"method={method!r} is of type {type(method).__name__}.",
+                expected="a method of sg.local_updates, or None.",
+                fix="pass sg.local_updates.DiLoCo(period=50), for example.",
+            )
+        )
+    return method

@@ -1,0 +1,257 @@
+"""Training on local copies of the weights, against simulations in NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.local_updates import DiLoCo, LocalSGD
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(92, 4)).astype("float32")
+Y = (X @ [1.0, -2.0, 0.5, 3.0] + 0.1 * RNG.normal(size=92)).astype("float32")[:, None]
+BATCH = 12  # the last one of an epoch has 8 examples: 3, 3 and 2 on three replicas
+RATE = 0.05
+
+
+def strategy_of(method, count=3):
+    return sg.LocalUpdateStrategy(method, [f"cpu:{index}" for index in range(count)])
+
+
+def made(method, *, optimizer=None, count=3, **compile_arguments: Any):
+    keras.utils.set_random_seed(0)
+    with strategy_of(method, count).scope():
+        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.SGD(RATE) if optimizer is None else optimizer
+        model.compile(optimizer, "mse", **compile_arguments)
+    return model
+
+
+def fit(model, epochs=1, **arguments: Any):
+    arguments = {"batch_size": BATCH, "shuffle": False, "verbose": 0, **arguments}
+    return model.fit(X, Y, epochs=epochs, **arguments).history["loss"]
+
+
+def simulated(method, count=3, epochs=1):
+    """Returns the global weights, the replicas' own ones and the losses of each step, in NumPy."""
+    kernel = np.asarray(made(None, count=count).get_weights()[0], np.float64)
+    whole = np.concatenate([kernel[:, 0], [0.0]])
+    inputs = np.concatenate([X, np.ones((len(X), 1))], axis=1).astype(np.float64)
+    own, momentum, step = [whole.copy() for _ in range(count)], np.zeros(5), 0
+    for _ in range(epochs):
+        for first in range(0, len(X), BATCH):
+            x, y = inputs[first : first + BATCH], Y[first : first + BATCH, 0]
+            part = -(-len(x) // count)
+            for replica in range(count):
+                rows = slice(replica * part, (replica + 1) * part)
+                error = x[rows] @ own[replica] - y[rows]
+                if len(error):
+                    own[replica] -= RATE * 2 * x[rows].T @ error / len(error)
+            step += 1
+            if step % method.period and step > method.warmup_steps:
+                continue
+            change = np.mean(own, axis=0) - whole
+            if isinstance(method, DiLoCo):
+                momentum = method.outer_momentum * momentum + change
+                change = method.outer_learning_rate * (method.outer_momentum * momentum + change)
+            whole = whole + change
+            own = [whole.copy() for _ in range(count)]
+    return whole, own
+
+
+def weights_of(model):
+    kernel, bias = model.get_weights()
+    return np.concatenate([kernel[:, 0], bias])
+
+
+METHODS = [
+    LocalSGD(period=1),
+    LocalSGD(period=3),
+    LocalSGD(period=4, warmup_steps=5),
+    DiLoCo(period=4),
+    DiLoCo(period=3, outer_learning_rate=1.0, outer_momentum=0.5),
+]
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_fit_is_the_algorithm(method, steps) -> None:
+    model = made(method, steps_per_execution=steps)
+    fit(model, epochs=2)
+    whole, own = simulated(method, epochs=2)
+    np.testing.assert_allclose(weights_of(model), whole, atol=2e-6)
+    found = [np.asarray(one.local_copy.storage) for one in model.trainable_variables]
+    for replica in range(3):
+        mine = np.concatenate([found[0][replica][:, 0], found[1][replica]])
+        np.testing.assert_allclose(mine, own[replica], atol=2e-6)
+
+
+def test_period_of_one_step_is_lockstep() -> None:
+    local = made(LocalSGD(period=1))
+    keras.utils.set_random_seed(0)
+    with sg.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"]).scope():
+        lockstep = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+        lockstep.compile(keras.optimizers.SGD(RATE), "mse")
+    x, y = X[:84], Y[:84]  # parts of equal size: a mean of means is the mean
+    for model in (local, lockstep):
+        model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+    np.testing.assert_allclose(weights_of(local), weights_of(lockstep), atol=1e-6)
+
+
+def test_eager_steps_agree() -> None:
+    compiled, eager = made(DiLoCo(period=3)), made(DiLoCo(period=3), run_eagerly=True)
+    for model in (compiled, eager):
+        fit(model)
+    np.testing.assert_allclose(weights_of(compiled), weights_of(eager), atol=1e-6)
+
+
+def test_own_loop_is_the_algorithm() -> None:
+    method = LocalSGD(period=3)
+    model = made(method)
+    strategy = model.weights[0].distribute_strategy
+    loss = keras.losses.MeanSquaredError(reduction=None)
+
+    def step(batch):
+        x, y = batch
+
+        def value():
+            return sg.compute_average_loss(loss(y, model(x)))
+
+        _, grads = sg.value_and_grad(value, model.trainable_variables)
+        model.optimizer.apply(grads, model.trainable_variables)
+
+    dataset = sg.input.Dataset((X, Y), batch_size=BATCH)
+    for batch in strategy.distribute_dataset(dataset):
+        strategy.run(step, args=(batch,))
+    np.testing.assert_allclose(weights_of(model), simulated(method)[0], atol=2e-6)
+
+
+def test_evaluation_and_prediction_use_the_global_model() -> None:
+    model = made(LocalSGD(period=100))
+    first = weights_of(model)
+    fit(model)
+    np.testing.assert_array_equal(weights_of(model), first)
+    expected = X @ first[:4] + first[4]
+    np.testing.assert_allclose(model.predict(X, verbose=0)[:, 0], expected, rtol=1e-5)
+    loss = model.evaluate(X, Y, batch_size=BATCH, verbose=0)
+    assert loss == pytest.approx(np.mean((expected - Y[:, 0]) ** 2), rel=1e-5)
+
+
+def test_loss_is_that_of_all_examples_under_the_own_weights() -> None:
+    model = made(LocalSGD(period=100), optimizer=keras.optimizers.SGD(0.0))
+    (loss,) = fit(model)
+    weights = weights_of(model)
+    expected = np.mean((X @ weights[:4] + weights[4] - Y[:, 0]) ** 2)
+    assert loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_new_weights_reach_the_replicas() -> None:
+    model = made(LocalSGD(period=2))
+    fit(model)
+    new = [np.ones((4, 1), "float32"), np.zeros(1, "float32")]
+    model.set_weights(new)
+    for variable, value in zip(model.trainable_variables, new, strict=True):
+        np.testing.assert_array_equal(variable.local_copy.storage, np.stack([value] * 3))
+
+
+def test_optimizer_state_is_each_replicas_own() -> None:
+    model = made(LocalSGD(period=2), optimizer=keras.optimizers.Adam(RATE))
+    fit(model)
+    slots = [one for one in model.optimizer.variables if "momentum" in one.path]
+    assert slots
+    for slot in slots:
+        parts = np.asarray(slot.storage)
+        assert parts.shape == (3, *slot.shape)
+        assert np.any(parts[0] != parts[1])
+        np.testing.assert_allclose(np.asarray(slot.value), parts.mean(0), rtol=1e-6)
+    assert int(model.optimizer.iterations) == 8
+
+
+@pytest.mark.parametrize("num_replicas", [3, 2])
+def test_training_goes_on_from_a_file(num_replicas, tmp_path) -> None:
+    """At the end of a period all state is in the file; another number of replicas can go on."""
+    method = DiLoCo(period=4)
+    whole = made(method)
+    fit(whole, epochs=2)
+    model = made(method)
+    fit(model)  # 8 steps
+    model.save(tmp_path / "model.keras")
+    with strategy_of(method, num_replicas).scope():
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(weights_of(loaded), weights_of(model))
+    fit(loaded)
+    if num_replicas == 3:
+        np.testing.assert_allclose(weights_of(loaded), weights_of(whole), atol=1e-6)
+    assert int(loaded.optimizer.iterations) == 16
+
+
+def test_checkpoint_has_the_global_model_and_its_momentum(tmp_path) -> None:
+    model, other = made(DiLoCo(period=4)), made(DiLoCo(period=4))
+    fit(model)
+    path = sg.Checkpoint(model=model, optimizer=model.optimizer).save(str(tmp_path / "step"))
+    other.optimizer.build(other.trainable_variables)
+    sg.Checkpoint(model=other, optimizer=other.optimizer).restore(path).assert_consumed()
+    for one in (model, other):
+        fit(one)
+    np.testing.assert_allclose(weights_of(other), weights_of(model), atol=1e-6)
+
+
+@pytest.mark.parametrize("compression", ["int8", sg.compression.PowerSGD(rank=2)], ids=str)
+def test_changes_are_compressed(compression) -> None:
+    def trained(given):
+        keras.utils.set_random_seed(0)
+        with strategy_of(LocalSGD(period=2, compression=given), 2).scope():
+            model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(512)])
+            model.compile(keras.optimizers.SGD(RATE), "mse")
+        model.fit(X, np.repeat(Y, 512, 1), batch_size=BATCH, shuffle=False, epochs=3, verbose=0)
+        return model
+
+    whole, short = trained(None), trained(compression)
+    kernel, other = whole.get_weights()[0], short.get_weights()[0]
+    assert np.any(kernel != other)
+    np.testing.assert_allclose(other, kernel, atol=0.1 * np.abs(kernel).max())
+
+
+def test_masks_send_nothing_between_synchronizations() -> None:
+    """In lockstep a masked loss sums its divisor over replicas in each step."""
+    strategy = strategy_of(LocalSGD(period=50), 2)
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.layers.Input((5,)),
+                keras.layers.Embedding(20, 8, mask_zero=True),
+                keras.layers.Dense(20),
+            ]
+        )
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    tokens = RNG.integers(20, size=(16, 5))
+    (loss,) = model.fit(tokens, tokens, batch_size=8, verbose=0).history["loss"]
+    assert np.isfinite(loss)
+
+
+def test_rows_of_a_table_are_trained_locally() -> None:
+    strategy = strategy_of(LocalSGD(period=1), 2)
+    with strategy.scope():
+        table = keras.Variable(np.zeros((70_000, 2), "float32"), name="table")
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build([table])
+    ids = sg.PerReplica(stacked=np.array([[1, 2], [2, 3]]))
+
+    def step(own_ids):
+        def loss():
+            return jnp.sum(table.value[own_ids])
+
+        _, grads = sg.value_and_grad(loss, [table])
+        optimizer.apply(grads, [table])
+
+    strategy.run(step, args=(ids,))
+    changed = np.asarray(table.value)
+    # A loop's gradients are parts of a sum: each of two replicas takes twice its own, the mean of
+    # which is the sum.
+    np.testing.assert_allclose(changed[[1, 2, 3]], [[-1] * 2, [-2] * 2, [-1] * 2])
