@@ -130,9 +130,9 @@ class BFloat16(_Numbers):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Float16(_Numbers):
-    """Gradients as float16: half the bytes, with 11 significant bits and a smaller range.
+    """Gradients as float16: half the bytes, a smaller range than float32, and 11 significant bits.
 
-    Elements beyond 65504 are cut, and what is cut is an error like any other.
+    Larger elements than 65504 are cut; the rest is an error like any other.
 
     Args:
         error_feedback: as for `Compression`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax.numpy as jnp
 import keras
@@ -20,7 +20,13 @@ from stratagem.variables import home_of, store_of
 if TYPE_CHECKING:
     from stratagem.compression import Compression
 
-__all__ = ["is_compressed", "loading_without_state", "sums_of_compressed", "with_state"]
+__all__ = [
+    "is_compressed",
+    "loading_without_state",
+    "state_variables",
+    "sums_of_compressed",
+    "with_state",
+]
 
 _FACTOR_SEED = 20190531
 
@@ -106,7 +112,7 @@ def sums_of_compressed(
         [{name: one.value for name, one in state.items()} for state in states],
         context.communicator,
         replica_id=context.replica_id_in_sync_group,
-        step=optimizer.iterations.value,
+        step=cast("Any", optimizer.iterations).value,
     )
     for state, values in zip(states, new_states, strict=True):
         for name, value in values.items():
@@ -126,7 +132,9 @@ def _add_state(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) 
         for variable in variables:
             if id(variable) not in known:
                 known[id(variable)] = (
-                    _state_of(optimizer, variable, compression)
+                    state_variables(
+                        optimizer, variable, compression.state_shapes(tuple(variable.shape))
+                    )
                     if is_compressed(variable, compression)
                     else None
                 )
@@ -138,19 +146,25 @@ def _add_state(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) 
             create()
 
 
-def _state_of(
-    optimizer: keras.optimizers.Optimizer, variable: Any, compression: Compression
-) -> dict[str, keras.Variable]:
-    made: dict[str, keras.Variable] = {}
-    for name, shape in compression.state_shapes(tuple(variable.shape)).items():
-        is_error = name == "error"
-        seeded = keras.initializers.RandomNormal(stddev=1.0, seed=_FACTOR_SEED)
+def state_variables(
+    optimizer: Any, variable: Any, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Any]:
+    """Creates the state of one variable's sums in an optimizer, by name.
+
+    Args:
+        optimizer: a Keras optimizer, which saves and restores the state.
+        variable: the trained variable.
+        shapes: shape of each part of the state; an "error" is each replica's own.
+    """
+    made: dict[str, Any] = {}
+    for name, shape in shapes.items():
         # The errors of a checkpoint are their sum, which other numbers of replicas can share.
-        kind = ("on_read", "sum") if is_error else ("auto", "none")
+        kind = ("on_read", "sum") if name == "error" else ("auto", "none")
+        first = keras.initializers.RandomNormal(stddev=1.0, seed=_FACTOR_SEED)
         with annotated_variables(synchronization=kind[0], aggregation=kind[1]):
             made[name] = optimizer.add_variable(
                 shape,
-                initializer="zeros" if is_error else seeded,
+                initializer=first if name == "factor" else "zeros",
                 dtype="float32",
                 name=f"{variable.path.replace('/', '_')}_{name}",
             )

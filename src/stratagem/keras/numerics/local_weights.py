@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ import keras
 from stratagem.collectives.compressed.sums import compressed_sums
 from stratagem.context import ReplicaContext, get_strategy
 from stratagem.execution import on_global_model
+from stratagem.keras.numerics.compressed_gradients import state_variables
 from stratagem.keras.numerics.step_mode import StepMode, current_mode, example_fraction
 from stratagem.keras.variables.annotations import annotated_variables
 from stratagem.local_updates import DiLoCo, LocalUpdates
@@ -75,7 +76,7 @@ def synchronize(
         globals_ = [one.value for one in trained]
         states = [{name: one.value for name, one in each.outer_state.items()} for each in trained]
     own = [one.local_copy.value for one in trained]
-    step = optimizer.iterations.value
+    step = cast("Any", optimizer.iterations).value
 
     def together() -> Any:
         changes = [new - old for new, old in zip(own, globals_, strict=True)]
@@ -131,7 +132,7 @@ def _mean_changes(
 
 
 def _is_compressed(value: Any, compression: Compression | None) -> bool:
-    return compression is not None and compression.compresses(value.shape)
+    return compression is not None and compression.compresses(tuple(value.shape))
 
 
 def _next_global(
@@ -146,31 +147,21 @@ def _next_global(
     return new, {**state, "outer_momentum": momentum.astype(old.dtype)}
 
 
-def _add_copies(
-    optimizer: keras.optimizers.Optimizer, variables: Sequence[Any], method: LocalUpdates
-) -> None:
+def _add_copies(optimizer: Any, variables: Sequence[Any], method: LocalUpdates) -> None:
     compression: Any = method.compression
     for variable in variables:
         if variable.local_copy is not None or not _is_float(variable):
             continue
-        path = variable.path.replace("/", "_")
         shapes = dict.fromkeys(method.state_names, tuple(variable.shape))
         if _is_compressed(variable, compression):
             shapes |= compression.state_shapes(tuple(variable.shape))
-        state: dict[str, Any] = {}
-        for name, shape in shapes.items():
-            is_error = name == "error"
-            kind = ("on_read", "sum") if is_error else ("auto", "none")
-            with annotated_variables(synchronization=kind[0], aggregation=kind[1]):
-                state[name] = optimizer.add_variable(
-                    shape, initializer=_first_value(name), dtype="float32", name=f"{path}_{name}"
-                )
+        state = state_variables(optimizer, variable, shapes)
         with annotated_variables(synchronization="on_read", aggregation="mean"):
             copy = optimizer.add_variable(
                 tuple(variable.shape),
                 initializer=_value_of(variable),
                 dtype=variable.dtype,
-                name=f"{path}_local_copy",
+                name=f"{variable.path.replace('/', '_')}_local_copy",
             )
         variable.keep_local_copy(copy, state)
 
@@ -186,8 +177,3 @@ def _value_of(variable: Any) -> Callable[..., Any]:
 
 def _is_float(variable: Any) -> bool:
     return jnp.issubdtype(jnp.dtype(variable.dtype), jnp.floating)
-
-
-def _first_value(name: str) -> Any:
-    is_factor = name == "factor"
-    return keras.initializers.RandomNormal(stddev=1.0, seed=20190531) if is_factor else "zeros"
