@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import stratagem as sg
-from stratagem.compression import parse_compression
+from stratagem.compression import Compression
 
 ALL = ["bfloat16", "float16", "int8", "float8", "power_sgd", "top_k"]
 INT8, POWER_SGD, TOP_K = sg.compression.Int8, sg.compression.PowerSGD, sg.compression.TopK
@@ -36,7 +36,7 @@ def test_bytes_that_one_of_four_replicas_sends(compression, expected) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_vectors_and_small_matrices_are_sent_whole(name) -> None:
-    compression = parse_compression(name)
+    compression = Compression.parse(name)
     assert compression is not None
     shapes = [(), (10_000,), (8, 8), (64, 64), (3, 3, 16, 32)]
     assert [compression.compresses(shape) for shape in shapes] == [False] * 3 + [True] * 2

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import types
 
-from stratagem.compression import Compression, parse_compression
+from stratagem.compression import Compression
 from stratagem.messages import explain
 
 __all__ = [
@@ -103,7 +103,7 @@ class CommunicationOptions:
                     fix='pass "bfloat16", or omit reduction_dtype.',
                 )
             )
-        object.__setattr__(self, "compression", parse_compression(self.compression))
+        object.__setattr__(self, "compression", Compression.parse(self.compression))
         if self.compression is not None and self.reduction_dtype is not None:
             raise ValueError(
                 explain(

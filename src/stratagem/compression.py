@@ -20,7 +20,6 @@ __all__ = [
     "Int8",
     "PowerSGD",
     "TopK",
-    "parse_compression",
 ]
 
 _WHOLE_BYTES = 4
@@ -55,6 +54,35 @@ class Compression(abc.ABC):
 
     error_feedback: bool = True
     min_elements: int = 1024
+
+    @staticmethod
+    def parse(value: object) -> Compression | None:
+        """Returns a compression from an instance, its name, or None.
+
+        Args:
+            value: what a user passed.
+
+        Raises:
+            ValueError: an unknown name.
+            TypeError: another type.
+
+        Example:
+            >>> sg.compression.Compression.parse("top_k").fraction
+            0.01
+        """
+        if value is None or isinstance(value, Compression):
+            return value
+        names = ", ".join(f'"{name}"' for name in _NAMED)
+        message = explain(
+            f"compression={value!r} is not a known compression.",
+            expected=f"one of {names}, an object such as sg.compression.Int8(), or None.",
+            fix='pass compression="int8", for example, or omit it.',
+        )
+        if not isinstance(value, str):
+            raise TypeError(message)
+        if value not in _NAMED:
+            raise ValueError(message)
+        return _NAMED[value]()
 
     def __post_init__(self) -> None:
         _check_flag(self, "error_feedback")
@@ -327,26 +355,6 @@ _NAMED: Mapping[str, type[Compression]] = {
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
     """Returns the rows and columns of an array as a matrix: its last axis has the columns."""
     return math.prod(shape[:-1]), shape[-1]
-
-
-def parse_compression(value: object) -> Compression | None:
-    """Returns a compression from an instance, its name, or None.
-
-    Raises ValueError for an unknown name, and TypeError for another type.
-    """
-    if value is None or isinstance(value, Compression):
-        return value
-    names = ", ".join(f'"{name}"' for name in _NAMED)
-    message = explain(
-        f"compression={value!r} is not a known compression.",
-        expected=f"one of {names}, an object such as sg.compression.Int8(), or None.",
-        fix='pass compression="int8", for example, or omit it.',
-    )
-    if not isinstance(value, str):
-        raise TypeError(message)
-    if value not in _NAMED:
-        raise ValueError(message)
-    return _NAMED[value]()
 
 
 def _unexpected(setting: object, name: str, expected: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from stratagem.compression import Compression, parse_compression
+from stratagem.compression import Compression
 from stratagem.messages import explain
 
 __all__ = ["DiLoCo", "LocalSGD", "LocalUpdates"]
@@ -41,7 +41,7 @@ class LocalUpdates:
     def __post_init__(self) -> None:
         self._check_count("period", 1)
         self._check_count("warmup_steps", 0)
-        object.__setattr__(self, "compression", parse_compression(self.compression))
+        object.__setattr__(self, "compression", Compression.parse(self.compression))
 
     @property
     def state_names(self) -> tuple[str, ...]:

@@ -5,8 +5,7 @@ Tested on Keras 3.12 to 3.15.
 
 from __future__ import annotations
 
-import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -39,6 +38,7 @@ from stratagem.keras.variables.assignment_errors import (
 )
 from stratagem.keras.variables.divided_copies import DividedCopies
 from stratagem.keras.variables.initial_value import as_initializer
+from stratagem.keras.variables.local_copies import LocalCopies
 from stratagem.keras.variables.row_updates import RowUpdates
 from stratagem.keras.variables.stored_value import StoredValue
 from stratagem.keras.variables.variable_source import is_initialized
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 __all__ = ["DistributedVariable"]
 
 
-class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable):
+class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, keras.Variable):
     """A Keras variable created in a strategy's scope.
 
     Created by `keras.Variable` itself; takes its arguments.
@@ -79,10 +79,6 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
     """
 
     initial_digest: int = 0
-    # Each replica's own weights, where replicas train apart for some steps, and what the global
-    # model keeps for its next synchronization.
-    local_copy: DistributedVariable | None = None
-    outer_state: Mapping[str, DistributedVariable] = types.MappingProxyType({})
     _home: Home
 
     def __init__(
@@ -224,12 +220,6 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, keras.Variable
             self.stored = self.store.put(value)
         if self.local_copy is not None:
             self.local_copy.store_whole(value)
-
-    def keep_local_copy(
-        self, copy: DistributedVariable, outer_state: Mapping[str, DistributedVariable]
-    ) -> None:
-        """Makes replicas train a copy of this variable, which then holds the global model."""
-        self.local_copy, self.outer_state = copy, outer_state
 
     def _spreading(self) -> VariableAggregation:
         """Returns how a whole value becomes components; in update context each takes it whole."""
