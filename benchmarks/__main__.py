@@ -168,18 +168,11 @@ def main(
             ]
             results = run_benchmark(name, cases, environments, effort, accelerator, console)
             if name in _OUTLOOKS:
-                results["predicted"] = _OUTLOOKS[name](
-                    environments,
-                    effort,
-                    console,
-                    output,
-                    only=only,
-                    is_quick=quick or effort.is_brief,
-                )
-                results["failures"] += results["predicted"].pop("failures")
-            went_well = not results["failures"]
-            _keep(name, results, accelerator, output)
-            console.print(f"Results and plot: {output / name}.json, .png", soft_wrap=True)
+                told = {"only": only, "is_quick": quick or effort.is_brief}
+                predicted = _OUTLOOKS[name](environments, effort, console, output, **told)
+                results["failures"] += predicted.pop("failures")
+                results["predicted"] = predicted
+            went_well = _keep(name, results, accelerator, console, output)
         failed = failed or not went_well
         console.print(f"{name} took {time.monotonic() - begin_s:.0f} s.")
     _draw_together(names, console, output)
@@ -187,7 +180,10 @@ def main(
         raise SystemExit(1)
 
 
-def _keep(name: str, results: dict[str, Any], accelerator: str | None, output: Path) -> None:
+def _keep(
+    name: str, results: dict[str, Any], accelerator: str | None, console: Console, output: Path
+) -> bool:
+    """Writes what was measured; returns True if nothing failed."""
     write_json(output / f"{name}.json", results)
     if results["rows"]:
         machine = results["machine"]
@@ -196,6 +192,8 @@ def _keep(name: str, results: dict[str, Any], accelerator: str | None, output: P
         )
         form = _FORMS.get(name, _RATIOS)
         form.draw(output / f"{name}.png", name, results["rows"], measured_on)
+    console.print(f"Results and plot: {output / name}.json, .png", soft_wrap=True)
+    return not results["failures"]
 
 
 def _draw_together(names: Sequence[str], console: Console, output: Path) -> None:

@@ -82,9 +82,19 @@ def run_checkpoint(
                 continue
         results.append(figures)
         versions[side.name] = found
-    machine = describe_machine(None)
     told = {"size_bytes": size_bytes, "rounds": num_rounds, "versions": versions}
-    rows = [dataclasses.asdict(one) for one in results]
+    _write(console, output, results, told, failures)
+    return not failures
+
+
+def _write(
+    console: Console,
+    output: Path,
+    results: list[Figures],
+    told: dict[str, Any],
+    failures: list[dict[str, str]],
+) -> None:
+    machine = describe_machine(None)
     has_ours = bool(results) and results[0].name == SIDES[0].name
     write_json(
         output / "checkpoint.json",
@@ -92,18 +102,18 @@ def run_checkpoint(
             "benchmark": "checkpoint",
             **told,
             "machine": machine,
-            "rows": rows,
+            "rows": [dataclasses.asdict(one) for one in results],
             "ratios": peer_ratios(results) if has_ours else [],
             "failures": failures,
         },
     )
     if results:
+        size_bytes = told["size_bytes"]
         console.print(make_table(size_bytes, results))
         console.print(make_restore_table(size_bytes, results))
         measured_on = f"{machine['cpu']}, {machine['cores']} cores"
         draw_stalls(output / "checkpoint.png", size_bytes, results, measured_on)
     console.print(f"Results and plot: {output / 'checkpoint'}.json, .png", soft_wrap=True)
-    return not failures
 
 
 def _measure(

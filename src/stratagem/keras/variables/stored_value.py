@@ -16,7 +16,14 @@ from stratagem.keras.private import get_stateless_scope, in_symbolic_scope
 from stratagem.keras.variables.explicit_placement import check_explicit_device
 from stratagem.topology.lockstep import is_multi_process
 from stratagem.topology.shards import assemble_on_host, local_copy
-from stratagem.variables import Home, Store, VariableKind, WholeValue, sole_device
+from stratagem.variables import (
+    Home,
+    Store,
+    VariableKind,
+    WholeValue,
+    sole_device,
+    stored_components,
+)
 from stratagem.variables.single_device_store import take_rows
 
 if TYPE_CHECKING:
@@ -211,3 +218,14 @@ class StoredValue:
         assert rows.shape == (scope.row_counts[id(self)], *variable.shape[1:])
         scope.add_update((self, rows))
         return rows
+
+    def assign_to_first_component(self, value: object) -> None:
+        """Stores a whole value of an ON_READ variable with aggregation SUM, without dividing it."""
+        variable: Any = self
+        if self._home.kind is VariableKind.ON_READ:
+            topology = self._home.strategy.topology
+            stacked = np.zeros((topology.num_replicas, *variable.shape), self._dtype)
+            stacked[0] = np.asarray(value)
+            self.storage = stored_components(stacked, topology)
+        else:
+            variable.assign(value)

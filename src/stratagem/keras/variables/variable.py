@@ -360,13 +360,3 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
     def initialize(self) -> None:
         """Sets the initial value of a variable created in a step."""
         self._deferred_initialize()
-
-    def assign_to_first_component(self, value: object) -> None:
-        """Stores a whole value of an ON_READ variable with aggregation SUM, without dividing it."""
-        if self._home.kind is VariableKind.ON_READ:
-            topology = self._home.strategy.topology
-            stacked = np.zeros((topology.num_replicas, *self.shape), self._dtype)
-            stacked[0] = np.asarray(value)
-            self.storage = stored_components(stacked, topology)
-        else:
-            self.assign(value)
