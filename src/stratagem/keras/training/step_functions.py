@@ -216,10 +216,13 @@ class TrainOrTestFunction(_GroupedStepFunction):
         are_real = logs_wanted.value or (logs is not None and is_alone)
         if logs is not None:  # logs of a custom step
             logs = dict(logs)
-            if is_alone and not any(isinstance(one, dict) for one in logs.values()):
+            is_flat = not any(isinstance(one, dict) for one in logs.values())
+            if is_alone and is_flat and isinstance(iterator, HostBatches):
                 logs = LateLogs(logs, functools.partial(dict, logs))
         elif logs_wanted.value:
-            logs = self.metric_logs.late()
+            # train_on_batch maps a function over the logs, for which they must be a plain dict.
+            in_loop = isinstance(iterator, HostBatches)
+            logs = self.metric_logs.late() if in_loop else self.metric_logs.current()
         else:
             logs = self.metric_logs.placeholder()
         self._report(logs, are_real=are_real)
