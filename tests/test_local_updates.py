@@ -7,6 +7,7 @@ import pytest
 import stratagem as sg
 
 LOCAL_SGD, DILOCO = sg.local_updates.LocalSGD, sg.local_updates.DiLoCo
+STREAMING = sg.local_updates.StreamingDiLoCo
 
 
 def test_defaults_are_those_of_the_papers() -> None:
@@ -29,6 +30,9 @@ def test_defaults_are_those_of_the_papers() -> None:
         (LOCAL_SGD, "warmup_steps", -1, ValueError),
         (DILOCO, "outer_momentum", 1.5, ValueError),
         (DILOCO, "outer_learning_rate", "0.7", TypeError),
+        (STREAMING, "fragments", 0, ValueError),
+        (STREAMING, "overlap", 100, ValueError),
+        (STREAMING, "own_share", 2, ValueError),
     ],
 )
 def test_invalid_number_is_refused(kind, name, value, error) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 from stratagem.compression import Compression
 from stratagem.messages import explain
 
-__all__ = ["DiLoCo", "LocalSGD", "LocalUpdates"]
+__all__ = ["DiLoCo", "LocalSGD", "LocalUpdates", "StreamingDiLoCo"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,21 @@ class LocalUpdates:
     def state_names(self) -> tuple[str, ...]:
         """Names of what the global model keeps for each variable."""
         return ()
+
+    @property
+    def num_fragments(self) -> int:
+        """Number of parts of the model that are synchronized at different steps of a period."""
+        return 1
+
+    @property
+    def overlap_steps(self) -> int:
+        """Number of steps from sending changes to taking the new global weights."""
+        return 0
+
+    @property
+    def mixing(self) -> float:
+        """Part of its own weights that a replica keeps when it takes the global ones."""
+        return 0.0
 
     def _check_count(self, name: str, least: int) -> None:
         value = getattr(self, name)
@@ -135,3 +150,62 @@ class DiLoCo(LocalUpdates):
     def state_names(self) -> tuple[str, ...]:
         """The momentum of the outer optimizer."""
         return ("outer_momentum",)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StreamingDiLoCo(DiLoCo):
+    """DiLoCo that sends the model in fragments, one after the other, and takes the results later.
+
+    A fragment has every n-th layer. Each is sent once in a period, at a step of its own, so that
+    a link is never asked for the whole model at once. A replica keeps training while a fragment
+    is under way, and then mixes what comes with what it has.
+
+    Args:
+        period: as for `LocalUpdates`.
+        warmup_steps: as for `LocalUpdates`.
+        compression: as for `LocalUpdates`.
+        outer_learning_rate: as for `DiLoCo`.
+        outer_momentum: as for `DiLoCo`.
+        fragments: number of fragments, at least 1; at most one for each layer is made.
+        overlap: number of steps from sending a fragment to mixing it in, less than the period.
+        own_share: part of its own weights that a replica keeps in the mixture, the paper's alpha.
+
+    Raises:
+        TypeError: an argument of another type.
+        ValueError: a number out of range, or an unknown compression.
+
+    Example:
+        >>> method = sg.local_updates.StreamingDiLoCo(fragments=4, compression="float8")
+        >>> method.period, method.num_fragments, method.mixing
+        (100, 4, 0.5)
+
+    Source: Douillard et al., Streaming DiLoCo with overlapping communication, 2025.
+    """
+
+    period: int = 100
+    fragments: int = 3
+    overlap: int = 1
+    own_share: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_count("fragments", 1)
+        self._check_count("overlap", 0)
+        self._check_number("own_share", 1.0)
+        if self.overlap >= self.period:
+            raise ValueError(self._unexpected("overlap", f"less than period={self.period}"))
+
+    @property
+    def num_fragments(self) -> int:
+        """The number of fragments."""
+        return self.fragments
+
+    @property
+    def overlap_steps(self) -> int:
+        """The steps that a fragment is under way."""
+        return self.overlap
+
+    @property
+    def mixing(self) -> float:
+        """The part of its own weights that a replica keeps."""
+        return self.own_share

@@ -59,7 +59,12 @@ def own_gradients(grads: Sequence[Any], context: ReplicaContext) -> list[Any]:
     """
     if current_mode() is StepMode.MEAN:
         return list(grads)
-    return jax.tree.map(lambda part: part / example_fraction(context, part.dtype), list(grads))
+
+    def scaled(part: jax.Array) -> jax.Array:
+        fraction = example_fraction(context, part.dtype)
+        return jnp.where(fraction == 0, 0, part / jnp.where(fraction == 0, 1, fraction))
+
+    return jax.tree.map(scaled, list(grads))
 
 
 def synchronize(
@@ -68,15 +73,34 @@ def synchronize(
     method: LocalUpdates,
     context: ReplicaContext,
 ) -> None:
-    """Synchronizes the replicas if a period has ended. Call after the local update."""
+    """Synchronizes what is due after this step. Call after the local update."""
     trained = [one for one in variables if getattr(one, "local_copy", None) is not None]
-    if not trained:
-        return
+    step = cast("Any", optimizer.iterations).value
+    for fragment, offset in _fragments(trained, method):
+        _synchronize_fragment(fragment, method, context, step, offset)
+
+
+def _fragments(trained: list[Any], method: LocalUpdates) -> list[tuple[list[Any], int]]:
+    """Returns the variables that are sent together, and the step of a period when they are.
+
+    A fragment has every n-th layer, so that it is spread over the depth of the model.
+    """
+    layers = list(dict.fromkeys(one.path.rpartition("/")[0] for one in trained))
+    count = max(1, min(method.num_fragments, len(layers)))
+    places = {layer: place % count for place, layer in enumerate(layers)}
+    members: list[list[Any]] = [[] for _ in range(count)]
+    for one in trained:
+        members[places[one.path.rpartition("/")[0]]].append(one)
+    return [(each, place * method.period // count) for place, each in enumerate(members) if each]
+
+
+def _synchronize_fragment(
+    trained: list[Any], method: LocalUpdates, context: ReplicaContext, step: Any, offset: int
+) -> None:
     with on_global_model():
         globals_ = [one.value for one in trained]
         states = [{name: one.value for name, one in each.outer_state.items()} for each in trained]
     own = [one.local_copy.value for one in trained]
-    step = cast("Any", optimizer.iterations).value
 
     def together() -> Any:
         changes = [new - old for new, old in zip(own, globals_, strict=True)]
@@ -85,14 +109,22 @@ def synchronize(
             _next_global(old, change, state, method)
             for old, change, state in zip(globals_, mean, states, strict=True)
         ]
-        new_states = [{**state, **error} for (_, state), error in zip(found, errors, strict=True)]
-        return [new for new, _ in found], [new for new, _ in found], new_states
+        news = [{**state, **error} for (_, state), error in zip(found, errors, strict=True)]
+        return [new for new, _ in found], news
 
-    def apart() -> Any:
-        return globals_, own, states
-
-    is_due = (step % method.period == 0) | (step <= method.warmup_steps)
-    new_globals, new_own, new_states = jax.lax.cond(is_due, together, apart)
+    is_sent = _is_due(step, offset, method) | (step <= method.warmup_steps)
+    new_globals, new_states = jax.lax.cond(is_sent, together, lambda: (globals_, states))
+    sent_at = step - method.overlap_steps
+    has_landed = (_is_due(sent_at, offset, method) & (sent_at >= 1)) | (step <= method.warmup_steps)
+    share = method.mixing
+    new_own = jax.lax.cond(
+        has_landed,
+        lambda: [
+            (share * mine + (1 - share) * whole).astype(mine.dtype) if share else whole
+            for mine, whole in zip(own, new_globals, strict=True)
+        ],
+        lambda: own,
+    )
     for variable, whole, local, state in zip(
         trained, new_globals, new_own, new_states, strict=True
     ):
@@ -101,6 +133,10 @@ def synchronize(
             variable.assign(whole)
         for name, value in state.items():
             variable.outer_state[name].assign(value)
+
+
+def _is_due(step: Any, offset: int, method: LocalUpdates) -> Any:
+    return (step - offset) % method.period == 0
 
 
 def _mean_changes(
