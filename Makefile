@@ -55,13 +55,14 @@ IN_PARALLEL := --numprocesses 3 --dist loadfile
 COMPUTING := --numprocesses 2 --dist loadfile
 
 # What the tests run is small: most of their time is XLA's, which here compiles for no speed, and
-# each program once for all processes. `make clean` removes the programs. XLA's older emitters of
-# fused operations compile in a third of the time; in the oldest JAX they miscompute rows of int8.
-# A JAX to come may end at a flag that it lacks.
+# each program once for all processes. `make clean` removes the programs.
 PROGRAMS := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/build/test-programs \
 	JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 NO_SPEED := --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true
-QUICKLY := XLA_FLAGS="$(NO_SPEED) --xla_cpu_use_fusion_emitters=false \
+QUICKLY := XLA_FLAGS="$(NO_SPEED)" $(PROGRAMS)
+# The older emitters of fused operations compile in a third of the time. Only for the main
+# environment: the oldest JAX miscomputes rows of int8 with them, and the newest has them no more.
+MAIN_QUICKLY := XLA_FLAGS="$(NO_SPEED) --xla_cpu_use_fusion_emitters=false \
 	--xla_cpu_parallel_codegen_split_count=1" $(PROGRAMS)
 
 # No test takes minutes here, and one that hangs must leave the others their time.
@@ -134,11 +135,11 @@ $(PEERS): requirements/peers.txt
 .PHONY: test
 test: ## all that CI runs; pytest's own summary comes last
 	@$(MAKE) --jobs 2 TOGETHER=yes $(MAIN) $(OLDEST) lint types compatibility
-	$(QUICKLY) .venv/bin/python -m pytest $(IN_PARALLEL) $(HANGS) $(TESTS)
+	$(MAIN_QUICKLY) .venv/bin/python -m pytest $(IN_PARALLEL) $(HANGS) $(TESTS)
 
 .PHONY: check
 check: $(MAIN) ## lint, types and tests of what changed since BASE (main), in about a minute
-	@$(QUICKLY) .venv/bin/python -m tests.changed $(or $(BASE),main)
+	@$(MAIN_QUICKLY) .venv/bin/python -m tests.changed $(or $(BASE),main)
 
 .PHONY: fuzz
 fuzz: $(FUZZ) ## FRAMES (1000000) for each parser of a socket, and EXAMPLES (1000) of its property tests
@@ -197,11 +198,11 @@ test-r: $(MAIN) ## the page about R, by R; installs R and reticulate from Debian
 		root=$$(test "$$(id -u)" -eq 0 || echo sudo); \
 		$$root apt-get update --quiet; \
 		$$root apt-get install --quiet --yes --no-install-recommends r-base-core r-cran-reticulate; }
-	$(QUICKLY) .venv/bin/python -m pytest -m slow tests/docs/test_r.py tests/multiprocess/test_walk_through.py $(TESTS)
+	$(MAIN_QUICKLY) .venv/bin/python -m pytest -m slow tests/docs/test_r.py tests/multiprocess/test_walk_through.py $(TESTS)
 
 .PHONY: test-slurm
 test-slurm: $(MAIN) ## scripts of `stratagem slurm render` on a Slurm of three nodes, which it makes; root on Debian
-	$(QUICKLY) .venv/bin/python -m tests.slurm_cluster $(TESTS)
+	$(MAIN_QUICKLY) .venv/bin/python -m tests.slurm_cluster $(TESTS)
 
 .PHONY: lint
 lint: $(MAIN) ## ruff (rules and format), codespell, and the openings of docstrings
@@ -219,7 +220,7 @@ compatibility: test-oldest test-newest ## the compatibility tests on the oldest 
 
 .PHONY: test-oldest
 test-oldest: $(OLDEST) ## compatibility tests on the lowest versions that pyproject.toml allows
-	XLA_FLAGS="$(NO_SPEED)" $(PROGRAMS) .venv-oldest/bin/python -m pytest --quiet $(COMPUTING) $(HANGS) $(COMPATIBILITY)
+	$(QUICKLY) .venv-oldest/bin/python -m pytest --quiet $(COMPUTING) $(HANGS) $(COMPATIBILITY)
 
 .PHONY: test-newest
 test-newest: ## compatibility tests on the newest Python, JAX and Keras of the lock
