@@ -139,12 +139,7 @@ def main(
         raise click.UsageError(
             f"No benchmark {', '.join(unknown)}: there is {', '.join((*BENCHMARKS, *_WHOLE))}."
         )
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=_WIDTH_OF_A_FILE)
-    warning = load_warning(os.getloadavg()[0])
-    if warning:
-        console.print(f"[bold yellow]{warning}[/]")
+    console = _make_console()
     effort = _QUICK if quick else Effort() if names else _ALL_TOGETHER
     if num_rounds is not None:
         effort = dataclasses.replace(effort, num_rounds=num_rounds)
@@ -178,6 +173,17 @@ def main(
     _draw_together(names, console, output)
     if failed:
         raise SystemExit(1)
+
+
+def _make_console() -> Console:
+    """Returns where results are printed, after a warning if something else runs."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_WIDTH_OF_A_FILE)
+    warning = load_warning(os.getloadavg()[0])
+    if warning:
+        console.print(f"[bold yellow]{warning}[/]")
+    return console
 
 
 def _keep(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import multiprocessing
 import os
 import sys
@@ -63,9 +64,11 @@ class ProcessState:
 
     def changes(self) -> list[str]:
         """Says what differs now; a thread that is about to end gets a moment to do so."""
-        for thread in ProcessState.now().threads - self.threads:
-            if _counts(thread):
-                thread.join(_JOIN_TIMEOUT_S)
+        new = [one for one in ProcessState.now().threads - self.threads if _counts(one)]
+        if new:
+            gc.collect()  # some end with the object that they work for
+        for thread in new:
+            thread.join(_JOIN_TIMEOUT_S)
         after = ProcessState.now()
         threads = sorted(thread.name for thread in after.threads - self.threads if _counts(thread))
         processes = sorted(str(pid) for pid in after.processes - self.processes)

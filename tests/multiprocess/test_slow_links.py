@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.multiprocess.cluster import PROGRAMS, run_alone, run_cluster
 
 _PROGRAM = str(PROGRAMS / "slow_links.py")
 
 
+@pytest.mark.slow
 def test_processes_train_to_what_devices_do(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

@@ -75,6 +75,7 @@ def test_only_kernels_are_compressed() -> None:
     assert len(errors_of(model)) == 1
 
 
+@pytest.mark.slow
 def test_compiled_and_eager_steps_agree() -> None:
     compiled, eager = made("int8"), made("int8", run_eagerly=True)
     for model in (compiled, eager):

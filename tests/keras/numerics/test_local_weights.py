@@ -161,6 +161,7 @@ def test_period_of_one_step_is_lockstep() -> None:
     np.testing.assert_allclose(weights_of(local), weights_of(lockstep), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_eager_steps_agree() -> None:
     compiled, eager = made(DiLoCo(period=3)), made(DiLoCo(period=3), run_eagerly=True)
     for model in (compiled, eager):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -118,6 +119,8 @@ def squares(table: Any, ids: Any) -> Any:
     return jnp.sum(jnp.square(look_up(table, ids)))
 
 
+_OLD_EMITTERS = "xla_cpu_use_fusion_emitters=false"
+
 LOSSES: dict[str, tuple[Callable[[Any, Any, Any], Any], list[int]]] = {
     # How many different rows of each table two steps ask for.
     "once": (lambda one, two, ids: squares(one, ids[0]), [4, 0]),
@@ -141,6 +144,8 @@ LOSSES: dict[str, tuple[Callable[[Any, Any, Any], Any], list[int]]] = {
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_only_the_rows_travel(name) -> None:
+    if name == "of_8_bits" and _OLD_EMITTERS in os.environ.get("XLA_FLAGS", ""):
+        pytest.skip("XLA's older emitters miscompute rows of 8-bit numbers")
     loss, num_rows = LOSSES[name]
     assert compare(loss) == (num_rows, [0, 0])
 
