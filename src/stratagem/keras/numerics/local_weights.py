@@ -73,7 +73,7 @@ def synchronize(
     method: LocalUpdates,
     context: ReplicaContext,
 ) -> None:
-    """Synchronizes what is due after this step. Call after the local update."""
+    """Synchronizes the fragments that are due after this step. Call after the local update."""
     trained = [one for one in variables if getattr(one, "local_copy", None) is not None]
     step = cast("Any", optimizer.iterations).value
     for fragment, offset in _fragments(trained, method):
