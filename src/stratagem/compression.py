@@ -122,9 +122,9 @@ class Compression(abc.ABC):
 class _Numbers(Compression):
     """Each element is sent as a shorter number; replicas add parts of the sum and pass them on."""
 
+    @abc.abstractmethod
     def number_bytes(self, num_elements: int) -> int:
         """Returns the number of bytes in which so many elements are sent."""
-        raise NotImplementedError
 
     def sent_bytes(self, shape: Sequence[int], num_replicas: int) -> int:
         """Returns the number of bytes that a replica sends for one gradient."""
@@ -133,7 +133,16 @@ class _Numbers(Compression):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BFloat16(_Numbers):
+class _Halves(_Numbers):
+    """Floats of 16 bits."""
+
+    def number_bytes(self, num_elements: int) -> int:
+        """Returns two bytes for each element."""
+        return 2 * num_elements
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BFloat16(_Halves):
     """Gradients as bfloat16: half the bytes, with the range of float32 and 8 significant bits.
 
     Args:
@@ -151,13 +160,9 @@ class BFloat16(_Numbers):
     Source: Kalamkar et al., A study of bfloat16 for deep learning training, 2019.
     """
 
-    def number_bytes(self, num_elements: int) -> int:
-        """Two bytes an element."""
-        return 2 * num_elements
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Float16(_Numbers):
+class Float16(_Halves):
     """Gradients as float16: half the bytes, a smaller range than float32, and 11 significant bits.
 
     Larger elements than 65504 are cut; the rest is an error like any other.
@@ -177,10 +182,6 @@ class Float16(_Numbers):
     Source: PyTorch, torch.distributed.algorithms.ddp_comm_hooks, fp16_compress_hook.
     """
 
-    def number_bytes(self, num_elements: int) -> int:
-        """Two bytes an element."""
-        return 2 * num_elements
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Blocks(_Numbers):
@@ -196,8 +197,8 @@ class _Blocks(_Numbers):
 
     def number_bytes(self, num_elements: int) -> int:
         """Returns a byte for each element, and a float32 for each block."""
-        num_blocks = -(-num_elements // min(self.block_elements, max(num_elements, 1)))
-        width = min(self.block_elements, max(num_elements, 1))
+        width = min(self.block_elements, num_elements)
+        num_blocks = -(-num_elements // width)
         return num_blocks * (width + _SCALE_BYTES)
 
 

@@ -75,6 +75,17 @@ def test_only_kernels_are_compressed() -> None:
     assert len(errors_of(model)) == 1
 
 
+def test_tables_that_are_sent_as_rows_have_no_errors() -> None:
+    strategy = strategy_of("int8")
+    with strategy.scope():
+        table = keras.layers.Embedding(70_000, 2)
+        table.build()
+        optimizer = keras.optimizers.SGD()
+        optimizer.build(table.trainable_variables)
+    assert not is_compressed(table.embeddings, strategy.cross_device_ops.compression)
+    assert all("error" not in one.path for one in optimizer.variables)
+
+
 @pytest.mark.slow
 def test_compiled_and_eager_steps_agree() -> None:
     compiled, eager = made("int8"), made("int8", run_eagerly=True)

@@ -317,3 +317,35 @@ def test_rows_of_a_table_are_trained_locally() -> None:
     # A loop's gradients are parts of a sum: each of two replicas takes twice its own, the mean of
     # which is the sum.
     np.testing.assert_allclose(changed[[1, 2, 3]], [[-1] * 2, [-2] * 2, [-1] * 2])
+
+
+def test_weights_of_16_bits_keep_their_dtype() -> None:
+    keras.utils.set_random_seed(0)
+    with strategy_of(DiLoCo(period=2), 2).scope():
+        layer = keras.layers.Dense(1, dtype="bfloat16")
+        model = keras.Sequential([keras.layers.Input((4,)), layer])
+        model.compile(keras.optimizers.SGD(RATE), "mse")
+    first = np.asarray(layer.kernel.value, np.float32)
+    fit(model)
+    assert layer.kernel.dtype == layer.kernel.local_copy.dtype == "bfloat16"
+    assert layer.kernel.outer_state["outer_momentum"].dtype == "float32"
+    assert np.any(np.asarray(layer.kernel.value, np.float32) != first)
+
+
+def test_loss_scale_is_refused() -> None:
+    model = made(LocalSGD(), optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
+    with pytest.raises(NotImplementedError, match="LossScaleOptimizer was applied under"):
+        fit(model)
+
+
+def test_stateless_updates_are_refused() -> None:
+    model = made(LocalSGD())
+    optimizer, variables = model.optimizer, model.trainable_variables
+
+    def step():
+        values = [one.value for one in variables]
+        state = [one.value for one in optimizer.variables]
+        optimizer.stateless_apply(state, values, values)
+
+    with pytest.raises(NotImplementedError, match="stateless_apply was called under"):
+        variables[0].distribute_strategy.run(step)

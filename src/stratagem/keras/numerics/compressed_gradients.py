@@ -35,14 +35,16 @@ _states: weakref.WeakKeyDictionary[Any, dict[int, dict[str, keras.Variable] | No
 _states = weakref.WeakKeyDictionary()
 
 
-def is_compressed(variable: Any, compression: Compression) -> bool:
+def is_compressed(variable: Any, compression: Compression | None) -> bool:
     """Returns True if gradients of a variable are sent compressed: the only place that decides.
 
     Args:
         variable: a trained variable.
-        compression: the strategy's.
+        compression: of the strategy; None compresses nothing.
     """
-    if store_of(variable) is not None or getattr(variable, "has_rows", False):
+    if compression is None:
+        return False
+    if store_of(variable) is not None or getattr(variable, "is_large_table", False):
         return False
     is_float = jnp.issubdtype(jnp.dtype(variable.dtype), jnp.floating)
     return is_float and compression.compresses(tuple(variable.shape))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,15 +17,12 @@ import keras
 from stratagem.collectives.compressed.sums import compressed_sums
 from stratagem.context import ReplicaContext, get_strategy
 from stratagem.execution import on_global_model
-from stratagem.keras.numerics.compressed_gradients import state_variables
+from stratagem.keras.numerics.compressed_gradients import is_compressed, state_variables
 from stratagem.keras.numerics.step_mode import StepMode, current_mode, example_fraction
 from stratagem.keras.variables.annotations import annotated_variables
 from stratagem.local_updates import DiLoCo, LocalUpdates
 from stratagem.options import ReduceOp
 from stratagem.variables import home_of
-
-if TYPE_CHECKING:
-    from stratagem.compression import Compression
 
 __all__ = ["own_gradients", "synchronize", "with_local_copies"]
 
@@ -104,7 +101,7 @@ def _synchronize_fragment(
 
     def together() -> Any:
         changes = [new - old for new, old in zip(own, globals_, strict=True)]
-        mean, errors = _mean_changes(changes, states, method, context, step)
+        mean, errors = _mean_changes(trained, changes, states, method, context, step)
         found = [
             _next_global(old, change, state, method)
             for old, change, state in zip(globals_, mean, states, strict=True)
@@ -140,7 +137,12 @@ def _is_due(step: Any, offset: int, method: LocalUpdates) -> Any:
 
 
 def _mean_changes(
-    changes: list[Any], states: list[Any], method: LocalUpdates, context: ReplicaContext, step: Any
+    trained: list[Any],
+    changes: list[Any],
+    states: list[Any],
+    method: LocalUpdates,
+    context: ReplicaContext,
+    step: Any,
 ) -> tuple[list[Any], list[dict[str, Any]]]:
     """Returns the mean change of each variable over replicas, and the next compression state."""
     count = context.num_replicas_in_sync
@@ -148,7 +150,7 @@ def _mean_changes(
     compression: Any = method.compression
     sums: list[Any] = [None] * len(changes)
     news: list[dict[str, Any]] = [{} for _ in changes]
-    places = [place for place, one in enumerate(changes) if _is_compressed(one, compression)]
+    places = [place for place, one in enumerate(trained) if is_compressed(one, compression)]
     if places:
         found, new_states = compressed_sums(
             compression,
@@ -167,20 +169,18 @@ def _mean_changes(
     return [total / count for total in sums], news
 
 
-def _is_compressed(value: Any, compression: Compression | None) -> bool:
-    return compression is not None and compression.compresses(tuple(value.shape))
-
-
 def _next_global(
     old: Any, change: Any, state: dict[str, Any], method: LocalUpdates
 ) -> tuple[Any, dict[str, Any]]:
     """Returns the next global value of a variable, and the state of the outer optimizer."""
     if not isinstance(method, DiLoCo):
         return old + change, state
-    momentum = method.outer_momentum * state["outer_momentum"] + change
+    before = state["outer_momentum"]
+    change = change.astype(before.dtype)
+    momentum = method.outer_momentum * before + change
     step = method.outer_momentum * momentum + change
-    new = (old + method.outer_learning_rate * step).astype(old.dtype)
-    return new, {**state, "outer_momentum": momentum.astype(old.dtype)}
+    new = (old.astype(before.dtype) + method.outer_learning_rate * step).astype(old.dtype)
+    return new, {**state, "outer_momentum": momentum}
 
 
 def _add_copies(optimizer: Any, variables: Sequence[Any], method: LocalUpdates) -> None:
@@ -189,7 +189,7 @@ def _add_copies(optimizer: Any, variables: Sequence[Any], method: LocalUpdates) 
         if variable.local_copy is not None or not _is_float(variable):
             continue
         shapes = dict.fromkeys(method.state_names, tuple(variable.shape))
-        if _is_compressed(variable, compression):
+        if is_compressed(variable, compression):
             shapes |= compression.state_shapes(tuple(variable.shape))
         state = state_variables(optimizer, variable, shapes)
         with annotated_variables(synchronization="on_read", aggregation="mean"):

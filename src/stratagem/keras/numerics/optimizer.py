@@ -117,6 +117,8 @@ def _apply_locally(
     scope: ReplicaScope,
 ) -> Any:
     """Updates this replica's own weights, and synchronizes them if a period ends."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise _not_local("A LossScaleOptimizer was applied", context.strategy)
     own = [grad if (rows := scope.rows_of(grad)) is None else rows for grad in grads]
     if not _gradients_reduced.value:
         own = own_gradients(own, context)
@@ -124,6 +126,17 @@ def _apply_locally(
         result = apply_with_rows(original, optimizer, own, variables)
         synchronize(optimizer, variables, method, context)
     return result
+
+
+def _not_local(what: str, strategy: Strategy) -> NotImplementedError:
+    return NotImplementedError(
+        explain(
+            f"{what} under {strategy}, whose replicas train apart.",
+            expected="optimizer.apply(gradients, variables), which also synchronizes the replicas, "
+            "of an optimizer without loss scaling.",
+            fix='call optimizer.apply, and train in "mixed_bfloat16" instead of "mixed_float16".',
+        )
+    )
 
 
 def _remote_in_merge_call(optimizer: keras.optimizers.Optimizer) -> NotImplementedError:
@@ -218,6 +231,8 @@ def stateless_with_sums(original: Callable[..., Any]) -> Any:
         context = get_replica_context()
         if context is None or current_scope() is None:
             return original(self, optimizer_variables, grads, trainable_variables)
+        if context.strategy.local_updates is not None and context.num_replicas_in_sync > 1:
+            raise _not_local("stateless_apply was called", context.strategy)
         note_optimizer(self)
         summed = sum_gradients(_dense(grads))
         with stack.push(stack.FrameKind.UPDATE, context.strategy, context):
