@@ -69,7 +69,7 @@ _WHOLE = {
 }
 _WIDTH_OF_A_FILE = 120
 _QUICK = Effort(num_rounds=2, round_s=0.2)
-_ALL_TOGETHER = Effort(num_rounds=3, round_s=0.5, is_brief=True)
+_ALL_TOGETHER = Effort(num_rounds=3, is_brief=True)
 
 
 class _Places(click.ParamType):

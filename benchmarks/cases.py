@@ -17,7 +17,6 @@ __all__ = [
     "Environments",
     "Place",
     "Side",
-    "in_peers",
     "jax_side",
     "tensorflow_side",
     "whole_side",
@@ -200,16 +199,6 @@ def whole_side(name: str, module: str, environment: str = "ours") -> Side:
         variables={"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"} if environment == "ours" else {},
         environment=environment,
     )
-
-
-def in_peers(side: Side, environments: Environments) -> Side:
-    """Moves a side that could run in both to the environment of the peers, if there is one.
-
-    Not on a GPU: JAX of the peers has only the CPU.
-    """
-    if side.options.platform != "cpu" or not environments.peers.is_file():
-        return side
-    return dataclasses.replace(side, environment="peers")
 
 
 def tensorflow_side(

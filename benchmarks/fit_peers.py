@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 
-from benchmarks.cases import Case, Environments, Place, Side, in_peers, jax_side, tensorflow_side
+from benchmarks.cases import Case, Environments, Place, Side, jax_side, tensorflow_side
 from benchmarks.workers.protocol import WorkerOptions
 from benchmarks.workloads import WORKLOADS
 
@@ -14,29 +15,27 @@ __all__ = ["make_cases"]
 
 def make_cases(places: Sequence[Place], environments: Environments) -> list[Case]:
     """Returns a case for each model and place, and for the MLP one with a step a call as well."""
+    del environments
     cases: list[Case] = []
     for place in places:
-        many = _many_steps_case("mlp", place, environments)
-        cases += [many, _one_step_case("mlp", place, environments)]
+        cases += [_many_steps_case("mlp", place), _one_step_case("mlp", place)]
         for workload in ("cnn", "transformer", "resnet50"):
             if workload != "resnet50" or place.platform == "gpu":
-                cases.append(_many_steps_case(workload, place, environments))
+                cases.append(_many_steps_case(workload, place))
     return cases
 
 
-def _many_steps_case(workload: str, place: Place, environments: Environments) -> Case:
+def _many_steps_case(workload: str, place: Place) -> Case:
     steps = WORKLOADS[workload].steps_per_call(place.platform)
-    references = [
-        _keras(workload, place, 1, environments),
-        _keras(workload, place, steps, environments),
-    ]
+    references = [_keras(workload, place, 1), _keras(workload, place, steps)]
     if place.platform == "cpu":  # TensorFlow and PyTorch of the peers have only the CPU
         references += [_tensorflow(workload, place, steps), _torch(workload, place)]
     return _case(workload, place, steps, references)
 
 
-def _one_step_case(workload: str, place: Place, environments: Environments) -> Case:
-    return _case(workload, place, 1, [_keras(workload, place, 1, environments)])
+def _one_step_case(workload: str, place: Place) -> Case:
+    case = _case(workload, place, 1, [_keras(workload, place, 1)])
+    return dataclasses.replace(case, is_main=False)
 
 
 def _case(workload: str, place: Place, steps: int, references: Sequence[Side]) -> Case:
@@ -47,11 +46,13 @@ def _case(workload: str, place: Place, steps: int, references: Sequence[Side]) -
     )
 
 
-def _keras(workload: str, place: Place, steps: int, environments: Environments) -> Side:
-    """With one step a call and with as many as we: whichever is faster is the one to beat."""
+def _keras(workload: str, place: Place, steps: int) -> Side:
+    """With one step a call and with as many as we: whichever is faster is the one to beat.
+
+    In our environment: with TensorFlow installed beside it, Keras imports it, for seconds.
+    """
     name = "Keras DataParallel" if place.num_devices > 1 else "Keras on JAX"
-    side = jax_side(f"{name}, {steps} a call", "keras_fit", workload, place, steps)
-    return in_peers(side, environments)
+    return jax_side(f"{name}, {steps} a call", "keras_fit", workload, place, steps)
 
 
 def _tensorflow(workload: str, place: Place, steps: int) -> Side:

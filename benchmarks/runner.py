@@ -28,7 +28,7 @@ class Effort:
     """
 
     num_rounds: int = 5
-    round_s: float = 1.0
+    round_s: float = 0.5
     start_limit_s: float = 300.0
     answer_limit_s: float = 600.0
     is_brief: bool = False

@@ -63,8 +63,8 @@ class FirstStepSide:
         }
 
 
-def first_step_sides(workload: str) -> Sequence[FirstStepSide]:
-    """Returns the sides of a workload.
+def first_step_sides(workload: str, *, has_slow: bool = True) -> Sequence[FirstStepSide]:
+    """Returns the sides of a workload, with those that take a minute if `has_slow`.
 
     Plain Keras runs in our environment: with TensorFlow installed beside it, it imports it.
     """
@@ -83,13 +83,17 @@ def first_step_sides(workload: str) -> Sequence[FirstStepSide]:
         options=WorkerOptions(workload=workload, steps_per_epoch=1, compiled=True),
         environment="peers",
     )
+    slow = []
+    if has_slow or workload == LIGHT:
+        slow.append(FirstStepSide(side=tensorflow))
+    if has_slow:
+        # A run takes a minute, and its ratio is far from every bound.
+        slow.append(FirstStepSide(side=torch, num_rounds=1))
     return [
         *(FirstStepSide(side=side, wanted=_MAX_RATIO) for side in ours),
         FirstStepSide(side=keras),
         FirstStepSide(side=data_parallel),
-        FirstStepSide(side=tensorflow),
-        # A run takes a minute, and its ratio is far from every bound.
-        FirstStepSide(side=torch, num_rounds=1),
+        *slow,
         *(FirstStepSide(side=side, is_warm=True, wanted=_MAX_WARM_RATIO) for side in ours),
         FirstStepSide(side=keras, is_warm=True),
     ]

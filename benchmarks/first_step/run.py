@@ -33,6 +33,7 @@ from benchmarks.workloads import WORKLOADS
 
 __all__ = ["run_first_step"]
 
+# A round of a heavy workload takes minutes.
 _MAX_ROUNDS = 2
 # Short runs vary more.
 _LIGHT_ROUNDS_PER_ROUND = 3
@@ -52,29 +53,31 @@ def run_first_step(
 
     Args:
         environments: where the sides run.
-        effort: how often to measure, and how long to wait; a brief one takes one heavy workload.
+        effort: how often to measure, and how long to wait; a brief one takes no heavy workload.
         console: of the tables.
         output: folder of the results.
-        only: workloads whose title contains this, "imports" or "two workers".
+        only: workloads whose title contains this, "imports" or "two workers"; without it, one of
+            the heavy workloads, in fewer rounds, and without compilers that take a minute.
         is_quick: the MLP alone, once.
 
     Returns:
         Whether all went well.
     """
-    num_rounds = 1 if is_quick or effort.is_brief else min(effort.num_rounds, _MAX_ROUNDS)
-    num_light = 1 if is_quick else num_rounds * _LIGHT_ROUNDS_PER_ROUND
+    num_heavy = min(effort.num_rounds, _MAX_ROUNDS) if only else 1
+    num_light = 1 if is_quick else num_heavy * _LIGHT_ROUNDS_PER_ROUND if only else 2
     machine = describe_machine(None)
-    results = _Results(environments, effort, console)
+    results = _Results(environments, effort, console, has_slow=bool(only))
 
     def keep() -> None:
         """Writes what there is so far: the whole takes long."""
-        told = {"machine": machine, "rounds": {"light": num_light, "heavy": num_rounds}}
+        told = {"machine": machine, "rounds": {"light": num_light, "heavy": num_heavy}}
         write_json(output / "first_step.json", {**told, **results.described()})
 
-    workloads = (LIGHT,) if is_quick else (*HEAVY[: 1 if effort.is_brief else None], LIGHT)
+    heavy = () if is_quick or effort.is_brief else HEAVY if only else HEAVY[:1]
+    workloads = (*heavy, LIGHT)
     for workload in workloads:
         if only in WORKLOADS[workload].title:
-            results.measure(workload, num_light if workload == LIGHT else num_rounds)
+            results.measure(workload, num_light if workload == LIGHT else num_heavy)
             keep()
     for name, measure in _STARTS.items():
         if only in name:
@@ -93,13 +96,16 @@ def run_first_step(
 class _Results:
     """Everything measured so far; failures are shown at once."""
 
-    def __init__(self, environments: Environments, effort: Effort, console: Console) -> None:
+    def __init__(
+        self, environments: Environments, effort: Effort, console: Console, *, has_slow: bool
+    ) -> None:
         self.rows: list[FirstStep] = []
         self.starts: list[Start] = []
         self.versions: dict[str, dict[str, str]] = {}
         self.skipped: list[dict[str, str]] = []
         self.failures: list[dict[str, str]] = []
         self._environments, self._effort, self._console = environments, effort, console
+        self._has_slow = has_slow
         self._is_warmed_up = False
 
     def described(self) -> dict[str, Any]:
@@ -118,7 +124,8 @@ class _Results:
         """Measures all sides of a workload in turns; one that fails has no row."""
         title = WORKLOADS[workload].title
         self._warm_up()
-        sides = [one for one in first_step_sides(workload) if self._can_run(one)]
+        wanted = first_step_sides(workload, has_slow=self._has_slow)
+        sides = [one for one in wanted if self._can_run(one)]
         found: dict[str, list[dict[str, float]]] = {one.name: [] for one in sides}
         with tempfile.TemporaryDirectory() as folder, self._console.status(title) as status:
 
@@ -161,7 +168,7 @@ class _Results:
             return
         self._is_warmed_up = True
         with tempfile.TemporaryDirectory() as folder, self._console.status("warming up"):
-            for place, one in enumerate(first_step_sides(LIGHT)):
+            for place, one in enumerate(first_step_sides(LIGHT, has_slow=self._has_slow)):
                 if not one.is_warm and self._can_run(one):
                     self._start("warming up", one, Path(folder, str(place)))
 

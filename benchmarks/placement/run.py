@@ -36,7 +36,7 @@ def run_placement(
 
     Args:
         environments: where the workers run.
-        effort: how often, how long, and how long to wait.
+        effort: how often, how long, and how long to wait; a brief one takes one case of the CPU.
         console: of the tables.
         output: folder of the results.
         only: cases whose name contains this.
@@ -85,7 +85,7 @@ def _choose_cases(
     environments: Environments, effort: Effort, console: Console, only: str, *, is_quick: bool
 ) -> tuple[list[Case], str | None]:
     """Returns what is to be measured here, and on which GPU; says what is not."""
-    cases = [case for case in CASES if only in case.name]
+    cases = [case for case in CASES if only in case.name][: 1 if effort.is_brief else None]
     if is_quick:
         return [case.quick() for case in cases], None
     if only not in _GPU_NAME:

@@ -23,7 +23,7 @@ ONE_DEVICE, TARGET = "1xH100", "8xH100"
 # not among them: its max pooling is another on CPUs (keras/numerics/pooling.py).
 _ON_GPU = {"mlp": 128, "resnet50": 256, "large_transformer": 32, "billion_transformer": 8}
 _ON_CPU = {"mlp": 128, "transformer": 64, "large_transformer": 2, "resnet50": 8}
-_QUICK = ("mlp",)
+_QUICK, _BRIEF = ("mlp",), ("mlp", "transformer", "large_transformer")
 
 
 def run_plan(
@@ -39,7 +39,7 @@ def run_plan(
 
     Args:
         environments: whose own interpreter does both.
-        effort: how long to wait.
+        effort: how long to wait; a brief one leaves the dearest out.
         console: of the table.
         output: folder of the results.
         only: workloads whose title contains this.
@@ -50,11 +50,12 @@ def run_plan(
     """
     place, device = _place(environments, effort)
     batch_sizes = _ON_GPU if place.platform == "gpu" else _ON_CPU
+    wanted = _QUICK if is_quick else _BRIEF if effort.is_brief else tuple(batch_sizes)
     rows: list[Comparison] = []
     failures: list[dict[str, str]] = []
     for workload, batch_size in batch_sizes.items():
         title = WORKLOADS[workload].title
-        if only not in title or (is_quick and workload not in _QUICK):
+        if only not in title or workload not in wanted:
             continue
         with console.status(title):
             try:

@@ -37,7 +37,7 @@ _NUM_WORKERS = 4
 _MAX_RESTARTS = 20
 # After the first, what restarts are forked from is there; sides without it do not wait for it.
 _WARM_S, _COLD_S, _BETWEEN_S = 40.0, 15.0, 6.0
-_MAX_KILLS, _BRIEF_KILLS = 5, 3
+_MAX_KILLS, _BRIEF_KILLS = 5, 2
 _LIMIT_S = 120.0
 _RUN_S, _BRIEF_RUN_S, _LONG_RUN_S = 90.0, 45.0, 600.0
 _LONG_RUN = "long run"
