@@ -108,6 +108,7 @@ if TYPE_CHECKING:
     from stratagem.strategies.central_storage import (
         CentralStorageStrategy as CentralStorageStrategy,
     )
+    from stratagem.strategies.elastic import ElasticStrategy as ElasticStrategy
     from stratagem.strategies.hybrid import HybridStrategy as HybridStrategy
     from stratagem.strategies.local_update import LocalUpdateStrategy as LocalUpdateStrategy
     from stratagem.strategies.mirrored import MirroredStrategy as MirroredStrategy
@@ -148,6 +149,7 @@ __all__ = [
     "DistributedIterator",
     "DistributedValues",
     "ElasticConfig",
+    "ElasticStrategy",
     "HierarchicalCopyAllReduce",
     "HybridStrategy",
     "IndexedSlices",

@@ -27,6 +27,7 @@ PUBLIC_NAMES: dict[str, tuple[str, str | None]] = {
     "DistributedIterator": ("stratagem.input", "DistributedIterator"),
     "DistributedValues": ("stratagem.values", "DistributedValues"),
     "ElasticConfig": ("stratagem.launch", "ElasticConfig"),
+    "ElasticStrategy": ("stratagem.strategies.elastic", "ElasticStrategy"),
     "HierarchicalCopyAllReduce": (
         "stratagem.strategies.base.built_in_ops",
         "HierarchicalCopyAllReduce",

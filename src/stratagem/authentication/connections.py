@@ -12,7 +12,7 @@ from stratagem.authentication.credentials import Credentials
 from stratagem.authentication.handshake import prove
 from stratagem.messages import explain
 
-__all__ = ["Streams", "UnansweredError", "close_now", "connect", "open_streams"]
+__all__ = ["Streams", "UnansweredError", "close_now", "connect", "open_streams", "reach"]
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -39,12 +39,11 @@ async def connect(
     Raises OSError if the host cannot be reached within `limit_s`, UnansweredError if the handshake
     takes longer, ValueError if another program answers, or one with other credentials.
     """
-    async with asyncio.timeout(limit_s):
-        connection = await _dial(host, port)
+    connection = await reach(
+        host, port, credentials, claim, purpose=purpose, server=server, limit_s=limit_s
+    )
     try:
         async with asyncio.timeout(limit_s):
-            key = credentials.key(purpose)
-            await prove(connection, key, credentials.mode, claim, server=server)
             try:
                 return await open_streams(connection, credentials, is_server=False)
             except (ssl.SSLError, asyncio.IncompleteReadError, ConnectionError) as error:
@@ -52,8 +51,41 @@ async def connect(
     except BaseException as error:
         connection.close()
         if isinstance(error, OSError):
-            raise UnansweredError(str(error) or f"no answer within {limit_s:g} s") from error
+            raise _unanswered(error, limit_s) from error
         raise
+
+
+async def reach(
+    host: str,
+    port: int,
+    credentials: Credentials,
+    claim: str,
+    *,
+    purpose: str,
+    server: str,
+    limit_s: float,
+) -> socket.socket:
+    """Returns an authenticated socket, which is not blocking; arguments as for `connect`.
+
+    Raises as `connect`.
+    """
+    async with asyncio.timeout(limit_s):
+        connection = await _dial(host, port)
+    try:
+        async with asyncio.timeout(limit_s):
+            await prove(
+                connection, credentials.key(purpose), credentials.mode, claim, server=server
+            )
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, OSError):
+            raise _unanswered(error, limit_s) from error
+        raise
+    return connection
+
+
+def _unanswered(error: OSError, limit_s: float) -> UnansweredError:
+    return UnansweredError(str(error) or f"no answer within {limit_s:g} s")
 
 
 async def open_streams(

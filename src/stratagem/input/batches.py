@@ -15,7 +15,15 @@ from stratagem.input.splitting import split_lengths
 from stratagem.messages import explain
 from stratagem.topology import Topology
 
-__all__ = ["HostBatch", "join_parts", "padded", "take_batch", "take_own_part", "unflatten"]
+__all__ = [
+    "HostBatch",
+    "join_parts",
+    "padded",
+    "split_again",
+    "take_batch",
+    "take_own_part",
+    "unflatten",
+]
 
 _MAX_ROWS = 4  # In an error message.
 
@@ -28,7 +36,9 @@ class HostBatch:
     on transfer. `is_array` is False for None leaves of `structure`. `num_examples` counts true rows
     of this process's replicas. `size` is rows per replica with padding. `lengths` are true rows of
     this process's replicas, `all_lengths` of all processes'; None if all have `size`. Batches with
-    equal `signature` (structure, shapes, dtypes) share a program.
+    equal `signature` (structure, shapes, dtypes) share a program. `origin` is the batch of all
+    processes, if this is a part of one that all have read. `is_undivided` is True for such a batch
+    itself, which is split where it is used.
     """
 
     structure: Any
@@ -39,6 +49,8 @@ class HostBatch:
     lengths: tuple[int, ...] | None
     all_lengths: tuple[int, ...] | None
     signature: Any
+    origin: HostBatch | None = None
+    is_undivided: bool = False
 
     def parts(self, num_replicas: int) -> list[Any]:
         """Returns a pytree of host arrays per replica, without padding."""
@@ -72,6 +84,7 @@ class HostBatch:
             num_examples=num_examples,
             lengths=lengths,
             signature=(kind, self.size, self.all_lengths),
+            origin=self,
         )
 
     def _rebuild(self, arrays: list[Any]) -> Any:
@@ -128,6 +141,12 @@ def take_own_part(data: object, topology: Topology) -> HostBatch:
     if not topology.spans_processes:
         return batch
     return batch.of_replicas(topology.local_replica_ids[0], topology.num_local_replicas)
+
+
+def split_again(batch: HostBatch, topology: Topology) -> HostBatch:
+    """Returns this process's part of a batch that all processes have read, for other processes."""
+    whole = batch if batch.origin is None else batch.origin
+    return take_own_part(whole.rows(0, whole.num_examples), topology)
 
 
 def _signature(structure: object, is_array: tuple[bool, ...], arrays: Sequence[Any]) -> Any:

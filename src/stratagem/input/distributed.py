@@ -100,9 +100,12 @@ class DistributedDataset:
 
     def begin(self) -> DistributedIterator:
         """Returns an iterator, also in a coordinator, where `fit` reads batches for workers."""
+        return self._begin_with(DistributedIterator)
+
+    def _begin_with(self, kind: type[DistributedIterator]) -> DistributedIterator:
         require_outside_replicas("A distributed dataset was iterated")
         self._epoch += 1
-        return DistributedIterator(self, self._epoch)
+        return kind(self, self._epoch)
 
     @property
     def strategy(self) -> Any:
@@ -239,14 +242,16 @@ class DistributedDataset:
         if self._size_exchange is not None:
             reading = self._size_exchange.reading(read)
             read, give_up = reading.next, reading.give_up
+        return self._loader(reader, read=read, give_up=give_up)
+
+    def _loader(self, reader: Reader, **arguments: Any) -> Loader:
         return Loader(
             reader,
-            read,
-            self._strategy.topology,
+            topology=self._strategy.topology,
             to_device=self._options.fetch_to_device,
             can_seek=self._shard is not None and self._size_exchange is None,
             looks_ahead=self._options.per_replica_buffer_size > 0,
-            give_up=give_up,
+            **arguments,
         )
 
     def _open(self, epoch: int) -> Reader:

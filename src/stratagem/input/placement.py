@@ -43,7 +43,8 @@ class PlacedBatches:
 
     Arrays have shape (n, size, ...) for n replicas of all processes, or (steps, n, size, ...) for
     several steps; one replica has no n axis. Non-numeric arrays stay on the host. `lengths` are of
-    all processes, `local_lengths` of this one.
+    all processes, `local_lengths` of this one. `hosts` are the batches on the host, if these may be
+    split again.
     """
 
     structure: Any
@@ -55,6 +56,7 @@ class PlacedBatches:
     lengths: tuple[int, ...] | None
     local_lengths: tuple[int, ...]
     signature: Any
+    hosts: list[HostBatch] = dataclasses.field(default_factory=list[HostBatch])
 
     def value(self) -> Any:
         """Returns the only batch as a pytree of `PerReplica`, or of arrays for one replica."""

@@ -113,14 +113,27 @@ def copy_refused(strategy: Strategy) -> ValueError:
     )
 
 
-def identity_of(resolver: ClusterResolver, processes: Processes) -> Identity:
-    """Returns this process's identity in its group, with the values that must match on all."""
+def identity_of(
+    resolver: ClusterResolver, processes: Processes, *, with_addresses: bool = False
+) -> Identity:
+    """Returns this process's identity in its group, with the values that must match on all.
+
+    `with_addresses` requires those of all processes, also on one machine; ValueError without.
+    """
     assert processes.coordinator_address is not None
     host, port = split_address(processes.coordinator_address)
     labels = _labels(resolver, processes)
     # The resolver of a TPU slice has only the hosts of that slice.
     knows_all = labels is not None
     is_one_machine = processes.num_local_processes == processes.num_processes
+    if with_addresses and not knows_all:
+        raise ValueError(
+            explain(
+                f"{resolver!r} does not list the address of every process.",
+                expected="a cluster with an address for each process, which all others reach.",
+                fix="set TF_CONFIG, or pass sg.cluster_resolver.SimpleClusterResolver.",
+            )
+        )
     return Identity(
         process_id=processes.process_id,
         labels=labels or tuple(f"process {index}" for index in range(processes.num_processes)),
@@ -133,7 +146,9 @@ def identity_of(resolver: ClusterResolver, processes: Processes) -> Identity:
             **{f"{name}": _version(name) for name in ("stratagem", "jax", "jaxlib", "keras")},
             "Python": ".".join(platform.python_version_tuple()[:2]),
         },
-        addresses=_addresses(resolver) if knows_all and not is_one_machine else (),
+        addresses=_addresses(resolver)
+        if knows_all and (with_addresses or not is_one_machine)
+        else (),
     )
 
 

@@ -4,6 +4,7 @@ from stratagem.topology.abstract_devices import planned_topology
 from stratagem.topology.compilation_cache import use_compilation_cache
 from stratagem.topology.devices import find_devices, local_devices
 from stratagem.topology.mesh import REPLICA_AXIS, Topology
+from stratagem.topology.separate_processes import start_separately
 
 __all__ = [
     "REPLICA_AXIS",
@@ -11,5 +12,6 @@ __all__ = [
     "find_devices",
     "local_devices",
     "planned_topology",
+    "start_separately",
     "use_compilation_cache",
 ]

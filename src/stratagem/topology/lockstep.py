@@ -11,23 +11,27 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Generator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import jax
+import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
+from stratagem.elastic import ElasticGroup
 from stratagem.process_group import Activity, Group, current_group
 
 __all__ = [
     "InFlightProgram",
     "compiling",
     "compute_on_every_process",
+    "gathered",
     "is_multi_process",
     "last_program",
     "record_program",
     "replicate_to_all",
     "run_together",
+    "runs_separately",
     "wait_for_program",
     "wait_until_ready",
     "waited_s",
@@ -178,6 +182,8 @@ def compute_on_every_process(arrays: object, function: Callable[[Any], Any] | No
     `function` is at module level, since programs are cached by it; None returns the arrays.
     Raises as `run_together`.
     """
+    if runs_separately():
+        return _jitted(function or _read_all, None)(gathered(arrays))
     result = _compute_together(arrays, function or _read_all)
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), result)
 
@@ -185,6 +191,27 @@ def compute_on_every_process(arrays: object, function: Callable[[Any], Any] | No
 def replicate_to_all(arrays: object) -> Any:
     """Returns multi-process arrays replicated to every device; call it on every process."""
     return _compute_together(arrays, _read_all)
+
+
+def runs_separately() -> bool:
+    """Returns True if no program runs on several processes, as in an elastic group."""
+    return isinstance(cast("Any", current_group()), ElasticGroup)
+
+
+def gathered(arrays: object) -> Any:
+    """Returns multi-process arrays of an elastic group on the host, without lost members' parts.
+
+    Call it on every process.
+    """
+    group = current_group()
+    assert group is not None
+    leaves, structure = jax.tree.flatten(arrays)
+    own = [np.asarray(leaf.addressable_data(0)) for leaf in leaves]
+    parts = [number for number, leaf in enumerate(leaves) if not leaf.is_fully_replicated]
+    received = group.exchange("parts of arrays", [own[number] for number in parts])
+    for place, number in enumerate(parts):
+        own[number] = np.concatenate([one[place] for one in received])
+    return jax.tree.unflatten(structure, own)
 
 
 def _compute_together(arrays: object, function: Callable[[Any], Any]) -> Any:

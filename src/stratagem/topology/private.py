@@ -17,6 +17,12 @@ has its own programs, and would find none there (0.10 to 0.12). On one machine e
 of it, and every later start then warns that it cannot read the entry, and never replaces it (0.10
 to 0.12). The replacement writes a file of another name, and renames it.
 
+`jaxlib._jax.get_distributed_runtime_service`, `get_distributed_runtime_client`, `jaxlib.xla_client.
+make_cpu_client` and `jax._src.distributed.global_state`: JAX learns the devices of all processes by
+its coordination service, and ends all processes if that is lost. Each process of an elastic group
+has a service of its own, where it takes the part of the others as well, so that it knows their
+devices and depends on none of them (0.10 to 0.12).
+
 `sys._current_frames`, `os._exit`: documented by Python, for specialists.
 """
 
@@ -33,6 +39,7 @@ from collections.abc import Generator
 from typing import Any, NoReturn
 
 __all__ = [
+    "SeparateNodes",
     "enable_compilation_cache",
     "exit_now",
     "gloo_bound_to",
@@ -137,6 +144,51 @@ def write_cache_entries_whole() -> bool:
 
     cache.put = put
     return True
+
+
+class SeparateNodes:
+    """A coordination service of JAX in this process, with this process as all of its nodes."""
+
+    def __init__(self, port: int, num_nodes: int, own: int) -> None:
+        library: Any = importlib.import_module("jaxlib._jax")
+        state: Any = importlib.import_module("jax._src.distributed").global_state
+        self.others = [node for node in range(num_nodes) if node != own]
+        self._num_nodes = num_nodes
+        address = f"127.0.0.1:{port}"
+        self._service = library.get_distributed_runtime_service(address, num_nodes)
+        self._clients = [
+            library.get_distributed_runtime_client(
+                address, node, init_timeout=60, shutdown_on_destruction=False
+            )
+            for node in range(num_nodes)
+        ]
+        _in_threads([client.connect for client in self._clients])
+        state.client, state.process_id, state.num_processes = self._clients[own], own, num_nodes
+
+    def start_other(self, node: int) -> None:
+        """Takes the part of another node while JAX starts on this one."""
+        library: Any = importlib.import_module("jaxlib.xla_client")
+        library.make_cpu_client(
+            asynchronous=True,
+            distributed_client=self._clients[node],
+            node_id=node,
+            num_nodes=self._num_nodes,
+            num_devices=1,
+        )
+
+    def close(self) -> None:
+        """Ends the service."""
+        _in_threads([client.shutdown for client in self._clients])
+        self._service.shutdown()
+
+
+def _in_threads(functions: list[Any]) -> None:
+    """Calls functions that wait for each other."""
+    threads = [threading.Thread(target=function) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def main_thread_file() -> str:

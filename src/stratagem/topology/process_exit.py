@@ -17,10 +17,11 @@ import threading
 import traceback
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 
+from stratagem.elastic import ElasticGroup
 from stratagem.exit_codes import INTERRUPTED
 from stratagem.preemption.signals import ignore_until_exit
 from stratagem.process_group import Group, current_group
@@ -113,8 +114,10 @@ def _is_in_jax() -> bool:
 
 @atexit.register
 def _exit_with_group() -> None:
-    group = current_group()
-    if group is not None:
+    group: Any = current_group()
+    if isinstance(group, ElasticGroup):
+        group.close()
+    elif group is not None:
         _leave_group(group)
     ignore_until_exit()
 

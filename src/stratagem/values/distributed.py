@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -52,6 +52,7 @@ class PerReplica(DistributedValues):
         lengths: true leading sizes, one per replica, if the components are padded; otherwise None.
         objects: the components of this process, in replica order.
         local: this replica's traced value in a compiled step.
+        split_again: in an elastic group, returns the value for the members that are left.
 
     Example:
         >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -66,6 +67,9 @@ class PerReplica(DistributedValues):
     lengths: tuple[int, ...] | None = None
     objects: tuple[Any, ...] | None = None
     local: Any = None
+    split_again: Callable[[], Any] | None = dataclasses.field(
+        default=None, compare=False, repr=False
+    )
 
     def tree_flatten(self) -> tuple[tuple[Any, Any, Any], Any]:
         """Returns the arrays for JAX; `lengths` is static."""

@@ -7,7 +7,7 @@ combine with arrays on other devices.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn, Var
 
 
-__all__ = ["retrace", "scan_counts"]
+__all__ = ["Rule", "retrace", "scan_counts"]
 
 # Primitives that call a function, and the parameter that holds it.
 _CALLS = {
@@ -33,14 +33,23 @@ _CALLS = {
 _TYPED = ("out_sharding", "sharding")
 
 
+Rule = Callable[["JaxprEqn", list[Any], bool], Sequence[Any]]
+"""Replaces a primitive, given its equation, its inputs, and if it is in a branch or a loop."""
+
+
 def retrace(
     jaxpr: Jaxpr | ClosedJaxpr,
     inputs: Sequence[Any],
     in_place_of: Mapping[str, Callable[..., Sequence[Any]]] | None = None,
+    rules: Mapping[str, Rule] | None = None,
+    *,
+    is_inside: bool = False,
 ) -> list[Any]:
     """Evaluates a jaxpr as if its operations had been written here.
 
     `in_place_of` maps the name of an inner function to its replacement, which returns a list.
+    `rules` replace primitives by name, also in inner jaxprs. `is_inside` is True for the jaxpr of a
+    branch or a loop.
     """
     consts: Sequence[Any] = ()
     if isinstance(jaxpr, ClosedJaxpr):
@@ -56,17 +65,32 @@ def retrace(
     for eqn in jaxpr.eqns:
         own_inputs = [read(atom) for atom in eqn.invars]
         other = others.get(eqn.params.get("name", ""))
-        results = _evaluated(eqn, own_inputs) if other is None else other(*own_inputs)
+        if other is None:
+            results = _evaluated(eqn, own_inputs, _Inner(rules or {}, is_inside))
+        else:
+            results = other(*own_inputs)
         values.update(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _evaluated(eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
+class _Inner(NamedTuple):
+    """The rules for jaxprs inside of an equation."""
+
+    rules: Mapping[str, Rule]
+    is_inside: bool
+
+    def retrace(self, jaxpr: Any, inputs: Sequence[Any], *, branches: bool = True) -> list[Any]:
+        return retrace(jaxpr, inputs, rules=self.rules, is_inside=self.is_inside or branches)
+
+
+def _evaluated(eqn: JaxprEqn, inputs: list[Any], inner: _Inner) -> Sequence[Any]:
     name, params = eqn.primitive.name, eqn.params
+    if name in inner.rules:
+        return inner.rules[name](eqn, inputs, inner.is_inside)
     if name in _CALLS and _CALLS[name] in params:
-        return retrace(params[_CALLS[name]], inputs)
+        return inner.retrace(params[_CALLS[name]], inputs, branches=False)
     if name in _CONTROL:
-        return _CONTROL[name](eqn, inputs)
+        return _CONTROL[name](eqn, inputs, inner)
     if name == "reshard":  # changes only the type of a value in its mesh
         return inputs
     if name == "call_hi_primitive":  # since JAX 0.12: composed of other primitives
@@ -77,35 +101,35 @@ def _evaluated(eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
     return results if eqn.primitive.multiple_results else [results]
 
 
-def _choice(eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
+def _choice(eqn: JaxprEqn, inputs: list[Any], inner: _Inner) -> Sequence[Any]:
     index, *operands = inputs
-    branches = [_as_function(branch) for branch in eqn.params["branches"]]
+    branches = [_as_function(branch, inner) for branch in eqn.params["branches"]]
     return jax.lax.switch(index, branches, *operands)
 
 
-def _as_function(jaxpr: ClosedJaxpr) -> Any:
-    return lambda *inputs: retrace(jaxpr, inputs)
+def _as_function(jaxpr: ClosedJaxpr, inner: _Inner) -> Any:
+    return lambda *inputs: inner.retrace(jaxpr, inputs)
 
 
-def _loop(eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
+def _loop(eqn: JaxprEqn, inputs: list[Any], inner: _Inner) -> Sequence[Any]:
     params = eqn.params
     num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
     of_cond, of_body = inputs[:num_cond], inputs[num_cond : num_cond + num_body]
     return jax.lax.while_loop(
-        lambda carry: retrace(params["cond_jaxpr"], [*of_cond, *carry])[0],
-        lambda carry: retrace(params["body_jaxpr"], [*of_body, *carry]),
+        lambda carry: inner.retrace(params["cond_jaxpr"], [*of_cond, *carry])[0],
+        lambda carry: inner.retrace(params["body_jaxpr"], [*of_body, *carry]),
         inputs[num_cond + num_body :],
     )
 
 
-def _scan(eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
+def _scan(eqn: JaxprEqn, inputs: list[Any], inner: _Inner) -> Sequence[Any]:
     params = eqn.params
-    inner: ClosedJaxpr = params["jaxpr"]
+    body: ClosedJaxpr = params["jaxpr"]
     num_consts, num_carry = scan_counts(eqn)
     consts, rest = inputs[:num_consts], inputs[num_consts:]
 
     def step(carry: list[Any], parts: list[Any]) -> tuple[list[Any], list[Any]]:
-        outputs = retrace(inner, [*consts, *carry, *parts])
+        outputs = inner.retrace(body, [*consts, *carry, *parts])
         return outputs[:num_carry], outputs[num_carry:]
 
     carry, stacked = jax.lax.scan(
@@ -133,7 +157,7 @@ def _has_rank_of(atom: Any, aval: Any) -> bool:
     return atom.aval.ndim == aval.ndim
 
 
-_CONTROL: Mapping[str, Callable[[Any, list[Any]], Sequence[Any]]] = {
+_CONTROL: Mapping[str, Callable[[Any, list[Any], _Inner], Sequence[Any]]] = {
     "cond": _choice,
     "scan": _scan,
     "while": _loop,

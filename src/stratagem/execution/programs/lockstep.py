@@ -28,6 +28,7 @@ from stratagem.execution.tracing.program_fingerprint import name_of
 from stratagem.execution.tracing.remote_state import RemoteState
 from stratagem.execution.tracing.trace import Trace
 from stratagem.execution.tracing.tracer import trace_replica_function
+from stratagem.input.batches import HostBatch
 from stratagem.input.iterator import DistributedIterator
 from stratagem.options import ReduceOp
 from stratagem.summary.settings import trace_key
@@ -104,6 +105,15 @@ class Lockstep:
             eagerly=config.runs_eagerly(),
         )
 
+    def run_batches(
+        self, fn: Callable[..., Any], batches: list[HostBatch], arguments: Arguments
+    ) -> Any:
+        """Calls a function on batches of one signature, which `arguments` have on the devices."""
+        program = self.program(fn, arguments)
+        if len(batches) == 1:
+            return program.run(arguments)
+        return program.run_many(arguments.split, arguments.shared)
+
     def program(self, fn: Callable[..., Any], arguments: Arguments) -> Program:
         """Returns the program for a function and its arguments; traces the function if needed."""
         offer_step(self._strategy, fn, arguments, self._trace)
@@ -128,13 +138,7 @@ class Lockstep:
         if trace.written:
             self._strategy.placement.check()
         require_layouts_used(self._strategy.placement.layouts, trace.written)
-        program = self._programs[key] = program_of(
-            trace,
-            topology,
-            name_of(fn),
-            self._strategy.placement.remote,
-            is_remote=self._strategy.placement.is_remote,
-        )
+        program = self._programs[key] = self._program_of(trace, name_of(fn))
         if not is_inside:  # otherwise the outer function was recompiled
             kinds = ArgumentKinds(arguments.structure, arguments.leaves)
             reason = self._recompilations.note(fn, kinds, program.usage)
@@ -144,6 +148,16 @@ class Lockstep:
         while len(self._programs) > config.program_cache_size():
             self._programs.popitem(last=False)
         return program
+
+    def _program_of(self, trace: Trace, name: str) -> Program:
+        placement = self._strategy.placement
+        return program_of(
+            trace,
+            self._strategy.topology,
+            name,
+            placement.remote,
+            is_remote=placement.is_remote,
+        )
 
     def evaluate(self, trace: Trace, name: str, split: list[Any], shared: list[Any]) -> list[Any]:
         """Runs a trace that writes nothing; see `Executor.evaluate`."""

@@ -122,7 +122,10 @@ class _ReducedStep:
 
 def _run_compiled(strategy: Strategy, fn: Callable[[Any], Any], placed: PlacedBatches) -> Any:
     arguments = batch_arguments(placed)
-    program = cast("Lockstep", strategy.executor).program(fn, arguments)
+    executor = cast("Lockstep", strategy.executor)
+    if placed.hosts:
+        return _mapped(_with_step_axis, executor.run_batches(fn, placed.hosts, arguments))
+    program = executor.program(fn, arguments)
     if placed.num_steps == 1:
         result = program.run(arguments)
         return _mapped(_with_step_axis, result)

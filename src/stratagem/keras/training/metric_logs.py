@@ -16,7 +16,12 @@ from stratagem.keras.training.late_logs import LateLogs
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.messages import explain
 from stratagem.topology.abstract_devices import placeholder
-from stratagem.topology.lockstep import run_together, wait_until_ready
+from stratagem.topology.lockstep import (
+    gathered,
+    run_together,
+    runs_separately,
+    wait_until_ready,
+)
 from stratagem.variables import (
     LateRead,
     VariableKind,
@@ -105,6 +110,8 @@ class MetricLogs:
             return {name: placeholder(one.shape, one.dtype) for name, one in shapes.items()}
         if not self._strategy.topology.spans_processes:
             return dict(self._program(stored))
+        if runs_separately():
+            return dict(self._program(gathered(stored)))
 
         def start() -> tuple[Any, Any]:
             results = self._program(stored)
@@ -148,7 +155,7 @@ class MetricLogs:
         variables = self._model.metrics_variables
         if self._program is None or [id(v) for v in variables] != [id(v) for v in self._variables]:
             self._variables, self._names = variables, None
-            several = self._strategy.topology.spans_processes
+            several = self._strategy.topology.spans_processes and not runs_separately()
             copied = self._strategy.topology.replicated if several else None
             self._program = jax.jit(self._results, out_shardings=copied)
         return [variable.storage if home_of(variable) else variable.value for variable in variables]

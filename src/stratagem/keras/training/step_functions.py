@@ -13,8 +13,8 @@ import numpy as np
 
 from stratagem import config
 from stratagem.background_errors import raise_reported
-from stratagem.execution import Lockstep, batch_arguments
-from stratagem.input.batches import HostBatch, take_own_part
+from stratagem.execution import ElasticLockstep, Lockstep, batch_arguments
+from stratagem.input.batches import HostBatch, split_again, take_own_part
 from stratagem.input.placement import place
 from stratagem.keras.training.late_logs import LateLogs
 from stratagem.keras.training.metric_logs import MetricLogs
@@ -72,7 +72,9 @@ class HostBatches:
     def take(self, topology: Topology) -> HostBatch:
         """Returns this process's part of the next batch, split by its dataset or else evenly."""
         batch = next(self._batches)
-        return batch if isinstance(batch, HostBatch) else take_own_part(batch, topology)
+        if not isinstance(batch, HostBatch):
+            return take_own_part(batch, topology)
+        return split_again(batch, topology) if batch.is_undivided else batch
 
 
 class StepFunction:
@@ -89,7 +91,8 @@ class _GroupedStepFunction(StepFunction):
         self._model = model
         self._strategy = strategy
         self._step = step
-        self._execution = Lockstep(strategy)
+        is_elastic = isinstance(strategy.executor, ElasticLockstep)
+        self._execution = (ElasticLockstep if is_elastic else Lockstep)(strategy)
         self._source: Any = None
         self._ahead: list[tuple[list[HostBatch], Any]] | Exception | None = None
         self._num_groups = 0
@@ -172,10 +175,7 @@ class _GroupedStepFunction(StepFunction):
     def _run(self, batches: list[HostBatch], arguments: Arguments | None) -> Any:
         if arguments is None:
             return self._run_eagerly(batches[0])
-        program = self._execution.program(self._step, arguments)
-        if len(batches) == 1:
-            return program.run(arguments)
-        return program.run_many(arguments.split, arguments.shared)
+        return self._execution.run_batches(self._step, batches, arguments)
 
     def _run_eagerly(self, batch: HostBatch) -> Any:
         parts = batch.parts(self._strategy.topology.num_local_replicas)

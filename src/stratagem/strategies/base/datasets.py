@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from stratagem.input import DistributedDataset, DistributedIterator
+from stratagem.execution import ElasticLockstep
+from stratagem.input import DistributedDataset, DistributedIterator, ElasticDataset
 from stratagem.input.sources import as_source
 from stratagem.messages import explain
 from stratagem.options import InputContext, InputOptions, InputReplicationMode
@@ -42,6 +43,9 @@ def from_dataset(strategy: Strategy, dataset: object, options: object) -> Distri
             )
         )
     source = as_source(dataset)
+    if isinstance(strategy.executor, ElasticLockstep):
+        whole = InputContext(num_replicas_in_sync=strategy.num_replicas_in_sync)
+        return ElasticDataset(strategy, source, is_global=True, options=options, context=whole)
     context = _context(strategy)
     return DistributedDataset(strategy, source, is_global=True, options=options, context=context)
 
@@ -72,6 +76,15 @@ def from_function(
                 f"{type(dataset_fn).__name__}.",
                 expected="a function of an sg.InputContext that returns a dataset.",
                 fix="pass the function; a dataset itself goes to distribute_dataset.",
+            )
+        )
+    if isinstance(strategy.executor, ElasticLockstep):
+        raise NotImplementedError(
+            explain(
+                "distribute_datasets_from_function was called on an ElasticStrategy.",
+                expected="one dataset that all members read: what a lost member alone has read "
+                "would be lost with it.",
+                fix="call distribute_dataset.",
             )
         )
     if options.replication_mode is InputReplicationMode.PER_WORKER:

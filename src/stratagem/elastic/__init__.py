@@ -1,0 +1,6 @@
+"""Groups of processes that go on without lost members."""
+
+from stratagem.elastic.group import ElasticGroup
+from stratagem.elastic.views import View
+
+__all__ = ["ElasticGroup", "View"]

@@ -1,0 +1,308 @@
+"""`ElasticGroup`: a process among those that train together, as seen from itself."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import socket
+import time
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+from stratagem import logs
+from stratagem.authentication import Credentials
+from stratagem.authentication.gate import Gate
+from stratagem.authentication.listening import listening_sockets
+from stratagem.closing import Closing
+from stratagem.elastic.changes import Changes
+from stratagem.elastic.peer_connections import PeerConnections, PeerLostError
+from stratagem.elastic.reaching import PURPOSE, Inbox, Peers
+from stratagem.elastic.views import Report, View
+from stratagem.errors import DeadlineExceededError
+from stratagem.messages import explain
+from stratagem.process_group.identity import Identity
+from stratagem.process_group.verdict import Activity, GroupLimits
+from stratagem.process_group.wire import decode, encode
+
+__all__ = ["ElasticGroup"]
+
+_logger = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+_PROBE_AFTER_S = 1.0
+
+
+class ElasticGroup(Closing):
+    """The processes that train together and go on without lost ones. Joins on construction.
+
+    `identity.addresses` has the address of each process, at which it listens.
+
+    A round is a number of operations and a commit. If a member is lost before all have the values
+    of a round, no member commits it. One thread at a time runs rounds.
+
+    Raises DeadlineExceededError, naming the missing processes, if some do not start in time.
+    """
+
+    def __init__(self, identity: Identity, limits: GroupLimits, credentials: Credentials) -> None:
+        self._first, self.limits = identity, limits
+        own = identity.process_id
+        self._inbox = Inbox()
+        host, port = identity.addresses[own]
+        self._gate = Gate(
+            listening_sockets(host, port, identity.hosts),
+            credentials,
+            self._inbox.admit,
+            purpose=PURPOSE,
+        )
+        self._peers = Peers(
+            own, identity.labels, identity.addresses, credentials, peer_s=limits.peer_s
+        )
+        self._changes = Changes(
+            self._peers,
+            self._inbox,
+            peer_s=limits.peer_s,
+            start_s=limits.join_s,
+            stuck_s=limits.stuck_s,
+        )
+        self._connections: PeerConnections | None = None
+        self._num_rounds = 0
+        self._is_broken = False
+        self._is_complete = False
+        self._probed_s = 0.0
+        self._listeners: list[Callable[[View], None]] = []
+        self._told = self.view = View(0, tuple(range(identity.num_processes)))
+        self.last_change_s = 0.0
+        try:
+            self.view = self._told = self._changes.first_view(self.view.members)
+            self._connect()
+        except BaseException:
+            self.close()
+            raise
+
+    # What code for any group uses; see `process_group.Group`.
+
+    shares_programs = False
+    verdict = None
+    is_reported = False
+    waits_in_vain = False
+
+    @property
+    def identity(self) -> Identity:
+        """This process among the members of the present view; process ids are ranks in it."""
+        members = self._told.members
+        return dataclasses.replace(
+            self._first,
+            process_id=members.index(self._first.process_id),
+            labels=tuple(self._first.labels[member] for member in members),
+            addresses=tuple(self._first.addresses[member] for member in members),
+        )
+
+    @property
+    def num_processes(self) -> int:
+        """Number of members."""
+        return len(self._told.members)
+
+    @property
+    def process_id(self) -> int:
+        """Rank of this process among the members."""
+        return self._told.members.index(self._first.process_id)
+
+    @property
+    def own_address(self) -> str:
+        """Host at which this process listens."""
+        return self._first.addresses[self._first.process_id][0]
+
+    def check(self) -> None:
+        """Does nothing: a lost member ends no group."""
+
+    @contextlib.contextmanager
+    def at(self, kind: Activity, name: str) -> Generator[None]:
+        """Does nothing: other members learn what this process does when they ask it."""
+        del kind, name
+        yield
+
+    def wait_for_step(self, number: int, name: str, is_ready: Callable[[], bool]) -> None:
+        """Waits until results are ready."""
+        del number, name
+        while not is_ready():
+            time.sleep(0.0002)
+
+    def exchange(
+        self,
+        name: str,
+        value: object,
+        *,
+        timeout_s: float | None = None,
+        setting: str = "STRATAGEM_STUCK_TIMEOUT_S",
+    ) -> list[Any]:
+        """Sends a value to all members and returns theirs, by rank. Call on every member.
+
+        Members that were lost meanwhile are left out. Raises as `run_round`.
+        """
+        del timeout_s, setting
+        content = json.dumps(encode(value), separators=(",", ":")).encode()
+        return [decode(json.loads(one)) for one in self.gather(name, content)]
+
+    def gather(self, name: str, content: bytes) -> list[bytes]:
+        """Returns the bytes of all members, as `exchange` does."""
+
+        def gather(connections: PeerConnections) -> dict[int, bytes]:
+            return dict(zip(self.view.members, connections.gather(content), strict=True))
+
+        received = self.run_round(name, gather)
+        return [received[member] for member in self.view.members if member in received]
+
+    # Rounds.
+
+    def run_round(self, name: str, body: Callable[[PeerConnections], _Result]) -> _Result:
+        """Returns what `body` returns in a round that is committed; it may run several times.
+
+        Raises DivergedError if members made different calls, DeadlineExceededError if a member does
+        not come.
+        """
+        results: list[_Result] = []
+        while True:
+            self.begin_round(name)
+            self.operate(lambda connections: results.append(body(connections)))
+            is_committed = self.commit()
+            self.tell()
+            if is_committed:
+                return results[-1]
+
+    def begin_round(self, name: str) -> None:
+        """Begins a round, of the same name on all members."""
+        assert self._connections is not None
+        self._is_broken = self._is_complete = False
+        self._connections.begin_round(self._num_rounds + 1, name)
+
+    def operate(self, operation: Callable[[PeerConnections], None]) -> bool:
+        """Runs an operation of the round; False if the round is broken.
+
+        Raises RuntimeError if this member has left.
+        """
+        self._inbox.check_open()
+        if not self._is_broken:
+            assert self._connections is not None
+            try:
+                operation(self._connections)
+            except PeerLostError as error:
+                _logger.info("A round is broken: %s.", error)
+                self._inbox.check_open()  # another thread closes the connections
+                self._is_broken = True
+        return not self._is_broken
+
+    def commit(self) -> bool:
+        """Ends a round; False if no member has committed it. Changes the view if it is broken."""
+        self._is_complete = not self._is_broken
+        if self.operate(PeerConnections.barrier):
+            self._num_rounds += 1
+            return True
+        before = self._num_rounds
+        self._change()
+        return self._num_rounds > before
+
+    def _change(self) -> None:
+        begun_s = time.monotonic()
+        lost_from = self.view.members
+        while True:
+            self._inbox.check_open()
+            if self._connections is not None:
+                self._connections.close()
+            report = Report(
+                self._first.process_id, self.view.number, self._num_rounds, self._is_complete
+            )
+            self.view = self._changes.next_view(self.view, report)
+            self._num_rounds = self.view.num_rounds
+            self._is_complete = False
+            try:
+                self._connect()
+            except PeerLostError as error:
+                _logger.info("A view is broken before its first round: %s.", error)
+                continue
+            break
+        self.last_change_s = time.monotonic() - begun_s
+        lost = [self._first.labels[one] for one in lost_from if one not in self.view.members]
+        logs.announce(
+            _logger,
+            f"{', '.join(lost) or 'No member'} was lost: {len(self.view.members)} of "
+            f"{len(self._first.labels)} go on after {self.last_change_s:.3f} s.",
+        )
+
+    def _connect(self) -> None:
+        """Connects the members of a view; raises PeerLostError."""
+        view, own = self.view, self._first.process_id
+        self._inbox.forget(view.number, view.members)
+        with contextlib.ExitStack() as stack:
+            sockets: dict[int, socket.socket] = {}
+            try:
+                for member in view.members:
+                    if member < own:
+                        connection = self._peers.dial_data(member, view.number)
+                        sockets[member] = stack.enter_context(connection)
+            except OSError as error:
+                raise PeerLostError(str(error)) from error
+            for member in view.members:
+                if member > own:
+                    sockets[member] = stack.enter_context(self._awaited(member))
+            self._connections = PeerConnections(
+                view.number, view.members, own, sockets, self._check_view
+            )
+            self._inbox.check_open()
+            stack.pop_all()
+        self._peers.have_started = True
+
+    def _awaited(self, member: int) -> socket.socket:
+        """Returns the connection that a member opens for the present view."""
+        begun_s = time.monotonic()
+        while (connection := self._inbox.take_data(self.view.number, member)) is None:
+            with self._inbox.changed:
+                self._inbox.changed.wait(0.01)
+            self._check_view(time.monotonic() - begun_s)
+        return connection
+
+    def _check_view(self, waited_s: float) -> None:
+        """Raises PeerLostError if the view is broken, and DeadlineExceededError if it is stuck."""
+        self._inbox.check_open()
+        if self._inbox.has_report():
+            raise PeerLostError("another member reports a broken view")
+        now_s = time.monotonic()
+        if waited_s < _PROBE_AFTER_S or now_s - self._probed_s < _PROBE_AFTER_S:
+            return
+        for member in self.view.members:
+            if member != self._first.process_id and self._peers.is_lost(member):
+                raise PeerLostError(f"process {member} does not answer")
+        self._probed_s = time.monotonic()
+        if waited_s > self.limits.stuck_s:
+            others = ", ".join(self.identity.labels)
+            raise DeadlineExceededError(
+                explain(
+                    f"{self._first.label} waited {waited_s:.0f} s for values of other members; all "
+                    f"of {others} still run.",
+                    expected=f"progress within {self.limits.stuck_s:g} s "
+                    "(STRATAGEM_STUCK_TIMEOUT_S).",
+                    fix="check what the other processes do; raise the limit if a step takes that "
+                    "long.",
+                    code="SG508",
+                )
+            )
+
+    # Changes of the view.
+
+    def listen(self, listener: Callable[[View], None]) -> None:
+        """Registers a function that `tell` calls after each change of the view."""
+        self._listeners.append(listener)
+
+    def tell(self) -> None:
+        """Calls the listeners if the view has changed; call it between rounds."""
+        if self._told is not self.view:
+            self._told = self.view
+            for listener in self._listeners:
+                listener(self.view)
+
+    def close(self) -> None:
+        """Leaves the group; the others go on."""
+        self._inbox.close()
+        if self._connections is not None:
+            self._connections.close()
+        self._gate.close()

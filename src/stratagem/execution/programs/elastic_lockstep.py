@@ -1,0 +1,137 @@
+"""Executor of an elastic group: a step that a lost member has broken is run again by the others."""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from stratagem.context.function_trace import current_function_trace
+from stratagem.execution.programs.elastic_program import ElasticProgram, RoundAbortedError
+from stratagem.execution.programs.lockstep import Lockstep
+from stratagem.execution.programs.program import Program
+from stratagem.execution.tracing.arguments import Arguments, batch_arguments
+from stratagem.execution.tracing.trace import Trace
+from stratagem.input.batches import HostBatch, split_again
+from stratagem.input.placement import place
+from stratagem.messages import explain
+from stratagem.process_group import current_group
+from stratagem.topology import Topology
+from stratagem.values import PerReplica
+
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
+
+__all__ = ["ElasticLockstep"]
+
+
+class ElasticLockstep(Lockstep):
+    """Runs replica functions on the members that are left. See `Executor`."""
+
+    def __init__(self, strategy: Strategy, *, steps_per_call: int | None = None) -> None:
+        super().__init__(strategy, steps_per_call=steps_per_call)
+        self._topology: Topology = strategy.topology
+        self._by_size: dict[int, OrderedDict[Any, Program]] = {}
+
+    def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Calls a function once per replica, again if a member is lost; see `Executor.run`."""
+        while True:
+            on_members = functools.partial(_on, self._strategy.topology)
+            own_args, own_kwargs = jax.tree.map(
+                on_members, (tuple(args), kwargs), is_leaf=_is_per_replica
+            )
+            try:
+                return super().run(fn, own_args, own_kwargs)
+            except RoundAbortedError:
+                continue
+
+    def run_batches(
+        self, fn: Callable[..., Any], batches: list[HostBatch], arguments: Arguments
+    ) -> Any:
+        """Calls a function on batches, each of which is split again if members were lost."""
+        if len(batches) == 1:
+            return self._run_batch(fn, batches[0], arguments)
+        # One step per call: a lost member breaks one step and not all.
+        results = [self._run_batch(fn, batch, None) for batch in batches]
+        return jax.tree.map(_with_steps, *results, is_leaf=_is_per_replica)
+
+    def _run_batch(
+        self, fn: Callable[..., Any], batch: HostBatch, arguments: Arguments | None
+    ) -> Any:
+        while True:
+            topology = self._strategy.topology
+            if arguments is None or not _is_split_for(arguments, topology):
+                arguments = batch_arguments(place([split_again(batch, topology)], topology))
+            try:
+                return self.program(fn, arguments).run(arguments)
+            except RoundAbortedError:
+                continue
+
+    def program(self, fn: Callable[..., Any], arguments: Arguments) -> Program:
+        """Returns the program for the present number of members; see `Lockstep.program`."""
+        topology = self._strategy.topology
+        if topology is not self._topology:
+            self._by_size[self._topology.num_replicas] = self._programs
+            programs = self._by_size.pop(topology.num_replicas, OrderedDict())
+            self._programs = OrderedDict(
+                (key, one.on(topology) if isinstance(one, ElasticProgram) else one)
+                for key, one in programs.items()
+            )
+            self._topology = topology
+        return super().program(fn, arguments)
+
+    def _program_of(self, trace: Trace, name: str) -> Program:
+        group: Any = current_group()
+        if current_function_trace() is not None:
+            raise NotImplementedError(
+                explain(
+                    f"{name} of an ElasticStrategy was called inside an sg.function.",
+                    expected="steps that can be run again if a member is lost.",
+                    fix="call strategy.run outside of sg.function.",
+                )
+            )
+        make = functools.partial(ElasticProgram, topology=self._topology, name=name, group=group)
+        program = make(trace)
+        if trace.summaries is not None:
+            program.make_plain = functools.cache(lambda: make(trace.without_summaries()))
+        return program
+
+
+def _is_split_for(arguments: Arguments, topology: Topology) -> bool:
+    return all(
+        not isinstance(array, jax.Array) or array.sharding.device_set == set(topology.devices or ())
+        for array in arguments.split
+    )
+
+
+def _on(topology: Topology, leaf: Any) -> Any:
+    """Returns a value of this process's replica among the present members."""
+    if not isinstance(leaf, PerReplica) or leaf.stacked is None:
+        return leaf
+    if _is_split_for(Arguments(None, (), [leaf.stacked], []), topology):
+        return leaf
+    if leaf.split_again is not None:
+        return leaf.split_again()
+    own = leaf.stacked.addressable_data(0)
+    if topology.num_replicas == 1:
+        return own[0]
+    return PerReplica(stacked=topology.put_stacked(own))
+
+
+def _with_steps(*leaves: Any) -> Any:
+    if not isinstance(leaves[0], PerReplica):
+        return jnp.stack(leaves) if isinstance(leaves[0], jax.Array) else leaves[0]
+    last = leaves[-1].stacked
+    own = [leaf.stacked.addressable_data(0) for leaf in leaves]
+    stacked = jax.make_array_from_single_device_arrays(
+        (last.shape[0], len(own), *last.shape[1:]), last.sharding, [jnp.stack(own, 1)]
+    )
+    return PerReplica(stacked=stacked, lengths=leaves[-1].lengths)
+
+
+def _is_per_replica(leaf: object) -> bool:
+    return isinstance(leaf, PerReplica)

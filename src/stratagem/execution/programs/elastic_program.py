@@ -1,0 +1,139 @@
+"""Program of a member of an elastic group: its new values count only if all members have them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec, Sharding
+
+from stratagem.collectives.elastic_rounds import Rounds, error_of_rounds
+from stratagem.elastic import ElasticGroup
+from stratagem.execution.analysis.retracing import retrace
+from stratagem.execution.programs.convolutions import fast_on_cpu
+from stratagem.execution.programs.member_rules import member_rules
+from stratagem.execution.programs.program import Program
+from stratagem.execution.tracing.program_fingerprint import agree_on_program
+from stratagem.execution.tracing.trace import Trace
+from stratagem.topology import Topology
+from stratagem.variables import read_before_replacing
+
+__all__ = ["ElasticProgram", "RoundAbortedError"]
+
+
+class RoundAbortedError(Exception):
+    """A member was lost before all had the values of a step, which no member has committed."""
+
+
+class ElasticProgram(Program):
+    """A program of this process's replica; collectives are operations of a round of the group.
+
+    It depends on the number of members, and on no other property of them.
+    """
+
+    _may_loop = False
+
+    def __init__(self, trace: Trace, topology: Topology, name: str, group: ElasticGroup) -> None:
+        self._group = group
+        super().__init__(trace, topology, name)
+
+    def on(self, topology: Topology) -> Self:
+        """Returns this program for other members, of the same number."""
+        moved = copy.copy(self)
+        moved._topology = topology  # the compiled function does not depend on it
+        return moved
+
+    def _compile(self, *, many: bool) -> Any:
+        assert not many
+        return jax.jit(self._step_of_member, donate_argnums=1)
+
+    def _step_of_member(
+        self, rank: jax.Array, *arrays: list[Any]
+    ) -> tuple[list[Any], list[Any], jax.Array]:
+        """Returns values of the written variables, results, and True if they are committed."""
+        written = arrays[0]
+        rounds = Rounds()
+        rules = member_rules(rounds, rank, self._topology.num_replicas)
+
+        def evaluate(inputs: list[Any]) -> list[Any]:
+            jaxpr = fast_on_cpu(self.trace.jaxpr, self._topology)
+            return retrace(jaxpr, inputs, rules=rules)
+
+        outputs = self._outputs(evaluate, *arrays)
+        is_committed = rounds.commit()
+        values = [
+            jnp.where(is_committed, new, old)
+            for new, old in zip(outputs[: len(written)], written, strict=True)
+        ]
+        return values, outputs[len(written) :], is_committed
+
+    def _outputs(self, evaluate: Callable[[list[Any]], list[Any]], *arrays: list[Any]) -> list[Any]:
+        names = ("written", "read_only", "split", "shared", "constant", "rows")
+        pools = dict(zip(names, arrays, strict=True))
+        return evaluate([pools[source][index] for source, index in self.trace.inputs])
+
+    def _call(
+        self,
+        function: Callable[..., Any],
+        split: list[Any],
+        shared: list[Any],
+        rows: Sequence[Any] = (),
+    ) -> list[Any]:
+        read_before_replacing()
+        written, read_only = self._written.read(self._value), self._read_only.read(self._value)
+        if self._constants is None:
+            self._constants = [jnp.asarray(value) for value in self.trace.constants]
+        summaries, constants = self._summaries, self._constants
+        if summaries is not None:
+            constants = summaries.begin(constants)
+        if not self._is_agreed:
+            agree_on_program(self._name, self.trace.jaxpr)
+            self._is_agreed = True
+            if self._group.view.members != self._members:
+                self._group.tell()
+                raise RoundAbortedError
+        inputs = [list(map(_local, pool)) for pool in (written, read_only, split, shared)]
+        self._group.begin_round(self._name)
+        try:
+            values, results, is_committed = function(
+                jnp.int32(self._group.process_id), *inputs, constants, list(rows)
+            )
+            was_committed = bool(is_committed)
+        except jax.errors.JaxRuntimeError as error:
+            raise error_of_rounds() or error from error
+        self._written.replace(
+            [
+                self._on_all(value, self._sharding_of(place.spec))
+                for value, place in zip(values, self._written.places, strict=True)
+            ]
+        )
+        stacked = self._sharding_of(PartitionSpec("replica"))
+        results = [self._on_all(result, stacked) for result in results]
+        self._group.tell()
+        if not was_committed:
+            raise RoundAbortedError
+        return results if summaries is None else summaries.end(results, None)
+
+    @property
+    def _members(self) -> tuple[int, ...]:
+        return tuple(device.process_index for device in self._topology.devices or ())
+
+    def _sharding_of(self, spec: PartitionSpec) -> Sharding:
+        return self._topology.stacked if spec else self._topology.replicated
+
+    def _on_all(self, value: jax.Array, sharding: Sharding) -> jax.Array:
+        """Returns a local value as this process's part of an array over all members."""
+        topology = self._topology
+        if topology.num_replicas == 1:
+            return value
+        shape = value.shape
+        if sharding is topology.stacked:
+            shape = (topology.num_replicas, *shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, sharding, [value])
+
+
+def _local(value: Any) -> Any:
+    return value.addressable_data(0) if isinstance(value, jax.Array) else value

@@ -1,0 +1,54 @@
+"""Startup of JAX in processes that know each other's devices, and never talk to each other in JAX.
+
+Arrays over the devices of all processes describe values of which each process has its own part. No
+program of JAX combines the parts, so that no process depends on another one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures
+import functools
+import socket
+from typing import Any
+
+import jax
+
+from stratagem.messages import explain
+from stratagem.topology.devices import local_devices
+from stratagem.topology.private import SeparateNodes
+
+__all__ = ["start_separately"]
+
+
+@functools.cache
+def start_separately(num_processes: int, process_id: int) -> tuple[jax.Device, ...]:
+    """Starts JAX, and returns a device of each process, in their order.
+
+    The devices of other processes are names: only this process's own computes. Raises RuntimeError
+    if this process has several devices, or another platform than CPU.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    nodes = SeparateNodes(port, num_processes, process_id)
+    with concurrent.futures.ThreadPoolExecutor(num_processes) as pool:
+        others = [pool.submit(nodes.start_other, one) for one in nodes.others]
+        own = local_devices()
+        for other in others:
+            other.result()
+    atexit.register(nodes.close)
+    _check(own)
+    return tuple(sorted(jax.devices(), key=lambda device: device.process_index))
+
+
+def _check(own: Any) -> None:
+    if len(own) > 1 or own[0].platform != "cpu":
+        raise RuntimeError(
+            explain(
+                f"This process has {len(own)} devices: {', '.join(map(str, own))}.",
+                expected="one CPU device for each process of an ElasticStrategy.",
+                fix="start one process for each device, with JAX_PLATFORMS=cpu; "
+                "MultiWorkerMirroredStrategy supports other platforms and several devices.",
+            )
+        )

@@ -1,0 +1,178 @@
+"""An elastic group whose members are lost at any moment of a round."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from stratagem.authentication import Credentials
+from stratagem.elastic import ElasticGroup
+from stratagem.elastic.peer_connections import DivergedError
+from stratagem.errors import DeadlineExceededError
+from tests.elastic.members import LIMITS, free_ports, started
+from tests.process_group.members import listed, together
+
+
+@pytest.fixture
+def members() -> Iterator[list[ElasticGroup]]:
+    groups = started(3)
+    yield groups
+    for group in groups:
+        group.close()
+
+
+def test_all_get_the_values_of_all_in_order(members) -> None:
+    def exchange(index: int) -> list:
+        return [members[index].exchange("place", (index, np.full(2, index))) for _ in range(20)][-1]
+
+    for received in together(3, exchange):
+        assert [index for index, _ in received] == [0, 1, 2]
+        assert [array.tolist() for _, array in received] == [[0, 0], [1, 1], [2, 2]]
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_the_others_go_on(members, lost) -> None:
+    left = [index for index in range(3) if index != lost]
+    members[lost].close()
+    for _ in range(2):
+        received = together(2, lambda i: members[left[i]].exchange("place", left[i]))
+        assert received == [left, left]
+    for rank, index in enumerate(left):
+        assert members[index].view.members == tuple(left)
+        assert members[index].process_id == rank
+        assert members[index].num_processes == len(members[index].identity.labels) == 2
+
+
+def test_one_goes_on_alone(members) -> None:
+    members[0].close()
+    members[1].close()
+    assert members[2].exchange("place", 5) == [5]
+    assert members[2].process_id == 0
+
+
+def test_a_member_that_computes_is_waited_for(members) -> None:
+    members[0].close()
+    began = threading.Event()
+
+    def exchange(index: int) -> list:
+        if index == 1:
+            began.wait(10)
+            time.sleep(0.5)
+        else:
+            began.set()
+        return members[index + 1].exchange("place", index)
+
+    assert together(2, exchange) == [[0, 1], [0, 1]]
+
+
+def test_rounds_count_for_all_or_for_none(members) -> None:
+    """A member is lost within a sum: the others combine their own values instead."""
+    own = [np.full(100_000, 1 << index, np.float32) for index in range(3)]
+    totals = [np.empty_like(one) for one in own]
+
+    def act(index: int) -> bool:
+        group = members[index]
+        group.begin_round("sum")
+        if index == 1:
+            group.close()
+            return False
+        group.operate(lambda peers: peers.reduce(own[index], totals[index], np.add))
+        return group.commit()
+
+    assert together(3, act) == [False] * 3
+
+    def again(index: int) -> float:
+        index *= 2
+        members[index].run_round(
+            "sum", lambda peers: peers.reduce(own[index], totals[index], np.add)
+        )
+        return float(totals[index][0])
+
+    assert together(2, again) == [5.0, 5.0]
+
+
+class _Training:
+    """Members that sum in rounds until two are left, and keep what they have committed."""
+
+    def __init__(self, groups: list[ElasticGroup]) -> None:
+        self.groups = groups
+        self.logs: list[list[float]] = [[] for _ in groups]
+        self._threads = [
+            threading.Thread(target=self._train, args=(index,), daemon=True)
+            for index in range(len(groups))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _train(self, index: int) -> None:
+        group = self.groups[index]
+        own = np.full(50_000, float(index), np.float64)
+        total = np.empty_like(own)
+        num_last = 0
+        while num_last < 20:
+            try:
+                group.begin_round("step")
+                group.operate(lambda peers: peers.reduce(own, total, np.add))
+                is_committed = group.commit()
+            except RuntimeError:  # closed
+                return
+            if is_committed:
+                self.logs[index].append(float(total[0]))
+                num_last += len(group.view.members) == 2 and self.logs[index][-1] == total[-1]
+
+    def join(self, index: int) -> None:
+        self._threads[index].join(30)
+        assert not self._threads[index].is_alive()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_logs_of_rounds_agree_whenever_members_are_lost(seed) -> None:
+    """Members are closed at random moments; the others have the same log."""
+    groups = started(5)
+    chance = random.Random(seed)
+    victims = chance.sample(range(5), 3)
+    training = _Training(groups)
+    for victim in victims:
+        time.sleep(chance.uniform(0.0, 0.3))
+        groups[victim].close()
+    survivors = [index for index in range(5) if index not in victims]
+    for index in survivors:
+        training.join(index)
+    first, second = (training.logs[index] for index in survivors)
+    assert first == second
+    assert first[-1] == sum(survivors)
+    for victim in victims:  # all have what it has committed
+        log = training.logs[victim]
+        assert first[: len(log)] == log
+    for index in survivors:
+        groups[index].close()
+
+
+def test_different_calls_are_an_error(members) -> None:
+    names = ["save", "save", "evaluate"]
+    errors = together(3, lambda index: members[index].exchange(names[index], None))
+    assert any(isinstance(error, DivergedError) for error in errors)
+
+
+def test_a_member_that_never_starts_is_named() -> None:
+    limits = LIMITS.__class__(join_s=0.5, peer_s=1, stuck_s=1, barrier_s=1)
+    ports = free_ports(3)
+    errors = together(2, lambda index: ElasticGroup(listed(index, ports), limits, Credentials()))
+    for error in errors:
+        assert isinstance(error, DeadlineExceededError)
+    assert "worker 2 (host2:1)" in str(errors[0])
+
+
+def test_a_member_that_makes_no_progress_is_an_error() -> None:
+    limits = LIMITS.__class__(join_s=20, peer_s=2, stuck_s=1.5, barrier_s=20)
+    groups = started(2, limits)
+    (error,) = together(1, lambda index: groups[index].exchange("place", None))
+    assert isinstance(error, DeadlineExceededError)
+    assert "STRATAGEM_STUCK_TIMEOUT_S" in str(error)
+    for group in groups:
+        group.close()

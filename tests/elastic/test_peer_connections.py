@@ -1,0 +1,111 @@
+"""Sums, gathers and exchanges of arrays between connected members."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from collections.abc import Iterator
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from stratagem.elastic.peer_connections import (
+    DivergedError,
+    PeerConnections,
+    PeerLostError,
+)
+from tests.process_group.members import together
+
+_COUNT = 3
+
+
+def _never(waited_s: float) -> None:
+    assert waited_s < 20
+
+
+@pytest.fixture
+def peers() -> Iterator[list[PeerConnections]]:
+    sockets: list[dict[int, socket.socket]] = [{} for _ in range(_COUNT)]
+    for one, other in itertools.combinations(range(_COUNT), 2):
+        sockets[one][other], sockets[other][one] = socket.socketpair()
+    connections = [
+        PeerConnections(0, range(_COUNT), own, sockets[own], _never) for own in range(_COUNT)
+    ]
+    yield connections
+    for one in connections:
+        one.close()
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 1000, 100_003, 2_000_000])
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_sums_are_those_of_numpy_in_order_on_all_members(peers, size, dtype) -> None:
+    rng = np.random.default_rng(size)
+    own = [(rng.normal(size=size) * 30).astype(dtype) for _ in range(_COUNT)]
+    totals = [np.empty_like(one) for one in own]
+    together(_COUNT, lambda i: peers[i].reduce(own[i], totals[i], np.add))
+    expected = own[0] + own[1] + own[2]
+    for total in totals:
+        np.testing.assert_array_equal(total, expected)
+
+
+@pytest.mark.parametrize("ufunc", [np.maximum, np.minimum])
+def test_largest_and_smallest_values(peers, ufunc) -> None:
+    own = [np.arange(5, dtype=np.float32) * (-1) ** i for i in range(_COUNT)]
+    totals = [np.empty_like(one) for one in own]
+    together(_COUNT, lambda i: peers[i].reduce(own[i], totals[i], ufunc))
+    np.testing.assert_array_equal(totals[2], ufunc.reduce(own))
+
+
+def test_a_sum_may_replace_its_addend(peers) -> None:
+    own = [np.full(100_000, 10.0**i, np.float64) for i in range(_COUNT)]
+    together(_COUNT, lambda i: peers[i].reduce(own[i], own[i], np.add))
+    assert all((one == 111.0).all() for one in own)
+
+
+def test_gathers_are_in_the_order_of_members(peers) -> None:
+    everyone = [np.empty((_COUNT, 2), np.int64) for _ in range(_COUNT)]
+    together(_COUNT, lambda i: peers[i].gather_into(np.array([i, -i]), everyone[i]))
+    for one in everyone:
+        assert one.tolist() == [[0, 0], [1, -1], [2, -2]]
+
+
+def test_bytes_of_unlike_lengths(peers) -> None:
+    received = together(_COUNT, lambda i: peers[i].gather(bytes([i]) * i * 100_000))
+    assert received == [[bytes([i]) * i * 100_000 for i in range(_COUNT)]] * _COUNT
+
+
+def test_all_to_all_is_a_transpose(peers) -> None:
+    own = np.arange(_COUNT * _COUNT * 2, dtype=np.int32).reshape(_COUNT, _COUNT, 2)
+    received = np.empty_like(own)
+    together(_COUNT, lambda i: peers[i].all_to_all(own[i].ravel(), received[i].reshape(-1)))
+    np.testing.assert_array_equal(received, own.transpose(1, 0, 2))
+
+
+def test_small_types_are_not_widened(peers) -> None:
+    own = [np.full(3, 1.5, ml_dtypes.bfloat16) for _ in range(_COUNT)]
+    totals = [np.empty_like(one) for one in own]
+    together(_COUNT, lambda i: peers[i].reduce(own[i], totals[i], np.add))
+    assert totals[0].dtype == ml_dtypes.bfloat16
+    assert totals[0].astype(float).tolist() == [4.5] * 3
+
+
+def test_a_closed_connection_is_a_lost_member(peers) -> None:
+    peers[1].close()
+    for error in together(2, lambda i: peers[2 * i].barrier()):
+        assert isinstance(error, PeerLostError)
+
+
+@pytest.mark.parametrize("differs", ["name", "round", "size"])
+def test_unlike_operations_are_noticed(peers, differs) -> None:
+    def act(i: int) -> None:
+        odd = i == 2
+        name = "other" if odd and differs == "name" else "step"
+        peers[i].begin_round(8 if odd and differs == "round" else 7, name)
+        size = 6 if odd and differs == "size" else 5
+        peers[i].reduce(np.ones(size), np.ones(size), np.add)
+
+    errors = together(_COUNT, act)
+    found = [error for error in errors if isinstance(error, DivergedError)]
+    assert found
+    assert differs in str(found[0])

@@ -1,0 +1,52 @@
+"""The decision that ends one view and begins the next."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from stratagem.elastic.views import Report, View, next_view
+
+
+def test_a_round_that_not_all_completed_does_not_count() -> None:
+    reports = [Report(0, 0, 7, is_complete=True), Report(2, 0, 7, is_complete=False)]
+    assert next_view(reports) == View(1, (0, 2), 7)
+
+
+def test_a_round_that_all_completed_counts() -> None:
+    reports = [Report(2, 3, 7, is_complete=True), Report(1, 3, 7, is_complete=True)]
+    assert next_view(reports) == View(4, (1, 2), 8)
+
+
+@pytest.mark.parametrize("is_complete", [False, True])
+def test_a_round_that_one_has_committed_counts_for_all(is_complete) -> None:
+    reports = [Report(0, 0, 8, is_complete=is_complete), Report(1, 0, 7, is_complete=True)]
+    assert next_view(reports).num_rounds == 8
+
+
+def test_a_member_without_the_values_of_a_committed_round_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="exclude each other"):
+        next_view([Report(0, 0, 8, is_complete=False), Report(1, 0, 7, is_complete=False)])
+
+
+def test_members_of_two_views_continue_after_the_later_one() -> None:
+    reports = [Report(0, 4, 7, is_complete=False), Report(1, 5, 7, is_complete=False)]
+    assert next_view(reports).number == 6
+
+
+def test_all_states_that_a_loss_can_leave_have_a_decision_that_each_member_can_follow() -> None:
+    """Members are before, in, or past the barrier; past it only if all have reached it."""
+    for stages in itertools.product(("before", "in", "past"), repeat=3):
+        if "past" in stages and "before" in stages:
+            continue
+        reports = [
+            Report(member, 0, 5 + (stage == "past"), is_complete=stage == "in")
+            for member, stage in enumerate(stages)
+        ]
+        decided = next_view(reports).num_rounds
+        for report in reports:
+            assert decided == report.num_rounds or (
+                decided == report.num_rounds + 1 and report.is_complete
+            )
+        assert decided == (5 if "before" in stages else 6)

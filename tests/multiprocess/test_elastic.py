@@ -1,0 +1,72 @@
+"""Members of an elastic group are killed; the others end with the weights of one device."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from tests.multiprocess.cluster import PROGRAMS, run_cluster
+
+_PROGRAM = str(PROGRAMS / "elastic.py")
+_NUM_MEMBERS = 3
+
+
+def _train(folder: Path, kind: str, *moments: str) -> dict[int, np.lib.npyio.NpzFile]:
+    """Returns the results of the members that are left."""
+    folder.mkdir(exist_ok=True)
+    killed = {int(one.split(":")[0]) for one in moments}
+    ended = run_cluster([_PROGRAM, str(folder), kind, *moments], _NUM_MEMBERS)
+    for member, one in enumerate(ended):
+        assert one.code == (-signal.SIGKILL if member in killed else 0), one.errors
+    return {
+        member: np.load(folder / f"member-{member}.npz")
+        for member in range(_NUM_MEMBERS)
+        if member not in killed
+    }
+
+
+def _reference() -> list[np.ndarray]:
+    """Returns the weights that Keras alone trains, from the same batches."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(32 * 6 - 5, 8)).astype(np.float32)
+    y = (x[:, :1] * x[:, 1:2]).astype(np.float32)
+    keras.utils.set_random_seed(7)
+    model = keras.Sequential(
+        [keras.Input((8,)), keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(1)]
+    )
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    model.fit(x, y, 32, 2, shuffle=False, verbose=0)
+    return model.get_weights()
+
+
+def _weights(result: np.lib.npyio.NpzFile) -> list[np.ndarray]:
+    return [result[f"arr_{place}"] for place in range(4)]
+
+
+@pytest.mark.parametrize("moments", [("0:3",), ("2:0", "1:7:in"), ("1:5:in",)], ids=str)
+def test_fit_goes_on_and_ends_where_one_device_does(tmp_path: Path, moments) -> None:
+    left = _train(tmp_path, "fit", *moments)
+    results = list(left.values())
+    for result in results:
+        for mine, first in zip(_weights(result), _weights(results[0]), strict=True):
+            np.testing.assert_array_equal(mine, first)
+        for mine, wanted in zip(_weights(result), _reference(), strict=True):
+            np.testing.assert_allclose(mine, wanted, atol=2e-5)
+        assert len(result["members"]) == 12
+        assert result["members"][-1] == sum(1 << member for member in left)
+        np.testing.assert_array_equal(result["losses"], results[0]["losses"])
+
+
+def test_a_replay_of_the_members_gives_the_same_bits(tmp_path: Path) -> None:
+    first = _train(tmp_path / "first", "loop", "2:4", "0:9:in")
+    again = _train(tmp_path / "again", "loop", "2:4", "0:9")
+    (one,), (other,) = first.values(), again.values()
+    np.testing.assert_array_equal(one["members"], other["members"])
+    assert one["members"].tolist() == [7] * 4 + [3] * 5 + [2] * 3
+    np.testing.assert_array_equal(one["losses"], other["losses"])
+    for mine, theirs in zip(_weights(one), _weights(other), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
