@@ -17,7 +17,7 @@ from stratagem.storage import Receiver
 from stratagem.topology.lockstep import compute_on_every_process, is_multi_process, wait_until_ready
 from stratagem.topology.shards import assemble_on_host
 from stratagem.values import PerReplica
-from stratagem.variables import VariableKind, home_of, store_of, stored_components
+from stratagem.variables import VariableKind, home_of, store_components, store_of
 
 if TYPE_CHECKING:
     import keras
@@ -138,7 +138,7 @@ def assign_values(
         if has_components(variable) and own is not None and home is not None:
             topology = home.strategy.topology
             if own.shape == (topology.num_replicas, *variable.shape):
-                variable.storage = stored_components(own.astype(variable.dtype), topology)
+                store_components(variable, own.astype(variable.dtype), topology)
                 continue
         _set(variable, values.pop(saved_path))
 

@@ -71,6 +71,7 @@ class ElasticGroup(Closing):
         self._is_complete = False
         self._probed_s = 0.0
         self._listeners: list[Callable[[View], None]] = []
+        self.participants: tuple[int, ...] = ()  # whose values the last committed round combines
         self._told = self.view = View(0, tuple(range(identity.num_processes)))
         self.last_change_s = 0.0
         try:
@@ -195,11 +196,13 @@ class ElasticGroup(Closing):
     def commit(self) -> bool:
         """Ends a round; False if no member has committed it. Changes the view if it is broken."""
         self._is_complete = not self._is_broken
+        before, members = self._num_rounds, self.view.members
         if self.operate(PeerConnections.barrier):
             self._num_rounds += 1
-            return True
-        before = self._num_rounds
-        self._change()
+        else:
+            self._change()
+        if self._num_rounds > before:
+            self.participants = members
         return self._num_rounds > before
 
     def _change(self) -> None:

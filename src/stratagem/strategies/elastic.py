@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn, final
 
 import jax
+import numpy as np
 
 from stratagem import config
 from stratagem.authentication import Credentials
@@ -14,6 +15,7 @@ from stratagem.communication import CommunicationOptions
 from stratagem.elastic import ElasticGroup, View
 from stratagem.execution import ElasticLockstep, Lockstep
 from stratagem.messages import explain
+from stratagem.options import VariableAggregation
 from stratagem.process_group import GroupLimits, agree_on_random_state, set_current_group
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.base.recreate import recreatable
@@ -21,7 +23,7 @@ from stratagem.strategies.base.strategy import Strategy
 from stratagem.strategies.local_topology import local_topology
 from stratagem.strategies.membership import check_resolver, copy_refused, identity_of
 from stratagem.topology import Topology, start_separately
-from stratagem.variables import VariableKind, home_of
+from stratagem.variables import VariableKind, components_of_members, home_of, store_components
 
 __all__ = ["ElasticStrategy"]
 
@@ -35,8 +37,8 @@ class ElasticStrategy(Strategy):
     step again: in the same processes, from the weights that they have. So the global batch stays as
     it is, and the weights are those of an uninterrupted run with these members in each step.
 
-    All processes read the same data, and each uses its rows. The state of metrics that a lost
-    process had is lost with it.
+    All processes read the same data, and each uses its rows. Metrics count what a lost process has
+    counted.
 
     Args:
         cluster_resolver: the cluster and this process's task; None reads the environment. It lists
@@ -105,21 +107,53 @@ class ElasticStrategy(Strategy):
         """
         return (0,) if self._group is None else self._group.view.members
 
+    @property
+    def participants(self) -> tuple[int, ...]:
+        """Ids of the processes whose values the last step has combined, in replica order.
+
+        A process that is lost at the end of a step may have taken part in it.
+
+        Example:
+            >>> sg.ElasticStrategy().participants
+            (0,)
+
+        Source: specific to Stratagem.
+        """
+        return (0,) if self._group is None else self._group.participants
+
     def _topology_of(self, view: View) -> Topology:
         return Topology(tuple(self._devices[member] for member in view.members))
 
     def _continue(self, view: View) -> None:
         """Continues with the members of a view, and the values that this process has."""
+        before = [device.process_index for device in self.topology.devices or ()]
         self.topology = self._topology_of(view)
+        kept = [before.index(member) for member in view.members]
         for variable in self.variables.live():
             if not variable.has_value:
                 continue
-            own = variable.stored.addressable_data(0)
             home = home_of(variable)
-            is_component = home is not None and home.kind is VariableKind.ON_READ
-            variable.stored = (
-                self.topology.put_stacked(own) if is_component else self.topology.replicate(own)
-            )
+            if home is not None and home.kind is VariableKind.ON_READ:
+                rows = _components(variable, home.aggregation, kept, before.index(self._own))
+                store_components(variable, rows, self.topology)
+            else:
+                variable.stored = self.topology.replicate(variable.stored.addressable_data(0))
+
+    @property
+    def _own(self) -> int:
+        return jax.process_index()
+
+
+def _components(
+    variable: Any, aggregation: VariableAggregation, kept: list[int], own: int
+) -> np.ndarray[Any, Any]:
+    if variable.whole.storage is variable.stored:
+        components = np.asarray(variable.whole.gathered)
+        return components_of_members(components, aggregation, kept)
+    # Written by a program that committed nothing since: only this process's is known.
+    rows = np.zeros((len(kept), *variable.shape), variable.dtype)
+    rows[kept.index(own)] = variable.stored.addressable_data(0)[0]
+    return rows
 
 
 def _joined(resolver: ClusterResolver, *, allow_unauthenticated: bool) -> ElasticGroup:

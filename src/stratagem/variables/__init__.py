@@ -1,7 +1,12 @@
 """Distributed variables: kinds, stores, placement, layouts, shards and aggregation."""
 
 from stratagem.variables.aggregation import aggregate_components, spread_over_components
-from stratagem.variables.components import WholeValue, gather_together, stored_components
+from stratagem.variables.components import (
+    WholeValue,
+    gather_together,
+    store_components,
+    stored_components,
+)
 from stratagem.variables.initial_values import agree_on_initial_values, initial_digest
 from stratagem.variables.kind import (
     VariableKind,
@@ -17,6 +22,7 @@ from stratagem.variables.layouts import (
     require_layouts_used,
     stored_sharding,
 )
+from stratagem.variables.lost_components import components_of_members
 from stratagem.variables.placement import (
     Placement,
     Replicated,
@@ -55,6 +61,7 @@ __all__ = [
     "as_slice",
     "changed_rows",
     "choose_kind",
+    "components_of_members",
     "gather_together",
     "home_of",
     "initial_digest",
@@ -70,6 +77,7 @@ __all__ = [
     "sole_device",
     "spread_over_components",
     "store_of",
+    "store_components",
     "stored_components",
     "stored_sharding",
 ]

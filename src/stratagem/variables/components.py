@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import jax
     import numpy as np
 
-__all__ = ["WholeValue", "gather_together", "stored_components"]
+__all__ = ["WholeValue", "gather_together", "store_components", "stored_components"]
 
 
 def stored_components(stacked: jax.Array | np.ndarray, topology: Topology) -> Any:
@@ -24,6 +24,13 @@ def stored_components(stacked: jax.Array | np.ndarray, topology: Topology) -> An
         first = topology.local_replica_ids[0]
         stacked = stacked[first : first + topology.num_local_replicas]
     return topology.put_stacked(stacked)
+
+
+def store_components(variable: Any, stacked: jax.Array | np.ndarray, topology: Topology) -> None:
+    """Stores an array of shape (num_replicas, ...), the same on all processes, in a variable."""
+    variable.storage = stored_components(stacked, topology)
+    if topology.spans_processes and not isinstance(stacked, Tracer):
+        variable.whole.hold(variable.storage, stacked)
 
 
 class WholeValue:
@@ -35,6 +42,10 @@ class WholeValue:
     def __init__(self) -> None:
         self.storage: Any = None
         self.gathered: Any = None
+
+    def hold(self, storage: object, gathered: object) -> None:
+        """Caches the components of all replicas, which this process has."""
+        self.storage, self.gathered = storage, gathered
 
     def of(self, storage: object, aggregation: VariableAggregation, name: str) -> Any:
         """Returns the aggregated value of the components, on this process."""
@@ -51,4 +62,4 @@ def gather_together(wanted: list[tuple[WholeValue, Any]]) -> None:
     if stale:
         gathered = compute_on_every_process([storage for _, storage in stale])
         for (whole, storage), components in zip(stale, gathered, strict=True):
-            whole.storage, whole.gathered = storage, components
+            whole.hold(storage, components)

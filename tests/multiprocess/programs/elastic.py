@@ -71,7 +71,7 @@ class _Watch(keras.callbacks.Callback):
         self._deaths.begin(len(self._log))
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        self._log.append(_STRATEGY.members)
+        self._log.append(_STRATEGY.participants)
 
 
 def _fit(model: keras.Model, deaths: _Deaths, members: list[Any]) -> list[float]:
@@ -87,8 +87,8 @@ def _fit(model: keras.Model, deaths: _Deaths, members: list[Any]) -> list[float]
         verbose=0,
         callbacks=[watch],
         validation_data=(x, y),
-    )
-    return history.history["val_loss"]
+    ).history
+    return [*history["loss"], *history["mae"], *history["val_loss"], *history["val_mae"]]
 
 
 def _loop(model: keras.Model, deaths: _Deaths, members: list[Any]) -> list[float]:
@@ -104,7 +104,7 @@ def _loop(model: keras.Model, deaths: _Deaths, members: list[Any]) -> list[float
             error = keras.ops.square(model(batch[0]) - batch[1])
             return sg.nn.compute_average_loss(error, global_batch_size=_BATCH)
 
-        value, gradients = sg.value_and_grad(loss, model.trainable_variables)()
+        value, gradients = sg.value_and_grad(loss, model.trainable_variables)
         optimizer.apply(gradients, model.trainable_variables)
         return value
 
@@ -113,8 +113,8 @@ def _loop(model: keras.Model, deaths: _Deaths, members: list[Any]) -> list[float
         for batch in dataset:
             deaths.begin(len(members))
             result = _STRATEGY.run(step, args=(batch,))
+            members.append(_STRATEGY.participants)
             losses.append(float(_STRATEGY.reduce("sum", result, axis=None)))
-            members.append(_STRATEGY.members)
     return losses
 
 

@@ -8,12 +8,14 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec, Sharding
 
 from stratagem.collectives.elastic_rounds import Rounds, error_of_rounds
 from stratagem.elastic import ElasticGroup
 from stratagem.execution.analysis.retracing import retrace
 from stratagem.execution.programs.convolutions import fast_on_cpu
+from stratagem.execution.programs.destination import Destination
 from stratagem.execution.programs.member_rules import member_rules
 from stratagem.execution.programs.program import Program
 from stratagem.execution.tracing.program_fingerprint import agree_on_program
@@ -52,8 +54,8 @@ class ElasticProgram(Program):
 
     def _step_of_member(
         self, rank: jax.Array, *arrays: list[Any]
-    ) -> tuple[list[Any], list[Any], jax.Array]:
-        """Returns values of the written variables, results, and True if they are committed."""
+    ) -> tuple[list[Any], list[Any], list[Any], jax.Array]:
+        """Returns new values, components of all, results, and True if they are committed."""
         written = arrays[0]
         rounds = Rounds()
         rules = member_rules(rounds, rank, self._topology.num_replicas)
@@ -63,12 +65,28 @@ class ElasticProgram(Program):
             return retrace(jaxpr, inputs, rules=rules)
 
         outputs = self._outputs(evaluate, *arrays)
+        components = self._components_of_all(outputs, rounds)
         is_committed = rounds.commit()
         values = [
             jnp.where(is_committed, new, old)
             for new, old in zip(outputs[: len(written)], written, strict=True)
         ]
-        return values, outputs[len(written) :], is_committed
+        return values, components, outputs[len(written) :], is_committed
+
+    def _components_of_all(self, outputs: list[Any], rounds: Rounds) -> list[jax.Array]:
+        """Returns the components of ON_READ variables on all members, who keep what one loses."""
+        own = [
+            value for value, place in zip(outputs, self._written.places, strict=False) if place.spec
+        ]
+        count = self._topology.num_replicas
+        gathered: dict[int, jax.Array] = {}
+        for dtype in dict.fromkeys(value.dtype for value in own):  # few messages
+            places = [place for place, value in enumerate(own) if value.dtype == dtype]
+            rows = rounds.gather(jnp.concatenate([own[place].ravel() for place in places]), count)
+            ends = np.cumsum([own[place].size for place in places])[:-1]
+            for place, part in zip(places, jnp.split(rows, ends, axis=1), strict=True):
+                gathered[place] = part.reshape((count, *own[place].shape[1:]))
+        return [gathered[place] for place in range(len(own))]
 
     def _outputs(self, evaluate: Callable[[list[Any]], list[Any]], *arrays: list[Any]) -> list[Any]:
         names = ("written", "read_only", "split", "shared", "constant", "rows")
@@ -95,10 +113,11 @@ class ElasticProgram(Program):
             if self._group.view.members != self._members:
                 self._group.tell()
                 raise RoundAbortedError
+        before = self._held_components()
         inputs = [list(map(_local, pool)) for pool in (written, read_only, split, shared)]
         self._group.begin_round(self._name)
         try:
-            values, results, is_committed = function(
+            values, components, results, is_committed = function(
                 jnp.int32(self._group.process_id), *inputs, constants, list(rows)
             )
             was_committed = bool(is_committed)
@@ -110,12 +129,26 @@ class ElasticProgram(Program):
                 for value, place in zip(values, self._written.places, strict=True)
             ]
         )
+        self._hold(components if was_committed else before)
         stacked = self._sharding_of(PartitionSpec("replica"))
         results = [self._on_all(result, stacked) for result in results]
         self._group.tell()
         if not was_committed:
             raise RoundAbortedError
         return results if summaries is None else summaries.end(results, None)
+
+    def _held_components(self) -> list[Any]:
+        wholes = [(one.whole, one.stored) for one in self._component_variables]
+        return [whole.gathered if whole.storage is stored else None for whole, stored in wholes]
+
+    def _hold(self, components: list[Any]) -> None:
+        for variable, gathered in zip(self._component_variables, components, strict=True):
+            if gathered is not None:
+                variable.whole.hold(variable.stored, gathered)
+
+    @property
+    def _component_variables(self) -> list[Any]:
+        return [place.variable for place in self._written.places if _is_component(place)]
 
     @property
     def _members(self) -> tuple[int, ...]:
@@ -133,6 +166,11 @@ class ElasticProgram(Program):
         if sharding is topology.stacked:
             shape = (topology.num_replicas, *shape[1:])
         return jax.make_array_from_single_device_arrays(shape, sharding, [value])
+
+
+def _is_component(place: Destination) -> bool:
+    """Returns True for an ON_READ variable, and False for a carry of `run_steps`."""
+    return bool(place.spec) and hasattr(place.variable, "whole")
 
 
 def _local(value: Any) -> Any:

@@ -22,7 +22,7 @@ from stratagem.variables import (
     VariableKind,
     WholeValue,
     sole_device,
-    stored_components,
+    store_components,
 )
 from stratagem.variables.single_device_store import take_rows
 
@@ -140,7 +140,7 @@ class StoredValue:
         """
         value = self.gathered()
         if is_reader:
-            self.whole.storage, self.whole.gathered = self.stored, np.asarray(value)
+            self.whole.hold(self.stored, np.asarray(value))
 
     @property
     def has_value(self) -> bool:
@@ -226,6 +226,6 @@ class StoredValue:
             topology = self._home.strategy.topology
             stacked = np.zeros((topology.num_replicas, *variable.shape), self._dtype)
             stacked[0] = np.asarray(value)
-            self.storage = stored_components(stacked, topology)
+            store_components(self, stacked, topology)
         else:
             variable.assign(value)

@@ -58,6 +58,7 @@ from stratagem.variables import (
     parse_synchronization,
     put_stored,
     spread_over_components,
+    store_components,
     stored_components,
 )
 
@@ -213,7 +214,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
         topology = self._home.strategy.topology
         if self._home.kind is VariableKind.ON_READ:
             spread = spread_over_components(value, self._spreading(), topology.num_replicas)
-            self.storage = stored_components(spread, topology)
+            store_components(self, spread, topology)
         elif self.store is None or current_function_trace() is not None:
             self.storage = put_stored(self, value, topology)
         else:
