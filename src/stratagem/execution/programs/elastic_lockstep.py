@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from stratagem import config
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution.programs.elastic_program import ElasticProgram, RoundAbortedError
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.execution.programs.program import Program
-from stratagem.execution.tracing.arguments import Arguments, batch_arguments
+from stratagem.execution.tracing.arguments import (
+    Arguments,
+    batch_arguments,
+    flatten_arguments,
+)
+from stratagem.execution.tracing.program_fingerprint import name_of
 from stratagem.execution.tracing.trace import Trace
 from stratagem.input.batches import HostBatch, split_again
 from stratagem.input.placement import place
@@ -39,20 +45,22 @@ class ElasticLockstep(Lockstep):
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Calls a function once per replica, again if a member is lost; see `Executor.run`."""
-        while True:
-            on_members = functools.partial(_on, self._strategy.topology)
+        _refuse_eager(fn)
+
+        def flattened() -> Arguments:
+            topology = self._strategy.topology
             own_args, own_kwargs = jax.tree.map(
-                on_members, (tuple(args), kwargs), is_leaf=_is_per_replica
+                functools.partial(_on, topology), (tuple(args), kwargs), is_leaf=_is_per_replica
             )
-            try:
-                return super().run(fn, own_args, own_kwargs)
-            except RoundAbortedError:
-                continue
+            return flatten_arguments(own_args, own_kwargs, num_replicas=topology.num_replicas)
+
+        return self._run_until_committed(fn, flattened)
 
     def run_batches(
         self, fn: Callable[..., Any], batches: list[HostBatch], arguments: Arguments
     ) -> Any:
         """Calls a function on batches, each of which is split again if members were lost."""
+        _refuse_eager(fn)
         if len(batches) == 1:
             return self._run_batch(fn, batches[0], arguments)
         # One step per call: a lost member breaks one step and not all.
@@ -62,14 +70,43 @@ class ElasticLockstep(Lockstep):
     def _run_batch(
         self, fn: Callable[..., Any], batch: HostBatch, arguments: Arguments | None
     ) -> Any:
-        while True:
+        def placed() -> Arguments:
             topology = self._strategy.topology
-            if arguments is None or not _is_split_for(arguments, topology):
-                arguments = batch_arguments(place([split_again(batch, topology)], topology))
+            if arguments is not None and _is_split_for(arguments, topology):
+                return arguments
+            return batch_arguments(place([split_again(batch, topology)], topology))
+
+        return self._run_until_committed(fn, placed)
+
+    def _run_until_committed(
+        self, fn: Callable[..., Any], arguments_of: Callable[[], Arguments]
+    ) -> Any:
+        """Runs a step; `arguments_of` returns its arguments for the present members."""
+        while True:
+            arguments = arguments_of()
+            program = self.program(fn, arguments)
             try:
-                return self.program(fn, arguments).run(arguments)
+                result = program.run(arguments)
             except RoundAbortedError:
                 continue
+            if isinstance(program, ElasticProgram) and program.is_worth_preparing():
+                self._prepare(fn, arguments_of)
+            return result
+
+    def _prepare(self, fn: Callable[..., Any], arguments_of: Callable[[], Arguments]) -> None:
+        """Compiles a step for one member less, in a thread, before one is lost."""
+        topology = self._strategy.topology
+        own = jax.process_index()
+        devices = list(topology.devices or ())
+        devices.remove(next(one for one in reversed(devices) if one.process_index != own))
+        self._strategy.topology = Topology(tuple(devices))
+        try:
+            arguments = arguments_of()
+            program = self.program(fn, arguments)
+        finally:
+            self._strategy.topology = topology
+        if isinstance(program, ElasticProgram):
+            program.prepare(arguments)
 
     def program(self, fn: Callable[..., Any], arguments: Arguments) -> Program:
         """Returns the program for the present number of members; see `Lockstep.program`."""
@@ -86,19 +123,26 @@ class ElasticLockstep(Lockstep):
 
     def _program_of(self, trace: Trace, name: str) -> Program:
         group: Any = current_group()
-        if current_function_trace() is not None:
-            raise NotImplementedError(
-                explain(
-                    f"{name} of an ElasticStrategy was called inside an sg.function.",
-                    expected="steps that can be run again if a member is lost.",
-                    fix="call strategy.run outside of sg.function.",
-                )
-            )
         make = functools.partial(ElasticProgram, topology=self._topology, name=name, group=group)
         program = make(trace)
         if trace.summaries is not None:
             program.make_plain = functools.cache(lambda: make(trace.without_summaries()))
         return program
+
+
+def _refuse_eager(fn: Callable[..., Any]) -> None:
+    is_inside = current_function_trace() is not None
+    if is_inside or config.runs_eagerly():
+        raise NotImplementedError(
+            explain(
+                f"{name_of(fn)} of an ElasticStrategy was called "
+                f"{'inside an sg.function' if is_inside else 'op by op'}.",
+                expected="a compiled step, which can run again if a member is lost.",
+                fix="call strategy.run outside of sg.function."
+                if is_inside
+                else "leave out run_eagerly, or debug with MirroredStrategy.",
+            )
+        )
 
 
 def _is_split_for(arguments: Arguments, topology: Topology) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import copy
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -18,12 +20,17 @@ from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.programs.destination import Destination
 from stratagem.execution.programs.member_rules import member_rules
 from stratagem.execution.programs.program import Program
+from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.program_fingerprint import agree_on_program
 from stratagem.execution.tracing.trace import Trace
 from stratagem.topology import Topology
 from stratagem.variables import read_before_replacing
 
 __all__ = ["ElasticProgram", "RoundAbortedError"]
+
+
+# Calls of a program after which more are expected.
+_MANY = 3
 
 
 class RoundAbortedError(Exception):
@@ -40,6 +47,8 @@ class ElasticProgram(Program):
 
     def __init__(self, trace: Trace, topology: Topology, name: str, group: ElasticGroup) -> None:
         self._group = group
+        self._num_calls = 0
+        self._compiled: concurrent.futures.Future[Any] | None = None
         super().__init__(trace, topology, name)
 
     def on(self, topology: Topology) -> Self:
@@ -47,6 +56,31 @@ class ElasticProgram(Program):
         moved = copy.copy(self)
         moved._topology = topology  # the compiled function does not depend on it
         return moved
+
+    def is_worth_preparing(self) -> bool:
+        """Returns True once, if one member less can be expected to run it."""
+        self._num_calls += 1
+        return self._num_calls == _MANY and self._topology.num_replicas > 1
+
+    def prepare(self, arguments: Arguments) -> None:
+        """Compiles it in a thread; the first call waits for that."""
+        if self._compiled is None and not self._called:
+            shapes = self._shapes_here(arguments)
+            self._compiled = _compiler().submit(lambda: self._step.lower(*shapes).compile())
+
+    def _shapes_here(self, arguments: Arguments) -> list[Any]:
+        """Returns the arguments of the compiled function as shapes."""
+        several = self._topology.num_replicas > 1
+        written, read_only = self._written.read(self._value), self._read_only.read(self._value)
+        leaves = [leaf for leaf in arguments.leaves if leaf.shape is not None]
+        split = [
+            jax.ShapeDtypeStruct((1, *leaf.shape[1:]) if several else leaf.shape, leaf.dtype)
+            for leaf in leaves
+            if leaf.split and leaf.shape is not None
+        ]
+        pools: list[list[Any]] = [list(map(_local, pool)) for pool in (written, read_only)]
+        pools += [split, list(map(_local, arguments.shared)), self.trace.constants]
+        return [jnp.int32(0), *jax.tree.map(_shape_of, pools), []]
 
     def _compile(self, *, many: bool) -> Any:
         assert not many
@@ -115,6 +149,10 @@ class ElasticProgram(Program):
                 raise RoundAbortedError
         before = self._held_components()
         inputs = [list(map(_local, pool)) for pool in (written, read_only, split, shared)]
+        if self._compiled is not None:
+            self._step = function = self._compiled.result()
+            self._compiled = None
+        self._called.add(function)
         self._group.begin_round(self._name)
         try:
             values, components, results, is_committed = function(
@@ -166,6 +204,20 @@ class ElasticProgram(Program):
         if sharding is topology.stacked:
             shape = (topology.num_replicas, *shape[1:])
         return jax.make_array_from_single_device_arrays(shape, sharding, [value])
+
+
+@functools.cache
+def _compiler() -> concurrent.futures.ThreadPoolExecutor:
+    return concurrent.futures.ThreadPoolExecutor(1, "stratagem compiler")
+
+
+def _shape_of(value: Any) -> jax.ShapeDtypeStruct:
+    value = value if isinstance(value, jax.ShapeDtypeStruct) else jnp.asarray(value)
+    return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=_is_weak(value))
+
+
+def _is_weak(value: Any) -> bool:
+    return bool(getattr(value, "weak_type", False))
 
 
 def _is_component(place: Destination) -> bool:
