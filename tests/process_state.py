@@ -82,7 +82,8 @@ class ProcessState:
 
 def _counts(thread: threading.Thread) -> bool:
     """Other libraries leave daemon threads behind; ours shall not."""
-    if thread.name.startswith("stratagem-storage"):  # there is one, for as long as the process
+    # There is one for as long as the process.
+    if thread.name.startswith(("stratagem-storage", "stratagem elastic rounds")):
         return False
     return not thread.daemon or thread.name.startswith("stratagem")
 

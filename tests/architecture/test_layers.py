@@ -47,6 +47,7 @@ LAYERS = (
     # no JAX below this line
     ("monitoring",),
     ("doctor", "goodput", "remote"),
+    ("elastic",),
     ("process_group", "parameter_server.server"),
     ("parameter_server.transport",),
     ("launch", "manifests", "migrate"),

@@ -12,7 +12,7 @@ import pytest
 
 from stratagem.authentication import Credentials
 from stratagem.elastic import ElasticGroup
-from stratagem.elastic.peer_connections import DivergedError
+from stratagem.elastic.peer_connections import DivergedError, PeerLostError
 from stratagem.errors import DeadlineExceededError
 from tests.elastic.members import LIMITS, free_ports, started
 from tests.process_group.members import listed, together
@@ -151,6 +151,21 @@ def test_logs_of_rounds_agree_whenever_members_are_lost(seed) -> None:
         assert first[: len(log)] == log
     for index in survivors:
         groups[index].close()
+
+
+def test_one_that_has_left_cannot_go_on(members) -> None:
+    members[0].close()
+    with pytest.raises(RuntimeError, match="has left its elastic group"):
+        members[0].exchange("place", 1)
+
+
+def test_a_report_of_a_broken_view_breaks_the_round_of_one_that_waits(members) -> None:
+    """Its own connections are whole, and tell it nothing."""
+    with members[1]._peers.dial_report(0):
+        with members[0]._inbox.changed:
+            members[0]._inbox.changed.wait_for(members[0]._inbox.has_report, 10)
+        with pytest.raises(PeerLostError, match="another member reports a broken view"):
+            members[0]._check_view(0.0)
 
 
 def test_different_calls_are_an_error(members) -> None:

@@ -92,8 +92,13 @@ def test_small_types_are_not_widened(peers) -> None:
 
 def test_a_closed_connection_is_a_lost_member(peers) -> None:
     peers[1].close()
-    for error in together(2, lambda i: peers[2 * i].barrier()):
-        assert isinstance(error, PeerLostError)
+    first, second = together(2, lambda i: peers[2 * i].barrier())
+    assert isinstance(first, PeerLostError)
+    assert isinstance(second, PeerLostError)
+    lost = ("process 1 closed its connection", "process 1 cannot be reached")
+    assert str(first).startswith(lost)
+    with pytest.raises(PeerLostError, match="process 0 cannot be reached"):
+        peers[1].barrier()
 
 
 @pytest.mark.parametrize("differs", ["name", "round", "size"])
@@ -108,4 +113,5 @@ def test_unlike_operations_are_noticed(peers, differs) -> None:
     errors = together(_COUNT, act)
     found = [error for error in errors if isinstance(error, DivergedError)]
     assert found
+    assert "and this one differ" in str(found[0])
     assert differs in str(found[0])

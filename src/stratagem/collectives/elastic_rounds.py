@@ -25,12 +25,12 @@ from stratagem.collectives.xla_handler import (
 from stratagem.elastic import ElasticGroup
 from stratagem.messages import explain
 
-__all__ = ["Operation", "Rounds", "error_of_rounds", "serve_rounds"]
+__all__ = ["RoundOperation", "Rounds", "error_of_rounds", "serve_rounds"]
 
 _TARGET = "stratagem_elastic_round"
 
 
-class Operation(enum.IntEnum):
+class RoundOperation(enum.IntEnum):
     """An operation of a round."""
 
     SUM = 0
@@ -41,7 +41,11 @@ class Operation(enum.IntEnum):
     COMMIT = 5
 
 
-_UFUNCS = {Operation.SUM: np.add, Operation.MAX: np.maximum, Operation.MIN: np.minimum}
+_UFUNCS = {
+    RoundOperation.SUM: np.add,
+    RoundOperation.MAX: np.maximum,
+    RoundOperation.MIN: np.minimum,
+}
 
 
 class Rounds:
@@ -50,23 +54,25 @@ class Rounds:
     def __init__(self) -> None:
         self._order: Any = jnp.uint32(0)
 
-    def combine(self, operation: Operation, array: jax.Array) -> jax.Array:
+    def combine(self, operation: RoundOperation, array: jax.Array) -> jax.Array:
         """Returns the sum, maximum or minimum over members."""
         return self._call(operation, array, array.shape)
 
     def gather(self, array: jax.Array, num_members: int) -> jax.Array:
         """Returns the arrays of all members, of shape (num_members, ...)."""
-        return self._call(Operation.GATHER, array, (num_members, *array.shape))
+        return self._call(RoundOperation.GATHER, array, (num_members, *array.shape))
 
     def all_to_all(self, array: jax.Array) -> jax.Array:
         """Returns row r of member i as row i of member r; rows are on axis 0."""
-        return self._call(Operation.ALL_TO_ALL, array, array.shape)
+        return self._call(RoundOperation.ALL_TO_ALL, array, array.shape)
 
     def commit(self) -> jax.Array:
         """Returns True if all members have the values of the round."""
-        return self._call(Operation.COMMIT, jnp.uint32(0), ()) == 1
+        return self._call(RoundOperation.COMMIT, jnp.uint32(0), ()) == 1
 
-    def _call(self, operation: Operation, array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    def _call(
+        self, operation: RoundOperation, array: jax.Array, shape: tuple[int, ...]
+    ) -> jax.Array:
         dtype = array.dtype
         sent = array if dtype.name in DTYPES else array.astype(_carrier(dtype))
         call = jax.ffi.ffi_call(
@@ -111,14 +117,14 @@ class _Server:
     def _run(self, call: PendingCall) -> None:
         group = self.group
         assert group is not None
-        operation, own = Operation(int(call.arguments[2][0])), call.arguments[0]
+        operation, own = RoundOperation(int(call.arguments[2][0])), call.arguments[0]
         result = call.results[0]
-        if operation is Operation.COMMIT:
+        if operation is RoundOperation.COMMIT:
             result[0] = group.commit()
-        elif operation is Operation.GATHER:
+        elif operation is RoundOperation.GATHER:
             if not group.operate(lambda peers: peers.gather_into(own, result)):
                 result[...] = 0
-        elif operation is Operation.ALL_TO_ALL:
+        elif operation is RoundOperation.ALL_TO_ALL:
             if not group.operate(lambda peers: peers.all_to_all(own, result)):
                 result[...] = 0
         elif not group.operate(lambda peers: peers.reduce(own, result, _UFUNCS[operation])):
@@ -133,7 +139,7 @@ def serve_rounds(group: ElasticGroup) -> None:
     if not handlers_work():
         raise RuntimeError(
             explain(
-                f"jaxlib {jax.lib.__version__} does not call handlers as expected.",
+                "This version of jaxlib does not call handlers as expected.",
                 expected="XLA's interface for custom calls of version 0.3, on CPU.",
                 fix="use a version of JAX that this version of Stratagem was tested with, or "
                 "MultiWorkerMirroredStrategy.",

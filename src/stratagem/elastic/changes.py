@@ -1,4 +1,4 @@
-"""Changes of the view: the lowest member that is left collects reports and sends the next view."""
+"""Changes of the view: the lowest member left collects reports and sends the next view."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stratagem.elastic.views import Report, View, next_view
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.messages import explain
 
-__all__ = ["Changes"]
+__all__ = ["ViewChanges"]
 
 _logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ _POLL_S = 0.02
 _PROBE_EVERY_S = 0.2
 
 
-class Changes:
+class ViewChanges:
     """Finds the next view together with the other members.
 
     `start_s` is the time that members have to start, `stuck_s` that they have to notice a broken

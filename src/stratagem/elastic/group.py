@@ -16,7 +16,7 @@ from stratagem.authentication import Credentials
 from stratagem.authentication.gate import Gate
 from stratagem.authentication.listening import listening_sockets
 from stratagem.closing import Closing
-from stratagem.elastic.changes import Changes
+from stratagem.elastic.changes import ViewChanges
 from stratagem.elastic.peer_connections import PeerConnections, PeerLostError
 from stratagem.elastic.reaching import PURPOSE, Inbox, Peers
 from stratagem.elastic.views import Report, View
@@ -58,7 +58,7 @@ class ElasticGroup(Closing):
         self._peers = Peers(
             own, identity.labels, identity.addresses, credentials, peer_s=limits.peer_s
         )
-        self._changes = Changes(
+        self._changes = ViewChanges(
             self._peers,
             self._inbox,
             peer_s=limits.peer_s,
@@ -194,7 +194,7 @@ class ElasticGroup(Closing):
         return not self._is_broken
 
     def commit(self) -> bool:
-        """Ends a round; False if no member has committed it. Changes the view if it is broken."""
+        """Ends a round; False if no member has committed it. Changes a broken view."""
         self._is_complete = not self._is_broken
         before, members = self._num_rounds, self.view.members
         if self.operate(PeerConnections.barrier):

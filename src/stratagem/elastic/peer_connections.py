@@ -180,7 +180,7 @@ class PeerConnections:
         except BlockingIOError:
             return False
         except OSError as error:
-            raise PeerLostError(f"process {peer}: {error}") from error
+            raise PeerLostError(f"process {peer} cannot be reached: {error}") from error
         while buffers and count >= buffers[0].nbytes:
             count -= buffers.pop(0).nbytes
         if buffers:
@@ -196,7 +196,7 @@ class PeerConnections:
         except BlockingIOError:
             return False
         except OSError as error:
-            raise PeerLostError(f"process {peer}: {error}") from error
+            raise PeerLostError(f"process {peer} cannot be reached: {error}") from error
         if not count:
             raise PeerLostError(f"process {peer} closed its connection")
         if state.advance(count, peer):
@@ -224,7 +224,7 @@ class _Incoming:
 
     @property
     def target(self) -> memoryview:
-        """Where the next bytes belong."""
+        """Memory for the next bytes."""
         return self._targets[0]
 
     def advance(self, count: int, peer: int) -> bool:
@@ -233,8 +233,8 @@ class _Incoming:
         self._targets[0] = self._targets[0][count:]
         if not self._targets[0].nbytes:
             del self._targets[0]
-            if is_header and self._header != self._expected:
-                raise DivergedError(_difference(self._header, self._expected, peer))
+            if is_header and bytes(self._header) != self._expected:
+                raise DivergedError(_difference(bytes(self._header), self._expected, peer))
         return not self._targets
 
 
@@ -263,4 +263,5 @@ def _combine(
 
 
 def _bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
-    return memoryview(array.view(np.uint8))
+    memory: Any = array.view(np.uint8)
+    return memoryview(memory)

@@ -2,7 +2,6 @@
 
 from stratagem.input.dataset import Dataset
 from stratagem.input.distributed import DistributedDataset
-from stratagem.input.elastic_dataset import ElasticDataset
 from stratagem.input.iterator import DistributedIterator, OptionalBatch
 from stratagem.input.sources import (
     INFINITE_CARDINALITY,
@@ -17,7 +16,6 @@ __all__ = [
     "Dataset",
     "DistributedDataset",
     "DistributedIterator",
-    "ElasticDataset",
     "INFINITE_CARDINALITY",
     "OptionalBatch",
     "SHARD_HINT",

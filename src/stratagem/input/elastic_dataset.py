@@ -57,7 +57,8 @@ class _ElasticIterator(DistributedIterator):
 def _placed(batch: HostBatch, strategy: Any) -> PlacedBatches:
     own = split_again(batch, strategy.topology)
     placed = place([own], strategy.topology)
-    return _ElasticBatches(**{**vars(placed), "hosts": [own]}, strategy=strategy)
+    fields: dict[str, Any] = vars(placed) | {"hosts": [own], "strategy": strategy}
+    return _ElasticBatches(**fields)
 
 
 @dataclasses.dataclass(frozen=True)

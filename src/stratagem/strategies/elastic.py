@@ -5,25 +5,20 @@ from __future__ import annotations
 from typing import Any, NoReturn, final
 
 import jax
-import numpy as np
 
-from stratagem import config
-from stratagem.authentication import Credentials
 from stratagem.cluster import ClusterResolver, TFConfigClusterResolver, detect
 from stratagem.collectives.elastic_rounds import serve_rounds
 from stratagem.communication import CommunicationOptions
 from stratagem.elastic import ElasticGroup, View
 from stratagem.execution import ElasticLockstep, Lockstep
-from stratagem.messages import explain
-from stratagem.options import VariableAggregation
-from stratagem.process_group import GroupLimits, agree_on_random_state, set_current_group
+from stratagem.process_group import agree_on_random_state
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.base.recreate import recreatable
 from stratagem.strategies.base.strategy import Strategy
+from stratagem.strategies.elastic_members import join_elastic_group, move_variables
 from stratagem.strategies.local_topology import local_topology
-from stratagem.strategies.membership import check_resolver, copy_refused, identity_of
+from stratagem.strategies.membership import check_resolver, copy_refused
 from stratagem.topology import Topology, start_separately
-from stratagem.variables import VariableKind, components_of_members, home_of, store_components
 
 __all__ = ["ElasticStrategy"]
 
@@ -76,7 +71,9 @@ class ElasticStrategy(Strategy):
             topology = local_topology(["cpu:0"], name="devices")
             super().__init__(topology, executor=Lockstep)
             return
-        group = self._group = _joined(self._resolver, allow_unauthenticated=allow_unauthenticated)
+        group = self._group = join_elastic_group(
+            self._resolver, allow_unauthenticated=allow_unauthenticated
+        )
         self._devices = start_separately(processes.num_processes, processes.process_id)
         serve_rounds(group)
         super().__init__(
@@ -126,57 +123,5 @@ class ElasticStrategy(Strategy):
 
     def _continue(self, view: View) -> None:
         """Continues with the members of a view, and the values that this process has."""
-        before = [device.process_index for device in self.topology.devices or ()]
-        self.topology = self._topology_of(view)
-        kept = [before.index(member) for member in view.members]
-        for variable in self.variables.live():
-            if not variable.has_value:
-                continue
-            home = home_of(variable)
-            if home is not None and home.kind is VariableKind.ON_READ:
-                rows = _components(variable, home.aggregation, kept, before.index(self._own))
-                store_components(variable, rows, self.topology)
-            else:
-                variable.stored = self.topology.replicate(variable.stored.addressable_data(0))
-
-    @property
-    def _own(self) -> int:
-        return jax.process_index()
-
-
-def _components(
-    variable: Any, aggregation: VariableAggregation, kept: list[int], own: int
-) -> np.ndarray[Any, Any]:
-    if variable.whole.storage is variable.stored:
-        components = np.asarray(variable.whole.gathered)
-        return components_of_members(components, aggregation, kept)
-    # Written by a program that committed nothing since: only this process's is known.
-    rows = np.zeros((len(kept), *variable.shape), variable.dtype)
-    rows[kept.index(own)] = variable.stored.addressable_data(0)[0]
-    return rows
-
-
-def _joined(resolver: ClusterResolver, *, allow_unauthenticated: bool) -> ElasticGroup:
-    identity = identity_of(resolver, resolver.processes(), with_addresses=True)
-    credentials = Credentials.find(
-        identity.label, identity.hosts, allow_unauthenticated=allow_unauthenticated
-    )
-    if credentials.certificates is not None:
-        raise ValueError(
-            explain(
-                "STRATAGEM_TLS_DIR is set.",
-                expected="no TLS: members of an ElasticStrategy exchange gradients in plain text.",
-                fix="unset it on a network that only the processes can reach, or use "
-                "MultiWorkerMirroredStrategy.",
-            )
-        )
-    limits = GroupLimits(
-        join_s=config.join_timeout_s(),
-        peer_s=config.peer_timeout_s(),
-        stuck_s=config.stuck_timeout_s(),
-        barrier_s=config.barrier_timeout_s(),
-    )
-    group = ElasticGroup(identity, limits, credentials)
-    joined: Any = group
-    set_current_group(joined)
-    return group
+        before, self.topology = self.topology, self._topology_of(view)
+        move_variables(self.variables, before, self.topology)

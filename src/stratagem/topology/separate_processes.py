@@ -10,6 +10,7 @@ import atexit
 import concurrent.futures
 import functools
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from stratagem.messages import explain
 from stratagem.topology.devices import local_devices
 from stratagem.topology.private import SeparateNodes
 
-__all__ = ["start_separately"]
+__all__ = ["check_device", "start_separately"]
 
 
 @functools.cache
@@ -38,11 +39,12 @@ def start_separately(num_processes: int, process_id: int) -> tuple[jax.Device, .
         for other in others:
             other.result()
     atexit.register(nodes.close)
-    _check(own)
+    check_device(own)
     return tuple(sorted(jax.devices(), key=lambda device: device.process_index))
 
 
-def _check(own: Any) -> None:
+def check_device(own: Sequence[Any]) -> None:
+    """Raises RuntimeError unless a process has one CPU device."""
     if len(own) > 1 or own[0].platform != "cpu":
         raise RuntimeError(
             explain(

@@ -76,8 +76,8 @@ __all__ = [
     "shards_of",
     "sole_device",
     "spread_over_components",
-    "store_of",
     "store_components",
+    "store_of",
     "stored_components",
     "stored_sharding",
 ]

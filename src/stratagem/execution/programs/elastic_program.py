@@ -19,7 +19,7 @@ from stratagem.execution.analysis.retracing import retrace
 from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.programs.destination import Destination
 from stratagem.execution.programs.member_rules import member_rules
-from stratagem.execution.programs.program import Program
+from stratagem.execution.programs.program import POOLS, Program
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.program_fingerprint import agree_on_program
 from stratagem.execution.tracing.trace import Trace
@@ -123,8 +123,7 @@ class ElasticProgram(Program):
         return [gathered[place] for place in range(len(own))]
 
     def _outputs(self, evaluate: Callable[[list[Any]], list[Any]], *arrays: list[Any]) -> list[Any]:
-        names = ("written", "read_only", "split", "shared", "constant", "rows")
-        pools = dict(zip(names, arrays, strict=True))
+        pools = dict(zip(POOLS, arrays, strict=True))
         return evaluate([pools[source][index] for source, index in self.trace.inputs])
 
     def _call(
@@ -159,7 +158,7 @@ class ElasticProgram(Program):
                 jnp.int32(self._group.process_id), *inputs, constants, list(rows)
             )
             was_committed = bool(is_committed)
-        except jax.errors.JaxRuntimeError as error:
+        except (jax.errors.JaxRuntimeError, ValueError) as error:  # the latter of small programs
             raise error_of_rounds() or error from error
         self._written.replace(
             [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from stratagem.collectives.elastic_rounds import Operation, Rounds
+from stratagem.collectives.elastic_rounds import RoundOperation, Rounds
 from stratagem.messages import explain
 from stratagem.topology import REPLICA_AXIS
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 __all__ = ["member_rules"]
 
-_Operation = Callable[[Any, list[Any]], Sequence[Any]]
+_Combination = Callable[[Any, list[Any]], Sequence[Any]]
 
 
 def member_rules(rounds: Rounds, rank: jax.Array, num_members: int) -> Mapping[str, Rule]:
     """Returns the rules for the collectives of one member; `rank` is its place among all."""
-    member = _Member(rounds, rank, num_members)
-    operations: dict[str, _Operation] = {
+    member = _MemberCollectives(rounds, rank, num_members)
+    operations: dict[str, _Combination] = {
         "psum": member.add,
         "psum_invariant": member.add,
         "pmax": member.maximum,
@@ -41,7 +41,7 @@ def member_rules(rounds: Rounds, rank: jax.Array, num_members: int) -> Mapping[s
     return rules
 
 
-def _outside(operation: _Operation) -> Rule:
+def _outside(operation: _Combination) -> Rule:
     def rule(eqn: JaxprEqn, inputs: list[Any], is_inside: bool) -> Sequence[Any]:
         if is_inside or eqn.params.get("axis_index_groups") is not None:
             where = "in a branch or a loop" if is_inside else "over groups of replicas"
@@ -72,7 +72,7 @@ def _check_axes(eqn: JaxprEqn) -> None:
         )
 
 
-class _Member:
+class _MemberCollectives:
     """The collectives of one member."""
 
     def __init__(self, rounds: Rounds, rank: jax.Array, num_members: int) -> None:
@@ -80,15 +80,15 @@ class _Member:
 
     def add(self, eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
         del eqn
-        return [self._rounds.combine(Operation.SUM, jnp.asarray(one)) for one in inputs]
+        return [self._rounds.combine(RoundOperation.SUM, jnp.asarray(one)) for one in inputs]
 
     def maximum(self, eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
         del eqn
-        return [self._rounds.combine(Operation.MAX, jnp.asarray(one)) for one in inputs]
+        return [self._rounds.combine(RoundOperation.MAX, jnp.asarray(one)) for one in inputs]
 
     def minimum(self, eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
         del eqn
-        return [self._rounds.combine(Operation.MIN, jnp.asarray(one)) for one in inputs]
+        return [self._rounds.combine(RoundOperation.MIN, jnp.asarray(one)) for one in inputs]
 
     def gather(self, eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
         axis, is_tiled = eqn.params["all_gather_dimension"], eqn.params["tiled"]
@@ -110,17 +110,11 @@ class _Member:
 
     def all_to_all(self, eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
         split, joined = eqn.params["split_axis"], eqn.params["concat_axis"]
-        is_tiled = eqn.params.get("tiled", False)
         [array] = inputs
         count = self._num_members
-        if is_tiled:
-            shape = (*array.shape[:split], count, -1, *array.shape[split + 1 :])
-            array = array.reshape(shape)
-        received = self._rounds.all_to_all(jnp.moveaxis(array, split, 0))
-        if not is_tiled:
-            return [jnp.moveaxis(received, 0, joined)]
-        parts = [received[place] for place in range(count)]
-        return [jnp.concatenate(parts, joined)]
+        shape = (*array.shape[:split], count, -1, *array.shape[split + 1 :])
+        received = self._rounds.all_to_all(jnp.moveaxis(array.reshape(shape), split, 0))
+        return [jnp.concatenate([received[place] for place in range(count)], joined)]
 
     def permute(self, eqn: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
         sources = [self._num_members] * self._num_members  # a row of zeros

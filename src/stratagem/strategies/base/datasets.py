@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from stratagem.execution import ElasticLockstep
-from stratagem.input import DistributedDataset, DistributedIterator, ElasticDataset
+from stratagem.input import DistributedDataset, DistributedIterator
+from stratagem.input.elastic_dataset import ElasticDataset
 from stratagem.input.sources import as_source
 from stratagem.messages import explain
 from stratagem.options import InputContext, InputOptions, InputReplicationMode

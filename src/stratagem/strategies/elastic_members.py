@@ -1,0 +1,85 @@
+"""Joining of an elastic group, and the variables of the members that are left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from stratagem import config
+from stratagem.authentication import Credentials
+from stratagem.cluster import ClusterResolver
+from stratagem.elastic import ElasticGroup
+from stratagem.messages import explain
+from stratagem.process_group import GroupLimits, set_current_group
+from stratagem.strategies.membership import identity_of
+from stratagem.topology import Topology
+from stratagem.variables import (
+    Home,
+    VariableKind,
+    VariableRegistry,
+    components_of_members,
+    home_of,
+    store_components,
+)
+
+__all__ = ["join_elastic_group", "move_variables"]
+
+
+def join_elastic_group(resolver: ClusterResolver, *, allow_unauthenticated: bool) -> ElasticGroup:
+    """Joins the group of a cluster; raises ValueError if it has no addresses, or uses TLS."""
+    identity = identity_of(resolver, resolver.processes(), with_addresses=True)
+    credentials = Credentials.find(
+        identity.label, identity.hosts, allow_unauthenticated=allow_unauthenticated
+    )
+    if credentials.certificates is not None:
+        raise ValueError(
+            explain(
+                "STRATAGEM_TLS_DIR is set.",
+                expected="no TLS: members of an ElasticStrategy exchange gradients in plain text.",
+                fix="unset it on a network that only the processes can reach, or use "
+                "MultiWorkerMirroredStrategy.",
+            )
+        )
+    limits = GroupLimits(
+        join_s=config.join_timeout_s(),
+        peer_s=config.peer_timeout_s(),
+        stuck_s=config.stuck_timeout_s(),
+        barrier_s=config.barrier_timeout_s(),
+    )
+    group = ElasticGroup(identity, limits, credentials)
+    joined: Any = group
+    set_current_group(joined)
+    return group
+
+
+def move_variables(variables: VariableRegistry, before: Topology, after: Topology) -> None:
+    """Moves variables to the members that are left, whose devices are among those before."""
+    places = [_process_of(device) for device in before.devices or ()]
+    kept = [places.index(_process_of(device)) for device in after.devices or ()]
+    own = kept.index(places.index(jax.process_index()))
+    moved: list[Any] = variables.live()
+    for variable in moved:
+        home = home_of(variable)
+        if not variable.has_value:
+            continue
+        if home is not None and home.kind is VariableKind.ON_READ:
+            store_components(variable, _components(variable, home, kept, own), after)
+        else:
+            variable.stored = after.replicate(variable.stored.addressable_data(0))
+
+
+def _process_of(device: jax.Device) -> int:
+    return device.process_index
+
+
+def _components(variable: Any, home: Home, kept: Sequence[int], own: int) -> np.ndarray[Any, Any]:
+    if variable.whole.storage is variable.stored:
+        gathered = np.asarray(variable.whole.gathered)
+        return components_of_members(gathered, home.aggregation, kept)
+    # An initial value, of which each process knows its own component.
+    rows = np.zeros((len(kept), *variable.shape), variable.dtype)
+    rows[own] = variable.stored.addressable_data(0)[0]
+    return rows

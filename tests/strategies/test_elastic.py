@@ -1,0 +1,84 @@
+"""`ElasticStrategy` in one process, and its refusals; clusters are in tests/multiprocess."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.execution.programs import elastic_lockstep
+from stratagem.strategies import elastic_members
+from stratagem.topology import separate_processes
+
+
+def test_without_a_cluster_it_is_one_device() -> None:
+    strategy = sg.ElasticStrategy()
+    assert strategy.num_replicas_in_sync == 1
+    assert strategy.members == strategy.participants == (0,)
+    with strategy.scope():
+        scale = sg.Variable(2.0)
+    assert float(strategy.run(lambda x: x * scale, args=(np.float32(3),))) == 6.0
+
+
+def test_a_resolver_of_another_type_is_refused() -> None:
+    resolver: object = "worker"
+    with pytest.raises(ValueError, match="cluster_resolver='worker' is of type str"):
+        sg.ElasticStrategy(resolver)  # pyright: ignore[reportArgumentType]
+
+
+def _set_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
+    task = {"type": "worker", "index": 0}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+
+
+def test_tls_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    _set_cluster(monkeypatch)
+    found = elastic_members.Credentials(None, certificates=object())  # pyright: ignore[reportArgumentType]
+    monkeypatch.setattr(elastic_members.Credentials, "find", lambda *args, **kwargs: found)
+    with pytest.raises(ValueError, match="STRATAGEM_TLS_DIR is set"):
+        sg.ElasticStrategy()
+
+
+def test_a_cluster_without_addresses_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stratagem.strategies.membership._labels", lambda *args: None)
+    _set_cluster(monkeypatch)
+    with pytest.raises(ValueError, match="does not list the address of every process"):
+        sg.ElasticStrategy()
+
+
+def test_several_devices_of_a_process_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="This process has 2 devices: cpu:0, cpu:1"):
+        separate_processes.check_device(["cpu:0", "cpu:1"])
+
+
+@pytest.mark.parametrize(("is_eager", "words"), [(True, "op by op"), (False, "sg.function")])
+def test_steps_that_cannot_run_again_are_refused(monkeypatch, is_eager, words) -> None:
+    monkeypatch.setattr(sg.config, "runs_eagerly", lambda: is_eager)
+    trace = None if is_eager else object()
+    monkeypatch.setattr(elastic_lockstep, "current_function_trace", lambda: trace)
+    strategy = sg.ElasticStrategy()
+    executor = elastic_lockstep.ElasticLockstep(strategy)
+    with pytest.raises(NotImplementedError, match=f"was called .*{words}"):
+        executor.run(lambda: 1, (), {})
+
+
+def test_datasets_that_members_read_apart_are_refused(monkeypatch) -> None:
+    strategy = sg.ElasticStrategy()
+    monkeypatch.setattr(strategy, "executor", elastic_lockstep.ElasticLockstep(strategy))
+    with pytest.raises(NotImplementedError, match="was called on an ElasticStrategy"):
+        strategy.distribute_datasets_from_function(lambda context: [np.arange(2)])
+
+
+def test_datasets_of_members_have_whole_batches(monkeypatch) -> None:
+    strategy = sg.ElasticStrategy()
+    monkeypatch.setattr(strategy, "executor", elastic_lockstep.ElasticLockstep(strategy))
+    dataset = strategy.distribute_dataset([np.arange(4), np.arange(3)])
+    assert [np.asarray(batch).tolist() for batch in dataset] == [[0, 1, 2, 3], [0, 1, 2]]
+    batches = iter(dataset)
+    next(batches)
+    again = iter(dataset)
+    again.set_state(batches.get_state())
+    assert np.asarray(next(again)).tolist() == [0, 1, 2]
