@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from stratagem.authentication import Credentials
 from stratagem.authentication.connections import UnansweredError, reach
@@ -16,6 +16,7 @@ from stratagem.frames import MAX_FRAME_BYTES, frame
 
 __all__ = ["Inbox", "Peers", "receive_message", "send_message"]
 
+_Key = TypeVar("_Key")
 PURPOSE = "elastic group"
 _DATA, _REPORT, _PROBE = "data", "report", "probe"
 
@@ -41,12 +42,9 @@ class Inbox:
             if self._is_closed:
                 connection.close()
             elif kind == _DATA:
-                self._data[int(numbers[0]), int(numbers[1])] = connection
+                _replace(self._data, (int(numbers[0]), int(numbers[1])), connection)
             elif kind == _REPORT:
-                before = self._reports.pop(int(numbers[0]), None)
-                if before is not None:
-                    before.close()
-                self._reports[int(numbers[0])] = connection
+                _replace(self._reports, int(numbers[0]), connection)
             else:
                 connection.close()
             self.changed.notify_all()
@@ -81,6 +79,13 @@ class Inbox:
                 one.close()
             self._data.clear()
             self._reports.clear()
+
+
+def _replace(connections: dict[_Key, socket.socket], key: _Key, connection: socket.socket) -> None:
+    """Stores a connection, and closes that of an earlier attempt."""
+    if (before := connections.get(key)) is not None:
+        before.close()
+    connections[key] = connection
 
 
 class Peers:
