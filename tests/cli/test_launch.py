@@ -35,6 +35,7 @@ VALUES = {
     "max_workers": ("4", 4),
     "rejoin_after_s": ("30", 30.0),
     "cold_restarts": (None, True),
+    "survivors": (None, True),
     "log_dir": ("logs", "logs"),
     "run_dir": ("runs/digits", "runs/digits"),
     "show": ("leader", "leader"),

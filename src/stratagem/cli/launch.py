@@ -112,6 +112,12 @@ def _read_config(context: click.Context, _: click.Parameter, path: Path | None) 
     default=None,
     help="Load JAX and Keras again in each restarted task, instead of forking it.",
 )
+@_option(
+    "survivors",
+    is_flag=True,
+    default=None,
+    help="Leave the other workers running if one fails, as ElasticStrategy needs it.",
+)
 @_option("log_dir", type=click.Path(file_okay=False), help="Folder for one log file per task.")
 @_option(
     "run_dir",

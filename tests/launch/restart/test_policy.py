@@ -133,6 +133,24 @@ def test_tasks_are_stopped_when_they_are_to_be(states, stopped) -> None:
 
 
 @pytest.mark.parametrize(
+    ("states", "stopped"),
+    [
+        ([state(returncode=-9), state()], []),
+        ([state(returncode=-9), state(returncode=1), state()], []),
+        # The work is done once one has ended well; no worker is left if none has.
+        ([state(returncode=-9), state(returncode=0), state("evaluator")], []),
+        ([state(returncode=-9, ago_s=60), state(returncode=0, ago_s=60), state("evaluator")], [2]),
+        ([state(returncode=-9), state(returncode=1), state("evaluator")], [2]),
+        # Only workers have others to take their place.
+        ([state(), state("evaluator", returncode=1)], [0]),
+        ([state(returncode=-9), state(), state("ps", returncode=1)], [1]),
+    ],
+)
+def test_workers_survive_others(states, stopped) -> None:
+    assert tasks_to_stop(states, NOW_S, evaluator_grace_s=60.0, may_survive=True) == stopped
+
+
+@pytest.mark.parametrize(
     ("states", "killed"),
     [
         ([state(), state(stopped_at_s=NOW_S - 9.9)], []),

@@ -50,6 +50,7 @@ class LaunchArguments(TypedDict, total=False):
     max_workers: int | None
     rejoin_after_s: float
     cold_restarts: bool
+    survivors: bool
     log_dir: str | os.PathLike[str] | None
     run_dir: str | os.PathLike[str] | None
     show: Literal["all", "leader"]
@@ -85,6 +86,8 @@ class LaunchOptions:
         rejoin_after_s: seconds to train with fewer workers before they are asked to save and
             exit, so that `max_workers` can start.
         cold_restarts: True to load JAX and Keras again in each restarted task.
+        survivors: True if workers continue without one that fails, as under `ElasticStrategy`.
+            The job fails if no worker ends well.
         log_dir: folder for one log file per task; None for no files.
         run_dir: folder for the events of the run, which `stratagem goodput` reads; None for none.
         show: "all" shows the output of every task, "leader" only the leader's.
@@ -124,6 +127,7 @@ class LaunchOptions:
     max_workers: int | None = None
     rejoin_after_s: float = 60.0
     cold_restarts: bool = False
+    survivors: bool = False
     log_dir: str | os.PathLike[str] | None = None
     run_dir: str | os.PathLike[str] | None = None
     show: Literal["all", "leader"] = "all"

@@ -21,7 +21,11 @@ from stratagem.launch.plan.task_plan import TaskPlan, plan_own_tasks, plan_tasks
 from stratagem.launch.prefork.warm_start import WarmStart, can_fork
 from stratagem.launch.restart.launch_events import LaunchEvents
 from stratagem.launch.restart.membership import notice_after_s, workers_after
-from stratagem.launch.restart.policy import cause_of_failure, have_saved_and_left
+from stratagem.launch.restart.policy import (
+    cause_of_failure,
+    have_saved_and_left,
+    have_survivors,
+)
 from stratagem.launch.restart.report import (
     failure_report,
     notice_report,
@@ -48,17 +52,27 @@ class Outcome:
 
     `signum` is the signal to the launcher that ended the tasks, if any; `restart` counts earlier
     starts; `were_asked` means that the launcher asked the tasks to exit, so that more can start.
+    With `may_survive`, workers that others have survived did not fail.
     """
 
     statuses: tuple[ExitStatus, ...]
     signum: signal.Signals | None
     restart: int
     were_asked: bool = False
+    may_survive: bool = False
+
+    @property
+    def counted(self) -> tuple[ExitStatus, ...]:
+        """Statuses without those of workers that others have survived."""
+        trainers = [status for status in self.statuses if status.trains]
+        if not (self.may_survive and have_survivors(trainers)):
+            return self.statuses
+        return tuple(one for one in self.statuses if not (one.trains and one.failed))
 
     @property
     def cause(self) -> ExitStatus | None:
         """The task that failed first; None if none failed."""
-        return cause_of_failure(self.statuses)
+        return cause_of_failure(self.counted)
 
     @property
     def exit_code(self) -> int:
@@ -175,7 +189,7 @@ class _Job:
             started_s, num_forked = time.monotonic(), warm.num_started if warm else 0
             outcome = self.run_once(count.count, num_workers, warm)
             after = count.next(
-                outcome.statuses,
+                outcome.counted,
                 ran_s=time.monotonic() - started_s,
                 max_restarts=self.options.max_restarts,
                 were_asked=outcome.were_asked,
@@ -221,7 +235,11 @@ class _Job:
             nodes=self.nodes,
         )
         return Outcome(
-            statuses=statuses, signum=self.caught.ending, restart=restart, were_asked=were_asked
+            statuses=statuses,
+            signum=self.caught.ending,
+            restart=restart,
+            were_asked=were_asked,
+            may_survive=options.survivors,
         )
 
     def plans(self, options: LaunchOptions, restart: int, *, is_warm: bool) -> tuple[TaskPlan, ...]:

@@ -14,6 +14,7 @@ __all__ = [
     "cause_of_failure",
     "failed_by_themselves",
     "have_saved_and_left",
+    "have_survivors",
     "tasks_to_kill",
     "tasks_to_stop",
 ]
@@ -66,18 +67,31 @@ def have_saved_and_left(statuses: Sequence[ExitStatus]) -> bool:
     return cause is not None and cause.returncode == EXIT_CODE
 
 
+def have_survivors(statuses: Sequence[ExitStatus | None]) -> bool:
+    """Returns True if a worker runs, which has no status yet, or has ended well."""
+    return any(status is None or (status.trains and not status.failed) for status in statuses)
+
+
 def tasks_to_stop(
-    states: Sequence[TaskState], now_s: float, *, evaluator_grace_s: float
+    states: Sequence[TaskState],
+    now_s: float,
+    *,
+    evaluator_grace_s: float,
+    may_survive: bool = False,
 ) -> list[int]:
     """Returns the indices of the tasks to stop.
 
-    All after a failure; once the workers have ended, the servers, and `evaluator_grace_s` later the
-    evaluator; always those that have ended but left processes behind.
+    All after a failure, unless workers `may_survive` it and some do; once the workers have ended,
+    the servers, and `evaluator_grace_s` later the evaluator; always those that have ended but left
+    processes behind.
     """
-    failed = _has_failed(states, now_s)
+    trainers = [state.status for state in states if state.trains]
+    survive = may_survive and have_survivors(trainers)
+    lost = [one for one in states if survive and one.trains and one.status and one.status.failed]
+    failed = _has_failed([one for one in states if one not in lost], now_s)
     statuses = [state.status for state in states if state.trains]
     done_at_s = max((status.at_s for status in statuses if status is not None), default=now_s)
-    is_done = all(status is not None and not status.failed for status in statuses)
+    is_done = all(status is not None and (survive or not status.failed) for status in statuses)
 
     def is_over(state: TaskState) -> bool:
         if failed or state.status is not None:

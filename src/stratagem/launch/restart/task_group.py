@@ -12,7 +12,12 @@ from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.task_plan import TaskPlan
 from stratagem.launch.prefork.warm_start import WARM_UP_AFTER_S, WarmStart
 from stratagem.launch.restart.launch_events import LaunchEvents
-from stratagem.launch.restart.policy import cause_of_failure, tasks_to_kill, tasks_to_stop
+from stratagem.launch.restart.policy import (
+    cause_of_failure,
+    have_survivors,
+    tasks_to_kill,
+    tasks_to_stop,
+)
 from stratagem.launch.restart.report import stop_report
 from stratagem.launch.restart.running_tasks import RunningTask, RunningTasks
 from stratagem.launch.restart.signals import ENDING, CaughtSignals
@@ -90,7 +95,7 @@ class _TaskGroup:
         self._events = events
         self._running = RunningTasks(options, screen, guardian)
         self._tasks = self._running.tasks
-        self._num_interrupts = 0
+        self._num_interrupts = self._num_lost = 0
         self._has_reported = False
         self.were_asked = False
 
@@ -122,6 +127,13 @@ class _TaskGroup:
             self._forward(signum)
         self._running.update(now_s)
         self._stop_and_kill(now_s)
+
+    def _report_lost(self, trainers: Sequence[ExitStatus | None]) -> None:
+        lost = [status for status in trainers if status is not None and status.failed]
+        for status in lost[self._num_lost :]:
+            num_left = sum(one is None for one in trainers)
+            self._screen.say([f"{status.culprit} failed: {status.why}. {num_left} go on."])
+        self._num_lost = len(lost)
 
     def ask_to_leave(self) -> None:
         """Asks the tasks once to save and exit, unless they are about to end anyway."""
@@ -157,8 +169,17 @@ class _TaskGroup:
     def _stop_and_kill(self, now_s: float) -> None:
         options = self._options
         states = [task.state for task in self._tasks]
-        to_stop = tasks_to_stop(states, now_s, evaluator_grace_s=options.evaluator_grace_s)
+        to_stop = tasks_to_stop(
+            states,
+            now_s,
+            evaluator_grace_s=options.evaluator_grace_s,
+            may_survive=options.survivors,
+        )
         cause = cause_of_failure(self.statuses)
+        trainers = [state.status for state in states if state.trains]
+        if options.survivors and have_survivors(trainers):
+            self._report_lost(trainers)
+            cause = None
         others_run = any(states[index].status is None for index in to_stop)
         is_new = others_run and self._caught.ending is None and not self._has_reported
         if cause is not None and is_new:
