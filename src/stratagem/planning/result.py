@@ -120,7 +120,7 @@ class Plan:
     @property
     def reduced_bytes(self) -> int:
         """Bytes that one device contributes to messages per step."""
-        return sum(one.num_bytes * one.times for one in self.reductions)
+        return round(sum(one.num_bytes * one.times for one in self.reductions))
 
     @property
     def hidden_share(self) -> float:

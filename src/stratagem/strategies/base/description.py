@@ -56,16 +56,18 @@ class StoredVariableSize:
 
 @dataclasses.dataclass(frozen=True)
 class DescribedTransfer:
-    """Arrays that each training step moves in the same way.
+    """Arrays that training steps move in the same way.
 
-    `num_bytes` is the size of the whole arrays. `sent_bytes` is what one replica sends, by a ring
-    for collectives. Both are None if they depend on the batch.
+    `num_bytes` is the size of the whole arrays. `sent_bytes` is what one replica sends in a step,
+    by a ring for collectives. Both are None if they depend on the batch. With local updates, arrays
+    move once in `every_steps` steps, and `sent_bytes` is the mean of a step.
     """
 
     kind: str
     arrays: str
     num_bytes: int | None
     sent_bytes: int | None
+    every_steps: int = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,7 +143,8 @@ class StrategyDescription:
                 "by batch" if size is None else _size_text(size)
                 for size in (one.num_bytes, one.sent_bytes)
             )
-            table.add_row(one.kind, one.arrays, *sizes)
+            rarely = f", every {one.every_steps} steps" if one.every_steps > 1 else ""
+            table.add_row(one.kind + rarely, one.arrays, *sizes)
         if not self.transfers:
             table.add_row("nothing", "", "0 B", "0 B")
         return table
