@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from stratagem.messages import explain
 
+AUTO = "auto"
+
 __all__ = [
     "BFloat16",
     "Compression",

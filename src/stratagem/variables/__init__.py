@@ -2,7 +2,7 @@
 
 from stratagem.variables.aggregation import aggregate_components, spread_over_components
 from stratagem.variables.components import WholeValue, gather_together, stored_components
-from stratagem.variables.compressed import is_compressed
+from stratagem.variables.compressed import is_compressed, is_compressible
 from stratagem.variables.initial_values import agree_on_initial_values, initial_digest
 from stratagem.variables.kind import (
     VariableKind,
@@ -60,6 +60,7 @@ __all__ = [
     "home_of",
     "initial_digest",
     "is_compressed",
+    "is_compressible",
     "is_remote",
     "is_worth_sharding",
     "parse_aggregation",

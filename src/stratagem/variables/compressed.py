@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from stratagem.compression import Compression
 from stratagem.variables.store import store_of
 
-__all__ = ["is_compressed"]
+__all__ = ["is_compressed", "is_compressible"]
 
 
 def is_compressed(variable: Any, compression: Compression | None) -> bool:
@@ -19,9 +19,13 @@ def is_compressed(variable: Any, compression: Compression | None) -> bool:
         variable: a trained variable.
         compression: of the strategy; None compresses nothing.
     """
-    if compression is None:
+    if compression is None or not is_compressible(variable):
         return False
+    return compression.compresses(tuple(variable.shape))
+
+
+def is_compressible(variable: Any) -> bool:
+    """Returns True if gradients of a variable are summed as whole arrays of floats."""
     if store_of(variable) is not None or getattr(variable, "is_large_table", False):
         return False
-    is_float = jnp.issubdtype(jnp.dtype(variable.dtype), jnp.floating)
-    return is_float and compression.compresses(tuple(variable.shape))
+    return jnp.issubdtype(jnp.dtype(variable.dtype), jnp.floating)

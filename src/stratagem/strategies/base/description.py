@@ -75,7 +75,7 @@ class StrategyDescription:
     """State of a strategy: a string for a terminal, tables in a notebook.
 
     `num_replicas` counts the replicas of all processes, and `programs` has the number of compiled
-    programs by function.
+    programs by function. `advice` says what `compression="auto"` would choose.
     """
 
     title: str
@@ -84,6 +84,7 @@ class StrategyDescription:
     variables: Sequence[StoredVariableSize]
     transfers: Sequence[DescribedTransfer]
     programs: Mapping[str, int]
+    advice: Sequence[str] = ()
 
     @property
     def variable_bytes(self) -> int:
@@ -112,7 +113,8 @@ class StrategyDescription:
             self._program_table(),
         )
         with_lines: list[str | Table] = [part for table in tables for part in ("", table)]
-        return [f"{self.title}: {self.num_replicas} {replicas}", *with_lines]
+        advice = ["", *self.advice] if self.advice else []
+        return [f"{self.title}: {self.num_replicas} {replicas}", *with_lines, *advice]
 
     def _device_table(self) -> Table:
         table = new_table("Devices", ["device", "replica"], ["variables"])

@@ -20,7 +20,7 @@ from stratagem.strategies.base.description import (
     StoredVariableSize,
     StrategyDescription,
 )
-from stratagem.strategies.base.traffic import array_bytes, transfers_of
+from stratagem.strategies.base.traffic import array_bytes, shapes_summed, transfers_of
 from stratagem.topology import Topology
 from stratagem.variables import (
     Placement,
@@ -109,6 +109,7 @@ class SelfDescription(PublicDir):
                 in_bfloat16=isinstance(sums, ChosenAllReduce) and sums.in_bfloat16,
                 local_updates=self.local_updates,
             ),
+            advice=self.cross_device_ops.advice(shapes_summed(found), self.topology.num_replicas),
             programs={_KERAS_METHODS.get(name, name): count for name, count in compiled.items()},
         )
 

@@ -17,9 +17,16 @@ from stratagem.compression import Compression
 from stratagem.local_updates import LocalUpdates, fragments_of
 from stratagem.strategies.base.description import DescribedTransfer
 from stratagem.topology import Topology
-from stratagem.variables import Placement, ShardedStore, is_compressed, is_remote, store_of
+from stratagem.variables import (
+    Placement,
+    ShardedStore,
+    is_compressed,
+    is_compressible,
+    is_remote,
+    store_of,
+)
 
-__all__ = ["array_bytes", "transfers_of"]
+__all__ = ["array_bytes", "shapes_summed", "transfers_of"]
 
 # How, and what.
 _Transfer = tuple[str, str]
@@ -132,6 +139,12 @@ def _compressed(
         sum(array_bytes(one) for one in variables),
         compression.sent_bytes(*shapes, num_replicas=num_replicas),
     )
+
+
+def shapes_summed(variables: Sequence[Any]) -> list[tuple[int, ...]]:
+    """Returns the shapes of the gradients that may be compressed, or are summed beside them."""
+    trained = [one for one in variables if _is_trained(one) and not is_remote(one)]
+    return [tuple(one.shape) for one in trained if is_compressible(one)]
 
 
 def _is_slot(variable: object) -> bool:
