@@ -266,6 +266,7 @@ def _plan_of(
         ),
         assumptions=assumed,
         notes=notes,
+        trained_shapes=tuple(tuple(one.shape) for one in step.trace.written if one.trainable),
     )
 
 
