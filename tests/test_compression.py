@@ -34,6 +34,20 @@ def test_bytes_that_one_of_four_replicas_sends(compression, expected) -> None:
     assert compression.sent_bytes((100, 100), num_replicas=4) == expected
 
 
+@pytest.mark.parametrize(
+    ("compression", "expected"),
+    [
+        # Parts of 3 and 25 elements: blocks of 10 numbers and a scale.
+        (sg.compression.Int8(block_elements=10), 3 * 2 * 3 * 14),
+        (sg.compression.BFloat16(), 3 * 2 * 28 * 2),
+        (sg.compression.PowerSGD(rank=2), 2 * 3 / 4 * 2 * (5 + 2 + 20 + 5) * 4),
+        (sg.compression.TopK(fraction=0.01), 3 * (1 + 1) * 8),
+    ],
+)
+def test_gradients_that_travel_together_share_blocks(compression, expected) -> None:
+    assert compression.sent_bytes((5, 2), (20, 5), num_replicas=4) == expected
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_vectors_and_small_matrices_are_sent_whole(name) -> None:
     compression = Compression.parse(name)

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import types
 
-from stratagem.compression import Compression
+from stratagem.compression import AUTO, Compression
 from stratagem.messages import explain
 
 __all__ = [
@@ -56,7 +56,9 @@ class CommunicationOptions:
             most 2**-8 (sum |g| + |sum g|), less than one percent of sum |g|. None rounds nothing.
         compression: a lossy form of gradients in which errors are made up for in later steps; an
             object such as `sg.compression.Int8()` or its name, "bfloat16", "float16", "int8",
-            "float8", "power_sgd" or "top_k". None sends them whole.
+            "float8", "power_sgd" or "top_k". None sends them whole, and so does "auto", which
+            measures the link between processes: `strategy.describe(model)` says which compression
+            it would choose, and why.
 
     Raises:
         ValueError: a negative number, an unknown name or dtype, another type, or both
@@ -103,7 +105,7 @@ class CommunicationOptions:
                     fix='pass "bfloat16", or omit reduction_dtype.',
                 )
             )
-        object.__setattr__(self, "compression", Compression.parse(self.compression))
+        object.__setattr__(self, "compression", _parse_compression(self.compression))
         if self.compression is not None and self.reduction_dtype is not None:
             raise ValueError(
                 explain(
@@ -142,6 +144,11 @@ class CollectiveHints(CommunicationOptions):
 
 def _is_number(value: object, kinds: type | types.UnionType) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def _parse_compression(value: object) -> Compression | str | None:
+    is_auto = isinstance(value, str) and value.lower() == AUTO
+    return AUTO if is_auto else Compression.parse(value)
 
 
 def _parse_implementation(value: object) -> CommunicationImplementation:

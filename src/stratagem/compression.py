@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from stratagem.messages import explain
 
+AUTO = "auto"
+
 __all__ = [
     "BFloat16",
     "Compression",
@@ -89,11 +91,11 @@ class Compression(abc.ABC):
         _check_count(self, "min_elements", least=1)
 
     @abc.abstractmethod
-    def sent_bytes(self, shape: Sequence[int], num_replicas: int) -> int:
-        """Returns the number of bytes that a replica sends for one gradient.
+    def sent_bytes(self, *shapes: Sequence[int], num_replicas: int) -> int:
+        """Returns the number of bytes that a replica sends for gradients that travel together.
 
         Args:
-            shape: shape of the gradient.
+            *shapes: shape of each gradient, at least one.
             num_replicas: number of replicas.
         """
 
@@ -126,9 +128,9 @@ class _Numbers(Compression):
     def number_bytes(self, num_elements: int) -> int:
         """Returns the number of bytes in which so many elements are sent."""
 
-    def sent_bytes(self, shape: Sequence[int], num_replicas: int) -> int:
-        """Returns the number of bytes that a replica sends for one gradient."""
-        part = -(-math.prod(shape) // num_replicas)
+    def sent_bytes(self, *shapes: Sequence[int], num_replicas: int) -> int:
+        """Returns the bytes of the parts for the other replicas, before and after the sum."""
+        part = sum(-(-math.prod(shape) // num_replicas) for shape in shapes)
         return 2 * (num_replicas - 1) * self.number_bytes(part)
 
 
@@ -280,10 +282,9 @@ class PowerSGD(Compression):
         super().__post_init__()
         _check_count(self, "rank", least=1)
 
-    def sent_bytes(self, shape: Sequence[int], num_replicas: int) -> int:
+    def sent_bytes(self, *shapes: Sequence[int], num_replicas: int) -> int:
         """Returns the bytes of both factors, in a ring."""
-        rows, columns = matrix_shape(shape)
-        size = self.rank * (rows + columns) * _WHOLE_BYTES
+        size = self.rank * sum(sum(matrix_shape(shape)) for shape in shapes) * _WHOLE_BYTES
         return 2 * size * (num_replicas - 1) // num_replicas
 
     def state_shapes(self, shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
@@ -338,9 +339,10 @@ class TopK(Compression):
         """
         return max(1, int(self.fraction * math.prod(shape)))
 
-    def sent_bytes(self, shape: Sequence[int], num_replicas: int) -> int:
+    def sent_bytes(self, *shapes: Sequence[int], num_replicas: int) -> int:
         """Returns the bytes of elements and places, to each other replica."""
-        return (num_replicas - 1) * self.count(shape) * (_WHOLE_BYTES + _INDEX_BYTES)
+        count = sum(map(self.count, shapes))
+        return (num_replicas - 1) * count * (_WHOLE_BYTES + _INDEX_BYTES)
 
 
 _NAMED: Mapping[str, type[Compression]] = {

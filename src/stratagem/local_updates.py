@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 from stratagem.compression import Compression
 from stratagem.messages import explain
@@ -209,3 +211,17 @@ class StreamingDiLoCo(DiLoCo):
     def mixing(self) -> float:
         """The part of its own weights that a replica keeps."""
         return self.own_share
+
+
+def fragments_of(trained: Sequence[Any], method: LocalUpdates) -> list[tuple[list[Any], int]]:
+    """Returns the variables that are sent together, and the step of a period when they are.
+
+    A fragment has every n-th layer, so that it is spread over the depth of the model.
+    """
+    layers = list(dict.fromkeys(one.path.rpartition("/")[0] for one in trained))
+    count = max(1, min(method.num_fragments, len(layers)))
+    places = {layer: place % count for place, layer in enumerate(layers)}
+    members: list[list[Any]] = [[] for _ in range(count)]
+    for one in trained:
+        members[places[one.path.rpartition("/")[0]]].append(one)
+    return [(each, place * method.period // count) for place, each in enumerate(members) if each]

@@ -39,6 +39,21 @@ def test_tables_json_and_picture(tmp_path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_links_are_given_and_mapped(tmp_path) -> None:
+    picture = tmp_path / "a" / "map.png"
+    links = ("--network-bytes-per-s", "1e6", "--network-latency-s", "0.05")
+    result = _call(_LOOP, "--target", "16xH100", "--json", *links, "--link-map", picture)
+    assert result.exit_code == 0, result.output
+    assumed = json.loads(result.stdout)["assumptions"]
+    assert (assumed["network_bytes_per_s"], assumed["network_latency_s"]) == (1e6, 0.05)
+    assert assumed["link_bytes_per_s"] is None
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    alone = _call(_LOOP, "--target", "4xH100", "--link-map", picture)
+    assert alone.exit_code == 1
+    assert "larger target" in alone.output
+    assert _call(_LOOP, "--target", "16xH100", "--network-latency-s", "0").exit_code == 2
+
+
 def test_json_is_what_the_file_has(tmp_path) -> None:
     json_file = tmp_path / "plan.json"
     result = _call(_LOOP, "--target", "4xH100", "--json", "--output", json_file)

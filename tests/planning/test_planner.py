@@ -260,3 +260,20 @@ def test_eager_steps_cannot_be_planned() -> None:
             sg.plan(lambda x, y: x.sum(), _BATCH, "2xH100", strategy=strategy)
     finally:
         sg.config.run_eagerly(False)
+
+
+def test_local_updates_send_in_one_of_many_steps() -> None:
+    strategy = sg.LocalUpdateStrategy(sg.local_updates.DiLoCo(period=50), ["cpu:0", "cpu:1"])
+    plan = sg.plan(_model, _BATCH, "4xH100", strategy=strategy)
+    lockstep = sg.plan(_model, _BATCH, "4xH100")
+    assert {one.times for one in plan.reductions} == {1 / 50}
+    assert plan.reduced_bytes == round(4 * _NUM_PARAMETERS / 50)
+    assert plan.step.reduction_s < lockstep.step.reduction_s / 25
+    assert "every 50 steps" in str(plan)
+    json.dumps(plan.to_dict())
+
+
+def test_model_without_copies_cannot_be_planned_to_train_apart() -> None:
+    strategy = sg.LocalUpdateStrategy(devices=["cpu:0", "cpu:1"])
+    with pytest.raises(ValueError, match=r"no copy for each replica(?s:.)*makes and compiles"):
+        sg.plan(_model(), _BATCH, "4xH100", strategy=strategy)

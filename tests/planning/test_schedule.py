@@ -172,3 +172,47 @@ def test_program_without_messages() -> None:
     assert schedule.reductions() == []
     assert not schedule.is_scheduled
     assert share_behind([]) == 0
+
+
+_BRANCHING = """
+%small (p: f32[8]) -> f32[8] {{
+  %p = f32[8]{{0}} parameter(0)
+  ROOT %all-reduce.1 = f32[8]{{0}} all-reduce(%p), to_apply=%add
+}}
+
+%large (q: f32[8]) -> f32[8] {{
+  %q = f32[8]{{0}} parameter(0)
+  %all-reduce.2 = f32[8]{{0}} all-reduce(%q), to_apply=%add
+  ROOT %all-reduce.3 = f32[8]{{0}} all-reduce(%all-reduce.2), to_apply=%add
+}}
+
+ENTRY %main (i: s32[], x: f32[8]) -> f32[8] {{
+  %i = s32[] parameter(0)
+  %x = f32[8]{{0}} parameter(1)
+  ROOT %c = f32[8]{{0}} conditional(%i, %x, %x), {branches}, {metadata}
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        "branch_computations={%small, %large}",
+        "true_computation=%large, false_computation=%small",
+        "true_computation=%small, false_computation=%large",
+    ],
+)
+@pytest.mark.parametrize(
+    ("scope", "times"), [("", 1), ("synchronized_every_20_steps/", 0.05), ("every_20_steps/", 1)]
+)
+def test_the_branch_that_sends_most_counts_as_often_as_its_scope_says(
+    branches, scope, times
+) -> None:
+    metadata = f'metadata={{op_name="jit(f)/{scope}cond"}}'
+    schedule = Schedule(_BRANCHING.format(branches=branches, metadata=metadata))
+    assert schedule.reductions() == [
+        Reduction("all-reduce.2", 32, (), times=times),
+        Reduction("all-reduce.3", 32, (), times=times),
+    ]
+    # Both sums read and write 32 bytes each.
+    assert schedule.accessed_bytes() == round(4 * 32 * times)

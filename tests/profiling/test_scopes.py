@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-from stratagem.profiling.scopes import instructions_of, layer_of
+from stratagem.profiling.scopes import every_steps, instructions_of, layer_of, period_of
 
 _PROGRAM = """
 HloModule jit__one_step, is_scheduled=true
@@ -64,3 +66,18 @@ def test_instructions_have_their_kind_and_scope() -> None:
 
 def test_text_without_instructions_has_none() -> None:
     assert instructions_of("HloModule jit_step\n") == {}
+
+
+def test_period_is_read_from_the_compiled_program() -> None:
+    def step(number, array):
+        with every_steps(25):
+            return jax.lax.cond(number % 25 == 0, jnp.sin, lambda x: x, array)
+
+    text = jax.jit(step).lower(1, jnp.ones(3)).compile().as_text()
+    (line,) = [line for line in text.splitlines() if " conditional(" in line]
+    assert period_of(line) == 25
+    assert {period_of(line) for line in text.splitlines() if "iota" in line} <= {1, 25}
+
+
+def test_what_has_no_period_is_done_in_every_step() -> None:
+    assert period_of('metadata={op_name="jit(step)/every_25_steps/dense/dot_general"}') == 1

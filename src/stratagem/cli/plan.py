@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
+_POSITIVE = click.FloatRange(min=0, min_open=True)
+
+
 @click.command("plan", context_settings={"ignore_unknown_options": True})
 @click.option(
     "--target", required=True, help='Machine: "8xH100", "64xH100", "v5e:4x4", "2xv5e:4x4".'
@@ -41,6 +44,15 @@ __all__ = ["command"]
 @click.option(
     "--profile", type=click.Path(path_type=Path), help="Compare with a trace by sg.profile."
 )
+@click.option(
+    "--link-map",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw where lockstep, compressed sums and local updates pay: FILE.png.",
+)
+@click.option("--link-bytes-per-s", type=_POSITIVE, help="Bandwidth of a device inside a host.")
+@click.option("--link-latency-s", type=_POSITIVE, help="Latency inside a host.")
+@click.option("--network-bytes-per-s", type=_POSITIVE, help="Bandwidth of a device between hosts.")
+@click.option("--network-latency-s", type=_POSITIVE, help="Latency between hosts.")
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
@@ -52,8 +64,10 @@ def command(
     output: Path | None,
     plot: Path | None,
     profile: Path | None,
+    link_map: Path | None,
     *,
     as_json: bool,
+    **links: float | None,
 ) -> None:
     """Plan a training step of SCRIPT for hardware you don't have.
 
@@ -68,7 +82,7 @@ def command(
         from stratagem.planning import plot as plotting
         from stratagem.planning import report
 
-        plan = _make_plan(script, arguments, target, global_batch, shard_state)
+        plan = _make_plan(script, arguments, target, global_batch, shard_state, links)
         comparison = None if profile is None else plan.compare(profile)
         fields = plan.to_dict()
         if comparison is not None:
@@ -78,6 +92,8 @@ def command(
             output.write_text(json.dumps(fields, indent=2) + "\n")
         if plot is not None:
             plotting.draw(plan, plot)
+        if link_map is not None:
+            plan.link_map().draw(link_map)
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     if as_json:
@@ -94,6 +110,7 @@ def _make_plan(
     target: str,
     global_batch: int | None,
     shard_state: str | None,
+    links: dict[str, float | None],
 ) -> Plan:
     from stratagem import planning
 
@@ -103,4 +120,6 @@ def _make_plan(
     if global_batch is not None:
         step = planning.with_global_batch(step, global_batch)
         note = f"The batch of {global_batch} replaces the script's."
-    return planning.plan_step(step, machine, title=script.name, notes=(note,))
+    given = {name: value for name, value in links.items() if value is not None}
+    assumed = planning.Assumptions(**given)
+    return planning.plan_step(step, machine, title=script.name, notes=(note,), assumptions=assumed)

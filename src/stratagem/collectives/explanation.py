@@ -38,9 +38,13 @@ def explain(strategy: Strategy) -> None:
     Source: specific to Stratagem.
     """
     ops, topology = strategy.cross_device_ops, strategy.topology
-    print(
-        "\n".join(_report_lines(ops.all_reduce(topology), topology, getattr(ops, "measured", None)))
-    )
+    lines = _report_lines(ops.all_reduce(topology), topology, getattr(ops, "measured", None))
+    if ops.compression is not None:
+        lines.append(f"gradients of matrices: as {ops.compression}")
+    if strategy.local_updates is not None:
+        lines.append(f"weights synchronized every {strategy.local_updates.period} steps")
+    lines += strategy.describe().advice
+    print("\n".join(lines))
 
 
 def _report_lines(

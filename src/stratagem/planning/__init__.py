@@ -3,6 +3,7 @@
 from stratagem.planning.accelerators import ACCELERATORS, Accelerator
 from stratagem.planning.comparison import ComparedPart, Comparison
 from stratagem.planning.global_batch import with_global_batch
+from stratagem.planning.link_map import LINK_METHODS, LinkMap, LinkMethod, link_map
 from stratagem.planning.memory import CompilerMemory, MemoryPlan
 from stratagem.planning.planner import plan, plan_step
 from stratagem.planning.result import Plan
@@ -18,6 +19,9 @@ __all__ = [
     "ComparedPart",
     "Comparison",
     "CompilerMemory",
+    "LINK_METHODS",
+    "LinkMap",
+    "LinkMethod",
     "MemoryPlan",
     "Plan",
     "Reduction",
@@ -25,6 +29,7 @@ __all__ = [
     "StepTime",
     "Target",
     "capture_script",
+    "link_map",
     "parse_target",
     "plan",
     "plan_step",

@@ -32,7 +32,7 @@ class OperationCost:
     dtype: str
     flops: float
     accessed_bytes: int
-    times: int = 1
+    times: float = 1
 
 
 def operation_costs(schedule: Schedule) -> list[OperationCost]:

@@ -8,6 +8,7 @@ from stratagem.planning.targets import Target
 from stratagem.strategies.base.strategy import Strategy
 from stratagem.strategies.central_storage import CentralStorageStrategy
 from stratagem.strategies.hybrid import HybridStrategy
+from stratagem.strategies.local_update import LocalUpdateStrategy
 from stratagem.strategies.mirrored import MirroredStrategy
 from stratagem.strategies.offloaded_state import PINNED_HOST, OffloadedState
 from stratagem.strategies.placement_rules import PlacementRules
@@ -22,9 +23,9 @@ def planned_strategy(
 ) -> Strategy:
     """Returns a strategy like `like`, with its replicas on the abstract devices of a machine.
 
-    Takes over cross-device ops, devices per replica, layouts and, without `shard_state`, sharded
-    state. None for `like` replicates everything. Raises ValueError for a strategy that the machine
-    or the planner does not support.
+    Takes over cross-device ops, local updates, devices per replica, layouts and, without
+    `shard_state`, sharded state. None for `like` replicates everything. Raises ValueError for a
+    strategy that the machine or the planner does not support.
     """
     if like is None:
         with planning_for(machine.topology, shard_state):
@@ -36,6 +37,8 @@ def planned_strategy(
     layouts: Any = like.placement.layouts
     groups: Any = [list(range(size)), list(range(size, 2 * size))] if size > 1 else None
     with planning_for(machine.topology):
+        if like.local_updates is not None:
+            return LocalUpdateStrategy(like.local_updates, ["cpu:0", "cpu:1"])  # all planned ones
         if rules is not None and shard_state is None:
             return HybridStrategy(None, like.cross_device_ops, placement=rules.placement)
         if isinstance(like.placement, OffloadedState) and shard_state is None:

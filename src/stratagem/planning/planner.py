@@ -211,6 +211,7 @@ def plan_step(
     """
     target, more_notes = _used_machine(step, target)
     _check_rules(step)
+    _check_local_copies(step)
     compiled = compile_step(step, target)
     all_notes = (*notes, *more_notes, *compiled.notes)
     return _plan_of(step, target, compiled, title, all_notes, assumptions or Assumptions())
@@ -265,6 +266,7 @@ def _plan_of(
         ),
         assumptions=assumed,
         notes=notes,
+        trained_shapes=tuple(tuple(one.shape) for one in step.trace.written if one.trainable),
     )
 
 
@@ -288,7 +290,7 @@ def _num_launches(costs: Sequence[OperationCost], compiled: CompiledStep, target
     """Returns the number of kernels per step; 0 on TPUs, and if only the CPU program is known."""
     if compiled.compiler == "cpu" or target.accelerator.platform != "gpu":
         return 0
-    return sum(one.times for one in costs)
+    return round(sum(one.times for one in costs))
 
 
 def _memory(step: CapturedStep, compiled: CompiledStep, target: Target) -> MemoryPlan:
@@ -302,6 +304,23 @@ def _check_rules(step: CapturedStep) -> None:
     if step.strategy.placement.uses_stores:
         step.strategy.placement.check()
     require_layouts_used(step.strategy.placement.layouts, step.trace.written)
+
+
+def _check_local_copies(step: CapturedStep) -> None:
+    """Raises if a model was made for lockstep or for one replica, and is planned to train apart."""
+    if step.strategy.local_updates is None or step.strategy.num_replicas_in_sync == 1:
+        return
+    missing = [one for one in step.trace.written if one.trainable and one.local_copy is None]
+    if missing:
+        raise ValueError(
+            explain(
+                f"Variable {missing[0].path!r} has no copy for each replica to train.",
+                expected="a model whose optimizer was built under a LocalUpdateStrategy of several "
+                "replicas.",
+                fix="pass the function that makes and compiles the model, and strategy=.",
+                code="SG801",
+            )
+        )
 
 
 def _reductions(schedules: Sequence[Schedule], compiler: str) -> list[Reduction]:
@@ -332,6 +351,11 @@ def _used_machine(step: CapturedStep, target: Target) -> tuple[Target, list[str]
         target = target.of_size(num_used)
         devices = "device" if num_used == 1 else "devices"
         notes.append(f"The plan is for {num_used} {devices}, as the strategy uses.")
+    method = step.strategy.local_updates
+    if method is not None and num_used > 1:
+        notes.append(
+            f"Replicas synchronize every {method.period} steps. Communication is a step's mean."
+        )
     placement = step.strategy.placement
     if not (placement is None or isinstance(placement, ShardedState)) and target.num_hosts > 1:
         notes.append(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -150,9 +150,9 @@ def _reduction_table(plan: Plan) -> Table:
     table.add_column("kind")
     for name in ("messages", "bytes", "overlapped"):
         table.add_column(name, justify="right", no_wrap=True)
-    messages: Counter[str] = Counter()
-    sizes: Counter[str] = Counter()
-    behind: Counter[str] = Counter()
+    messages: defaultdict[str, float] = defaultdict(float)
+    sizes: defaultdict[str, float] = defaultdict(float)
+    behind: defaultdict[str, float] = defaultdict(float)
     for one in plan.reductions:
         kind = f"{one.kind}{_scope_suffix(plan, one)}"
         messages[kind] += one.times
@@ -161,7 +161,7 @@ def _reduction_table(plan: Plan) -> Table:
     for kind, count in messages.items():
         share = f"{behind[kind] / sizes[kind]:.0%}" if sizes[kind] else "-"
         shown = share if plan.is_scheduled else "unknown"
-        table.add_row(kind, str(count), size_text(sizes[kind]), shown)
+        table.add_row(kind, f"{count:.4g}", size_text(sizes[kind]), shown)
     if not messages:
         table.add_row("none", "0", "0 B", "-")
     return table

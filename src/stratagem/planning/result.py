@@ -9,6 +9,7 @@ from typing import Any
 from stratagem.messages import explain
 from stratagem.planning.accelerators import Accelerator
 from stratagem.planning.comparison import Comparison, compare
+from stratagem.planning.link_map import LinkMap, link_map
 from stratagem.planning.memory import MemoryPlan
 from stratagem.planning.report import headline, parts_of, verdict
 from stratagem.planning.schedule import Reduction, share_behind
@@ -50,6 +51,7 @@ class Plan:
         scaling: predicted steps on one replica up to all.
         assumptions: assumptions of the time prediction.
         notes: further remarks.
+        trained_shapes: shapes of the trained variables.
 
     Example:
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
@@ -87,6 +89,7 @@ class Plan:
     scaling: tuple[StepTime, ...]
     assumptions: Assumptions
     notes: tuple[str, ...]
+    trained_shapes: tuple[tuple[int, ...], ...] = ()
 
     def __repr__(self) -> str:
         return f"<Plan: {headline(self)}. {verdict(self)}>"
@@ -120,7 +123,7 @@ class Plan:
     @property
     def reduced_bytes(self) -> int:
         """Bytes that one device contributes to messages per step."""
-        return sum(one.num_bytes * one.times for one in self.reductions)
+        return round(sum(one.num_bytes * one.times for one in self.reductions))
 
     @property
     def hidden_share(self) -> float:
@@ -166,6 +169,26 @@ class Plan:
             ValueError: the profile cannot be read, or has no marks of steps.
         """
         return compare(self.step, self.target.accelerator.platform, profile)
+
+    def link_map(self) -> LinkMap:
+        """Maps where lockstep, compressed sums and local updates pay, by the network of the target.
+
+        Returns:
+            The map, with the compute of this plan and its assumptions.
+
+        Raises:
+            ValueError: a target of one host or slice, or replicas of several devices.
+        """
+        if self.devices_per_replica > 1:
+            raise ValueError(
+                explain(
+                    f"A map of links was asked for replicas of {self.devices_per_replica} devices.",
+                    expected="replicas of one device, whose sums can be compressed.",
+                    fix="plan without a layout and without devices_per_replica.",
+                )
+            )
+        compute_s = self.step.compute_s + self.step.launch_s
+        return link_map(self.trained_shapes, self.target, compute_s, assumptions=self.assumptions)
 
     def _machine_of(self, num_devices: int) -> Target:
         machine = self.target.of_size(max(num_devices, 1))
@@ -220,6 +243,7 @@ class Plan:
             "assumptions": dataclasses.asdict(self.assumptions),
             "accelerator": _accelerator_fields(self.target.accelerator),
             "notes": list(self.notes),
+            "trained_shapes": [list(shape) for shape in self.trained_shapes],
         }
 
 

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from stratagem.profiling.scopes import period_of
+
 __all__ = ["Instruction", "Product", "Reduction", "Schedule", "ScheduledOperation", "share_behind"]
 
 # Marks operations of the backward pass: JAX transposes the derivative.
@@ -21,6 +23,7 @@ _BACKWARD = "transpose(jvp("
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%([\w.-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^ +(?:ROOT )?%([\w.-]+) = (.*?) ([a-z][\w-]*)\(")
 _CALLED = re.compile(r"(?:calls|to_apply|body)=%([\w.-]+)")
+_BRANCHES = re.compile(r"(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=%([\w.-]+))")
 _ARRAY = re.compile(r"\b(pred|bf16|[a-z]\d+)(?:e\dm\d\w*)?\[([\d,]*)\]")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _LISTED_GROUPS = re.compile(r"replica_groups=\{(\{[\d,{} ]*\})\}")
@@ -79,7 +82,7 @@ class ScheduledOperation:
     name: str
     accessed_bytes: int
     products: tuple[Product, ...]
-    times: int
+    times: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +95,7 @@ class Reduction:
         behind: names of the products of the backward pass that overlap it.
         kind: "all-reduce", "reduce-scatter", "all-gather", "all-to-all" or "collective-permute".
         groups: groups of devices that exchange data; empty for all devices together.
-        times: number of times it is sent per step.
+        times: number of times it is sent per step; on average, if not in every step.
         leaves_slice: True if each device sends it to its counterparts in the other slices.
 
     Example:
@@ -109,7 +112,7 @@ class Reduction:
     behind: tuple[str, ...]
     kind: str = "all-reduce"
     groups: tuple[tuple[int, ...], ...] = ()
-    times: int = 1
+    times: float = 1
     leaves_slice: bool = False
 
 
@@ -150,11 +153,12 @@ class Schedule:
         """Returns all messages in the order in which they start.
 
         Returns:
-            The messages; those inside a loop follow the loop's own.
+            The messages; those inside a loop follow the loop's own. Among branches, the one
+            counts that sends the most.
         """
         return list(self._reductions(self._entry, 1))
 
-    def _reductions(self, body: Sequence[Instruction], times: int) -> Iterable[Reduction]:
+    def _reductions(self, body: Sequence[Instruction], times: float) -> Iterable[Reduction]:
         for index, instruction in enumerate(body):
             collective = self._collective(instruction)
             if collective is not None:
@@ -162,15 +166,30 @@ class Schedule:
                 yield _make_reduction(instruction.name, collective, behind, times)
             for inner, trips in self._bodies(instruction):
                 yield from self._reductions(inner, times * trips)
+            branches, share = self._branches(instruction)
+            yield from max(
+                (list(self._reductions(branch, times * share)) for branch in branches),
+                key=lambda found: sum(one.times * one.num_bytes for one in found),
+                default=(),
+            )
 
     def _bodies(self, instruction: Instruction) -> list[tuple[list[Instruction], int]]:
-        """Returns the bodies that a loop, call or branch runs, with the trip count where known."""
-        if instruction.operation not in ("while", "call", "conditional"):
+        """Returns the bodies that a loop or call runs, with the trip count where known."""
+        if instruction.operation not in ("while", "call"):
             return []
         trips = _TRIPS.search(instruction.line)
         times = int(trips[1]) if trips else 1
         names = _CALLED.findall(instruction.line)
         return [(self._computations.get(name, []), times) for name in names]
+
+    def _branches(self, instruction: Instruction) -> tuple[list[list[Instruction]], float]:
+        """Returns the branches of a conditional, and the share of steps that take the larger."""
+        if instruction.operation != "conditional":
+            return [], 1
+        found = _BRANCHES.findall(instruction.line)
+        names = [name for listed, one in found for name in re.findall(r"[\w.-]+", listed or one)]
+        period = period_of(instruction.line)
+        return [self._computations.get(name, []) for name in names], 1 / period if period > 1 else 1
 
     def accessed_bytes(self) -> int:
         """Returns the bytes read and written if every operation reads its operands in full.
@@ -178,7 +197,7 @@ class Schedule:
         Returns:
             An upper estimate: a fusion that reads a part of an array counts all of it.
         """
-        return sum(one.times * one.accessed_bytes for one in self.operations())
+        return round(sum(one.times * one.accessed_bytes for one in self.operations()))
 
     def operations(self) -> list[ScheduledOperation]:
         """Returns the operations that a device runs in a step.
@@ -189,13 +208,21 @@ class Schedule:
         """
         return list(self._operations(self._entry, 1))
 
-    def _operations(self, body: Sequence[Instruction], times: int) -> Iterable[ScheduledOperation]:
+    def _operations(
+        self, body: Sequence[Instruction], times: float
+    ) -> Iterable[ScheduledOperation]:
         by_name = {one.name: one for one in body}
         for one in body:
             inner = self._bodies(one)
             for inside, trips in inner:
                 yield from self._operations(inside, times * trips)
-            if inner or one.operation in _FREE or one.operation.endswith("-done"):
+            branches, share = self._branches(one)
+            yield from max(
+                (list(self._operations(branch, times * share)) for branch in branches),
+                key=lambda found: sum(each.times * each.accessed_bytes for each in found),
+                default=(),
+            )
+            if inner or branches or one.operation in _FREE or one.operation.endswith("-done"):
                 continue
             operands = _operands(one, by_name)
             accessed_bytes = one.num_bytes + sum(operand.num_bytes for operand in operands)
@@ -289,7 +316,7 @@ def _is_product(instruction: Instruction) -> bool:
 
 
 def _make_reduction(
-    name: str, collective: Instruction, behind: tuple[str, ...], times: int
+    name: str, collective: Instruction, behind: tuple[str, ...], times: float
 ) -> Reduction:
     if collective.operation == "send":
         transfer = _BETWEEN_SLICES.search(collective.line)

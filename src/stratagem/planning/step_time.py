@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from stratagem.messages import explain
 from stratagem.planning.operation_costs import OperationCost
@@ -41,7 +42,7 @@ _BACKWARD_SHARE = 2 / 3
 _SENT = {"all-reduce": 2.0, "reduce-scatter": 1.0, "all-gather": 1.0, "all-to-all": 1.0}
 
 
-def _assumption(value: float, text: str) -> float:
+def _assumption(value: Any, text: str) -> Any:
     return dataclasses.field(default=value, metadata={"text": text})
 
 
@@ -56,6 +57,8 @@ class Assumptions:
         link_latency_s: minimum seconds per hop inside a host or slice.
         network_latency_s: minimum seconds per round between hosts or slices.
         launch_s: seconds that the start of a kernel adds on a GPU.
+        link_bytes_per_s: bandwidth of a device inside a host or slice; None for the accelerator's.
+        network_bytes_per_s: bandwidth of a device between them; None for the accelerator's.
 
     Example:
         >>> assumptions = sg.planning.Assumptions(compute_share=0.4)  # for sg.plan(assumptions=...)
@@ -71,12 +74,15 @@ class Assumptions:
     link_latency_s: float = _assumption(2e-6, "seconds per hop within a host or slice")
     network_latency_s: float = _assumption(15e-6, "seconds per round between hosts or slices")
     launch_s: float = _assumption(0.9e-6, "seconds per kernel start on a GPU")
+    link_bytes_per_s: float | None = _assumption(None, "bytes/s within a host or slice")
+    network_bytes_per_s: float | None = _assumption(None, "bytes/s between hosts or slices")
 
     def lines(self) -> list[str]:
         """Returns one line per assumption, for a report."""
         return [
             f"{getattr(self, field.name):g} {field.metadata['text']}"
             for field in dataclasses.fields(self)
+            if getattr(self, field.name) is not None
         ]
 
 
@@ -154,17 +160,19 @@ def message_s(reduction: Reduction, target: Target, assumed: Assumptions) -> flo
     """Returns the seconds of one message, 0 on one device."""
     inside, between = _group_sizes(reduction, target)
     kind = target.accelerator
+    link_rate = assumed.link_bytes_per_s or kind.link_bytes_per_s
+    network_rate = assumed.network_bytes_per_s or kind.network_bytes_per_s
     if reduction.kind == "collective-permute":
         rate, latency_s = (
-            (kind.link_bytes_per_s, assumed.link_latency_s)
+            (link_rate, assumed.link_latency_s)
             if between == 1
-            else (kind.network_bytes_per_s, assumed.network_latency_s)
+            else (network_rate, assumed.network_latency_s)
         )
         return latency_s + reduction.num_bytes / (rate * assumed.link_share)
     sent = _SENT[reduction.kind]
     hops = target.of_size(inside).num_hops
-    inside_s = (inside - 1) / inside * reduction.num_bytes / kind.link_bytes_per_s
-    between_s = (between - 1) / between * reduction.num_bytes / inside / kind.network_bytes_per_s
+    inside_s = (inside - 1) / inside * reduction.num_bytes / link_rate
+    between_s = (between - 1) / between * reduction.num_bytes / inside / network_rate
     latency_s = hops * assumed.link_latency_s + math.log2(between) * assumed.network_latency_s
     return sent * ((inside_s + between_s) / assumed.link_share + latency_s)
 

@@ -3,19 +3,25 @@
 Keras names a scope after each layer, loss and optimizer. JAX writes the scopes into the metadata of
 an operation, wrapped by its transformations: `jit(step)/transpose(jvp(model))/dense/dot_general`
 is a part of the backward pass of the layer `dense`.
+
+What a step does every few steps only has a scope that says so.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from contextlib import AbstractContextManager
 
-__all__ = ["instructions_of", "layer_of"]
+import jax
+
+__all__ = ["every_steps", "instructions_of", "layer_of", "period_of"]
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%([\w.-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^ +(?:ROOT )?%([\w.-]+) = (?:\(.*?\)|\S+) ([a-z][\w-]*)\(")
 _CALLED = re.compile(r"calls=%([\w.-]+)")
 _SCOPE = re.compile(r'op_name="([^"]*)"')
+_PERIOD = re.compile(r"\bsynchronized_every_(\d+)_steps\b")
 _WRAPPER = re.compile(r"^(\w+)\((.*)\)$")
 _FUNCTIONS = {"jit", "pjit", "pmap"}
 # Scopes that JAX adds for its own transformations, and our shape of a step.
@@ -32,6 +38,22 @@ _STRUCTURE = {
     "shard_map",
     "while",
 }
+
+
+def every_steps(period: int) -> AbstractContextManager[object]:
+    """Returns a scope for operations of one in `period` steps."""
+    return jax.named_scope(f"synchronized_every_{period}_steps")
+
+
+def period_of(text: str) -> int:
+    """Returns how many steps there are to one that does what an instruction says.
+
+    Example:
+        >>> period_of('op_name="jit(step)/synchronized_every_50_steps/cond"'), period_of("ROOT %a")
+        (50, 1)
+    """
+    found = _PERIOD.search(text)
+    return int(found[1]) if found else 1
 
 
 def layer_of(scope: str) -> tuple[str, str]:

@@ -10,7 +10,9 @@ from typing import Any, NoReturn, final
 from stratagem import config, environment
 from stratagem.cluster import ClusterResolver, TFConfigClusterResolver, detect
 from stratagem.collectives import measured_choice
+from stratagem.collectives.compression_advice import measured_link
 from stratagem.communication import CommunicationImplementation, CommunicationOptions
+from stratagem.compression import AUTO
 from stratagem.messages import explain
 from stratagem.process_group import agree_on_random_state
 from stratagem.strategies.base.argument_checks import checked_communication
@@ -92,9 +94,10 @@ class MultiWorkerMirroredStrategy(Strategy):
         is_open = options.implementation is CommunicationImplementation.AUTO
         may_measure = is_open and topology.spans_processes and topology.groups is None
         measured = measured_choice(topology, config.cache_dir()) if may_measure else None
+        link = measured_link(topology, measured) if options.compression == AUTO else None
         super().__init__(
             topology,
-            AutomaticOps(options, measured),
+            AutomaticOps(options, measured, link),
             placement=state_placement(
                 topology, shard_state=shard_state, layout_map=layout_map, placement=placement
             ),

@@ -7,6 +7,7 @@ from stratagem.variables.components import (
     store_components,
     stored_components,
 )
+from stratagem.variables.compressed import is_compressed, is_compressible
 from stratagem.variables.initial_values import agree_on_initial_values, initial_digest
 from stratagem.variables.kind import (
     VariableKind,
@@ -65,6 +66,8 @@ __all__ = [
     "gather_together",
     "home_of",
     "initial_digest",
+    "is_compressed",
+    "is_compressible",
     "is_remote",
     "is_worth_sharding",
     "parse_aggregation",

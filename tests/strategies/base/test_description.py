@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from stratagem.strategies.base.description import (
     DescribedDevice,
     DescribedTransfer,
@@ -100,3 +102,9 @@ def test_nothing_yet() -> None:
     assert any(line.startswith("nothing") for line in lines)
     assert any(line.startswith("none") for line in lines)
     require_plain(described._repr_html_())
+
+
+def test_transfer_of_some_steps_says_how_many() -> None:
+    transfer = DescribedTransfer("all-reduce", "changes of weights", 4096, 82, every_steps=50)
+    described = dataclasses.replace(_description(), transfers=[transfer])
+    assert "all-reduce, every 50 steps   changes of weights   4.0 KiB" in str(described)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.strategies.base.automatic import AutomaticOps
 
 _DEVICES = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
 _COUNT = len(_DEVICES)
@@ -65,11 +66,97 @@ def test_sizes_are_of_the_collectives_in_the_compiled_step(shard_state, optimize
         model = _model(optimizer)
         model.optimizer.build(model.trainable_variables)
     plan = sg.plan(model, _BATCH, f"{_COUNT}xH100", strategy=strategy)
-    compiled: collections.Counter[str] = collections.Counter()
+    compiled: collections.defaultdict[str, float] = collections.defaultdict(float)
     for message in plan.reductions:
         compiled[message.kind] += message.num_bytes * message.times
     described = {kind: size for (kind, _), size in _sizes(strategy, model).items()}
     assert described == dict(compiled)
+
+
+_OPS = {
+    "bfloat16 sums": lambda: AutomaticOps(sg.CommunicationOptions(reduction_dtype="bfloat16")),
+    **{
+        name: lambda name=name: sg.CompressedAllReduce(name)
+        for name in ("bfloat16", "float16", "int8", "float8", "power_sgd")
+    },
+    "odd blocks": lambda: sg.CompressedAllReduce(sg.compression.Int8(block_elements=100)),
+    "top_k": lambda: sg.CompressedAllReduce(sg.compression.TopK(fraction=0.03)),
+}
+_METHODS = {
+    "local SGD": sg.local_updates.LocalSGD(period=8),
+    "DiLoCo": sg.local_updates.DiLoCo(period=50, compression="power_sgd"),
+    "streaming": sg.local_updates.StreamingDiLoCo(period=30, fragments=2, compression="int8"),
+    "three fragments": sg.local_updates.StreamingDiLoCo(period=10, fragments=3),
+}
+
+
+def _two_kernels() -> keras.Model:
+    """Two kernels that are compressed, of sizes that do not divide into blocks or replicas."""
+    layers = [keras.Input((61,)), keras.layers.Dense(127), keras.layers.Dense(33)]
+    model = keras.Sequential([*layers, keras.layers.Dense(4)])
+    model.compile("adam", "mse")
+    return model
+
+
+def _sent_by_the_program(strategy: sg.Strategy) -> float:
+    """Bytes that a replica sends in a step, from the messages of the compiled program."""
+    batch = (np.ones((8, 61), "float32"), np.ones((8, 4), "float32"))
+    plan = sg.plan(_two_kernels, batch, f"{_COUNT}xH100", strategy=strategy)
+    # All-reduces send each part of an array on and back; what is gathered is sent once.
+    rounds = {"all-reduce": 2, "all-to-all": 1, "all-gather": 1}
+    assert plan.reductions
+    return sum(
+        rounds[one.kind] * one.times * one.num_bytes * (_COUNT - 1) / _COUNT
+        for one in plan.reductions
+    )
+
+
+@pytest.mark.parametrize("make", _OPS.values(), ids=_OPS)
+def test_compressed_sums_send_as_much_as_the_compiled_step(make) -> None:
+    strategy = sg.MirroredStrategy(_DEVICES, cross_device_ops=make())
+    with strategy.scope():
+        model = _two_kernels()
+    transfers = strategy.describe(model).transfers
+    described = sum(one.sent_bytes or 0 for one in transfers)
+    sizes = [np.asarray(one).nbytes for one in model.trainable_variables]
+    assert sum(one.num_bytes or 0 for one in transfers) == sum(sizes)
+    # The program pads each of six arrays to a multiple of the replicas.
+    assert described == pytest.approx(_sent_by_the_program(strategy), abs=6 * _COUNT)
+    # Far from whole gradients, and so far from a count that leaves the compression out.
+    assert described < 0.6 * 2 * sum(sizes) * (_COUNT - 1) / _COUNT
+
+
+@pytest.mark.parametrize("method", _METHODS.values(), ids=_METHODS)
+def test_local_updates_send_as_much_as_the_compiled_step_on_average(method) -> None:
+    strategy = sg.LocalUpdateStrategy(method, _DEVICES)
+    with strategy.scope():
+        model = _two_kernels()
+    transfers = strategy.describe(model).transfers
+    assert {one.every_steps for one in transfers} == {method.period}
+    sizes = [np.asarray(one).nbytes for one in model.trainable_variables]
+    assert sum(one.num_bytes or 0 for one in transfers) == sum(sizes)
+    described = sum(one.sent_bytes or 0 for one in transfers)
+    assert described == pytest.approx(_sent_by_the_program(strategy), abs=4)
+    assert described <= 2 * sum(sizes) / method.period
+
+
+def test_model_that_is_built_has_the_same_traffic() -> None:
+    for strategy in (
+        sg.MirroredStrategy(_DEVICES, cross_device_ops=sg.CompressedAllReduce("power_sgd")),
+        sg.LocalUpdateStrategy(_METHODS["streaming"], _DEVICES),
+    ):
+        with strategy.scope():
+            model = _two_kernels()
+        before = strategy.describe(model).transfers
+        model.optimizer.build(model.trainable_variables)
+        assert strategy.describe(model).transfers == strategy.describe().transfers == before
+
+
+def test_one_replica_of_local_updates_sends_nothing() -> None:
+    strategy = sg.LocalUpdateStrategy(_METHODS["DiLoCo"], _DEVICES[:1])
+    with strategy.scope():
+        model = _two_kernels()
+    assert _sizes(strategy, model) == {}
 
 
 def test_optimizer_without_state_shards_nothing() -> None:

@@ -1,4 +1,4 @@
-"""Compressed gradients: the choice of them, and their errors as state of the optimizer."""
+"""Compressed gradients: their sums, and their errors as state of the optimizer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-import jax.numpy as jnp
 import keras
 
 from stratagem.collectives.compressed.sums import compressed_sums
@@ -15,13 +14,12 @@ from stratagem.context import ReplicaContext, get_strategy
 from stratagem.keras.variables.annotations import annotated_variables
 from stratagem.messages import explain
 from stratagem.values import is_indexed_slices
-from stratagem.variables import home_of, store_of
+from stratagem.variables import home_of, is_compressed
 
 if TYPE_CHECKING:
     from stratagem.compression import Compression
 
 __all__ = [
-    "is_compressed",
     "loading_without_state",
     "state_variables",
     "sums_of_compressed",
@@ -33,21 +31,6 @@ _FACTOR_SEED = 20190531
 # By optimizer and identity of the variable; None for variables whose gradients are sent whole.
 _states: weakref.WeakKeyDictionary[Any, dict[int, dict[str, keras.Variable] | None]]
 _states = weakref.WeakKeyDictionary()
-
-
-def is_compressed(variable: Any, compression: Compression | None) -> bool:
-    """Returns True if gradients of a variable are sent compressed: the only place that decides.
-
-    Args:
-        variable: a trained variable.
-        compression: of the strategy; None compresses nothing.
-    """
-    if compression is None:
-        return False
-    if store_of(variable) is not None or getattr(variable, "is_large_table", False):
-        return False
-    is_float = jnp.issubdtype(jnp.dtype(variable.dtype), jnp.floating)
-    return is_float and compression.compresses(tuple(variable.shape))
 
 
 def with_state(original: Callable[..., Any]) -> Any:

@@ -17,12 +17,13 @@ import keras
 from stratagem.collectives.compressed.sums import compressed_sums
 from stratagem.context import ReplicaContext, get_strategy
 from stratagem.execution import on_global_model
-from stratagem.keras.numerics.compressed_gradients import is_compressed, state_variables
+from stratagem.keras.numerics.compressed_gradients import state_variables
 from stratagem.keras.numerics.step_mode import StepMode, current_mode, example_fraction
 from stratagem.keras.variables.annotations import annotated_variables
-from stratagem.local_updates import DiLoCo, LocalUpdates
+from stratagem.local_updates import DiLoCo, LocalUpdates, fragments_of
 from stratagem.options import ReduceOp
-from stratagem.variables import home_of
+from stratagem.profiling.scopes import every_steps
+from stratagem.variables import home_of, is_compressed
 
 __all__ = ["own_gradients", "synchronize", "with_local_copies"]
 
@@ -73,22 +74,8 @@ def synchronize(
     """Synchronizes the fragments that are due after this step. Call after the local update."""
     trained = [one for one in variables if getattr(one, "local_copy", None) is not None]
     step = cast("Any", optimizer.iterations).value
-    for fragment, offset in _fragments(trained, method):
+    for fragment, offset in fragments_of(trained, method):
         _synchronize_fragment(fragment, method, context, step, offset)
-
-
-def _fragments(trained: list[Any], method: LocalUpdates) -> list[tuple[list[Any], int]]:
-    """Returns the variables that are sent together, and the step of a period when they are.
-
-    A fragment has every n-th layer, so that it is spread over the depth of the model.
-    """
-    layers = list(dict.fromkeys(one.path.rpartition("/")[0] for one in trained))
-    count = max(1, min(method.num_fragments, len(layers)))
-    places = {layer: place % count for place, layer in enumerate(layers)}
-    members: list[list[Any]] = [[] for _ in range(count)]
-    for one in trained:
-        members[places[one.path.rpartition("/")[0]]].append(one)
-    return [(each, place * method.period // count) for place, each in enumerate(members) if each]
 
 
 def _synchronize_fragment(
@@ -110,7 +97,8 @@ def _synchronize_fragment(
         return [new for new, _ in found], news
 
     is_sent = _is_due(step, offset, method) | (step <= method.warmup_steps)
-    new_globals, new_states = jax.lax.cond(is_sent, together, lambda: (globals_, states))
+    with every_steps(method.period):
+        new_globals, new_states = jax.lax.cond(is_sent, together, lambda: (globals_, states))
     sent_at = step - method.overlap_steps
     has_landed = (_is_due(sent_at, offset, method) & (sent_at >= 1)) | (step <= method.warmup_steps)
     share = method.mixing

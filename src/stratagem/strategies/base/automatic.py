@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from stratagem.collectives import (
     Algorithm,
@@ -13,9 +13,11 @@ from stratagem.collectives import (
     ReplicaAxis,
     packing_for,
 )
+from stratagem.collectives.compression_advice import MeasuredLink, advice_lines
 from stratagem.collectives.packing import NO_PACKING
 from stratagem.communication import CommunicationImplementation, CommunicationOptions
-from stratagem.compression import Compression
+from stratagem.compression import AUTO, Compression
+from stratagem.messages import explain
 from stratagem.strategies.base.built_in_ops import BuiltInOps
 from stratagem.topology import Topology
 from stratagem.topology.slices import num_slices
@@ -41,13 +43,18 @@ class AutomaticOps(BuiltInOps):
         options: the user's options.
         measured: chooses the algorithm if `options.implementation` is AUTO; None for the compiler's
             own, or on several TPU slices the staged one.
+        link: what compression would gain on, if `options.compression` is "auto".
     """
 
     def __init__(
-        self, options: CommunicationOptions | None = None, measured: MeasuredChoice | None = None
+        self,
+        options: CommunicationOptions | None = None,
+        measured: MeasuredChoice | None = None,
+        link: MeasuredLink | None = None,
     ) -> None:
         self.options = options or CommunicationOptions()
         self.measured = measured
+        self.link = link
         implementation = self.options.implementation
         if isinstance(implementation, CommunicationImplementation) and implementation in _NAMED:
             self._choice = Choice(_NAMED[implementation])
@@ -56,10 +63,14 @@ class AutomaticOps(BuiltInOps):
 
     @property
     def compression(self) -> Compression | None:
-        """The compression of the options."""
+        """The compression of the options; none for "auto", which only advises."""
         compression = self.options.compression
-        assert not isinstance(compression, str)  # parsed by CommunicationOptions
-        return compression
+        return None if isinstance(compression, str) else compression
+
+    def advice(self, shapes: Sequence[tuple[int, ...]], num_replicas: int) -> list[str]:
+        """Returns what "auto" says of gradients of these shapes; nothing if it was not asked."""
+        is_asked = self.options.compression == AUTO
+        return advice_lines(shapes, self.link, num_replicas) if is_asked else []
 
     def all_reduce(self, topology: Topology) -> AllReduce:
         """Returns the all-reduce of a step on some devices.
@@ -101,7 +112,16 @@ class CompressedAllReduce(AutomaticOps):
     """
 
     def __init__(self, compression: Compression | str) -> None:
-        super().__init__(CommunicationOptions(compression=compression))
+        options = CommunicationOptions(compression=compression)
+        if options.compression == AUTO:
+            raise ValueError(
+                explain(
+                    f"CompressedAllReduce received compression={compression!r}.",
+                    expected="a compression: the automatic choice only advises.",
+                    fix='pass "int8", for example, or CommunicationOptions(compression="auto").',
+                )
+            )
+        super().__init__(options)
 
     def __repr__(self) -> str:
         return f"CompressedAllReduce({self.compression})"

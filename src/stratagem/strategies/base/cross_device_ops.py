@@ -47,6 +47,16 @@ class CrossDeviceOps(abc.ABC):
         """Lossy form in which gradients are sent; None sends them whole."""
         return None
 
+    def advice(self, shapes: Sequence[tuple[int, ...]], num_replicas: int) -> list[str]:
+        """Returns lines for a description of gradients of some shapes; internal to this library.
+
+        Args:
+            shapes: shapes of the gradients that replicas sum.
+            num_replicas: number of replicas.
+        """
+        del shapes, num_replicas
+        return []
+
     def all_reduce(self, topology: Topology) -> AllReduce:
         """Returns the all-reduce of a step on some devices; internal to this library.
 

@@ -56,16 +56,18 @@ class StoredVariableSize:
 
 @dataclasses.dataclass(frozen=True)
 class DescribedTransfer:
-    """Arrays that each training step moves in the same way.
+    """Arrays that training steps move in the same way.
 
-    `num_bytes` is the size of the whole arrays. `sent_bytes` is what one replica sends, by a ring
-    for collectives. Both are None if they depend on the batch.
+    `num_bytes` is the size of the whole arrays. `sent_bytes` is what one replica sends in a step,
+    by a ring for collectives. Both are None if they depend on the batch. With local updates, arrays
+    move once in `every_steps` steps, and `sent_bytes` is the mean of a step.
     """
 
     kind: str
     arrays: str
     num_bytes: int | None
     sent_bytes: int | None
+    every_steps: int = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,7 @@ class StrategyDescription:
     """State of a strategy: a string for a terminal, tables in a notebook.
 
     `num_replicas` counts the replicas of all processes, and `programs` has the number of compiled
-    programs by function.
+    programs by function. `advice` says what `compression="auto"` would choose.
     """
 
     title: str
@@ -82,6 +84,7 @@ class StrategyDescription:
     variables: Sequence[StoredVariableSize]
     transfers: Sequence[DescribedTransfer]
     programs: Mapping[str, int]
+    advice: Sequence[str] = ()
 
     @property
     def variable_bytes(self) -> int:
@@ -110,7 +113,8 @@ class StrategyDescription:
             self._program_table(),
         )
         with_lines: list[str | Table] = [part for table in tables for part in ("", table)]
-        return [f"{self.title}: {self.num_replicas} {replicas}", *with_lines]
+        advice = ["", *self.advice] if self.advice else []
+        return [f"{self.title}: {self.num_replicas} {replicas}", *with_lines, *advice]
 
     def _device_table(self) -> Table:
         table = new_table("Devices", ["device", "replica"], ["variables"])
@@ -141,7 +145,8 @@ class StrategyDescription:
                 "by batch" if size is None else _size_text(size)
                 for size in (one.num_bytes, one.sent_bytes)
             )
-            table.add_row(one.kind, one.arrays, *sizes)
+            rarely = f", every {one.every_steps} steps" if one.every_steps > 1 else ""
+            table.add_row(one.kind + rarely, one.arrays, *sizes)
         if not self.transfers:
             table.add_row("nothing", "", "0 B", "0 B")
         return table

@@ -8,16 +8,19 @@ from typing import Any, Protocol
 
 import jax
 
+from stratagem.collectives import ChosenAllReduce
 from stratagem.execution.programs.compilations import compilations_of
+from stratagem.local_updates import LocalUpdates
 from stratagem.messages import explain
 from stratagem.public_dir import PublicDir
 from stratagem.rendering import as_html, new_table, size_text
+from stratagem.strategies.base.cross_device_ops import CrossDeviceOps
 from stratagem.strategies.base.description import (
     DescribedDevice,
     StoredVariableSize,
     StrategyDescription,
 )
-from stratagem.strategies.base.traffic import array_bytes, transfers_of
+from stratagem.strategies.base.traffic import array_bytes, shapes_summed, transfers_of
 from stratagem.topology import Topology
 from stratagem.variables import (
     Placement,
@@ -52,6 +55,8 @@ class SelfDescription(PublicDir):
     topology: Topology
     placement: Placement
     variables: VariableRegistry
+    cross_device_ops: CrossDeviceOps
+    local_updates: LocalUpdates | None
 
     def describe(self, model: _Model | None = None) -> StrategyDescription:
         """Describes devices, variables, traffic and compiled programs. Call anywhere.
@@ -87,6 +92,7 @@ class SelfDescription(PublicDir):
         """
         found = list(self.variables.live()) if model is None else self._variables_of(model)
         compiled = compilations_of(self)
+        sums = self.cross_device_ops.all_reduce(self.topology)
         is_built = getattr(getattr(model, "optimizer", None), "built", False)
         sizes = [_sized(variable, self.topology) for variable in found]
         return StrategyDescription(
@@ -95,8 +101,15 @@ class SelfDescription(PublicDir):
             devices=_devices(sizes, self.topology),
             variables=sizes,
             transfers=transfers_of(
-                found, self.placement, self.topology, has_slots=is_built or bool(compiled)
+                found,
+                self.placement,
+                self.topology,
+                has_slots=is_built or bool(compiled),
+                compression=self.cross_device_ops.compression,
+                in_bfloat16=isinstance(sums, ChosenAllReduce) and sums.in_bfloat16,
+                local_updates=self.local_updates,
             ),
+            advice=self.cross_device_ops.advice(shapes_summed(found), self.topology.num_replicas),
             programs={_KERAS_METHODS.get(name, name): count for name, count in compiled.items()},
         )
 

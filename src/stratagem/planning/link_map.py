@@ -1,0 +1,244 @@
+"""Map of the methods that pay on slow links: lockstep, compressed sums and local updates.
+
+The time of a step is its compute, its messages by the formulas of `step_time`, and the passes over
+memory in which gradients are coded. Nothing overlaps. Local updates send in one step of a period.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from stratagem.compression import BFloat16, Compression, Int8, PowerSGD, TopK
+from stratagem.local_updates import DiLoCo, LocalSGD, LocalUpdates
+from stratagem.messages import explain
+from stratagem.planning.link_map_plot import draw_link_map
+from stratagem.planning.schedule import Reduction
+from stratagem.planning.step_time import Assumptions, message_s
+from stratagem.planning.targets import Target
+
+__all__ = ["LINK_METHODS", "LinkMap", "LinkMethod", "link_map", "messages_of"]
+
+_FLOAT_BYTES = 4
+_TOLERANCE = 0.05
+# How often an element is read or written while gradients are coded and decoded.
+_PASSES: Mapping[type[Compression], int] = {BFloat16: 6, Int8: 10, PowerSGD: 6, TopK: 30}
+_BANDWIDTHS_BYTES_PER_S = tuple(float(rate) for rate in np.logspace(6, 11, 41))
+_LATENCIES_S = tuple(float(time_s) for time_s in np.logspace(-5, -1, 33))
+
+
+@dataclasses.dataclass(frozen=True)
+class LinkMethod:
+    """A way to combine what replicas learn: in each step or in one of several, whole or compressed.
+
+    Args:
+        name: name in the legend.
+        compression: of the sums; None for whole ones.
+        local_updates: method of local updates, whose own compression counts; None for lockstep.
+
+    Example:
+        >>> method = sg.planning.LinkMethod("DiLoCo", local_updates=sg.local_updates.DiLoCo())
+        >>> method.period
+        500
+
+    Source: specific to Stratagem.
+    """
+
+    name: str
+    compression: Compression | None = None
+    local_updates: LocalUpdates | None = None
+
+    @property
+    def period(self) -> int:
+        """Number of steps to a synchronization; 1 in lockstep."""
+        return 1 if self.local_updates is None else self.local_updates.period
+
+    @property
+    def form(self) -> Compression | None:
+        """Compression of the sums."""
+        if self.local_updates is None:
+            return self.compression
+        form = self.local_updates.compression
+        assert not isinstance(form, str)  # parsed by LocalUpdates
+        return form
+
+
+# From the one that changes training least.
+LINK_METHODS = (
+    LinkMethod("lockstep"),
+    LinkMethod("bfloat16", BFloat16()),
+    LinkMethod("int8", Int8()),
+    LinkMethod("PowerSGD, rank 4", PowerSGD()),
+    LinkMethod("top 1 %", TopK()),
+    LinkMethod("local SGD, 8 steps", local_updates=LocalSGD(period=8)),
+    LinkMethod("DiLoCo, 50 steps", local_updates=DiLoCo(period=50)),
+    LinkMethod("DiLoCo, 500 steps", local_updates=DiLoCo(period=500)),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class LinkMap:
+    """Predicted step times of some methods by bandwidth and latency of the network.
+
+    Args:
+        target: the machine.
+        methods: from the one that changes training least.
+        bandwidths_bytes_per_s: of the network between hosts, for one device and direction.
+        latencies_s: of the network.
+        step_s: predicted seconds, shape (methods, latencies, bandwidths).
+        tolerance: how much longer than the fastest one a method may take to be chosen.
+
+    Example:
+        >>> found = sg.planning.link_map(
+        ...     [(4096, 4096)], sg.planning.parse_target("16xH100"), compute_s=0.1,
+        ...     bandwidths_bytes_per_s=[1e6, 1e11], latencies_s=[1e-5])
+        >>> found.chosen(1e11, 1e-5).name, found.chosen(1e6, 1e-5).name
+        ('lockstep', 'DiLoCo, 500 steps')
+
+    Source: specific to Stratagem.
+    """
+
+    target: Target
+    methods: tuple[LinkMethod, ...]
+    bandwidths_bytes_per_s: tuple[float, ...]
+    latencies_s: tuple[float, ...]
+    step_s: np.ndarray
+    tolerance: float = _TOLERANCE
+
+    @property
+    def choices(self) -> np.ndarray:
+        """Index of the chosen method, shape (latencies, bandwidths): the mildest that is fast."""
+        is_fast = self.step_s <= (1 + self.tolerance) * self.step_s.min(axis=0)
+        return np.argmax(is_fast, axis=0)
+
+    def chosen(self, bandwidth_bytes_per_s: float, latency_s: float) -> LinkMethod:
+        """Returns the chosen method at the nearest point of the map.
+
+        Args:
+            bandwidth_bytes_per_s: bandwidth of the network.
+            latency_s: latency of the network.
+        """
+        column = _nearest(self.bandwidths_bytes_per_s, bandwidth_bytes_per_s)
+        return self.methods[self.choices[_nearest(self.latencies_s, latency_s), column]]
+
+    def draw(self, path: str | Path) -> None:
+        """Writes a picture of the map to a file, in the format of its extension.
+
+        Args:
+            path: the file.
+
+        Raises:
+            ImportError: matplotlib is missing.
+        """
+        draw_link_map(self, path)
+
+
+def _nearest(values: Sequence[float], wanted: float) -> int:
+    return int(np.argmin(np.abs(np.log(values) - math.log(wanted))))
+
+
+def messages_of(
+    form: Compression | None, shapes: Sequence[tuple[int, ...]], num_replicas: int
+) -> list[Reduction]:
+    """Returns the messages in which gradients of these shapes are summed once."""
+    coded = [] if form is None else [shape for shape in shapes if form.compresses(shape)]
+    whole = [shape for shape in shapes if form is None or not form.compresses(shape)]
+    found: list[Reduction] = []
+    if whole:
+        found.append(Reduction("whole", sum(map(math.prod, whole)) * _FLOAT_BYTES, ()))
+    if form is None or not coded:
+        return found
+    sent = form.sent_bytes(*coded, num_replicas=num_replicas) / (num_replicas - 1)
+    if isinstance(form, TopK):
+        return [*found, Reduction("elements", round(sent * num_replicas), (), "all-gather")]
+    if isinstance(form, PowerSGD):
+        sizes = (sum(math.prod(one[:-1]) for one in coded), sum(one[-1] for one in coded))
+        factors = [form.rank * size * _FLOAT_BYTES for size in sizes]
+        return [*found, *(Reduction("factors", size, ()) for size in factors)]
+    size = round(sent * num_replicas / 2)
+    return [
+        *found,
+        Reduction("parts", size, (), "all-to-all"),
+        Reduction("sums", size, (), "all-gather"),
+    ]
+
+
+def link_map(
+    shapes: Sequence[tuple[int, ...]],
+    target: Target,
+    compute_s: float,
+    *,
+    methods: Sequence[LinkMethod] = LINK_METHODS,
+    bandwidths_bytes_per_s: Sequence[float] = _BANDWIDTHS_BYTES_PER_S,
+    latencies_s: Sequence[float] = _LATENCIES_S,
+    assumptions: Assumptions | None = None,
+) -> LinkMap:
+    """Predicts the step of each method for networks of any bandwidth and latency.
+
+    Args:
+        shapes: shapes of the trained variables.
+        target: machine of several hosts or slices, one replica a device.
+        compute_s: seconds of compute of a step.
+        methods: from the one that changes training least.
+        bandwidths_bytes_per_s: of the network, for one device and direction.
+        latencies_s: of the network.
+        assumptions: assumptions of the prediction, also of links inside hosts; None for defaults.
+
+    Returns:
+        The map.
+
+    Raises:
+        ValueError: a target of one host, or no shapes, methods, bandwidths or latencies.
+
+    Example:
+        >>> target = sg.planning.parse_target("16xH100")
+        >>> found = sg.planning.link_map([(4096, 4096)], target, compute_s=0.1)
+        >>> found.chosen(1e11, 1e-5).name
+        'lockstep'
+
+    Source: specific to Stratagem; step_time.py has the formulas.
+    """
+    is_empty = not (len(shapes) and len(methods) and len(bandwidths_bytes_per_s))
+    if target.num_groups == 1 or is_empty or not len(latencies_s):
+        raise ValueError(
+            explain(
+                f"A map of links was asked for {target.name}, {len(shapes)} variables and "
+                f"{len(methods)} methods.",
+                expected="several hosts or slices, and at least one variable, method, bandwidth "
+                "and latency.",
+                fix='plan for a larger target, such as "16xH100".',
+            )
+        )
+    assumed = assumptions or Assumptions()
+    step_s = np.empty((len(methods), len(latencies_s), len(bandwidths_bytes_per_s)))
+    for place, method in enumerate(methods):
+        messages = messages_of(method.form, shapes, target.num_devices)
+        coding_s = _coding_s(method.form, shapes, target, assumed)
+        for row, latency_s in enumerate(latencies_s):
+            for column, rate in enumerate(bandwidths_bytes_per_s):
+                here = dataclasses.replace(
+                    assumed, network_bytes_per_s=rate, network_latency_s=latency_s
+                )
+                sums_s = sum(message_s(one, target, here) for one in messages)
+                step_s[place, row, column] = compute_s + (sums_s + coding_s) / method.period
+    return LinkMap(
+        target, tuple(methods), tuple(bandwidths_bytes_per_s), tuple(latencies_s), step_s
+    )
+
+
+def _coding_s(
+    form: Compression | None,
+    shapes: Sequence[tuple[int, ...]],
+    target: Target,
+    assumed: Assumptions,
+) -> float:
+    if form is None:
+        return 0.0
+    elements = sum(math.prod(shape) for shape in shapes if form.compresses(shape))
+    passes = _PASSES.get(type(form), _PASSES[Int8])
+    rate = target.accelerator.memory_bytes_per_s * assumed.memory_share
+    return passes * elements * _FLOAT_BYTES / rate
