@@ -38,6 +38,9 @@ class Recorder(Communicator):
     def all_to_all(self, value: Any) -> Any:
         return value
 
+    def among(self, groups: Any) -> Communicator:
+        return self
+
     def merge(self, strategy: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return fn(strategy, *args, **kwargs)
 

@@ -1,7 +1,7 @@
 """Training on local copies of the weights, which replicas synchronize every few steps.
 
 A trained variable holds the global model. Its local copy holds each replica's own weights, which
-the variable stands for in the replica's training steps.
+the variable stands for in the replica's training steps. The replicas of an island have equal ones.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from stratagem.collectives.compressed.sums import compressed_sums
+from stratagem.collectives.compressed.between import compressed_between
+from stratagem.collectives.islands import IslandSums
 from stratagem.context import ReplicaContext, get_strategy
 from stratagem.execution import on_global_model
 from stratagem.keras.numerics.compressed_gradients import is_compressed, state_variables
-from stratagem.keras.numerics.step_mode import StepMode, current_mode, example_fraction
 from stratagem.keras.variables.annotations import annotated_variables
 from stratagem.local_updates import DiLoCo, LocalUpdates
 from stratagem.options import ReduceOp
 from stratagem.variables import home_of
 
-__all__ = ["own_gradients", "synchronize", "with_local_copies"]
+__all__ = ["synchronize", "with_local_copies"]
 
 
 def with_local_copies(original: Callable[..., Any]) -> Any:
@@ -36,7 +36,7 @@ def with_local_copies(original: Callable[..., Any]) -> Any:
         result = original(self, variables)
         home = home_of(variables[0]) if variables else None
         method = None if home is None else home.strategy.local_updates
-        if home is None or method is None or home.strategy.num_replicas_in_sync == 1:
+        if home is None or method is None or home.strategy.islands is None:
             return result
         if get_strategy() is home.strategy:
             _add_copies(self, variables, method)
@@ -46,22 +46,6 @@ def with_local_copies(original: Callable[..., Any]) -> Any:
         return result
 
     return build
-
-
-def own_gradients(grads: Sequence[Any], context: ReplicaContext) -> list[Any]:
-    """Returns gradients of the mean loss over this replica's own examples.
-
-    In `fit` losses are such means. In a loop of one's own a gradient is a part of the sum over all
-    replicas, as for any strategy, and is scaled.
-    """
-    if current_mode() is StepMode.MEAN:
-        return list(grads)
-
-    def scaled(part: jax.Array) -> jax.Array:
-        fraction = example_fraction(context, part.dtype)
-        return jnp.where(fraction == 0, 0, part / jnp.where(fraction == 0, 1, fraction))
-
-    return jax.tree.map(scaled, list(grads))
 
 
 def synchronize(
@@ -144,29 +128,30 @@ def _mean_changes(
     context: ReplicaContext,
     step: Any,
 ) -> tuple[list[Any], list[dict[str, Any]]]:
-    """Returns the mean change of each variable over replicas, and the next compression state."""
-    count = context.num_replicas_in_sync
+    """Returns the mean change of each variable over islands, and the next compression state."""
+    islands = context.strategy.islands
+    sums = IslandSums(islands, context.communicator, context.replica_id_in_sync_group)
     kept = [set(state) & {"error", "factor"} for state in states]
     compression: Any = method.compression
-    sums: list[Any] = [None] * len(changes)
+    totals: list[Any] = [None] * len(changes)
     news: list[dict[str, Any]] = [{} for _ in changes]
     places = [place for place, one in enumerate(trained) if is_compressed(one, compression)]
     if places:
-        found, new_states = compressed_sums(
+        found, new_states = compressed_between(
             compression,
             [changes[place] for place in places],
             [{name: states[place][name] for name in kept[place]} for place in places],
-            context.communicator,
-            replica_id=context.replica_id_in_sync_group,
+            sums,
             step=step,
         )
         for place, total, state in zip(places, found, new_states, strict=True):
-            sums[place], news[place] = total, dict(state)
+            totals[place], news[place] = total, dict(state)
     others = [place for place in range(len(changes)) if place not in places]
-    whole = context.communicator.all_reduce_many(ReduceOp.SUM, [changes[one] for one in others])
+    add = functools.partial(sums.between.all_reduce_many, ReduceOp.SUM)
+    whole = sums.by_parts(add, [changes[one] for one in others])
     for place, total in zip(others, whole, strict=True):
-        sums[place] = total
-    return [total / count for total in sums], news
+        totals[place] = total
+    return [total / islands.count for total in totals], news
 
 
 def _next_global(
