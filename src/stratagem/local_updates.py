@@ -7,7 +7,49 @@ import dataclasses
 from stratagem.compression import Compression
 from stratagem.messages import explain
 
-__all__ = ["DiLoCo", "LocalSGD", "LocalUpdates", "StreamingDiLoCo"]
+__all__ = ["DiLoCo", "LocalSGD", "LocalUpdates", "QuadraticPeriod", "StreamingDiLoCo"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QuadraticPeriod:
+    """A period that grows as the learning rate falls, with its inverse square.
+
+    The period that begins at a step has `max(base, floor((growth / learning_rate)**2))` steps, with
+    the learning rate of that step. All replicas compute it from the optimizer's learning rate, so
+    that nothing is sent. At a rate of 0 it has no end: give `total_steps` if the rate falls to 0.
+
+    For a learning rate that first rises, give the method as many `warmup_steps`.
+
+    Args:
+        base: the least period, at least 1.
+        growth: growth coefficient, the paper's alpha, more than 0. The period starts to grow where
+            the learning rate falls below `growth / sqrt(base)`.
+        total_steps: number of steps of the training, after the last of which the replicas
+            synchronize; None for no such step.
+
+    Raises:
+        TypeError: an argument of another type.
+        ValueError: a number out of range.
+
+    Example:
+        >>> rule = sg.local_updates.QuadraticPeriod(base=4, growth=0.2, total_steps=10_000)
+        >>> sg.local_updates.LocalSGD(period=rule).period.base  # 100 steps at a rate of 0.02
+        4
+
+    Source: Gu et al., A quadratic synchronization rule for distributed deep learning, 2024.
+    """
+
+    base: int
+    growth: float
+    total_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_count(self, "base", 1)
+        _check_number(self, "growth", 1000.0)
+        if self.growth == 0:
+            raise ValueError(_unexpected(self, "growth", "a number of more than 0"))
+        if self.total_steps is not None:
+            _check_count(self, "total_steps", 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,7 +61,8 @@ class LocalUpdates:
     model, from which all of them go on. Metrics count the examples of all replicas.
 
     Args:
-        period: number of steps from one synchronization to the next, at least 1.
+        period: number of steps from one synchronization to the next, at least 1, or the rule by
+            which it grows.
         warmup_steps: number of first steps after each of which the replicas synchronize.
         compression: how changes are sent, as for `sg.CommunicationOptions`; None sends them whole.
 
@@ -34,13 +77,14 @@ class LocalUpdates:
     Source: Stich, Local SGD converges fast and communicates little, 2019.
     """
 
-    period: int
+    period: int | QuadraticPeriod
     warmup_steps: int = 0
     compression: Compression | str | None = None
 
     def __post_init__(self) -> None:
-        self._check_count("period", 1)
-        self._check_count("warmup_steps", 0)
+        if not isinstance(self.period, QuadraticPeriod):
+            _check_count(self, "period", 1)
+        _check_count(self, "warmup_steps", 0)
         object.__setattr__(self, "compression", Compression.parse(self.compression))
 
     @property
@@ -62,28 +106,6 @@ class LocalUpdates:
     def mixing(self) -> float:
         """Part of its own weights that a replica keeps when it takes the global ones."""
         return 0.0
-
-    def _check_count(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(self._unexpected(name, f"an integer of at least {least}"))
-        if value < least:
-            raise ValueError(self._unexpected(name, f"an integer of at least {least}"))
-
-    def _check_number(self, name: str, most: float) -> None:
-        value = getattr(self, name)
-        expected = f"a number from 0 to {most:g}"
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise TypeError(self._unexpected(name, expected))
-        if not 0 <= value <= most:
-            raise ValueError(self._unexpected(name, expected))
-
-    def _unexpected(self, name: str, expected: str) -> str:
-        return explain(
-            f"{type(self).__name__} received {name}={getattr(self, name)!r}.",
-            expected=f"{expected}.",
-            fix=f"pass another {name}.",
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,7 +129,7 @@ class LocalSGD(LocalUpdates):
     large mini-batches, use local SGD, 2020, for the first steps.
     """
 
-    period: int = 8
+    period: int | QuadraticPeriod = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,14 +159,14 @@ class DiLoCo(LocalUpdates):
     2023.
     """
 
-    period: int = 500
+    period: int | QuadraticPeriod = 500
     outer_learning_rate: float = 0.7
     outer_momentum: float = 0.9
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_number("outer_learning_rate", 10.0)
-        self._check_number("outer_momentum", 1.0)
+        _check_number(self, "outer_learning_rate", 10.0)
+        _check_number(self, "outer_momentum", 1.0)
 
     @property
     def state_names(self) -> tuple[str, ...]:
@@ -182,18 +204,22 @@ class StreamingDiLoCo(DiLoCo):
     Source: Douillard et al., Streaming DiLoCo with overlapping communication, 2025.
     """
 
-    period: int = 100
+    period: int | QuadraticPeriod = 100
     fragments: int = 3
     overlap: int = 1
     own_share: float = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_count("fragments", 1)
-        self._check_count("overlap", 0)
-        self._check_number("own_share", 1.0)
+        if not isinstance(self.period, int):
+            raise TypeError(
+                _unexpected(self, "period", "an integer: fragments are sent at fixed steps of it")
+            )
+        _check_count(self, "fragments", 1)
+        _check_count(self, "overlap", 0)
+        _check_number(self, "own_share", 1.0)
         if self.overlap >= self.period:
-            raise ValueError(self._unexpected("overlap", f"less than period={self.period}"))
+            raise ValueError(_unexpected(self, "overlap", f"less than period={self.period}"))
 
     @property
     def num_fragments(self) -> int:
@@ -209,3 +235,28 @@ class StreamingDiLoCo(DiLoCo):
     def mixing(self) -> float:
         """The part of its own weights that a replica keeps."""
         return self.own_share
+
+
+def _check_count(settings: object, name: str, least: int) -> None:
+    value = getattr(settings, name)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(_unexpected(settings, name, f"an integer of at least {least}"))
+    if value < least:
+        raise ValueError(_unexpected(settings, name, f"an integer of at least {least}"))
+
+
+def _check_number(settings: object, name: str, most: float) -> None:
+    value = getattr(settings, name)
+    expected = f"a number from 0 to {most:g}"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(_unexpected(settings, name, expected))
+    if not 0 <= value <= most:
+        raise ValueError(_unexpected(settings, name, expected))
+
+
+def _unexpected(settings: object, name: str, expected: str) -> str:
+    return explain(
+        f"{type(settings).__name__} received {name}={getattr(settings, name)!r}.",
+        expected=f"{expected}.",
+        fix=f"pass another {name}.",
+    )

@@ -19,6 +19,7 @@ from stratagem.collectives.islands import IslandSums
 from stratagem.context import ReplicaContext, get_strategy
 from stratagem.execution import on_global_model
 from stratagem.keras.numerics.compressed_gradients import is_compressed, state_variables
+from stratagem.keras.numerics.sync_rounds import Rounds, add_round_end
 from stratagem.keras.variables.annotations import annotated_variables
 from stratagem.local_updates import DiLoCo, LocalUpdates
 from stratagem.options import ReduceOp
@@ -58,7 +59,8 @@ def synchronize(
     trained = [one for one in variables if getattr(one, "local_copy", None) is not None]
     step = cast("Any", optimizer.iterations).value
     for fragment, offset in _fragments(trained, method):
-        _synchronize_fragment(fragment, method, context, step, offset)
+        rounds = Rounds(optimizer, method, offset)
+        _synchronize_fragment(fragment, method, context, step, rounds)
 
 
 def _fragments(trained: list[Any], method: LocalUpdates) -> list[tuple[list[Any], int]]:
@@ -72,11 +74,12 @@ def _fragments(trained: list[Any], method: LocalUpdates) -> list[tuple[list[Any]
     members: list[list[Any]] = [[] for _ in range(count)]
     for one in trained:
         members[places[one.path.rpartition("/")[0]]].append(one)
-    return [(each, place * method.period // count) for place, each in enumerate(members) if each]
+    period = method.period if isinstance(method.period, int) else 0  # of a rule: one fragment
+    return [(each, place * period // count) for place, each in enumerate(members) if each]
 
 
 def _synchronize_fragment(
-    trained: list[Any], method: LocalUpdates, context: ReplicaContext, step: Any, offset: int
+    trained: list[Any], method: LocalUpdates, context: ReplicaContext, step: Any, rounds: Rounds
 ) -> None:
     with on_global_model():
         globals_ = [one.value for one in trained]
@@ -93,10 +96,9 @@ def _synchronize_fragment(
         news = [{**state, **error} for (_, state), error in zip(found, errors, strict=True)]
         return [new for new, _ in found], news
 
-    is_sent = _is_due(step, offset, method) | (step <= method.warmup_steps)
+    is_sent = rounds.end_at(step)
     new_globals, new_states = jax.lax.cond(is_sent, together, lambda: (globals_, states))
-    sent_at = step - method.overlap_steps
-    has_landed = (_is_due(sent_at, offset, method) & (sent_at >= 1)) | (step <= method.warmup_steps)
+    has_landed = rounds.end_at(step, method.overlap_steps)
     share = method.mixing
     new_own = jax.lax.cond(
         has_landed,
@@ -114,10 +116,6 @@ def _synchronize_fragment(
             variable.assign(whole)
         for name, value in state.items():
             variable.outer_state[name].assign(value)
-
-
-def _is_due(step: Any, offset: int, method: LocalUpdates) -> Any:
-    return (step - offset) % method.period == 0
 
 
 def _mean_changes(
@@ -169,6 +167,7 @@ def _next_global(
 
 
 def _add_copies(optimizer: Any, variables: Sequence[Any], method: LocalUpdates) -> None:
+    add_round_end(optimizer, method)
     compression: Any = method.compression
     for variable in variables:
         if variable.local_copy is not None or not _is_float(variable):

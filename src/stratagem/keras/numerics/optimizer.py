@@ -28,6 +28,7 @@ from stratagem.keras.numerics.compressed_gradients import sums_of_compressed
 from stratagem.keras.numerics.local_gradients import island_gradients
 from stratagem.keras.numerics.local_weights import synchronize
 from stratagem.keras.numerics.step_mode import StepMode, current_mode, example_fraction
+from stratagem.keras.numerics.sync_rounds import begin_round
 from stratagem.keras.numerics.table_rows import apply_with_rows
 from stratagem.keras.private import trainable_variables as built_variables
 from stratagem.local_updates import LocalUpdates
@@ -126,6 +127,7 @@ def _apply_locally(
     elif context.island.num_replicas_in_sync > 1:
         raise _reduced_elsewhere(context.strategy)
     with stack.push(stack.FrameKind.UPDATE, context.strategy, context):
+        begin_round(optimizer, method)
         result = apply_with_rows(original, optimizer, own, variables)
         synchronize(optimizer, variables, method, context)
     return result
