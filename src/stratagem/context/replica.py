@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -100,10 +99,11 @@ class ReplicaContext:
         """Number of true examples in this step over all replicas, or None without a batch."""
         return self._batch.global_num_examples(self.num_replicas_in_sync)
 
-    @functools.cached_property
+    @property
     def island(self) -> ReplicaContext:
         """The context of the replicas that train in lockstep with this one; internal.
 
+        Made anew each time: its values belong to the trace of the caller, such as a `jax.jit`.
         It is itself unless replicas train apart, and for the context of an island.
         """
         islands = self._strategy.islands

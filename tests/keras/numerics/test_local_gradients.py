@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.execution import current_scope
 from stratagem.local_updates import DiLoCo, LocalSGD, StreamingDiLoCo
 
 RNG = np.random.default_rng(1)
@@ -336,6 +337,41 @@ def test_metrics_are_of_the_examples_of_all_islands() -> None:
     np.testing.assert_allclose(history["mae"], [np.mean(np.abs(error))], rtol=1e-5)
     np.testing.assert_allclose(history["mse"], [np.mean(error**2)], rtol=1e-5)
     np.testing.assert_allclose(history["loss"], [np.mean(error**2)], rtol=1e-5)
+
+
+def test_losses_of_outputs_are_of_the_examples_of_all_islands() -> None:
+    keras.utils.set_random_seed(0)
+    with strategy_of(LocalSGD(period=100), 6, 2).scope():
+        inputs = keras.layers.Input((4,))
+        model = keras.Model(inputs, {one: keras.layers.Dense(1, name=one)(inputs) for one in "ab"})
+        model.compile(keras.optimizers.SGD(0.0), {"a": "mse", "b": "mae"})
+    outputs = {one: model.get_layer(one) for one in "ab"}
+    errors = {name: X @ one.kernel.numpy() + one.bias.numpy() - Y for name, one in outputs.items()}
+    history = model.fit(X, {"a": Y, "b": Y}, batch_size=BATCH, verbose=0).history
+    np.testing.assert_allclose(history["a_loss"], [np.mean(errors["a"] ** 2)], rtol=1e-5)
+    np.testing.assert_allclose(history["b_loss"], [np.mean(np.abs(errors["b"]))], rtol=1e-5)
+
+
+def test_messages_between_islands_are_those_of_synchronizations(monkeypatch) -> None:
+    """Outside of the branch that ends a period, sums are within islands."""
+    sums: set[tuple[bool, str]] = set()
+    names = {((0, 1), (2, 3)): "islands", ((0, 2), (1, 3)): "peers"}
+    original = jax.lax.psum
+
+    def psum(value, axis_name, *, axis_index_groups=None):
+        scope = current_scope()
+        if scope is not None:
+            groups = tuple(map(tuple, axis_index_groups or ()))
+            sums.add((scope.is_at_its_own_level, names.get(groups, "all")))
+        return original(value, axis_name, axis_index_groups=axis_index_groups)
+
+    monkeypatch.setattr(jax.lax, "psum", psum)
+    loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+    norm = lambda: keras.layers.BatchNormalization(synchronized=True)  # noqa: E731
+    layers = lambda: [norm(), keras.layers.Dense(1)]  # noqa: E731
+    model = made(LocalSGD(period=4), 4, 2, loss=loss, layers=layers, metrics=["mae"])
+    fit(model, epochs=1, sample_weight=WEIGHTS)
+    assert sums == {(True, "islands"), (False, "peers")}
 
 
 def test_rows_of_a_table_are_summed_over_an_island() -> None:
