@@ -265,11 +265,11 @@ def test_island_is_that_of_the_replica_in_inner_traces_too() -> None:
         total = context.island.communicator.all_reduce(ReduceOp.SUM, value)
         return inner + 10 * context.island.island.replica_id_in_sync_group, total
 
-    given = sg.PerReplica(stacked=np.array([0.0, 0.0, 100.0, 300.0], "float32"))
+    given = sg.PerReplica(stacked=np.array([0, 0, 100, 300], "int32"))
     found = [strategy.local_results(one) for one in strategy.run(step, args=(given,))]
-    assert [list(map(float, one)) for one in found] == [
-        [0.0, 11.0, 100.0, 311.0],
-        [0.0, 0.0, 400.0, 400.0],
+    assert [list(map(int, one)) for one in found] == [
+        [0, 11, 100, 311],
+        [0, 0, 400, 400],
     ]
 
 
