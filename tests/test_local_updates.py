@@ -7,7 +7,7 @@ import pytest
 import stratagem as sg
 
 LOCAL_SGD, DILOCO = sg.local_updates.LocalSGD, sg.local_updates.DiLoCo
-STREAMING = sg.local_updates.StreamingDiLoCo
+STREAMING, QUADRATIC = sg.local_updates.StreamingDiLoCo, sg.local_updates.QuadraticPeriod
 
 
 def test_defaults_are_those_of_the_papers() -> None:
@@ -43,3 +43,28 @@ def test_invalid_number_is_refused(kind, name, value, error) -> None:
 def test_unknown_compression_is_refused() -> None:
     with pytest.raises(ValueError, match="compression='zip' is not a known compression"):
         LOCAL_SGD(compression="zip")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("base", 0, ValueError),
+        ("base", 2.5, TypeError),
+        ("growth", 0, ValueError),
+        ("growth", -0.1, ValueError),
+        ("growth", "0.1", TypeError),
+        ("total_steps", 0, ValueError),
+        ("total_steps", 1e3, TypeError),
+    ],
+)
+def test_invalid_number_of_a_rule_is_refused(name, value, error) -> None:
+    with pytest.raises(error, match=f"QuadraticPeriod received {name}={value!r}"):
+        QUADRATIC(**{"base": 4, "growth": 0.1, name: value})
+
+
+def test_period_may_be_a_rule_but_for_fragments() -> None:
+    rule = QUADRATIC(base=4, growth=0.1)
+    assert LOCAL_SGD(period=rule).period is rule
+    assert DILOCO(period=rule).period is rule
+    with pytest.raises(TypeError, match="fragments are sent at fixed steps"):
+        STREAMING(period=rule)

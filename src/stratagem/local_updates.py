@@ -9,7 +9,49 @@ from typing import Any
 from stratagem.compression import Compression
 from stratagem.messages import explain
 
-__all__ = ["DiLoCo", "LocalSGD", "LocalUpdates", "StreamingDiLoCo"]
+__all__ = ["DiLoCo", "LocalSGD", "LocalUpdates", "QuadraticPeriod", "StreamingDiLoCo"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QuadraticPeriod:
+    """A period that grows as the learning rate falls, with its inverse square.
+
+    The period that begins at a step has `max(base, floor((growth / learning_rate)**2))` steps, with
+    the learning rate of that step. All replicas compute it from the optimizer's learning rate, so
+    that nothing is sent. At a rate of 0 it has no end: give `total_steps` if the rate falls to 0.
+
+    For a learning rate that first rises, give the method as many `warmup_steps`.
+
+    Args:
+        base: the least period, at least 1.
+        growth: growth coefficient, the paper's alpha, more than 0. The period starts to grow where
+            the learning rate falls below `growth / sqrt(base)`.
+        total_steps: number of steps of the training, after the last of which the replicas
+            synchronize; None for no such step.
+
+    Raises:
+        TypeError: an argument of another type.
+        ValueError: a number out of range.
+
+    Example:
+        >>> rule = sg.local_updates.QuadraticPeriod(base=4, growth=0.2, total_steps=10_000)
+        >>> sg.local_updates.LocalSGD(period=rule).period.base  # 100 steps at a rate of 0.02
+        4
+
+    Source: Gu et al., A quadratic synchronization rule for distributed deep learning, 2024.
+    """
+
+    base: int
+    growth: float
+    total_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_count(self, "base", 1)
+        _check_number(self, "growth", 1000.0)
+        if self.growth == 0:
+            raise ValueError(_unexpected(self, "growth", "a number of more than 0"))
+        if self.total_steps is not None:
+            _check_count(self, "total_steps", 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,7 +63,8 @@ class LocalUpdates:
     model, from which all of them go on. Metrics count the examples of all replicas.
 
     Args:
-        period: number of steps from one synchronization to the next, at least 1.
+        period: number of steps from one synchronization to the next, at least 1, or the rule by
+            which it grows.
         warmup_steps: number of first steps after each of which the replicas synchronize.
         compression: how changes are sent, as for `sg.CommunicationOptions`; None sends them whole.
 
@@ -36,14 +79,20 @@ class LocalUpdates:
     Source: Stich, Local SGD converges fast and communicates little, 2019.
     """
 
-    period: int
+    period: int | QuadraticPeriod
     warmup_steps: int = 0
     compression: Compression | str | None = None
 
     def __post_init__(self) -> None:
-        self._check_count("period", 1)
-        self._check_count("warmup_steps", 0)
+        if not isinstance(self.period, QuadraticPeriod):
+            _check_count(self, "period", 1)
+        _check_count(self, "warmup_steps", 0)
         object.__setattr__(self, "compression", Compression.parse(self.compression))
+
+    @property
+    def least_period(self) -> int:
+        """Number of steps of the shortest period."""
+        return self.period if isinstance(self.period, int) else self.period.base
 
     @property
     def state_names(self) -> tuple[str, ...]:
@@ -64,28 +113,6 @@ class LocalUpdates:
     def mixing(self) -> float:
         """Part of its own weights that a replica keeps when it takes the global ones."""
         return 0.0
-
-    def _check_count(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(self._unexpected(name, f"an integer of at least {least}"))
-        if value < least:
-            raise ValueError(self._unexpected(name, f"an integer of at least {least}"))
-
-    def _check_number(self, name: str, most: float) -> None:
-        value = getattr(self, name)
-        expected = f"a number from 0 to {most:g}"
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise TypeError(self._unexpected(name, expected))
-        if not 0 <= value <= most:
-            raise ValueError(self._unexpected(name, expected))
-
-    def _unexpected(self, name: str, expected: str) -> str:
-        return explain(
-            f"{type(self).__name__} received {name}={getattr(self, name)!r}.",
-            expected=f"{expected}.",
-            fix=f"pass another {name}.",
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,7 +136,7 @@ class LocalSGD(LocalUpdates):
     large mini-batches, use local SGD, 2020, for the first steps.
     """
 
-    period: int = 8
+    period: int | QuadraticPeriod = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,14 +166,14 @@ class DiLoCo(LocalUpdates):
     2023.
     """
 
-    period: int = 500
+    period: int | QuadraticPeriod = 500
     outer_learning_rate: float = 0.7
     outer_momentum: float = 0.9
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_number("outer_learning_rate", 10.0)
-        self._check_number("outer_momentum", 1.0)
+        _check_number(self, "outer_learning_rate", 10.0)
+        _check_number(self, "outer_momentum", 1.0)
 
     @property
     def state_names(self) -> tuple[str, ...]:
@@ -184,18 +211,22 @@ class StreamingDiLoCo(DiLoCo):
     Source: Douillard et al., Streaming DiLoCo with overlapping communication, 2025.
     """
 
-    period: int = 100
+    period: int | QuadraticPeriod = 100
     fragments: int = 3
     overlap: int = 1
     own_share: float = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_count("fragments", 1)
-        self._check_count("overlap", 0)
-        self._check_number("own_share", 1.0)
+        if not isinstance(self.period, int):
+            raise TypeError(
+                _unexpected(self, "period", "an integer: fragments are sent at fixed steps of it")
+            )
+        _check_count(self, "fragments", 1)
+        _check_count(self, "overlap", 0)
+        _check_number(self, "own_share", 1.0)
         if self.overlap >= self.period:
-            raise ValueError(self._unexpected("overlap", f"less than period={self.period}"))
+            raise ValueError(_unexpected(self, "overlap", f"less than period={self.period}"))
 
     @property
     def num_fragments(self) -> int:
@@ -224,4 +255,30 @@ def fragments_of(trained: Sequence[Any], method: LocalUpdates) -> list[tuple[lis
     members: list[list[Any]] = [[] for _ in range(count)]
     for one in trained:
         members[places[one.path.rpartition("/")[0]]].append(one)
-    return [(each, place * method.period // count) for place, each in enumerate(members) if each]
+    period = method.period if isinstance(method.period, int) else 0  # of a rule: one fragment
+    return [(each, place * period // count) for place, each in enumerate(members) if each]
+
+
+def _check_count(settings: object, name: str, least: int) -> None:
+    value = getattr(settings, name)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(_unexpected(settings, name, f"an integer of at least {least}"))
+    if value < least:
+        raise ValueError(_unexpected(settings, name, f"an integer of at least {least}"))
+
+
+def _check_number(settings: object, name: str, most: float) -> None:
+    value = getattr(settings, name)
+    expected = f"a number from 0 to {most:g}"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(_unexpected(settings, name, expected))
+    if not 0 <= value <= most:
+        raise ValueError(_unexpected(settings, name, expected))
+
+
+def _unexpected(settings: object, name: str, expected: str) -> str:
+    return explain(
+        f"{type(settings).__name__} received {name}={getattr(settings, name)!r}.",
+        expected=f"{expected}.",
+        fix=f"pass another {name}.",
+    )

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from stratagem.collectives.islands import Islands
 from stratagem.context import ReplicaBatch
 
 PADDED = ReplicaBatch(size=3, lengths=(3, 1, 0))
@@ -53,3 +54,32 @@ def test_batch_of_no_rows_has_an_empty_mask() -> None:
 def test_batches_are_compared_by_value_because_a_program_is_kept_for_each() -> None:
     assert ReplicaBatch(size=3, lengths=(3, 1, 0)) == PADDED
     assert len({PADDED, ReplicaBatch(size=3, lengths=(3, 0, 1)), ReplicaBatch(size=3)}) == 3
+
+
+def test_batch_of_an_island_has_its_replicas_rows() -> None:
+    batch, islands = ReplicaBatch(size=3, lengths=(3, 3, 2, 0)), Islands(4, 2)
+    assert batch.of_island(islands, 1) == ReplicaBatch(size=3, lengths=(2, 0))
+    full = ReplicaBatch(size=3)
+    assert full.of_island(islands, 1) is full
+    even = ReplicaBatch(size=3, lengths=(3, 1, 3, 1))
+    found = jax.eval_shape(lambda i: even.of_island(islands, i).num_examples(1), np.int32(1))
+    assert found.shape == ()  # known in the trace, which islands share
+
+
+def test_batch_of_a_traced_island_has_choices() -> None:
+    batch, islands = ReplicaBatch(size=3, lengths=(3, 3, 0, 0, 2, 0)), Islands(6, 2)
+
+    @jax.jit
+    def facts(island_id, replica_id):
+        own = batch.of_island(islands, island_id)
+        assert own.is_padded
+        assert own.has_examples
+        assert [one.lengths for one in own.alternatives()] == [(3, 3), (0, 0), (2, 0)]
+        assert [one.has_examples for one in own.alternatives()] == [True, False, True]
+        whole = own.global_num_examples(2)
+        return own.choice, own.num_examples(replica_id), whole, own.mask(replica_id)
+
+    choice, own, whole, mask = facts(np.int32(2), np.int32(0))
+    assert (int(choice), int(own), int(whole)) == (2, 2, 2)
+    np.testing.assert_array_equal(mask, [True, True, False])
+    assert int(facts(np.int32(1), np.int32(1))[2]) == 0

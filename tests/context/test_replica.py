@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+import stratagem as sg
 from stratagem.collectives import Communicator
 from stratagem.context import ReplicaBatch, ReplicaContext, get_strategy, stack
 from stratagem.context.replica import check_axis, check_equal_shapes
@@ -37,6 +38,9 @@ class Recorder(Communicator):
 
     def all_to_all(self, value: Any) -> Any:
         return value
+
+    def among(self, groups: Any) -> Communicator:
+        return self
 
     def merge(self, strategy: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return fn(strategy, *args, **kwargs)
@@ -248,3 +252,27 @@ def test_context_works_under_transformations(context) -> None:
     with entered(context):
         gradient = jax.grad(lambda x: context.all_reduce("sum", x))(2.0)
     assert float(gradient) == 11.0
+
+
+def test_island_is_that_of_the_replica_in_inner_traces_too() -> None:
+    devices = [f"cpu:{index}" for index in range(4)]
+    strategy = sg.LocalUpdateStrategy(devices=devices, replicas_per_island=2)
+
+    def step(value):
+        context = sg.get_replica_context()
+        assert context.island.num_replicas_in_sync == 2
+        inner = jax.jit(lambda x: x + context.island.replica_id_in_sync_group)(value)
+        total = context.island.communicator.all_reduce(ReduceOp.SUM, value)
+        return inner + 10 * context.island.island.replica_id_in_sync_group, total
+
+    given = sg.PerReplica(stacked=np.array([0, 0, 100, 300], "int32"))
+    found = [strategy.local_results(one) for one in strategy.run(step, args=(given,))]
+    assert [list(map(int, one)) for one in found] == [
+        [0, 11, 100, 311],
+        [0, 0, 400, 400],
+    ]
+
+
+def test_island_of_replicas_in_lockstep_is_the_context_itself() -> None:
+    context = sg.get_replica_context()
+    assert context.island is context

@@ -17,6 +17,7 @@ from stratagem.collectives.axis import ReplicaAxis
 from stratagem.collectives.bfloat16 import bfloat16_sum, rounded_sum
 from stratagem.collectives.choice import BY_COMPILER, Algorithm, Choice
 from stratagem.collectives.hierarchical import hierarchical_sum
+from stratagem.collectives.joined import JOINED
 from stratagem.collectives.one_device import one_device_sum
 from stratagem.collectives.packing import NO_PACKING, GradientPacking
 from stratagem.collectives.ring import ring_sum
@@ -79,7 +80,7 @@ _Sum = Callable[[jax.Array, ReplicaAxis], jax.Array]
 
 
 def _compiler_sum(array: jax.Array, axis: ReplicaAxis) -> jax.Array:
-    return jax.lax.psum(array, axis.name)
+    return jax.lax.psum(array, axis.name, axis_index_groups=axis.index_groups)
 
 
 _SUMS: Mapping[Algorithm, _Sum] = {
@@ -124,7 +125,7 @@ def is_sum_over_replicas(eqn: JaxprEqn) -> bool:
 
     Source: specific to Stratagem.
     """
-    return eqn.params.get("name") in ("_stratagem_sum_over_replicas", SHARED_SUM)
+    return eqn.params.get("name") in ("_stratagem_sum_over_replicas", SHARED_SUM, JOINED)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,10 +17,11 @@ class ReplicaAxis:
 
     Args:
         name: name of the axis.
-        size: number of replicas.
+        size: number of replicas that are combined.
         groups: groups of nearby replicas, all of one size; () if there are none.
         adds_wide: True to add bfloat16 in float32. XLA:CPU normally does so itself, but crashes if
             replicas have several devices (JAX 0.10 to 0.12).
+        apart: groups of `size` replicas, each combined on its own; () for all replicas together.
 
     Example:
         >>> sg.collectives.ReplicaAxis.of(sg.MirroredStrategy(["cpu:0", "cpu:1"]).topology).size
@@ -33,6 +34,12 @@ class ReplicaAxis:
     size: int
     groups: tuple[tuple[int, ...], ...] = ()
     adds_wide: bool = False
+    apart: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def index_groups(self) -> list[list[int]] | None:
+        """The argument `axis_index_groups` of the functions of `jax.lax`."""
+        return [list(group) for group in self.apart] or None
 
     @staticmethod
     def of(topology: Topology) -> ReplicaAxis:

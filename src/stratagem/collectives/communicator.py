@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from stratagem.collectives import device
-from stratagem.collectives.all_reduce import AllReduce, marked_as_sum
+from stratagem.collectives.all_reduce import AllReduce, ChosenAllReduce, marked_as_sum
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
 from stratagem.values import IndexedSlices, Mirrored, PerReplica
@@ -70,6 +71,14 @@ class Communicator(abc.ABC):
         return IndexedSlices(values, self.all_gather(slices.indices, 0, None), slices.dense_shape)
 
     @abc.abstractmethod
+    def among(self, groups: tuple[tuple[int, ...], ...]) -> Communicator:
+        """Returns the communicator of this replica's group.
+
+        `groups` are of equal size and have each replica once. Every replica must call what it
+        offers, whatever its group.
+        """
+
+    @abc.abstractmethod
     def merge(
         self,
         strategy: Strategy,
@@ -122,6 +131,10 @@ class SoleCommunicator(Communicator):
         """Returns the value, which has a single row."""
         return value
 
+    def among(self, groups: tuple[tuple[int, ...], ...]) -> Communicator:
+        """Returns itself: the only group is that of the only replica."""
+        return self
+
     def merge(
         self,
         strategy: Strategy,
@@ -151,6 +164,7 @@ class MeshCommunicator(Communicator):
     def __init__(self, all_reduce: AllReduce) -> None:
         self._all_reduce = all_reduce
         self._axis_name = all_reduce.axis.name
+        self._groups = all_reduce.axis.index_groups
 
     @property
     def num_replicas(self) -> int:
@@ -167,11 +181,22 @@ class MeshCommunicator(Communicator):
 
     def all_gather(self, value: object, axis: int, lengths: tuple[int, ...] | None) -> Any:
         """Concatenates over the mesh axis."""
-        return device.all_gather(value, axis, self._axis_name, lengths)
+        return device.all_gather(value, axis, self._axis_name, lengths, self._groups)
 
     def all_to_all(self, value: jax.Array) -> jax.Array:
         """Exchanges rows over the mesh axis."""
-        return jax.lax.all_to_all(value, self._axis_name, split_axis=0, concat_axis=0)
+        return jax.lax.all_to_all(
+            value, self._axis_name, split_axis=0, concat_axis=0, axis_index_groups=self._groups
+        )
+
+    def among(self, groups: tuple[tuple[int, ...], ...]) -> Communicator:
+        """Returns the communicator of this replica's group, whose sums are the compiler's."""
+        if len(groups[0]) == 1:
+            return SoleCommunicator()
+        axis = dataclasses.replace(
+            self._all_reduce.axis, size=len(groups[0]), groups=(), apart=groups
+        )
+        return MeshCommunicator(ChosenAllReduce(axis))
 
     def merge(
         self,

@@ -42,7 +42,7 @@ def explain(strategy: Strategy) -> None:
     if ops.compression is not None:
         lines.append(f"gradients of matrices: as {ops.compression}")
     if strategy.local_updates is not None:
-        lines.append(f"weights synchronized every {strategy.local_updates.period} steps")
+        lines.append(f"weights synchronized every {strategy.local_updates.least_period} steps")
     lines += strategy.describe().advice
     print("\n".join(lines))
 

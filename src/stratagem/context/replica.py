@@ -95,9 +95,24 @@ class ReplicaContext:
         return self._batch.mask(self._replica_id)
 
     @property
-    def global_num_examples(self) -> int | None:
+    def global_num_examples(self) -> Any:
         """Number of true examples in this step over all replicas, or None without a batch."""
         return self._batch.global_num_examples(self.num_replicas_in_sync)
+
+    @property
+    def island(self) -> ReplicaContext:
+        """The context of the replicas that train in lockstep with this one; internal.
+
+        Made anew each time: its values belong to the trace of the caller, such as a `jax.jit`.
+        It is itself unless replicas train apart, and for the context of an island.
+        """
+        islands = self._strategy.islands
+        if islands is None or self.num_replicas_in_sync != islands.num_replicas:
+            return self
+        replica_id = self.replica_id_in_sync_group
+        batch = self._batch.of_island(islands, replica_id // islands.size)
+        communicator = self._communicator.among(islands.members)
+        return ReplicaContext(self._strategy, replica_id % islands.size, communicator, batch)
 
     def __repr__(self) -> str:
         return f"ReplicaContext({self._strategy}, replica_id_in_sync_group={self._replica_id})"

@@ -55,7 +55,7 @@ class LinkMethod:
     @property
     def period(self) -> int:
         """Number of steps to a synchronization; 1 in lockstep."""
-        return 1 if self.local_updates is None else self.local_updates.period
+        return 1 if self.local_updates is None else self.local_updates.least_period
 
     @property
     def form(self) -> Compression | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn, final
+from typing import Any, Literal, NoReturn, final
 
 from stratagem.cluster import ClusterResolver, TFConfigClusterResolver, detect
 from stratagem.communication import CommunicationOptions
@@ -13,6 +13,7 @@ from stratagem.process_group import agree_on_random_state
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.base.recreate import recreatable
 from stratagem.strategies.base.strategy import Strategy
+from stratagem.strategies.island_topology import islands_of
 from stratagem.strategies.local_topology import local_topology
 from stratagem.strategies.membership import check_resolver, copy_refused, devices_of_cluster
 from stratagem.topology import Topology, planned_topology
@@ -29,6 +30,9 @@ class LocalUpdateStrategy(Strategy):
     there is one every `period` steps. The replicas are the devices of all processes of the cluster,
     which are found as by `MultiWorkerMirroredStrategy`, or those given.
 
+    With `replicas_per_island`, replicas train in lockstep within an island, as under
+    `MirroredStrategy`, and islands synchronize every few steps: for machines of several devices.
+
     A variable holds the global model: outside of replica functions, in `evaluate`, `predict` and in
     files. In a training step it stands for the replica's own weights. The optimizer's state is each
     replica's own; files have its mean. `optimizer.iterations` counts the steps of a replica.
@@ -36,12 +40,15 @@ class LocalUpdateStrategy(Strategy):
     Args:
         method: `sg.local_updates.LocalSGD()` or `DiLoCo()`; None for `LocalSGD()`.
         devices: devices of this process, one per replica; None for those of the cluster.
+        replicas_per_island: number of consecutive replicas that train in lockstep, or "process" for
+            all replicas of a process. If that is all replicas, there are no local updates.
         cluster_resolver: the cluster and this process's task; None reads the environment.
         allow_unauthenticated: as for `MultiWorkerMirroredStrategy`.
 
     Raises:
-        ValueError: devices and a cluster resolver; and as for `MultiWorkerMirroredStrategy`.
-        TypeError: a method of another type.
+        ValueError: devices and a cluster resolver; islands that do not fit the replicas or the
+            processes; and as for `MultiWorkerMirroredStrategy`.
+        TypeError: a method or a number of replicas of another type.
 
     Example:
         >>> strategy = sg.LocalUpdateStrategy(
@@ -49,6 +56,12 @@ class LocalUpdateStrategy(Strategy):
         ... )
         >>> strategy.num_replicas_in_sync, strategy.local_updates.period
         (2, 50)
+
+        Two islands of two replicas:
+
+        >>> devices = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
+        >>> sg.LocalUpdateStrategy(devices=devices, replicas_per_island=2).num_islands
+        2
 
     Source: Stich, Local SGD converges fast and communicates little, 2019; Douillard et al., DiLoCo,
     2023.
@@ -60,6 +73,7 @@ class LocalUpdateStrategy(Strategy):
         method: LocalUpdates | None = None,
         devices: Sequence[DeviceLike] | None = None,
         *,
+        replicas_per_island: int | Literal["process"] = 1,
         cluster_resolver: ClusterResolver | None = None,
         allow_unauthenticated: bool = False,
     ) -> None:
@@ -82,12 +96,21 @@ class LocalUpdateStrategy(Strategy):
                 self._resolver, None, allow_unauthenticated=allow_unauthenticated
             )
             topology = planned_topology(Topology(found))
+        self._num_islands = 1
+        islands = islands_of(topology, replicas_per_island)
+        if islands.count > 1:
+            self.islands, self._num_islands = islands, islands.count
         super().__init__(topology, AutomaticOps(CommunicationOptions()))
         if is_cluster:
             agree_on_random_state()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         raise copy_refused(self)
+
+    @property
+    def num_islands(self) -> int:
+        """The number of groups of replicas that train apart."""
+        return self._num_islands
 
     @property
     def cluster_resolver(self) -> ClusterResolver:

@@ -42,7 +42,7 @@ def _layer(strategy: Any, shape: tuple[int | None, ...] = (None, 2), **arguments
 
 
 def _call(layer: Any, sizes: tuple[int, ...], rows: np.ndarray = _ROWS, **arguments: Any) -> Any:
-    """What the layer makes of each replica's rows in training, true rows only."""
+    """Returns what the layer makes of each replica's rows in training, true rows only."""
     strategy = layer.gamma.distribute_strategy
     outputs = strategy.run(
         lambda part: layer(part, training=True, **arguments),
@@ -77,6 +77,20 @@ def test_synchronized_replicas_normalise_with_the_rows_of_all(name: str, executi
         np.testing.assert_allclose(component, 0.25 * rows.mean(0), rtol=1e-5)
     for component in components_of(layer.moving_variance):
         np.testing.assert_allclose(component, 0.75 + 0.25 * rows.var(0), rtol=1e-5)
+
+
+def test_statistics_of_an_island_without_rows_stay() -> None:
+    devices = [f"cpu:{index}" for index in range(4)]
+    strategy = sg.LocalUpdateStrategy(devices=devices, replicas_per_island=2)
+    layer = _layer(strategy, synchronized=True)
+    outputs = np.concatenate(_call(layer, (3, 2, 0, 0)))
+    np.testing.assert_allclose(outputs, _normalised(_ROWS), rtol=1e-4, atol=1e-5)
+    moved, kept = 0.25 * _ROWS.mean(0), np.zeros(2)
+    means = components_of(layer.moving_mean)
+    np.testing.assert_allclose(means, [moved, moved, kept, kept], rtol=1e-5)
+    moved, kept = 0.75 + 0.25 * _ROWS.var(0), np.ones(2)
+    variances = components_of(layer.moving_variance)
+    np.testing.assert_allclose(variances, [moved, moved, kept, kept], rtol=1e-5)
 
 
 def _network(*, is_synchronized: bool) -> tuple[Any, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +12,28 @@ import numpy as np
 from stratagem.process_group import current_group
 from stratagem.values.regrouping import is_array
 
-__all__ = ["asked_by_all", "self_transposed"]
+__all__ = ["Answer", "CollectiveRequest", "asked_by_all", "by_group", "self_transposed"]
+
+Answer = Callable[[list[Any]], list[Any]]
+
+
+@dataclasses.dataclass
+class CollectiveRequest:
+    """A collective call of one replica; `kind` is compared between replicas."""
+
+    kind: str
+    value: Any
+    answer: Answer  # maps all replicas' values to results
+
+
+def by_group(groups: Sequence[Sequence[int]], answer: Answer, values: list[Any]) -> list[Any]:
+    """Returns the replies to all replicas where each group of them gets an answer of its own."""
+    replies: list[Any] = [None] * len(values)
+    for group in groups:
+        answers = answer([values[replica_id] for replica_id in group])
+        for replica_id, reply in zip(group, answers, strict=True):
+            replies[replica_id] = reply
+    return replies
 
 
 def asked_by_all(kinds: list[str], values: list[Any]) -> tuple[list[str], list[Any]]:

@@ -10,20 +10,16 @@ Source: TF 2.21 mirrored_run.py, _call_for_each_replica.
 from __future__ import annotations
 
 import contextvars
-import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
 
-from stratagem.collectives import AllReduce, Communicator, SoleCommunicator
+from stratagem.collectives import AllReduce, SoleCommunicator
 from stratagem.context import ReplicaContext, stack
-from stratagem.context.replica import check_equal_shapes
-from stratagem.execution.eager.meeting import asked_by_all, self_transposed
+from stratagem.execution.eager.communicator import EagerCommunicator
+from stratagem.execution.eager.meeting import CollectiveRequest, asked_by_all
 from stratagem.execution.eager.state import EagerState
 from stratagem.execution.tracing.arguments import batch_of, true_batch
 from stratagem.execution.tracing.build_writes import lost_writes, store_initial
@@ -32,12 +28,10 @@ from stratagem.execution.tracing.errors import apart, created_again, eager_abstr
 from stratagem.execution.tracing.functionalize import ReplicaScope
 from stratagem.execution.tracing.lost_changes import call_with_copies
 from stratagem.execution.tracing.returned_values import as_values, rebuilt
-from stratagem.messages import explain
-from stratagem.options import ReduceOp
 from stratagem.summary.collector import Collector
 from stratagem.summary.host_callbacks import forward_summaries
 from stratagem.topology import Topology
-from stratagem.values import Mirrored, PerReplica, regroup, select_replica
+from stratagem.values import regroup, select_replica
 from stratagem.values.regrouping import is_array
 from stratagem.variables import agree_on_initial_values
 
@@ -106,15 +100,6 @@ class _Abandoned(BaseException):
     """Ends a replica's thread after another replica failed."""
 
 
-@dataclasses.dataclass
-class _Request:
-    """A collective call of one replica; `kind` is compared between replicas."""
-
-    kind: str
-    value: Any
-    answer: Callable[[list[Any]], list[Any]]  # maps all replicas' values to results
-
-
 class _Replica:
     """The thread of one replica and its state."""
 
@@ -122,7 +107,7 @@ class _Replica:
         self.replica_id = replica_id
         self.place = place  # index among local replicas
         self.resume = threading.Semaphore(0)
-        self.request: _Request | None = None
+        self.request: CollectiveRequest | None = None
         self.reply: Any = None
         self.result: Any = None
         self.error: BaseException | None = None
@@ -195,7 +180,7 @@ class _Session:
                 return
             self._answer(requests)
 
-    def _answer(self, requests: list[_Request | None]) -> None:
+    def _answer(self, requests: list[CollectiveRequest | None]) -> None:
         own_kinds = [request.kind if request else _END for request in requests]
         own_values = [request.value if request else None for request in requests]
         kinds, values = own_kinds, own_values
@@ -207,7 +192,7 @@ class _Session:
         for replica in self._replicas:
             replica.reply = replies[replica.replica_id]
 
-    def _check_ended(self, requests: list[_Request | None]) -> None:
+    def _check_ended(self, requests: list[CollectiveRequest | None]) -> None:
         kinds, _ = asked_by_all([_END] * len(requests), [None] * len(requests))
         if set(kinds) != {_END}:
             raise apart(kinds)
@@ -229,7 +214,10 @@ class _Session:
         index, place = replica.replica_id, replica.place
         device = self._topology.devices[index] if self._topology.devices else None
         alone = self.num_replicas == 1
-        communicator = SoleCommunicator() if alone else _EagerCommunicator(self, replica, device)
+        everyone = (tuple(range(self.num_replicas)),)
+        communicator = (
+            SoleCommunicator() if alone else EagerCommunicator(self, replica, device, everyone)
+        )
         context = ReplicaContext(
             self._strategy, index, communicator, true_batch(self._batch, index)
         )
@@ -253,7 +241,7 @@ class _Session:
             lambda leaf: jax.device_put(leaf, device) if is_array(leaf) else leaf, selected
         )
 
-    def meet(self, replica: _Replica, request: _Request) -> Any:
+    def meet(self, replica: _Replica, request: CollectiveRequest) -> Any:
         """Blocks a replica's thread until all replicas have made requests; returns the reply."""
         replica.request = request
         self._baton.release()
@@ -270,111 +258,3 @@ class _Session:
         merged_args, merged_kwargs = regroup(calls, None if spans else self._topology)
         result = fn(self._strategy, *merged_args, **merged_kwargs)
         return [select_replica(index, result) for index in range(self.num_replicas)]
-
-
-class _EagerCommunicator(Communicator):
-    """Collectives between the replica threads of an eager session."""
-
-    def __init__(self, session: _Session, replica: _Replica, device: object) -> None:
-        self._session = session
-        self._replica = replica
-        self._device = device
-
-    @property
-    def num_replicas(self) -> int:
-        """Number of replicas in sync."""
-        return self._session.num_replicas
-
-    def all_reduce(self, op: ReduceOp, value: object) -> Any:
-        """Returns a sum or mean over replicas; differentiable."""
-        return self._all_reduce(op, value, are_gradients=False)
-
-    def all_reduce_many(self, op: ReduceOp, values: Sequence[Any]) -> list[Any]:
-        """Reduces the values one by one."""
-        return [self._all_reduce(op, value, are_gradients=True) for value in values]
-
-    def _all_reduce(self, op: ReduceOp, value: object, *, are_gradients: bool) -> Any:
-        def answer(values: list[Any]) -> list[Any]:
-            check_equal_shapes([value.shape for value in values], "all_reduce")
-            host = [np.asarray(value) for value in values]
-            result = self._session.all_reduce.parts(op, host, are_gradients=are_gradients)
-            return [result] * len(values)
-
-        def reduce(value: object) -> Any:
-            request = _Request(f"all_reduce({op.value})", value, answer)
-            return jax.device_put(self._session.meet(self._replica, request), self._device)
-
-        return self_transposed(reduce)(jnp.asarray(value))
-
-    def all_gather(self, value: object, axis: int, lengths: tuple[int, ...] | None) -> Any:
-        """Returns a concatenation over replicas; differentiable."""
-        sizes: list[int] = []
-
-        def gather(value: object) -> Any:
-            def answer(values: list[Any]) -> list[Any]:
-                self._check_gatherable(values, axis)
-                host = [np.asarray(part) for part in values]
-                all_sizes = [part.shape[axis] for part in host]
-                joined = np.concatenate(host, axis=axis)
-                return [(joined, all_sizes)] * len(values)
-
-            joined, all_sizes = self._session.meet(
-                self._replica, _Request("all_gather", value, answer)
-            )
-            sizes[:] = all_sizes
-            return jax.device_put(joined, self._device)
-
-        @jax.custom_vjp
-        def differentiable(value: object) -> Any:
-            return gather(value)
-
-        def backward(_: None, incoming: object) -> tuple[Any]:
-            total = self.all_reduce(ReduceOp.SUM, incoming)
-            start = sum(sizes[: self._replica.replica_id])
-            stop = start + sizes[self._replica.replica_id]
-            return (jax.lax.slice_in_dim(total, start, stop, axis=axis),)
-
-        differentiable.defvjp(lambda value: (gather(value), None), backward)
-        return differentiable(jnp.asarray(value))
-
-    def all_to_all(self, value: jax.Array) -> jax.Array:
-        """Exchanges rows with the other replicas."""
-
-        def answer(values: list[Any]) -> list[Any]:
-            check_equal_shapes([value.shape for value in values], "all_to_all")
-            return list(np.stack([np.asarray(value) for value in values], axis=1))
-
-        request = _Request("all_to_all", value, answer)
-        return jax.device_put(self._session.meet(self._replica, request), self._device)
-
-    def merge(
-        self,
-        strategy: object,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """Calls a function once in cross-replica context, in the calling thread."""
-        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))):
-            raise RuntimeError(
-                explain(
-                    "merge_call was called in eager mode in a function that is being "
-                    "differentiated.",
-                    expected="concrete values, because an eager merge_call runs immediately.",
-                    fix="use all_reduce or all_gather, which are differentiable, or compile "
-                    "the step.",
-                )
-            )
-        request = _Request(
-            "merge_call", (args, kwargs), lambda calls: self._session.merge(fn, calls)
-        )
-        reply = self._session.meet(self._replica, request)
-        return jax.tree.map(
-            lambda leaf: jax.device_put(leaf, self._device) if is_array(leaf) else leaf,
-            reply,
-            is_leaf=lambda leaf: isinstance(leaf, PerReplica | Mirrored),
-        )
-
-    def _check_gatherable(self, values: list[Any], axis: int) -> None:
-        rest = [value.shape[:axis] + value.shape[axis + 1 :] for value in values]
-        check_equal_shapes(rest, "all_gather (the gathered axis left out)")

@@ -1,8 +1,8 @@
 """Batch normalization over replicas.
 
 Each replica normalises with its own statistics, over true examples; with `synchronized=True` with
-those of all replicas. Moving statistics are ON_READ with MEAN: each replica keeps its own, and
-reading them outside gives the mean.
+those of all replicas that train in lockstep. Moving statistics are ON_READ with MEAN: each replica
+keeps its own, and reading them outside gives the mean.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from stratagem.context import ReplicaContext
 from stratagem.execution import ReplicaScope, current_scope
 from stratagem.keras.numerics.batch_rows import row_mask
-from stratagem.keras.numerics.step_mode import replica_context
+from stratagem.keras.numerics.step_mode import lockstep_context, replica_context
 from stratagem.keras.private import annotate, get_stateless_scope, reduction_axes
 from stratagem.keras.variables.annotations import annotated_variables
 from stratagem.options import ReduceOp
@@ -88,7 +88,7 @@ def normalizing_true_rows(call: Callable[..., Any]) -> Any:
         training: object = None,
         mask: object = None,
     ) -> Any:
-        context = replica_context()
+        context = lockstep_context()
         if context is None:
             return call(self, inputs, training=training, mask=mask)
         if not training or not self.trainable:
@@ -99,7 +99,8 @@ def normalizing_true_rows(call: Callable[..., Any]) -> Any:
         moving = [v for v in (getattr(self, name, None) for name in _MOVING) if v is not None]
         before = [jnp.asarray(variable.value) for variable in moving]
         outputs = call(self, inputs, training=training, mask=mask)
-        has_examples = self.synchronized | (context.num_examples > 0)
+        counted = context.island.global_num_examples if self.synchronized else context.num_examples
+        has_examples = counted > 0
         for variable, old in zip(moving, before, strict=True):
             variable.assign(jnp.where(has_examples, variable.value, old))
         return outputs
@@ -116,7 +117,7 @@ def moments_of_replicas(moments: Callable[..., Any]) -> Any:
         context = replica_context()
         if context is None or not (self.synchronized or context.batch.is_padded):
             return _plain_moments(moments, self, inputs, mask)
-        return _moments_of_true_rows(self, inputs, mask, context)
+        return _moments_of_true_rows(self, inputs, mask, context.island)
 
     return replica_moments
 

@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from jax.typing import ArrayLike
 
 
-__all__ = ["first_rows", "gathered_rows", "num_rows", "row_mask", "true_rows", "whole_batch"]
+__all__ = [
+    "first_rows",
+    "gathered_rows",
+    "num_rows",
+    "row_mask",
+    "true_rows",
+    "whole_batch",
+    "with_known_rows",
+]
 
 
 def true_rows(values: jax.Array, context: ReplicaContext) -> Any:
@@ -103,6 +111,17 @@ def _with_masks(change: Callable[[Any], Any], values: object) -> Any:
         return result
 
     return jax.tree.map(changed, values)
+
+
+def with_known_rows(context: ReplicaContext) -> list[ReplicaContext]:
+    """Returns a context for each choice of the rows of a batch; the context itself if known."""
+    if not context.batch.choices:
+        return [context]
+    replica_id, communicator = context.replica_id_in_sync_group, context.communicator
+    return [
+        ReplicaContext(context.strategy, replica_id, communicator, batch)
+        for batch in context.batch.alternatives()
+    ]
 
 
 @contextlib.contextmanager

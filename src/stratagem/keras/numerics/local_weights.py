@@ -1,7 +1,7 @@
 """Training on local copies of the weights, which replicas synchronize every few steps.
 
 A trained variable holds the global model. Its local copy holds each replica's own weights, which
-the variable stands for in the replica's training steps.
+the variable stands for in the replica's training steps. The replicas of an island have equal ones.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from stratagem.collectives.compressed.sums import compressed_sums
+from stratagem.collectives.compressed.between import compressed_between
+from stratagem.collectives.islands import IslandSums
 from stratagem.context import ReplicaContext, get_strategy
 from stratagem.execution import on_global_model
 from stratagem.keras.numerics.compressed_gradients import state_variables
-from stratagem.keras.numerics.step_mode import StepMode, current_mode, example_fraction
+from stratagem.keras.numerics.sync_rounds import Rounds, add_round_end
 from stratagem.keras.variables.annotations import annotated_variables
 from stratagem.local_updates import DiLoCo, LocalUpdates, fragments_of
 from stratagem.options import ReduceOp
 from stratagem.profiling.scopes import every_steps
 from stratagem.variables import home_of, is_compressed
 
-__all__ = ["own_gradients", "synchronize", "with_local_copies"]
+__all__ = ["synchronize", "with_local_copies"]
 
 
 def with_local_copies(original: Callable[..., Any]) -> Any:
@@ -37,7 +38,7 @@ def with_local_copies(original: Callable[..., Any]) -> Any:
         result = original(self, variables)
         home = home_of(variables[0]) if variables else None
         method = None if home is None else home.strategy.local_updates
-        if home is None or method is None or home.strategy.num_replicas_in_sync == 1:
+        if home is None or method is None or home.strategy.islands is None:
             return result
         if get_strategy() is home.strategy:
             _add_copies(self, variables, method)
@@ -47,22 +48,6 @@ def with_local_copies(original: Callable[..., Any]) -> Any:
         return result
 
     return build
-
-
-def own_gradients(grads: Sequence[Any], context: ReplicaContext) -> list[Any]:
-    """Returns gradients of the mean loss over this replica's own examples.
-
-    In `fit` losses are such means. In a loop of one's own a gradient is a part of the sum over all
-    replicas, as for any strategy, and is scaled.
-    """
-    if current_mode() is StepMode.MEAN:
-        return list(grads)
-
-    def scaled(part: jax.Array) -> jax.Array:
-        fraction = example_fraction(context, part.dtype)
-        return jnp.where(fraction == 0, 0, part / jnp.where(fraction == 0, 1, fraction))
-
-    return jax.tree.map(scaled, list(grads))
 
 
 def synchronize(
@@ -75,11 +60,12 @@ def synchronize(
     trained = [one for one in variables if getattr(one, "local_copy", None) is not None]
     step = cast("Any", optimizer.iterations).value
     for fragment, offset in fragments_of(trained, method):
-        _synchronize_fragment(fragment, method, context, step, offset)
+        rounds = Rounds(optimizer, method, offset)
+        _synchronize_fragment(fragment, method, context, step, rounds)
 
 
 def _synchronize_fragment(
-    trained: list[Any], method: LocalUpdates, context: ReplicaContext, step: Any, offset: int
+    trained: list[Any], method: LocalUpdates, context: ReplicaContext, step: Any, rounds: Rounds
 ) -> None:
     with on_global_model():
         globals_ = [one.value for one in trained]
@@ -96,11 +82,10 @@ def _synchronize_fragment(
         news = [{**state, **error} for (_, state), error in zip(found, errors, strict=True)]
         return [new for new, _ in found], news
 
-    is_sent = _is_due(step, offset, method) | (step <= method.warmup_steps)
-    with every_steps(method.period):
+    is_sent = rounds.end_at(step)
+    with every_steps(method.least_period):
         new_globals, new_states = jax.lax.cond(is_sent, together, lambda: (globals_, states))
-    sent_at = step - method.overlap_steps
-    has_landed = (_is_due(sent_at, offset, method) & (sent_at >= 1)) | (step <= method.warmup_steps)
+    has_landed = rounds.end_at(step, method.overlap_steps)
     share = method.mixing
     new_own = jax.lax.cond(
         has_landed,
@@ -120,10 +105,6 @@ def _synchronize_fragment(
             variable.outer_state[name].assign(value)
 
 
-def _is_due(step: Any, offset: int, method: LocalUpdates) -> Any:
-    return (step - offset) % method.period == 0
-
-
 def _mean_changes(
     trained: list[Any],
     changes: list[Any],
@@ -132,29 +113,30 @@ def _mean_changes(
     context: ReplicaContext,
     step: Any,
 ) -> tuple[list[Any], list[dict[str, Any]]]:
-    """Returns the mean change of each variable over replicas, and the next compression state."""
-    count = context.num_replicas_in_sync
+    """Returns the mean change of each variable over islands, and the next compression state."""
+    islands = context.strategy.islands
+    sums = IslandSums(islands, context.communicator, context.replica_id_in_sync_group)
     kept = [set(state) & {"error", "factor"} for state in states]
     compression: Any = method.compression
-    sums: list[Any] = [None] * len(changes)
+    totals: list[Any] = [None] * len(changes)
     news: list[dict[str, Any]] = [{} for _ in changes]
     places = [place for place, one in enumerate(trained) if is_compressed(one, compression)]
     if places:
-        found, new_states = compressed_sums(
+        found, new_states = compressed_between(
             compression,
             [changes[place] for place in places],
             [{name: states[place][name] for name in kept[place]} for place in places],
-            context.communicator,
-            replica_id=context.replica_id_in_sync_group,
+            sums,
             step=step,
         )
         for place, total, state in zip(places, found, new_states, strict=True):
-            sums[place], news[place] = total, dict(state)
+            totals[place], news[place] = total, dict(state)
     others = [place for place in range(len(changes)) if place not in places]
-    whole = context.communicator.all_reduce_many(ReduceOp.SUM, [changes[one] for one in others])
+    add = functools.partial(sums.between.all_reduce_many, ReduceOp.SUM)
+    whole = sums.by_parts(add, [changes[one] for one in others])
     for place, total in zip(others, whole, strict=True):
-        sums[place] = total
-    return [total / count for total in sums], news
+        totals[place] = total
+    return [total / islands.count for total in totals], news
 
 
 def _next_global(
@@ -172,6 +154,7 @@ def _next_global(
 
 
 def _add_copies(optimizer: Any, variables: Sequence[Any], method: LocalUpdates) -> None:
+    add_round_end(optimizer, method)
     compression: Any = method.compression
     for variable in variables:
         if variable.local_copy is not None or not _is_float(variable):

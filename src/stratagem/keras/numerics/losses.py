@@ -25,12 +25,14 @@ from stratagem.keras.numerics.batch_rows import (
     num_rows,
     true_rows,
     whole_batch,
+    with_known_rows,
 )
 from stratagem.keras.numerics.loss_effects import effect_of_loss
 from stratagem.keras.numerics.step_mode import (
     StepMode,
     current_mode,
     example_fraction,
+    lockstep_context,
     replica_context,
 )
 from stratagem.keras.private import apply_mask, get_keras_mask, squeeze_or_expand_to_same_rank
@@ -53,22 +55,41 @@ def replica_loss(original: Callable[..., Any]) -> Any:
     def call(
         self: keras.losses.Loss, y_true: object, y_pred: object, sample_weight: object = None
     ) -> Any:
-        context = replica_context()
+        share = current_mode() is StepMode.SHARE
+        context = lockstep_context() if share else replica_context()
         if context is None:
             return original(self, y_true, y_pred, sample_weight)
+        if share:
+            return _share_of_loss(self, y_true, y_pred, sample_weight, context)
         if current_mode() is StepMode.OWN and self.reduction in _AVERAGING:
             _warn_about_averaging(self, context)
         effect = effect_of_loss(self, y_true, y_pred, context)
-        if current_mode() is StepMode.SHARE:
-            if effect is RowEffect.MIXED and self.reduction not in (None, "none"):
-                return _loss_of_whole_batch(self, y_true, y_pred, sample_weight, context)
-        elif effect is RowEffect.MIXED and context.num_replicas_in_sync > 1:
+        if effect is RowEffect.MIXED and context.num_replicas_in_sync > 1:
             _warn_about_pairs(self, context)
-        if current_mode() is not StepMode.SHARE and not context.batch.is_padded:
+        if not context.batch.is_padded:
             return original(self, y_true, y_pred, sample_weight)
         return _replica_loss(self, y_true, y_pred, sample_weight, context, effect)
 
     return call
+
+
+def _share_of_loss(
+    loss: keras.losses.Loss,
+    y_true: object,
+    y_pred: object,
+    sample_weight: object,
+    lockstep: ReplicaContext,
+) -> Any:
+    """Returns this replica's share of the loss of the replicas in lockstep."""
+    # A loss may contain a collective, so branches by the rows of an island would deadlock.
+    shares: list[Any] = []
+    for context in with_known_rows(lockstep):
+        effect = effect_of_loss(loss, y_true, y_pred, context)
+        if effect is RowEffect.MIXED and loss.reduction not in (None, "none"):
+            shares.append(_loss_of_whole_batch(loss, y_true, y_pred, sample_weight, context))
+        else:
+            shares.append(_replica_loss(loss, y_true, y_pred, sample_weight, context, effect))
+    return shares[0] if len(shares) == 1 else jax.lax.select_n(lockstep.batch.choice, *shares)
 
 
 def _warn_about_averaging(loss: keras.losses.Loss, context: ReplicaContext) -> None:
@@ -113,6 +134,8 @@ def _loss_of_whole_batch(
     """
     rows = num_rows(jax.tree.leaves(y_pred)[0], context)
     gathered = [gathered_rows(value, context, rows) for value in (y_true, y_pred, sample_weight)]
+    if not context.batch.has_examples:  # an island's: its gathers stay those of the others
+        return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(gathered[1])) * 0.0
     with whole_batch(context):
         return cast("jax.Array", loss(*gathered)) / context.num_replicas_in_sync
 

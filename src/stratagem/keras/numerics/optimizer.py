@@ -25,8 +25,10 @@ from stratagem.context.function_trace import current_function_trace
 from stratagem.execution import ReplicaScope, current_scope
 from stratagem.execution.programs.step_capture import note_optimizer
 from stratagem.keras.numerics.compressed_gradients import sums_of_compressed
-from stratagem.keras.numerics.local_weights import own_gradients, synchronize
+from stratagem.keras.numerics.local_gradients import island_gradients
+from stratagem.keras.numerics.local_weights import synchronize
 from stratagem.keras.numerics.step_mode import StepMode, current_mode, example_fraction
+from stratagem.keras.numerics.sync_rounds import begin_round
 from stratagem.keras.numerics.table_rows import apply_with_rows
 from stratagem.keras.private import trainable_variables as built_variables
 from stratagem.local_updates import LocalUpdates
@@ -87,7 +89,7 @@ def applying_sums(original: Callable[..., Any]) -> Any:
                 self, own, targets or [], context, are_reduced=_gradients_reduced.value
             )
         method = context.strategy.local_updates
-        if method is not None and context.num_replicas_in_sync > 1:
+        if method is not None and context.strategy.islands is not None:
             return _apply_locally(original, self, grads, targets or [], method, context, scope)
         summed = (
             grads
@@ -116,13 +118,16 @@ def _apply_locally(
     context: ReplicaContext,
     scope: ReplicaScope,
 ) -> Any:
-    """Updates this replica's own weights, and synchronizes them if a period ends."""
+    """Updates the weights of this replica's island, and synchronizes them if a period ends."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise _not_local("A LossScaleOptimizer was applied", context.strategy)
     own = [grad if (rows := scope.rows_of(grad)) is None else rows for grad in grads]
     if not _gradients_reduced.value:
-        own = own_gradients(own, context)
+        own = island_gradients(own, context)
+    elif context.island.num_replicas_in_sync > 1:
+        raise _reduced_elsewhere(context.strategy)
     with stack.push(stack.FrameKind.UPDATE, context.strategy, context):
+        begin_round(optimizer, method)
         result = apply_with_rows(original, optimizer, own, variables)
         synchronize(optimizer, variables, method, context)
     return result
@@ -135,6 +140,18 @@ def _not_local(what: str, strategy: Strategy) -> NotImplementedError:
             expected="optimizer.apply(gradients, variables), which also synchronizes the replicas, "
             "of an optimizer without loss scaling.",
             fix='call optimizer.apply, and train in "mixed_bfloat16" instead of "mixed_float16".',
+        )
+    )
+
+
+def _reduced_elsewhere(strategy: Strategy) -> NotImplementedError:
+    return NotImplementedError(
+        explain(
+            f"skip_gradients_aggregation=True under {strategy}, whose replicas are in islands of "
+            f"{strategy.islands.size if strategy.islands else 1}.",
+            expected="each replica's own gradients, which the optimizer sums over the island; "
+            "other sums would let its copies drift apart.",
+            fix="leave skip_gradients_aggregation out.",
         )
     )
 
@@ -231,7 +248,7 @@ def stateless_with_sums(original: Callable[..., Any]) -> Any:
         context = get_replica_context()
         if context is None or current_scope() is None:
             return original(self, optimizer_variables, grads, trainable_variables)
-        if context.strategy.local_updates is not None and context.num_replicas_in_sync > 1:
+        if context.strategy.islands is not None:
             raise _not_local("stateless_apply was called", context.strategy)
         note_optimizer(self)
         summed = sum_gradients(_dense(grads))

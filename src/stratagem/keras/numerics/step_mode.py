@@ -9,6 +9,8 @@ true examples. For models with a custom `train_step` or `compute_loss`, which co
 WHOLE: this replica computes with the rows of all replicas, as one device does, without collectives.
 
 OWN: a custom step (`strategy.run`); the user's code defines the loss.
+
+Where replicas train apart, the global batch of a training step of `fit` is that of an island.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ __all__ = [
     "current_mode",
     "example_fraction",
     "is_loss_tracker",
+    "lockstep_context",
     "record_loss",
     "replica_context",
     "step_mode",
@@ -51,24 +54,31 @@ class StepMode(enum.Enum):
 class _CurrentMode(threading.local):
     mode: StepMode = StepMode.OWN
     loss_trackers: frozenset[int] = frozenset()
+    trains_apart: bool = False
 
 
 _current = _CurrentMode()
 
 
 @contextlib.contextmanager
-def step_mode(mode: StepMode, loss_trackers: Sequence[Any] = ()) -> Generator[None]:
+def step_mode(
+    mode: StepMode, loss_trackers: Sequence[Any] = (), *, trains_apart: bool = False
+) -> Generator[None]:
     """Sets the mode in a `with` block.
 
-    `loss_trackers` are the metrics that Keras itself updates with losses, one per output.
+    Args:
+        mode: the mode.
+        loss_trackers: metrics that Keras itself updates with losses, one per output.
+        trains_apart: True in a training step of islands.
     """
-    previous = _current.mode, _current.loss_trackers
+    previous = _current.mode, _current.loss_trackers, _current.trains_apart
     _current.mode = mode
     _current.loss_trackers = frozenset(id(tracker) for tracker in loss_trackers)
+    _current.trains_apart = trains_apart
     try:
         yield
     finally:
-        _current.mode, _current.loss_trackers = previous
+        _current.mode, _current.loss_trackers, _current.trains_apart = previous
 
 
 def is_loss_tracker(metric: object) -> bool:
@@ -82,7 +92,8 @@ def record_loss(tracker: keras.metrics.Mean, loss: ArrayLike, context: ReplicaCo
     `loss` is this replica's share of the loss, or the mean over its own examples.
     """
     examples = jnp.asarray(context.num_examples, tracker.dtype)
-    weight = context.global_num_examples if _current.mode is StepMode.SHARE else examples
+    whole = context.island if _current.trains_apart else context
+    weight = whole.global_num_examples if _current.mode is StepMode.SHARE else examples
     tracker.total.assign_add(jnp.asarray(loss, tracker.dtype) * jnp.asarray(weight, tracker.dtype))
     tracker.count.assign_add(examples)
 
@@ -102,10 +113,28 @@ def replica_context() -> ReplicaContext | None:
     return context
 
 
+def lockstep_context() -> ReplicaContext | None:
+    """Returns the context of the replicas that share a loss: in training, those of an island.
+
+    None like `replica_context`.
+    """
+    context = replica_context()
+    if context is None or not _current.trains_apart:
+        return context
+    island = context.island
+    return None if island.num_replicas_in_sync == 1 and not island.batch.is_padded else island
+
+
 def example_fraction(context: ReplicaContext, dtype: DTypeLike) -> Any:
-    """Returns this replica's fraction of the step's true examples, in a floating dtype."""
-    if not context.batch.is_padded or not context.global_num_examples:
-        return jnp.asarray(1.0 / context.num_replicas_in_sync, dtype)
-    return jnp.asarray(context.num_examples, dtype) / jnp.asarray(
-        context.global_num_examples, dtype
-    )
+    """Returns this replica's fraction of the step's true examples, in a floating dtype.
+
+    Without examples all replicas have the same fraction.
+    """
+    equal = jnp.asarray(1.0 / context.num_replicas_in_sync, dtype)
+    if not context.batch.is_padded or not context.batch.has_examples:
+        return equal
+    own = jnp.asarray(context.num_examples, dtype)
+    total = jnp.asarray(context.global_num_examples, dtype)
+    if not context.batch.choices:
+        return own / total
+    return jnp.where(total == 0, equal, own / jnp.maximum(total, 1))

@@ -16,7 +16,12 @@ import jax
 import keras
 
 from stratagem.context import get_replica_context, get_strategy, has_strategy
-from stratagem.keras.numerics.step_mode import StepMode, current_mode, example_fraction
+from stratagem.keras.numerics.step_mode import (
+    StepMode,
+    current_mode,
+    example_fraction,
+    lockstep_context,
+)
 from stratagem.keras.private import (
     compile_arguments,
 )
@@ -289,8 +294,10 @@ def sharing_additional_losses(original: Callable[..., Any]) -> Any:
 
     def aggregate(self: keras.Model, loss: object) -> Any:
         total: Any = original(self, loss)
-        context = get_replica_context()
-        if context is None or current_mode() is not StepMode.SHARE:
+        if get_replica_context() is None or current_mode() is not StepMode.SHARE:
+            return total
+        context = lockstep_context()
+        if context is None:  # the only replica
             return total
         return total * example_fraction(context, total.dtype)
 

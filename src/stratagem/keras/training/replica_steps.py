@@ -18,8 +18,8 @@ from stratagem.keras.numerics.metrics import results_of_all_replicas
 from stratagem.keras.numerics.step_mode import (
     StepMode,
     example_fraction,
+    lockstep_context,
     record_loss,
-    replica_context,
     step_mode,
 )
 from stratagem.keras.private import (
@@ -56,13 +56,13 @@ class ReplicaSteps:
     @contextlib.contextmanager
     def _counted_over_replicas(self, step: str) -> Generator[None]:
         context = get_replica_context()
-        is_local = context is not None and context.strategy.local_updates is not None
-        is_local = is_local and step == "train_step"
-        is_mean = is_local or self._overrides(step, "compute_loss")
-        mode = StepMode.MEAN if is_mean else StepMode.SHARE
+        trains_apart = context is not None and context.strategy.islands is not None
+        trains_apart = trains_apart and step == "train_step"
+        mode = StepMode.MEAN if self._overrides(step, "compute_loss") else StepMode.SHARE
         trackers = output_loss_trackers(self._model)
-        weights = contextlib.nullcontext() if is_local else on_global_model()
-        with weights, step_mode(mode, trackers), _regularizers_of_true_rows(self._model):
+        weights = contextlib.nullcontext() if trains_apart else on_global_model()
+        counted = step_mode(mode, trackers, trains_apart=trains_apart)
+        with weights, counted, _regularizers_of_true_rows(self._model):
             yield
 
     def train(self, data: object) -> Any:
@@ -221,7 +221,7 @@ def _regularizers_of_true_rows(model: keras.Model) -> Generator[None]:
     Eager replicas take turns within a step; the last one to leave restores the regularizer.
     """
     layers = [layer for layer in flatten_layers(model) if layer.activity_regularizer is not None]
-    if replica_context() is None:
+    if lockstep_context() is None:
         layers = []
     for layer in layers:
         if not isinstance(layer.activity_regularizer, _TrueRowsRegularizer):
@@ -248,13 +248,13 @@ class _TrueRowsRegularizer:
         self.num_users = 0
 
     def __call__(self, output: jax.Array) -> Any:
-        context = replica_context()
+        context = lockstep_context()
         assert context is not None
         loss = self.original(true_rows(output, context))
         if _keras_version() < _REGULARIZER_PER_ROW_SINCE:
             fraction = example_fraction(context, loss.dtype)
             return loss / jnp.where(fraction == 0, 1, fraction)  # no rows, no loss
-        if not context.batch.is_padded or not context.global_num_examples:
+        if not context.batch.is_padded or not context.batch.has_examples:
             return loss
         # Keras divides by the padded rows.
         num_examples = jnp.maximum(jnp.asarray(context.num_examples, loss.dtype), 1)

@@ -25,7 +25,7 @@ def _of_each_replica(variable: Any) -> contextlib.AbstractContextManager[None]:
     """Annotates slots of replicas that train apart: each has its own, and files their mean."""
     home = home_of(variable)
     is_float = jnp.issubdtype(jnp.dtype(variable.dtype), jnp.floating)
-    if home is None or home.strategy.local_updates is None or not is_float:
+    if home is None or home.strategy.islands is None or not is_float:
         return contextlib.nullcontext()
     return annotated_variables(synchronization="on_read", aggregation="mean")
 

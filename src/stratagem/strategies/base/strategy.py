@@ -11,6 +11,7 @@ import jax
 
 from stratagem.background_errors import raise_reported
 from stratagem.cluster import ClusterResolver
+from stratagem.collectives.islands import Islands
 from stratagem.context import stack
 from stratagem.execution import Executor, Lockstep
 from stratagem.input import DistributedDataset, DistributedIterator
@@ -68,6 +69,8 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
     recreate: Callable[[], Strategy] | None = None
     # The method, if replicas train apart for some steps.
     local_updates: LocalUpdates | None = None
+    # The groups of replicas that train apart; None if all train in lockstep.
+    islands: Islands | None = None
 
     def __init__(
         self,

@@ -1,0 +1,75 @@
+"""Gradients of replicas that train apart: those of their island."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from stratagem.context import ReplicaContext
+from stratagem.keras.numerics.step_mode import StepMode, current_mode, example_fraction
+from stratagem.options import ReduceOp
+from stratagem.values import IndexedSlices, is_indexed_slices
+
+__all__ = ["island_gradients"]
+
+
+def island_gradients(grads: Sequence[Any], context: ReplicaContext) -> list[Any]:
+    """Returns gradients of the mean loss over the examples of this replica's island.
+
+    In `fit` losses are shares of that mean, or means over a replica's own examples. In a loop of
+    one's own a gradient is a part of the sum over all replicas, as for any strategy, and the sum
+    of an island is scaled.
+
+    Args:
+        grads: this replica's gradients: arrays, rows or None.
+        context: of this replica, among all replicas.
+    """
+    island, mode = context.island, current_mode()
+    if mode is StepMode.MEAN and island.num_replicas_in_sync > 1:
+        weighed = [
+            _times(grad, lambda part: example_fraction(island, part.dtype)) for grad in grads
+        ]
+        return _sums(weighed, island)
+    sums = _sums(grads, island)
+    if mode is not StepMode.OWN:
+        return sums
+    return [_times(grad, lambda part: _inverse_fraction(context, part.dtype)) for grad in sums]
+
+
+def _sums(grads: Sequence[Any], island: ReplicaContext) -> list[Any]:
+    """Returns sums over the replicas of an island; for row gradients, the rows of all of them."""
+    if island.num_replicas_in_sync == 1:
+        return list(grads)
+    whole = [grad for grad in grads if grad is not None and not is_indexed_slices(grad)]
+    summed = iter(island.communicator.all_reduce_many(ReduceOp.SUM, whole))
+    return [
+        island.communicator.all_reduce_slices(ReduceOp.SUM, grad)
+        if isinstance(grad, IndexedSlices)
+        else None
+        if grad is None
+        else next(summed)
+        for grad in grads
+    ]
+
+
+def _inverse_fraction(context: ReplicaContext, dtype: Any) -> Any:
+    """Returns the examples of all replicas divided by those of the island; 0 without examples."""
+    island = context.island
+    if not context.batch.is_padded or not context.batch.has_examples:
+        return jnp.asarray(context.num_replicas_in_sync / island.num_replicas_in_sync, dtype)
+    own = jnp.asarray(island.global_num_examples, dtype)
+    whole = jnp.asarray(context.global_num_examples, dtype)
+    return jnp.where(own == 0, 0, whole / jnp.maximum(own, 1))
+
+
+def _times(grad: Any, factor: Any) -> Any:
+    """Returns a gradient times `factor(array)`; the indices of rows stay."""
+    return jax.tree.map(
+        lambda part: (
+            part * factor(part) if jnp.issubdtype(jnp.asarray(part).dtype, jnp.inexact) else part
+        ),
+        grad,
+    )
