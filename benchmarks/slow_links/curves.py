@@ -11,7 +11,7 @@ __all__ = ["Point", "Training", "num_timed_steps", "target_loss", "whole_bytes",
 
 # So much worse than lockstep's last loss is the loss to be reached.
 TOLERANCE = 0.02
-_TIMED_S, _FEWEST_STEPS, _MOST_STEPS = 10.0, 6, 100
+_TIMED_S, _FEWEST_STEPS, _MOST_STEPS = 8.0, 6, 100
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,8 @@ class Training:
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Training:
         """Returns what `dataclasses.asdict` made a dictionary of."""
-        return cls(**{**told, "points": tuple(Point(**one) for one in told["points"])})
+        points = tuple(Point(**one) for one in told["points"])
+        return dataclasses.replace(cls(**told), points=points)
 
     @property
     def last_loss(self) -> float:

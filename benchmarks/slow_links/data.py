@@ -24,7 +24,7 @@ __all__ = [
     "text",
 ]
 
-CONTEXT = 64
+CONTEXT = 32
 NUM_CHARACTERS = 128
 NUM_USERS, NUM_ITEMS = 20_000, 50_000
 _SEED = 19
@@ -81,7 +81,7 @@ def text() -> Examples:
         parts[place % _VALIDATION_EVERY == 0].append(one)
     (x, y), (validation_x, validation_y) = (_windows("\n\n".join(parts[one])) for one in parts)
     order = np.random.default_rng(_SEED).permutation(len(x))
-    shown = np.random.default_rng(_SEED).permutation(len(validation_x))[:256]
+    shown = np.random.default_rng(_SEED).permutation(len(validation_x))[:128]
     return Examples(x[order], y[order], validation_x[shown], validation_y[shown])
 
 

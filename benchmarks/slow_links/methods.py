@@ -52,7 +52,7 @@ class TaskSize:
 
 
 TASKS = {
-    "transformer": TaskSize(600),
+    "transformer": TaskSize(500),
     "convolutional": TaskSize(400),
     "recommender": TaskSize(400),
 }

@@ -47,7 +47,7 @@ class Task:
         """Returns a new model, compiled. Call in the scope of a strategy."""
         keras.utils.set_random_seed(0)
         model = self.make_model()
-        schedule = keras.optimizers.schedules.CosineDecay(
+        schedule: Any = keras.optimizers.schedules.CosineDecay(
             0.0,
             max(1, num_steps - _WARMUP_STEPS),
             alpha=0.1,
@@ -98,7 +98,7 @@ def _convolutional() -> keras.Model:
 
 
 def _recommender() -> keras.Model:
-    inputs = keras.layers.Input((2,), dtype="int32")
+    inputs: Any = keras.layers.Input((2,), dtype="int32")
     user = keras.layers.Embedding(NUM_USERS, 32)(inputs[:, 0])
     item = keras.layers.Embedding(NUM_ITEMS, 32)(inputs[:, 1])
     product = keras.layers.Multiply()([user, item])

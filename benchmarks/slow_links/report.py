@@ -45,8 +45,8 @@ def make_table(trainings: Sequence[Training]) -> Table:
     target = target_loss(trainings)
     links = list(trainings[0].step_s)
     table = Table(
-        title=f"{trainings[0].task}: to a validation loss of {target:.3f}, which is {TOLERANCE:.0%} "
-        f"above that of lockstep after {trainings[0].points[-1].steps} steps",
+        title=f"{trainings[0].task}: to a validation loss of {target:.3f}, {TOLERANCE:.0%} above "
+        f"that of lockstep after {trainings[0].points[-1].steps} steps",
         title_justify="left",
     )
     table.add_column("method", no_wrap=True)

@@ -7,7 +7,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 
@@ -32,7 +32,11 @@ _WARM_STEPS = 2
 # What is trained as a whole on the slowest link, too: the first and the last of the comparison.
 _WHOLE_TASK, _WHOLE_METHODS, _WHOLE_LINK = "transformer", ("DiLoCo, H=50", "lockstep"), LINKS[2]
 
-_Ask = Callable[[int, bool], dict[str, Any]]
+
+class _Ask(Protocol):
+    """Has both workers train so many steps, and validate afterwards if asked to."""
+
+    def __call__(self, num_steps: int, *, validates: bool = False) -> dict[str, Any]: ...
 
 
 def run_slow_links(
@@ -157,14 +161,14 @@ class _Trainer:
             step_bytes = {fast.name: sent / num_steps}
             for link in slower:
                 self.hosts.become(link)
-                ask(max(_WARM_STEPS, self.method.period), False)
+                ask(max(_WARM_STEPS, self.method.period))
                 count = num_timed_steps(
                     step_s[fast.name],
                     step_bytes[fast.name],
                     link.rate_bits_per_s,
                     self.method.period,
                 )
-                told = ask(count, False)
+                told = ask(count)
                 step_s[link.name] = told["seconds"] / count
                 step_bytes[link.name] = told["num_bytes"] / count
         return Training(
@@ -190,9 +194,9 @@ class _Trainer:
     def _curve(self, ask: _Ask, target: float) -> list[Point]:
         points: list[Point] = []
         # The first step compiles: its time is left out.
-        seconds, num_bytes = 0.0, ask(1, False)["num_bytes"]
+        seconds, num_bytes = 0.0, ask(1)["num_bytes"]
         while len(points) * self.size.point_steps < self.size.num_steps:
-            told = ask(self.size.point_steps - (not points), True)
+            told = ask(self.size.point_steps - (not points), validates=True)
             seconds, num_bytes = seconds + told["seconds"], num_bytes + told["num_bytes"]
             points.append(
                 Point(
@@ -216,10 +220,11 @@ class _Trainer:
                 one.read_answer(_LIMIT_S)
             self.hosts.become(link)
 
-            def ask(num_steps: int, validates: bool) -> dict[str, Any]:
+            def ask(num_steps: int, *, validates: bool = False) -> dict[str, Any]:
                 for one in workers:
                     one.tell({"steps": num_steps, "validates": validates})
-                return [one.read_answer(_LIMIT_S) for one in workers][0]
+                answers = [one.read_answer(_LIMIT_S) for one in workers]
+                return answers[0]
 
             yield ask
 

@@ -39,7 +39,8 @@ class _Clock(keras.callbacks.Callback):
         self._start_bytes, self._start_s = sent_bytes(), time.perf_counter()
 
     def on_train_end(self, logs: Any = None) -> None:
-        jax.block_until_ready([one.value for one in self.model.trainable_variables])
+        model: Any = self.model
+        jax.block_until_ready([one.value for one in model.trainable_variables])
         self.seconds = time.perf_counter() - self._start_s
         self.num_bytes = sent_bytes() - self._start_bytes
 
@@ -59,7 +60,7 @@ def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
     task = TASKS[options["task"]]
     strategy = make_strategy(Method(**options["method"]))
     with strategy.scope():
-        model = task.compiled_model(options["steps"])
+        model: Any = task.compiled_model(options["steps"])
     examples = task.examples()
     place = 0
 
