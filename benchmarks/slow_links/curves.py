@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-__all__ = ["Point", "Training", "num_timed_steps", "target_loss", "whole_bytes", "whole_seconds"]
+__all__ = ["TOLERANCE", "Cost", "Point", "Training", "num_timed_steps", "target_loss"]
 
 # So much worse than lockstep's last loss is the loss to be reached.
 TOLERANCE = 0.02
@@ -33,19 +33,35 @@ class Point:
     validation_loss: float
 
 
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What a loss has cost.
+
+    Args:
+        steps: number of them.
+        seconds: what they took on the link of the run.
+        num_bytes: sent by one worker.
+    """
+
+    steps: float
+    seconds: float
+    num_bytes: float
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Training:
     """A method's training of a model.
 
     Losses depend on steps, and not on the link. So there is one curve, and the time of a step for
-    each link.
+    each other link.
 
     Args:
-        task: name of the model.
+        task: name of the trial.
         method: name of the method.
         points: the curve.
-        step_s: seconds of a step, averaged over periods, by link.
-        step_bytes: bytes that a worker sends in a step, likewise, by link.
+        step_s: seconds of a step by link, averaged over periods; the first link is that of the
+            curve.
+        step_bytes: bytes that a worker sends in a step, likewise.
     """
 
     task: str
@@ -65,41 +81,56 @@ class Training:
         """Validation loss at the end."""
         return self.points[-1].validation_loss
 
-    def steps_to(self, target: float) -> float | None:
-        """Returns the steps to a validation loss, between two points in proportion; None if never.
+    @property
+    def own_link(self) -> str:
+        """The link of the curve."""
+        return next(iter(self.step_s))
+
+    def cost_of(self, target: float) -> Cost | None:
+        """Returns what a validation loss cost, between two points in proportion; None if never.
 
         Args:
             target: validation loss.
         """
-        if self.points[0].validation_loss <= target:
-            return self.points[0].steps
+        first = self.points[0]
+        if first.validation_loss <= target:
+            return Cost(first.steps, first.seconds, first.num_bytes)
         for before, after in pairwise(self.points):
             if after.validation_loss <= target:
                 fall = before.validation_loss - after.validation_loss
                 part = (before.validation_loss - target) / fall
-                return before.steps + part * (after.steps - before.steps)
+                return Cost(
+                    before.steps + part * (after.steps - before.steps),
+                    before.seconds + part * (after.seconds - before.seconds),
+                    before.num_bytes + part * (after.num_bytes - before.num_bytes),
+                )
         return None
+
+    def seconds_to(self, target: float, link: str) -> float | None:
+        """Returns the seconds to a validation loss: measured, or on other links by their steps.
+
+        Args:
+            target: validation loss.
+            link: name of the link.
+        """
+        cost = self.cost_of(target)
+        return None if cost is None else self._scaled(cost, link)
+
+    def seconds_at(self, point: Point, link: str) -> float:
+        """Returns the seconds to a point, likewise."""
+        return self._scaled(point, link)
+
+    def _scaled(self, cost: Point | Cost, link: str) -> float:
+        return cost.seconds if link == self.own_link else cost.steps * self.step_s[link]
 
 
 def target_loss(trainings: Sequence[Training]) -> float:
     """Returns the validation loss to be reached: a little above the last one of lockstep.
 
     Args:
-        trainings: of one model; the first is in lockstep.
+        trainings: of one trial; the first is in lockstep.
     """
     return (1 + TOLERANCE) * trainings[0].last_loss
-
-
-def whole_seconds(training: Training, target: float, link: str) -> float | None:
-    """Returns the seconds to a validation loss on a link, or None if it is never reached."""
-    steps = training.steps_to(target)
-    return None if steps is None else steps * training.step_s[link]
-
-
-def whole_bytes(training: Training, target: float, link: str) -> float | None:
-    """Returns the bytes that a worker sends up to a validation loss, or None."""
-    steps = training.steps_to(target)
-    return None if steps is None else steps * training.step_bytes[link]
 
 
 def num_timed_steps(step_s: float, step_bytes: float, rate_bits_per_s: float, period: int) -> int:

@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Generator
 
-__all__ = ["LINKS", "Link", "TwoHosts", "parse_counters", "sent_bytes", "two_hosts"]
+__all__ = ["BURST_BYTES", "LINKS", "Link", "TwoHosts", "parse_counters", "sent_bytes", "two_hosts"]
 
 _NETWORK = "10.79.0"
 _CONTROL_PORT = 2222
@@ -27,7 +27,7 @@ _MTU = 9000
 # A queue of so long at most; a packet that finds it full is lost.
 _QUEUE_S = 0.1
 # The bucket must hold a packet of the kernel's offloading, and what flows between two timer ticks.
-_SMALLEST_BURST_BYTES, _TICK_S = 128_000, 0.001
+BURST_BYTES, _TICK_S = 128_000, 0.001
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 _LINE = re.compile(r"^\s*(\w+):\s*(.*)$", re.MULTILINE)
 _SENT_BYTES_COLUMN = 8
@@ -90,7 +90,7 @@ class TwoHosts:
     def become(self, link: Link) -> None:
         """Makes the link between the hosts as slow as another one. Connections stay."""
         device = "tun0" if link.round_trip_s else "eth0"
-        burst = max(_SMALLEST_BURST_BYTES, int(link.rate_bits_per_s / 8 * _TICK_S))
+        burst = max(BURST_BYTES, int(link.rate_bits_per_s / 8 * _TICK_S))
         limit = max(2 * burst, int(link.rate_bits_per_s / 8 * _QUEUE_S))
         rate = f"{link.rate_bits_per_s / 1e6:.0f}mbit"
         bucket = ["rate", rate, "burst", str(burst), "limit", str(limit)]

@@ -1,10 +1,12 @@
-"""The ways of training that are compared, by name, and the models that are trained."""
+"""The ways of training that are compared, and what is trained with them."""
 
 from __future__ import annotations
 
 import dataclasses
 
-__all__ = ["METHODS", "TASKS", "Method", "TaskSize"]
+from benchmarks.slow_links.links import LINKS, Link
+
+__all__ = ["METHODS", "TRIALS", "Method", "Trial"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,23 +38,43 @@ METHODS = (
     Method("DiLoCo, H=50", "DiLoCo", 50),
     Method("Streaming DiLoCo, H=50", "StreamingDiLoCo", 50, "float8"),
 )
+_LOCKSTEP, _DILOCO, _STREAMING = METHODS[0], METHODS[8], METHODS[9]
 
 
-@dataclasses.dataclass(frozen=True)
-class TaskSize:
-    """How long a model is trained.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A model that all methods train for the same number of steps.
 
     Args:
+        model: key of `benchmarks.slow_links.models.TASKS`.
         num_steps: in all.
         point_steps: from one validation to the next.
+        links: the first is that of the training; on the others some steps are timed.
+        methods: the first is lockstep.
     """
 
+    model: str
     num_steps: int
     point_steps: int = 50
+    links: tuple[Link, ...] = LINKS
+    methods: tuple[Method, ...] = METHODS
+
+    def brief(self) -> Trial:
+        """Returns a few steps of two methods: to see that it runs."""
+        return dataclasses.replace(
+            self, num_steps=20, point_steps=10, links=self.links[:2], methods=(_LOCKSTEP, _DILOCO)
+        )
 
 
-TASKS = {
-    "transformer": TaskSize(500),
-    "convolutional": TaskSize(400),
-    "recommender": TaskSize(400),
+TRIALS = {
+    "transformer": Trial(model="transformer", num_steps=500),
+    "convolutional": Trial(model="convolutional", num_steps=300),
+    "recommender": Trial(model="recommender", num_steps=300),
+    # As a whole on the slow link, where lockstep takes half an hour.
+    "long transformer": Trial(
+        model="transformer",
+        num_steps=1500,
+        links=(LINKS[2],),
+        methods=(_LOCKSTEP, _DILOCO, _STREAMING),
+    ),
 }
