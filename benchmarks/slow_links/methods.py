@@ -39,6 +39,9 @@ METHODS = (
     Method("Streaming DiLoCo, H=50", "StreamingDiLoCo", 50, "float8"),
 )
 _LOCKSTEP, _DILOCO, _STREAMING = METHODS[0], METHODS[8], METHODS[9]
+# One of those that send shorter numbers.
+_DIFFERENT = tuple(one for one in METHODS if one.name not in ("bfloat16", "float16", "float8"))
+_TWO_LINKS = (LINKS[0], LINKS[2])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,8 +71,10 @@ class Trial:
 
 TRIALS = {
     "transformer": Trial(model="transformer", num_steps=500),
-    "convolutional": Trial(model="convolutional", num_steps=300),
-    "recommender": Trial(model="recommender", num_steps=300),
+    "convolutional": Trial(
+        model="convolutional", num_steps=300, links=_TWO_LINKS, methods=_DIFFERENT
+    ),
+    "recommender": Trial(model="recommender", num_steps=300, links=_TWO_LINKS, methods=_DIFFERENT),
     # As a whole on the slow link, where lockstep takes half an hour.
     "long transformer": Trial(
         model="transformer",
