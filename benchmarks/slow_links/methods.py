@@ -18,12 +18,14 @@ class Method:
         kind: "lockstep", or the class of `sg.local_updates`.
         period: steps from one synchronization to the next.
         compression: as for `sg.CommunicationOptions`; None for whole numbers.
+        outer_momentum: of DiLoCo; None for its default.
     """
 
     name: str
     kind: str = "lockstep"
     period: int = 1
     compression: str | None = None
+    outer_momentum: float | None = None
 
 
 METHODS = (
@@ -36,11 +38,14 @@ METHODS = (
     Method("top-k", compression="top_k"),
     Method("LocalSGD, H=8", "LocalSGD", 8),
     Method("DiLoCo, H=50", "DiLoCo", 50),
+    Method("DiLoCo, H=50, momentum 0.5", "DiLoCo", 50, outer_momentum=0.5),
+    Method("LocalSGD, H=50", "LocalSGD", 50),
     Method("Streaming DiLoCo, H=50", "StreamingDiLoCo", 50, "float8"),
 )
-_LOCKSTEP, _DILOCO, _STREAMING = METHODS[0], METHODS[8], METHODS[9]
+_LOCKSTEP, _DILOCO, _STREAMING = METHODS[0], METHODS[8], METHODS[-1]
 # One of those that send shorter numbers.
-_DIFFERENT = tuple(one for one in METHODS if one.name not in ("bfloat16", "float16", "float8"))
+_ALIKE = ("bfloat16", "float16", "float8", "LocalSGD, H=50", "DiLoCo, H=50, momentum 0.5")
+_DIFFERENT = tuple(one for one in METHODS if one.name not in _ALIKE)
 _TWO_LINKS = (LINKS[0], LINKS[2])
 
 

@@ -23,6 +23,8 @@ _COLORS = {
     "top-k": "#c48fd9",
     "LocalSGD, H=8": "#3a9a5b",
     "DiLoCo, H=50": "#d9702b",
+    "DiLoCo, H=50, momentum 0.5": "#e8a87c",
+    "LocalSGD, H=50": "#8fcf9f",
     "Streaming DiLoCo, H=50": "#b8860b",
 }
 # The bounds of the issue that asked for this.
@@ -54,7 +56,10 @@ def make_table(trainings: Sequence[Training]) -> Table:
             f"{one.step_bytes[links[0]] / 1e6:.3f}",
             _number(None if cost is None else cost.steps),
             _number(None if cost is None else cost.num_bytes / 1e6),
-            *(_seconds(one.seconds_to(target, link)) for link in links),
+            *(
+                _seconds(one.seconds_to(target, link)) if link in one.step_s else "not timed"
+                for link in links
+            ),
         )
     return table
 
@@ -110,6 +115,8 @@ def draw_curves(path: Path, trainings: Sequence[Training], subtitle: str) -> Non
     labels = ("steps", f"seconds on {DRAWN_LINK}", "MB sent by a worker")
     for place, (axes, label) in enumerate(zip(panels, labels, strict=True)):
         for one in trainings:
+            if place == 1 and DRAWN_LINK not in one.step_s:
+                continue
             x = [
                 (point.steps, one.seconds_at(point, DRAWN_LINK), point.num_bytes / 1e6)[place]
                 for point in one.points
@@ -121,12 +128,13 @@ def draw_curves(path: Path, trainings: Sequence[Training], subtitle: str) -> Non
         axes.set_xlabel(label)
         if place:
             axes.set_xscale("log")
+            axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.grid(color="#e6e6e6", linewidth=0.8)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("validation loss")
     panels[0].legend(fontsize=8, frameon=False)
-    title = f"{trainings[0].task}: {TOLERANCE:.0%} above lockstep's last loss is dashed"
+    title = f"{trainings[0].task}; dashed: {TOLERANCE:.0%} above the last loss of lockstep"
     figure.suptitle(f"{title}\n{subtitle}", fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)

@@ -50,8 +50,10 @@ def make_strategy(method: Method) -> sg.Strategy:
     if method.kind == "lockstep":
         options = sg.CommunicationOptions(compression=method.compression)
         return sg.MultiWorkerMirroredStrategy(communication_options=options)
-    updates = getattr(sg.local_updates, method.kind)
-    return sg.LocalUpdateStrategy(updates(period=method.period, compression=method.compression))
+    settings: dict[str, Any] = {"period": method.period, "compression": method.compression}
+    if method.outer_momentum is not None:
+        settings["outer_momentum"] = method.outer_momentum
+    return sg.LocalUpdateStrategy(getattr(sg.local_updates, method.kind)(**settings))
 
 
 def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
