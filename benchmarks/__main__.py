@@ -33,6 +33,7 @@ from benchmarks.runner import Effort, Measurement, measure
 from benchmarks.scaling import efficiency
 from benchmarks.scaling.outlook import look_ahead
 from benchmarks.scaling.pictures import draw_efficiencies
+from benchmarks.slow_links import run_slow_links
 from benchmarks.transport import run_transport
 from benchmarks.worker_process import WorkerError, WorkerProcess
 from benchmarks.workers.protocol import WorkerOptions
@@ -53,7 +54,7 @@ _RATIOS = Form(make_rows, make_table, draw_ratios)
 _FORMS = {"scaling": Form(efficiency.make_rows, efficiency.make_table, draw_efficiencies)}
 _OUTLOOKS = {"scaling": look_ahead}
 # Benchmarks that compare no sides of training and print tables of their own.
-_ONLY_BY_NAME = ("published_scaling",)
+_ONLY_BY_NAME = ("published_scaling", "slow_links")
 _WHOLE = {
     "allreduce": run_allreduce,
     "checkpoint": run_checkpoint,
@@ -65,6 +66,7 @@ _WHOLE = {
     "placement": run_placement,
     "published_scaling": run_published_scaling,
     "recovery": run_recovery,
+    "slow_links": run_slow_links,
     "transport": run_transport,
 }
 _WIDTH_OF_A_FILE = 120
@@ -132,7 +134,8 @@ def main(
     Without a NAME the main cases of all, in short rounds: run_overhead, fit_overhead, callbacks,
     fit_peers, loop, input, files, scaling, allreduce, checkpoint, first_step, growth,
     parameter_server, parameter_server_failures, plan, placement, recovery, transport.
-    published_scaling measures nothing here, and runs only by its name.
+    published_scaling measures nothing here, and slow_links needs root and an hour: they run only by
+    their names.
     """
     unknown = sorted(set(names) - {*BENCHMARKS, *_WHOLE})
     if unknown:
