@@ -354,7 +354,8 @@ def _used_machine(step: CapturedStep, target: Target) -> tuple[Target, list[str]
     method = step.strategy.local_updates
     if method is not None and num_used > 1:
         notes.append(
-            f"Replicas synchronize every {method.least_period} steps. Communication is a step's mean."
+            f"Replicas synchronize every {method.least_period} steps. "
+            "Communication is a step's mean."
         )
     placement = step.strategy.placement
     if not (placement is None or isinstance(placement, ShardedState)) and target.num_hosts > 1:

@@ -114,7 +114,9 @@ def _synchronizations(
             totals[part.kind] = part if before is None else _together(before, part)
     return [
         dataclasses.replace(
-            one, sent_bytes=(one.sent_bytes or 0) // method.least_period, every_steps=method.least_period
+            one,
+            sent_bytes=(one.sent_bytes or 0) // method.least_period,
+            every_steps=method.least_period,
         )
         for one in totals.values()
     ]
