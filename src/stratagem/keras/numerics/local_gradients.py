@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -29,10 +29,7 @@ def island_gradients(grads: Sequence[Any], context: ReplicaContext) -> list[Any]
     """
     island, mode = context.island, current_mode()
     if mode is StepMode.MEAN and island.num_replicas_in_sync > 1:
-        weighed = [
-            _times(grad, lambda part: example_fraction(island, part.dtype)) for grad in grads
-        ]
-        return _sums(weighed, island)
+        grads = [_times(grad, lambda part: example_fraction(island, part.dtype)) for grad in grads]
     sums = _sums(grads, island)
     if mode is not StepMode.OWN:
         return sums
@@ -60,16 +57,21 @@ def _inverse_fraction(context: ReplicaContext, dtype: Any) -> Any:
     island = context.island
     if not context.batch.is_padded or not context.batch.has_examples:
         return jnp.asarray(context.num_replicas_in_sync / island.num_replicas_in_sync, dtype)
-    own = jnp.asarray(island.global_num_examples, dtype)
-    whole = jnp.asarray(context.global_num_examples, dtype)
-    return jnp.where(own == 0, 0, whole / jnp.maximum(own, 1))
+    own = jnp.asarray(island.global_num_examples, jnp.float32)
+    whole = jnp.asarray(context.global_num_examples, jnp.float32)
+    return jnp.where(own == 0, 0, whole / jnp.maximum(own, 1)).astype(dtype)
 
 
-def _times(grad: Any, factor: Any) -> Any:
-    """Returns a gradient times `factor(array)`; the indices of rows stay."""
-    return jax.tree.map(
-        lambda part: (
-            part * factor(part) if jnp.issubdtype(jnp.asarray(part).dtype, jnp.inexact) else part
-        ),
-        grad,
-    )
+def _times(grad: Any, factor: Callable[[jax.Array], jax.Array]) -> Any:
+    """Returns a gradient times `factor(array)`; the indices of rows stay.
+
+    Without examples the gradient is 0, even where a loss of none is not a number.
+    """
+
+    def scaled(part: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(part.dtype, jnp.inexact):
+            return part
+        by = factor(part)
+        return jnp.where(by == 0, jnp.zeros_like(part), part * by)
+
+    return jax.tree.map(scaled, grad)
