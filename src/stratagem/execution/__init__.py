@@ -14,7 +14,7 @@ from stratagem.execution.executor import Executor
 from stratagem.execution.functions.compiled_function import Function, function
 from stratagem.execution.gradient import value_and_grad
 from stratagem.execution.programs.compilations import Compilation, explain_recompiles
-from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
+from stratagem.execution.programs.elastic_lockstep import ElasticLockstep, is_on
 from stratagem.execution.programs.lockstep import Lockstep, program_of
 from stratagem.execution.programs.multistep import run_steps
 from stratagem.execution.programs.offloaded_program import rows_of_table
@@ -41,6 +41,7 @@ __all__ = [
     "embedding_lookup",
     "explain_recompiles",
     "function",
+    "is_on",
     "is_recorded",
     "is_table",
     "is_worth_rows",

@@ -32,7 +32,7 @@ from stratagem.values import PerReplica
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
-__all__ = ["ElasticLockstep"]
+__all__ = ["ElasticLockstep", "is_on"]
 
 
 class ElasticLockstep(Lockstep):
@@ -57,7 +57,7 @@ class ElasticLockstep(Lockstep):
         return self._run_until_committed(fn, flattened)
 
     def run_batches(
-        self, fn: Callable[..., Any], batches: list[HostBatch], arguments: Arguments
+        self, fn: Callable[..., Any], batches: list[HostBatch], arguments: Arguments | None
     ) -> Any:
         """Calls a function on batches, each of which is split again if members were lost."""
         _refuse_eager(fn)
@@ -145,6 +145,14 @@ def _refuse_eager(fn: Callable[..., Any]) -> None:
         )
 
 
+def is_on(value: PerReplica, topology: Topology) -> bool:
+    """Returns True if a value has a part for each of the present members, and no other."""
+    stacked = value.stacked
+    return not isinstance(stacked, jax.Array) or (
+        stacked.sharding.device_set == set(topology.devices or ())
+    )
+
+
 def _is_split_for(arguments: Arguments, topology: Topology) -> bool:
     return all(
         not isinstance(array, jax.Array) or array.sharding.device_set == set(topology.devices or ())
@@ -156,7 +164,7 @@ def _on(topology: Topology, leaf: Any) -> Any:
     """Returns a value of this process's replica among the present members."""
     if not isinstance(leaf, PerReplica) or leaf.stacked is None:
         return leaf
-    if _is_split_for(Arguments(None, (), [leaf.stacked], []), topology):
+    if is_on(leaf, topology):
         return leaf
     if leaf.split_again is not None:
         return leaf.split_again()
@@ -167,14 +175,21 @@ def _on(topology: Topology, leaf: Any) -> Any:
 
 
 def _with_steps(*leaves: Any) -> Any:
-    if not isinstance(leaves[0], PerReplica):
-        return jnp.stack(leaves) if isinstance(leaves[0], jax.Array) else leaves[0]
-    last = leaves[-1].stacked
-    own = [leaf.stacked.addressable_data(0) for leaf in leaves]
+    """Stacks the results of steps, over the members of the last one."""
+    if not isinstance(leaves[0], PerReplica | jax.Array):
+        return leaves[0]
+    own = [
+        leaf.stacked.addressable_data(0)[0] if isinstance(leaf, PerReplica) else leaf
+        for leaf in leaves
+    ]
+    last = leaves[-1]
+    if not isinstance(last, PerReplica):
+        return jnp.stack(own)
+    shape = (last.stacked.shape[0], len(own), *own[-1].shape)
     stacked = jax.make_array_from_single_device_arrays(
-        (last.shape[0], len(own), *last.shape[1:]), last.sharding, [jnp.stack(own, 1)]
+        shape, last.stacked.sharding, [jnp.stack(own)[None]]
     )
-    return PerReplica(stacked=stacked, lengths=leaves[-1].lengths)
+    return PerReplica(stacked=stacked, lengths=last.lengths)
 
 
 def _is_per_replica(leaf: object) -> bool:

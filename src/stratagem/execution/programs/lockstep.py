@@ -106,9 +106,10 @@ class Lockstep:
         )
 
     def run_batches(
-        self, fn: Callable[..., Any], batches: list[HostBatch], arguments: Arguments
+        self, fn: Callable[..., Any], batches: list[HostBatch], arguments: Arguments | None
     ) -> Any:
         """Calls a function on batches of one signature, which `arguments` have on the devices."""
+        assert arguments is not None
         program = self.program(fn, arguments)
         if len(batches) == 1:
             return program.run(arguments)

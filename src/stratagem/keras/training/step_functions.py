@@ -13,7 +13,7 @@ import numpy as np
 
 from stratagem import config
 from stratagem.background_errors import raise_reported
-from stratagem.execution import ElasticLockstep, Lockstep, batch_arguments
+from stratagem.execution import ElasticLockstep, Lockstep, batch_arguments, is_on
 from stratagem.input.batches import HostBatch, split_again, take_own_part
 from stratagem.input.placement import place
 from stratagem.keras.training.late_logs import LateLogs
@@ -252,15 +252,25 @@ class PredictFunction(_GroupedStepFunction):
     def __call__(self, state: object, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Runs a group of steps and returns their outputs without padding rows."""
         runs = self.run_next(iterator)
-        outputs = [
-            jax.tree.map(
-                lambda leaf, b=batches: self._join(leaf, b), result, is_leaf=_is_distributed
-            )
-            for batches, result in runs
-        ]
+        outputs = [self._joined(batches, result) for batches, result in runs]
         if len(outputs) > 1:
             outputs = [jax.tree.map(lambda *parts: np.concatenate(parts), *outputs)]
         return outputs[0], ([], [])
+
+    def _joined(self, batches: list[HostBatch], result: Any) -> Any:
+        """Returns rows of all steps and replicas; runs the steps again if members were lost."""
+        while True:
+            topology = self._strategy.topology
+            leaves = jax.tree.leaves(result, is_leaf=_is_distributed)
+            is_whole = all(is_on(one, topology) for one in leaves if isinstance(one, PerReplica))
+            if not isinstance(self._execution, ElasticLockstep) or is_whole:
+                if isinstance(self._execution, ElasticLockstep):
+                    batches = [split_again(batch, topology) for batch in batches]
+                join = functools.partial(self._join, batches=batches)
+                joined = jax.tree.map(join, result, is_leaf=_is_distributed)
+                if self._strategy.topology is topology:
+                    return joined
+            result = self._execution.run_batches(self._step, batches, None)
 
     def _join(self, leaf: PerReplica | jax.Array | np.ndarray, batches: list[HostBatch]) -> Any:
         """Returns rows of all steps and replicas in data order, on every process."""
