@@ -97,7 +97,7 @@ class LinkMap:
         ...     [(4096, 4096)], sg.planning.parse_target("16xH100"), compute_s=0.1,
         ...     bandwidths_bytes_per_s=[1e6, 1e11], latencies_s=[1e-5])
         >>> found.chosen(1e11, 1e-5).name, found.chosen(1e6, 1e-5).name
-        ('lockstep', 'DiLoCo, 500 steps')
+        ('lockstep', 'PowerSGD, rank 4')
 
     Source: specific to Stratagem.
     """
@@ -202,32 +202,56 @@ def link_map(
 
     Source: specific to Stratagem; step_time.py has the formulas.
     """
-    is_empty = not (len(shapes) and len(methods) and len(bandwidths_bytes_per_s))
-    if target.num_groups == 1 or is_empty or not len(latencies_s):
-        raise ValueError(
-            explain(
-                f"A map of links was asked for {target.name}, {len(shapes)} variables and "
-                f"{len(methods)} methods.",
-                expected="several hosts or slices, and at least one variable, method, bandwidth "
-                "and latency.",
-                fix='plan for a larger target, such as "16xH100".',
-            )
-        )
+    rates = tuple(bandwidths_bytes_per_s)
+    _check(target, shapes, methods, rates, latencies_s)
     assumed = assumptions or Assumptions()
-    step_s = np.empty((len(methods), len(latencies_s), len(bandwidths_bytes_per_s)))
-    for place, method in enumerate(methods):
-        messages = messages_of(method.form, shapes, target.num_devices)
-        coding_s = _coding_s(method.form, shapes, target, assumed)
-        for row, latency_s in enumerate(latencies_s):
-            for column, rate in enumerate(bandwidths_bytes_per_s):
-                here = dataclasses.replace(
-                    assumed, network_bytes_per_s=rate, network_latency_s=latency_s
-                )
-                sums_s = sum(message_s(one, target, here) for one in messages)
-                step_s[place, row, column] = compute_s + (sums_s + coding_s) / method.period
-    return LinkMap(
-        target, tuple(methods), tuple(bandwidths_bytes_per_s), tuple(latencies_s), step_s
+    networks = [
+        [
+            dataclasses.replace(assumed, network_bytes_per_s=rate, network_latency_s=latency_s)
+            for rate in rates
+        ]
+        for latency_s in latencies_s
+    ]
+    sent_s = [_sums_s(method.form, shapes, target, networks) for method in methods]
+    step_s = np.stack(
+        [compute_s + sums_s / method.period for sums_s, method in zip(sent_s, methods, strict=True)]
     )
+    return LinkMap(target, tuple(methods), rates, tuple(latencies_s), step_s)
+
+
+def _check(
+    target: Target,
+    shapes: Sequence[tuple[int, ...]],
+    methods: Sequence[LinkMethod],
+    rates: Sequence[float],
+    latencies_s: Sequence[float],
+) -> None:
+    if target.num_groups > 1 and all(map(len, (shapes, methods, rates, latencies_s))):
+        return
+    raise ValueError(
+        explain(
+            f"A map of links was asked for {target.name}, {len(shapes)} variables and "
+            f"{len(methods)} methods.",
+            expected="several hosts or slices, and at least one variable, method, bandwidth and "
+            "latency.",
+            fix='plan for a larger target, such as "16xH100".',
+        )
+    )
+
+
+def _sums_s(
+    form: Compression | None,
+    shapes: Sequence[tuple[int, ...]],
+    target: Target,
+    networks: Sequence[Sequence[Assumptions]],
+) -> np.ndarray:
+    """Returns the seconds of one sum of all gradients on each network, with their coding."""
+    messages = messages_of(form, shapes, target.num_devices)
+    sent_s = [
+        [sum(message_s(one, target, network) for one in messages) for network in row]
+        for row in networks
+    ]
+    return np.array(sent_s) + _coding_s(form, shapes, target, networks[0][0])
 
 
 def _coding_s(

@@ -33,7 +33,6 @@ from stratagem.planning.step_time import (
 )
 from stratagem.planning.targets import Target, parse_target
 from stratagem.strategies.base.strategy import Strategy
-from stratagem.topology import Topology
 from stratagem.topology.abstract_devices import placeholder, planning_for
 from stratagem.variables import ShardedState, require_layouts_used
 
@@ -225,7 +224,6 @@ def _plan_of(
     notes: tuple[str, ...],
     assumed: Assumptions,
 ) -> Plan:
-    topology: Topology = step.strategy.topology
     schedules = [Schedule(program.text) for program in compiled.device_programs]
     reductions = _reductions(schedules, compiled.compiler) if target.num_devices > 1 else []
     flops = _flops(step)
@@ -237,9 +235,9 @@ def _plan_of(
         title=title,
         compiler=compiled.compiler,
         is_refused=compiled.is_refused,
-        num_parameters=sum(math.prod(one.shape) for one in step.trace.written if one.trainable),
+        num_parameters=sum(map(math.prod, _trained_shapes(step))),
         global_batch=_num_examples(step),
-        num_replicas=topology.num_replicas,
+        num_replicas=step.strategy.topology.num_replicas,
         shard_state=_shard_state(step),
         shared_state_bytes=shared_state_bytes(step),
         from_host_bytes=compiled.from_host_bytes,
@@ -260,14 +258,18 @@ def _plan_of(
                 reductions,
                 _computing_s(compiled, products_s, costs, target, assumed),
                 assumed,
-                topology.num_logical_devices,
+                step.strategy.topology.num_logical_devices,
                 num_launches * assumed.launch_s,
             )
         ),
         assumptions=assumed,
         notes=notes,
-        trained_shapes=tuple(tuple(one.shape) for one in step.trace.written if one.trainable),
+        trained_shapes=_trained_shapes(step),
     )
+
+
+def _trained_shapes(step: CapturedStep) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(one.shape) for one in step.trace.written if one.trainable)
 
 
 def _computing_s(

@@ -17,6 +17,7 @@ from stratagem.rendering import as_html, new_table, size_text
 from stratagem.strategies.base.cross_device_ops import CrossDeviceOps
 from stratagem.strategies.base.description import (
     DescribedDevice,
+    DescribedTransfer,
     StoredVariableSize,
     StrategyDescription,
 )
@@ -92,7 +93,6 @@ class SelfDescription(PublicDir):
         """
         found = list(self.variables.live()) if model is None else self._variables_of(model)
         compiled = compilations_of(self)
-        sums = self.cross_device_ops.all_reduce(self.topology)
         is_built = getattr(getattr(model, "optimizer", None), "built", False)
         sizes = [_sized(variable, self.topology) for variable in found]
         return StrategyDescription(
@@ -100,17 +100,21 @@ class SelfDescription(PublicDir):
             num_replicas=self.topology.num_replicas,
             devices=_devices(sizes, self.topology),
             variables=sizes,
-            transfers=transfers_of(
-                found,
-                self.placement,
-                self.topology,
-                has_slots=is_built or bool(compiled),
-                compression=self.cross_device_ops.compression,
-                in_bfloat16=isinstance(sums, ChosenAllReduce) and sums.in_bfloat16,
-                local_updates=self.local_updates,
-            ),
+            transfers=self._transfers_of(found, has_slots=is_built or bool(compiled)),
             advice=self.cross_device_ops.advice(shapes_summed(found), self.topology.num_replicas),
             programs={_KERAS_METHODS.get(name, name): count for name, count in compiled.items()},
+        )
+
+    def _transfers_of(self, found: Sequence[Any], *, has_slots: bool) -> list[DescribedTransfer]:
+        sums = self.cross_device_ops.all_reduce(self.topology)
+        return transfers_of(
+            found,
+            self.placement,
+            self.topology,
+            has_slots=has_slots,
+            compression=self.cross_device_ops.compression,
+            in_bfloat16=isinstance(sums, ChosenAllReduce) and sums.in_bfloat16,
+            local_updates=self.local_updates,
         )
 
     def _variables_of(self, model: Any) -> list[Any]:
