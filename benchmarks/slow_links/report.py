@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.slow_links.curves import TOLERANCE, Training, target_loss
+from benchmarks.slow_links.curves import TOLERANCE, Point, Training, target_loss
 
 __all__ = ["DRAWN_LINK", "claims", "draw_curves", "make_table", "show_claims"]
 
@@ -117,10 +117,7 @@ def draw_curves(path: Path, trainings: Sequence[Training], subtitle: str) -> Non
         for one in trainings:
             if place == 1 and DRAWN_LINK not in one.step_s:
                 continue
-            x = [
-                (point.steps, one.seconds_at(point, DRAWN_LINK), point.num_bytes / 1e6)[place]
-                for point in one.points
-            ]
+            x = [_x(one, point, place) for point in one.points]
             losses = [point.validation_loss for point in one.points]
             color = _COLORS[one.method]
             axes.plot(x, losses, color=color, linewidth=1.7, label=one.method)
@@ -138,3 +135,9 @@ def draw_curves(path: Path, trainings: Sequence[Training], subtitle: str) -> Non
     figure.suptitle(f"{title}\n{subtitle}", fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
+
+
+def _x(one: Training, point: Point, panel: int) -> float:
+    if panel == 0:
+        return point.steps
+    return one.seconds_at(point, DRAWN_LINK) if panel == 1 else point.num_bytes / 1e6
