@@ -45,9 +45,13 @@ _KERAS_METHODS = {
 }
 
 
-class _Model(Protocol):
+class HasVariables(Protocol):
+    """An object with variables, such as a model."""
+
     @property
-    def variables(self) -> Iterable[Any]: ...
+    def variables(self) -> Iterable[Any]:
+        """The variables."""
+        ...
 
 
 class SelfDescription(PublicDir):
@@ -59,7 +63,7 @@ class SelfDescription(PublicDir):
     cross_device_ops: CrossDeviceOps
     local_updates: LocalUpdates | None
 
-    def describe(self, model: _Model | None = None) -> StrategyDescription:
+    def describe(self, model: HasVariables | None = None) -> StrategyDescription:
         """Describes devices, variables, traffic and compiled programs. Call anywhere.
 
         Sizes and traffic follow from the placement of the variables, also before the first step;
