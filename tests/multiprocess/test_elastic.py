@@ -53,7 +53,8 @@ def _weights(result: np.lib.npyio.NpzFile) -> list[np.ndarray]:
     [
         ("0:3", "2:7:in"),
         pytest.param(("2:0",), marks=pytest.mark.slow),
-        pytest.param(("1:5:in",), marks=pytest.mark.slow),
+        # The steps of `predict` begin with 12: rows of one that is lost are computed again.
+        pytest.param(("1:5:in", "0:14:in"), marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -61,6 +62,8 @@ def test_fit_goes_on_and_ends_where_one_device_does(tmp_path: Path, moments) -> 
     left = _train(tmp_path, "fit", *moments)
     results = list(left.values())
     weights, logs = _reference()
+    parts = [moment.split(":") for moment in moments]
+    at_the_end = {*left, *(int(part[0]) for part in parts if int(part[1]) >= 12)}
     for result in results:
         for mine, first in zip(_weights(result), _weights(results[0]), strict=True):
             np.testing.assert_array_equal(mine, first)
@@ -68,7 +71,7 @@ def test_fit_goes_on_and_ends_where_one_device_does(tmp_path: Path, moments) -> 
             np.testing.assert_allclose(mine, wanted, atol=2e-5)
         np.testing.assert_allclose(result["losses"], logs, rtol=1e-4)
         assert len(result["members"]) == 12
-        assert result["members"][-1] == sum(1 << member for member in left)
+        assert result["members"][-1] == sum(1 << member for member in at_the_end)
 
 
 @pytest.mark.slow

@@ -73,6 +73,9 @@ class _Watch(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         self._log.append(_STRATEGY.participants)
 
+    def on_predict_batch_begin(self, batch: int, logs: object = None) -> None:
+        self._deaths.begin(_NUM_EPOCHS * _NUM_BATCHES + batch)
+
 
 def _fit(model: keras.Model, deaths: _Deaths, members: list[Any]) -> list[float]:
     model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
@@ -88,6 +91,9 @@ def _fit(model: keras.Model, deaths: _Deaths, members: list[Any]) -> list[float]
         callbacks=[watch],
         validation_data=(x, y),
     ).history
+    predicted = model.predict(x, _BATCH, verbose=0, callbacks=[watch])
+    np.testing.assert_allclose(predicted, model(x), atol=1e-6)
+    assert len(predicted) == len(x)
     return [*history["loss"], *history["mae"], *history["val_loss"], *history["val_mae"]]
 
 
