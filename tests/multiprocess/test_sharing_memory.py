@@ -60,7 +60,8 @@ def test_the_loss_of_a_process_ends_a_sum(how: str, tmp_path) -> None:
     assert first.code == 1
 
 
-@pytest.mark.parametrize("num_workers", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [2, 4])
 def test_training_is_bitwise_that_of_another_algorithm(num_workers: int, tmp_path) -> None:
     for algorithm in (Algorithm.SHARED_MEMORY, Algorithm.TO_ONE_DEVICE):
         cache = str(tmp_path / algorithm.name)

@@ -15,7 +15,12 @@ from benchmarks.growth.costs.serving import cpu_s, elapsed_s, least
 _HERE = [axis for axis in AXES if axis.module != "steps"]
 
 
-@pytest.mark.parametrize("axis", _HERE, ids=lambda axis: axis.name)
+def _marked(axis: Axis) -> Any:
+    is_slow = axis.name == "simulated workers"
+    return pytest.param(axis, id=axis.name, marks=[pytest.mark.slow] if is_slow else [])
+
+
+@pytest.mark.parametrize("axis", [_marked(axis) for axis in _HERE])
 def test_all_costs_are_measured(axis: Axis) -> None:
     module: Any = importlib.import_module(f"benchmarks.growth.costs.{axis.module}")
     answer: Mapping[str, Any] = module.measure(**axis.question(axis.quick_sizes[0], is_quick=True))

@@ -28,6 +28,7 @@ def run_quickly(
     return json.loads((tmp_path / "growth.json").read_text()), went_well
 
 
+@pytest.mark.slow
 def test_small_sizes_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Two sizes of a busy machine may seem to grow steeply, so that the result tells nothing.
     results, _ = run_quickly(tmp_path, "replicas")

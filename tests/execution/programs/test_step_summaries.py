@@ -136,7 +136,7 @@ def test_many_steps_of_a_call_write_each(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    slow_but_for(["mirrored_2"], ["default", "one_device", "mirrored_2", "all_in_parts"]),
+    slow_but_for(["default"], ["default", "one_device", "mirrored_2", "all_in_parts"]),
 )
 def test_eager_steps_write_the_same(name: str, tmp_path: Path) -> None:
     program = program_of(name)

@@ -39,7 +39,12 @@ def test_node_that_fails_while_the_head_goes_on_says_why() -> None:
         pytest.param(
             "/raylet/raylet", signal.SIGTERM, "its raylet has ended", marks=pytest.mark.slow
         ),
-        ("/raylet/raylet", signal.SIGSTOP, "its raylet does not answer"),
+        pytest.param(
+            "/raylet/raylet",
+            signal.SIGSTOP,
+            "its raylet does not answer",
+            marks=pytest.mark.slow,
+        ),
         ("/dashboard/dashboard.py", signal.SIGTERM, "its dashboard has ended"),
     ],
 )

@@ -19,7 +19,7 @@ from stratagem.collectives.islands import IslandSums
 from stratagem.context import ReplicaContext, get_strategy
 from stratagem.execution import on_global_model
 from stratagem.keras.numerics.compressed_gradients import state_variables
-from stratagem.keras.numerics.sync_rounds import Rounds, add_round_end
+from stratagem.keras.numerics.sync_rounds import SyncRounds, add_round_end
 from stratagem.keras.variables.annotations import annotated_variables
 from stratagem.local_updates import DiLoCo, LocalUpdates, fragments_of
 from stratagem.options import ReduceOp
@@ -60,12 +60,16 @@ def synchronize(
     trained = [one for one in variables if getattr(one, "local_copy", None) is not None]
     step = cast("Any", optimizer.iterations).value
     for fragment, offset in fragments_of(trained, method):
-        rounds = Rounds(optimizer, method, offset)
+        rounds = SyncRounds(optimizer, method, offset)
         _synchronize_fragment(fragment, method, context, step, rounds)
 
 
 def _synchronize_fragment(
-    trained: list[Any], method: LocalUpdates, context: ReplicaContext, step: Any, rounds: Rounds
+    trained: list[Any],
+    method: LocalUpdates,
+    context: ReplicaContext,
+    step: Any,
+    rounds: SyncRounds,
 ) -> None:
     with on_global_model():
         globals_ = [one.value for one in trained]

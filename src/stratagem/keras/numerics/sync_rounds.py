@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 
 from stratagem.local_updates import LocalUpdates, QuadraticPeriod
 
-__all__ = ["Rounds", "add_round_end", "begin_round"]
+__all__ = ["SyncRounds", "add_round_end", "begin_round"]
 
 # The longest round: a float32 has it exactly, and a sum with a step is an int32.
 _MOST_STEPS = 1_000_000_000
@@ -55,7 +55,7 @@ def _end_of_round(rule: QuadraticPeriod, start: Any, rate: ArrayLike, warmup_ste
     return jnp.where(start < rule.total_steps, jnp.minimum(end, rule.total_steps), end)
 
 
-class Rounds:
+class SyncRounds:
     """The rounds of one fragment of the model.
 
     Args:
