@@ -12,8 +12,8 @@ import pytest
 
 from stratagem.authentication import Credentials
 from stratagem.elastic import ElasticGroup
-from stratagem.elastic.peer_connections import DivergedError, PeerLostError
-from stratagem.errors import DeadlineExceededError
+from stratagem.elastic.peer_connections import DivergedError, PeerConnections, PeerLostError
+from stratagem.errors import DeadlineExceededError, UnavailableError
 from tests.elastic.members import LIMITS, free_ports, started
 from tests.process_group.members import listed, together
 
@@ -119,7 +119,7 @@ class _Training:
                 group.begin_round("step")
                 group.operate(lambda peers: peers.reduce(own, total, np.add))
                 is_committed = group.commit()
-            except RuntimeError:  # closed
+            except (RuntimeError, UnavailableError):  # closed, or refused by the others
                 return
             if is_committed:
                 self.logs[index].append(float(total[0]))
@@ -168,6 +168,26 @@ def test_a_report_of_a_broken_view_breaks_the_round_of_one_that_waits(members) -
             members[0]._check_view(0.0)
 
 
+def test_one_that_others_have_given_up_gets_the_reason(members) -> None:
+    """Its port refuses connections, though it runs: the others take it for ended."""
+    members[2]._gate.close()
+    members[2]._connections.close()
+    assert together(2, lambda i: members[i].exchange("place", i)) == [[0, 1]] * 2
+    with pytest.raises(UnavailableError, match="The other members continued without this"):
+        members[2].exchange("place", 2)
+    assert together(2, lambda i: members[i].exchange("place", i)) == [[0, 1]] * 2
+
+
+def test_an_exchange_has_the_limit_that_it_is_given(members) -> None:
+    with pytest.raises(DeadlineExceededError, match="for values of other members; all of"):
+        members[0].exchange("place", 1, timeout_s=0.5, setting="the limit of this test")
+
+
+def test_agreements_on_a_step_are_refused(members) -> None:
+    with pytest.raises(NotImplementedError, match="was to be agreed on by the processes"):
+        members[0].listen("preemption exit 1", print)
+
+
 def test_different_calls_are_an_error(members) -> None:
     names = ["save", "save", "evaluate"]
     errors = together(3, lambda index: members[index].exchange(names[index], None))
@@ -186,8 +206,10 @@ def test_a_member_that_never_starts_is_named() -> None:
 def test_a_member_that_makes_no_progress_is_an_error() -> None:
     limits = LIMITS.__class__(join_s=20, peer_s=2, stuck_s=1.5, barrier_s=20)
     groups = started(2, limits)
-    (error,) = together(1, lambda index: groups[index].exchange("place", None))
-    assert isinstance(error, DeadlineExceededError)
-    assert "STRATAGEM_STUCK_TIMEOUT_S" in str(error)
-    for group in groups:
-        group.close()
+    try:
+        groups[0].begin_round("step")
+        with pytest.raises(DeadlineExceededError, match="STRATAGEM_STUCK_TIMEOUT_S"):
+            groups[0].operate(PeerConnections.barrier)
+    finally:
+        for group in groups:
+            group.close()

@@ -1,4 +1,4 @@
-"""Groups of processes that go on without lost members."""
+"""Groups of processes that continue without lost members."""
 
 from stratagem.elastic.group import ElasticGroup
 from stratagem.elastic.views import View

@@ -66,10 +66,15 @@ class ViewChanges:
 
     def _ask(self, candidate: int, report: Report) -> View | None:
         """Reports to a member; returns its answer, or None if it is lost."""
-        try:
-            connection = self._peers.dial_report(candidate)
-        except OSError:
-            return None
+        while True:
+            try:
+                connection = self._peers.dial_report(candidate)
+                break
+            except OSError:
+                self._inbox.check_open()
+                if self._peers.is_lost(candidate):
+                    return None
+                time.sleep(_PROBE_EVERY_S)
         with connection:
             try:
                 send_message(connection, dataclasses.asdict(report), self._peer_s)
@@ -152,7 +157,7 @@ class ViewChanges:
             raise self._stuck(missing, waited_s)
 
     def _check_majority(self, view: View, lost: set[int]) -> None:
-        """Raises UnavailableError if the lost may be the ones that go on."""
+        """Raises UnavailableError if the lost members may continue by themselves."""
         silent = sorted(member for member in lost if self._peers.is_silent(member))
         num_present = len(view.members) - len(lost)
         if silent and 2 * num_present <= len(view.members):
@@ -161,7 +166,7 @@ class ViewChanges:
                     f"{self._named(silent)} did not answer for {self._peer_s:g} s, and only "
                     f"{num_present} of {len(view.members)} members are left.",
                     expected="more than half of the members, unless the others have ended: those "
-                    "may be on the other side of a broken network, and go on.",
+                    "may be on the other side of a broken network, and continue.",
                     fix="check the network between the hosts, then restart all processes; "
                     "STRATAGEM_PEER_TIMEOUT_S is the limit.",
                     code="SG506",

@@ -6,10 +6,11 @@ import contextlib
 import dataclasses
 import json
 import logging
+import math
 import socket
 import time
 from collections.abc import Callable, Generator
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from stratagem import logs
 from stratagem.authentication import Credentials
@@ -31,10 +32,11 @@ __all__ = ["ElasticGroup"]
 _logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 _PROBE_AFTER_S = 1.0
+_STUCK_SETTING = "STRATAGEM_STUCK_TIMEOUT_S"
 
 
 class ElasticGroup(Closing):
-    """The processes that train together and go on without lost ones. Joins on construction.
+    """The processes that train together and continue without lost ones. Joins on construction.
 
     `identity.addresses` has the address of each process, at which it listens.
 
@@ -73,7 +75,7 @@ class ElasticGroup(Closing):
         self._listeners: list[Callable[[View], None]] = []
         self.participants: tuple[int, ...] = ()  # whose values the last committed round combines
         self._told = self.view = View(0, tuple(range(identity.num_processes)))
-        self.last_change_s = 0.0
+        self._limit_s, self._setting = limits.stuck_s, _STUCK_SETTING
         try:
             self.view = self._told = self._changes.first_view(self.view.members)
             self._connect()
@@ -82,11 +84,6 @@ class ElasticGroup(Closing):
             raise
 
     # What code for any group uses; see `process_group.Group`.
-
-    shares_programs = False
-    verdict = None
-    is_reported = False
-    waits_in_vain = False
 
     @property
     def identity(self) -> Identity:
@@ -109,14 +106,6 @@ class ElasticGroup(Closing):
         """Rank of this process among the members."""
         return self._told.members.index(self._first.process_id)
 
-    @property
-    def own_address(self) -> str:
-        """Host at which this process listens."""
-        return self._first.addresses[self._first.process_id][0]
-
-    def check(self) -> None:
-        """Does nothing: a lost member ends no group."""
-
     @contextlib.contextmanager
     def at(self, kind: Activity, name: str) -> Generator[None]:
         """Does nothing: other members learn what this process does when they ask it."""
@@ -135,24 +124,39 @@ class ElasticGroup(Closing):
         value: object,
         *,
         timeout_s: float | None = None,
-        setting: str = "STRATAGEM_STUCK_TIMEOUT_S",
+        setting: str = "STRATAGEM_BARRIER_TIMEOUT_S",
     ) -> list[Any]:
         """Sends a value to all members and returns theirs, by rank. Call on every member.
 
-        Members that were lost meanwhile are left out. Raises as `run_round`.
+        Members that were lost meanwhile are left out. `timeout_s` and `setting` are as for
+        `process_group.Group`. Raises as `run_round`.
         """
-        del timeout_s, setting
         content = json.dumps(encode(value), separators=(",", ":")).encode()
-        return [decode(json.loads(one)) for one in self.gather(name, content)]
-
-    def gather(self, name: str, content: bytes) -> list[bytes]:
-        """Returns the bytes of all members, as `exchange` does."""
 
         def gather(connections: PeerConnections) -> dict[int, bytes]:
             return dict(zip(self.view.members, connections.gather(content), strict=True))
 
-        received = self.run_round(name, gather)
-        return [received[member] for member in self.view.members if member in received]
+        limit_s = self.limits.barrier_s if timeout_s is None else timeout_s
+        self._limit_s, self._setting = limit_s or math.inf, setting
+        try:
+            received = self.run_round(name, gather)
+        finally:
+            self._limit_s, self._setting = self.limits.stuck_s, _STUCK_SETTING
+        members = [member for member in self.view.members if member in received]
+        return [decode(json.loads(received[member])) for member in members]
+
+    def listen(self, topic: str, listener: object) -> NoReturn:
+        """Refuses agreements on a step, which a lost member would leave open."""
+        del listener
+        raise NotImplementedError(
+            explain(
+                f"{topic!r} was to be agreed on by the processes of an ElasticStrategy.",
+                expected="no PreemptionCheckpointHandler and no BackupAndRestore: members that are "
+                "left need no restart.",
+                fix="save with keras.callbacks.ModelCheckpoint, or use "
+                "MultiWorkerMirroredStrategy.",
+            )
+        )
 
     # Rounds.
 
@@ -224,18 +228,17 @@ class ElasticGroup(Closing):
                 _logger.info("A view is broken before its first round: %s.", error)
                 continue
             break
-        self.last_change_s = time.monotonic() - begun_s
         lost = [self._first.labels[one] for one in lost_from if one not in self.view.members]
         logs.announce(
             _logger,
-            f"{', '.join(lost) or 'No member'} was lost: {len(self.view.members)} of "
-            f"{len(self._first.labels)} go on after {self.last_change_s:.3f} s.",
+            f"Lost {', '.join(lost) or 'a connection, and no member'}: {len(self.view.members)} of "
+            f"{len(self._first.labels)} continue after {time.monotonic() - begun_s:.3f} s.",
         )
 
     def _connect(self) -> None:
         """Connects the members of a view; raises PeerLostError."""
         view, own = self.view, self._first.process_id
-        self._inbox.forget(view.number, view.members)
+        self._inbox.begin_view(view.number, view.members)
         with contextlib.ExitStack() as stack:
             sockets: dict[int, socket.socket] = {}
             try:
@@ -276,14 +279,13 @@ class ElasticGroup(Closing):
             if member != self._first.process_id and self._peers.is_lost(member):
                 raise PeerLostError(f"process {member} does not answer")
         self._probed_s = time.monotonic()
-        if waited_s > self.limits.stuck_s:
-            others = ", ".join(self.identity.labels)
+        if waited_s > self._limit_s:
+            members = [self._first.labels[member] for member in self.view.members]
             raise DeadlineExceededError(
                 explain(
                     f"{self._first.label} waited {waited_s:.0f} s for values of other members; all "
-                    f"of {others} still run.",
-                    expected=f"progress within {self.limits.stuck_s:g} s "
-                    "(STRATAGEM_STUCK_TIMEOUT_S).",
+                    f"of {', '.join(members)} still run.",
+                    expected=f"progress within {self._limit_s:g} s ({self._setting}).",
                     fix="check what the other processes do; raise the limit if a step takes that "
                     "long.",
                     code="SG508",
@@ -292,7 +294,7 @@ class ElasticGroup(Closing):
 
     # Changes of the view.
 
-    def listen(self, listener: Callable[[View], None]) -> None:
+    def on_change(self, listener: Callable[[View], None]) -> None:
         """Registers a function that `tell` calls after each change of the view."""
         self._listeners.append(listener)
 
@@ -304,7 +306,7 @@ class ElasticGroup(Closing):
                 listener(self.view)
 
     def close(self) -> None:
-        """Leaves the group; the others go on."""
+        """Leaves the group; the others continue."""
         self._inbox.close()
         if self._connections is not None:
             self._connections.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import threading
@@ -11,14 +12,26 @@ from collections.abc import Collection, Sequence
 from typing import Any, TypeVar
 
 from stratagem.authentication import Credentials
-from stratagem.authentication.connections import UnansweredError, reach
+from stratagem.authentication.connections import reach
 from stratagem.frames import MAX_FRAME_BYTES, frame
+from stratagem.messages import explain
 
-__all__ = ["Inbox", "Peers", "receive_message", "send_message"]
+__all__ = ["EndedError", "Inbox", "Peers", "receive_message", "send_message"]
 
 _Key = TypeVar("_Key")
 PURPOSE = "elastic group"
+_REFUSAL_S = 1.0
+_NOT_A_MEMBER = explain(
+    "The other members continued without this process.",
+    expected="a process that answers within STRATAGEM_PEER_TIMEOUT_S.",
+    fix="check if its host was stopped or cut off; raise the limit if that may take so long.",
+    code="SG506",
+)
 _DATA, _REPORT, _PROBE = "data", "report", "probe"
+
+
+class EndedError(ConnectionError):
+    """A process has ended: its port refuses connections, or belongs to another program."""
 
 
 class Inbox:
@@ -28,6 +41,7 @@ class Inbox:
         self.changed = threading.Condition()
         self._data: dict[tuple[int, int], socket.socket] = {}
         self._reports: dict[int, socket.socket] = {}
+        self._members: Collection[int] = ()
         self._is_closed = False
 
     def check_open(self) -> None:
@@ -43,8 +57,10 @@ class Inbox:
                 connection.close()
             elif kind == _DATA:
                 _replace(self._data, (int(numbers[0]), int(numbers[1])), connection)
-            elif kind == _REPORT:
+            elif kind == _REPORT and int(numbers[0]) in (self._members or (int(numbers[0]),)):
                 _replace(self._reports, int(numbers[0]), connection)
+            elif kind == _REPORT:
+                _refuse(connection)
             else:
                 connection.close()
             self.changed.notify_all()
@@ -63,13 +79,14 @@ class Inbox:
         """Returns True if a member reports that the view is broken."""
         return bool(self._reports)
 
-    def forget(self, view: int, members: Collection[int]) -> None:
-        """Closes connections for views before one, and reports of processes outside of it."""
+    def begin_view(self, view: int, members: Collection[int]) -> None:
+        """Closes connections for earlier views; refuses reports of other processes."""
         with self.changed:
+            self._members = members
             for key in [key for key in self._data if key[0] < view]:
                 self._data.pop(key).close()
             for member in [one for one in self._reports if one not in members]:
-                self._reports.pop(member).close()
+                _refuse(self._reports.pop(member))
 
     def close(self) -> None:
         """Closes all connections."""
@@ -86,6 +103,11 @@ def _replace(connections: dict[_Key, socket.socket], key: _Key, connection: sock
     if (before := connections.get(key)) is not None:
         before.close()
     connections[key] = connection
+
+
+def _refuse(connection: socket.socket) -> None:
+    with connection, contextlib.suppress(OSError):
+        send_message(connection, {"error": _NOT_A_MEMBER}, _REFUSAL_S)
 
 
 class Peers:
@@ -118,17 +140,17 @@ class Peers:
         """Returns True if a process has ended, or has not answered for the limit."""
         try:
             self._dial(member, _PROBE, min(1.0, self._peer_s)).close()
-        except (UnansweredError, TimeoutError):
-            since = self._silent_since.setdefault(member, time.monotonic())
-            return time.monotonic() - since > self._peer_s
-        except OSError:
+        except EndedError:
             self._silent_since.pop(member, None)
             return True
+        except OSError:  # no answer, or no way to its host, which may be the network's fault
+            since = self._silent_since.setdefault(member, time.monotonic())
+            return time.monotonic() - since > self._peer_s
         self._silent_since.pop(member, None)
         return False
 
     def is_silent(self, member: int) -> bool:
-        """Returns True if a lost process may still run: it did not answer, but refused nothing."""
+        """Returns True if a lost process may still run: it did not answer, and refused nothing."""
         return member in self._silent_since
 
     def _dial(self, member: int, claim: str, limit_s: float) -> socket.socket:
@@ -144,10 +166,12 @@ class Peers:
         )
         try:
             return asyncio.run(reaching)
+        except ConnectionRefusedError as error:
+            raise EndedError(str(error)) from error
         except ValueError as error:
             if not self.have_started:
                 raise
-            raise ConnectionError(str(error)) from error
+            raise EndedError(str(error)) from error
 
 
 def send_message(connection: socket.socket, message: dict[str, Any], limit_s: float) -> None:

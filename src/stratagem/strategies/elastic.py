@@ -1,4 +1,4 @@
-"""Mirrored variables in processes that go on without those that are lost."""
+"""Mirrored variables in processes that continue without those that are lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["ElasticStrategy"]
 
 @final
 class ElasticStrategy(Strategy):
-    """Trains one model in several processes in lockstep, which go on if some of them are lost.
+    """Trains one model in several processes in lockstep, which continue if some of them are lost.
 
     Each process has one CPU device and a copy of the model. If a process dies, no variable has
     changed by the step that it broke. The others split the same batch among themselves, and run the
@@ -81,7 +81,7 @@ class ElasticStrategy(Strategy):
             AutomaticOps(CommunicationOptions()),
             executor=ElasticLockstep,
         )
-        group.listen(self._continue)
+        group.on_change(self._continue)
         agree_on_random_state()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:

@@ -155,7 +155,11 @@ def _wait_for(flight: InFlightProgram) -> None:
 
 def _raise_loss(group: Group, error: Exception) -> NoReturn:
     """Raises the loss of a process if that caused a JAX error, otherwise the error itself."""
-    if isinstance(error, _MAY_BE_LOSSES) and str(error).startswith(_CODES_OF_LOSSES):
+    if (
+        not runs_separately()
+        and isinstance(error, _MAY_BE_LOSSES)
+        and str(error).startswith(_CODES_OF_LOSSES)
+    ):
         explained = group.explain_loss(error)
         if group.verdict is not None or any(name in str(error) for name in _TRANSPORTS):
             raise explained from error

@@ -42,6 +42,7 @@ class ElasticLockstep(Lockstep):
         super().__init__(strategy, steps_per_call=steps_per_call)
         self._topology: Topology = strategy.topology
         self._by_size: dict[int, OrderedDict[Any, Program]] = {}
+        self._noted_size = self._topology.num_replicas
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Calls a function once per replica, again if a member is lost; see `Executor.run`."""
@@ -120,6 +121,13 @@ class ElasticLockstep(Lockstep):
             )
             self._topology = topology
         return super().program(fn, arguments)
+
+    def _note_compilation(
+        self, fn: Callable[..., Any], arguments: Arguments, program: Program
+    ) -> None:
+        """Notes the programs of the first members; those of fewer have another reason."""
+        if self._topology.num_replicas == self._noted_size:
+            super()._note_compilation(fn, arguments, program)
 
     def _program_of(self, trace: Trace, name: str) -> Program:
         group: Any = current_group()

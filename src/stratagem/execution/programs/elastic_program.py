@@ -24,7 +24,6 @@ from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.program_fingerprint import agree_on_program
 from stratagem.execution.tracing.trace import Trace
 from stratagem.topology import Topology
-from stratagem.variables import read_before_replacing
 
 __all__ = ["ElasticProgram", "RoundAbortedError"]
 
@@ -55,6 +54,7 @@ class ElasticProgram(Program):
         """Returns this program for other members, of the same number."""
         moved = copy.copy(self)
         moved._topology = topology  # the compiled function does not depend on it
+        moved._constants = None
         return moved
 
     def is_worth_preparing(self) -> bool:
@@ -133,13 +133,8 @@ class ElasticProgram(Program):
         shared: list[Any],
         rows: Sequence[Any] = (),
     ) -> list[Any]:
-        read_before_replacing()
-        written, read_only = self._written.read(self._value), self._read_only.read(self._value)
-        if self._constants is None:
-            self._constants = [jnp.asarray(value) for value in self.trace.constants]
-        summaries, constants = self._summaries, self._constants
-        if summaries is not None:
-            constants = summaries.begin(constants)
+        written, read_only, constants = self._lasting_inputs()
+        summaries = self._summaries
         if not self._is_agreed:
             agree_on_program(self._name, self.trace.jaxpr)
             self._is_agreed = True
@@ -147,7 +142,9 @@ class ElasticProgram(Program):
                 self._group.tell()
                 raise RoundAbortedError
         before = self._held_components()
-        inputs = [list(map(_local, pool)) for pool in (written, read_only, split, shared)]
+        inputs = [
+            list(map(_local, pool)) for pool in (written, read_only, split, shared, constants)
+        ]
         if self._compiled is not None:
             self._step = function = self._compiled.result()
             self._compiled = None
@@ -155,7 +152,7 @@ class ElasticProgram(Program):
         self._group.begin_round(self._name)
         try:
             values, components, results, is_committed = function(
-                jnp.int32(self._group.process_id), *inputs, constants, list(rows)
+                jnp.int32(self._group.process_id), *inputs, list(rows)
             )
             was_committed = bool(is_committed)
         except (jax.errors.JaxRuntimeError, ValueError) as error:  # the latter of small programs

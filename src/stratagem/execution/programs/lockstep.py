@@ -141,14 +141,20 @@ class Lockstep:
         require_layouts_used(self._strategy.placement.layouts, trace.written)
         program = self._programs[key] = self._program_of(trace, name_of(fn))
         if not is_inside:  # otherwise the outer function was recompiled
-            kinds = ArgumentKinds(arguments.structure, arguments.leaves)
-            reason = self._recompilations.note(fn, kinds, program.usage)
-            note_compilation([self._strategy], fn, reason)
+            self._note_compilation(fn, arguments, program)
         if trace.summaries is not None:
             self._programs[(key, trace_key())] = program
         while len(self._programs) > config.program_cache_size():
             self._programs.popitem(last=False)
         return program
+
+    def _note_compilation(
+        self, fn: Callable[..., Any], arguments: Arguments, program: Program
+    ) -> None:
+        """Notes why a function is compiled, and warns if that happens again and again."""
+        kinds = ArgumentKinds(arguments.structure, arguments.leaves)
+        reason = self._recompilations.note(fn, kinds, program.usage)
+        note_compilation([self._strategy], fn, reason)
 
     def _program_of(self, trace: Trace, name: str) -> Program:
         placement = self._strategy.placement

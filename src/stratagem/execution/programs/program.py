@@ -213,17 +213,9 @@ class Program:
         shared: list[Any],
         rows: Sequence[Any] = (),
     ) -> list[Any]:
-        read_before_replacing()
-        written, read_only = self._written.read(self._value), self._read_only.read(self._value)
+        written, read_only, constants = self._lasting_inputs()
         shared = [self._everywhere(value) for value in shared]
-        if self._constants is None:
-            with jax.ensure_compile_time_eval():  # the constants outlive a jax.jit around this call
-                self._constants = [
-                    self._topology.replicate(value) for value in self.trace.constants
-                ]
-        summaries, constants = self._summaries, self._constants
-        if summaries is not None:
-            constants = summaries.begin(constants)
+        summaries = self._summaries
         starts = self._topology.spans_processes and current_function_trace() is None
         if starts and not self._is_agreed:
             agree_on_program(self._name, self.trace.jaxpr)
@@ -252,6 +244,20 @@ class Program:
         if summaries is None:
             return results
         return summaries.end(results, len(split[0]) if function is self._many else None)
+
+    def _lasting_inputs(self) -> tuple[list[Any], list[Any], list[Any]]:
+        """Returns the values of written and read variables, and the constants."""
+        read_before_replacing()
+        written, read_only = self._written.read(self._value), self._read_only.read(self._value)
+        if self._constants is None:
+            with jax.ensure_compile_time_eval():  # the constants outlive a jax.jit around this call
+                self._constants = [
+                    self._topology.replicate(value) for value in self.trace.constants
+                ]
+        constants = self._constants
+        if self._summaries is not None:
+            constants = self._summaries.begin(constants)
+        return written, read_only, constants
 
     def _finish(self, handed: list[Any], shared: list[Any]) -> None:
         """Processes sums for offloaded updates, equal on all replicas; does nothing here."""

@@ -132,7 +132,7 @@ class _TaskGroup:
         lost = [status for status in trainers if status is not None and status.failed]
         for status in lost[self._num_lost :]:
             num_left = sum(one is None for one in trainers)
-            self._screen.say([f"{status.culprit} failed: {status.why}. {num_left} go on."])
+            self._screen.say([f"{status.culprit} failed: {status.why}. {num_left} continue."])
         self._num_lost = len(lost)
 
     def ask_to_leave(self) -> None:
