@@ -19,6 +19,7 @@ from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.programs.ids_program import IdsProgram
 from stratagem.execution.programs.recompilations import Usage
 from stratagem.execution.programs.step_program import StepProgram, shape_on
+from stratagem.execution.programs.step_results import assemble_results, placeholder_results
 from stratagem.execution.programs.step_summaries import StepSummaries
 from stratagem.execution.programs.variable_values import VariableValues, value_for_step
 from stratagem.execution.tracing.arguments import Arguments
@@ -30,10 +31,7 @@ from stratagem.execution.tracing.trace import Trace
 from stratagem.profiling.step_observer import UNOBSERVED, current_observer, observed_call
 from stratagem.run_events import current_events
 from stratagem.topology import REPLICA_AXIS, Topology
-from stratagem.topology.abstract_devices import placeholder
 from stratagem.topology.lockstep import record_program, run_together
-from stratagem.topology.shards import local_copy
-from stratagem.values import PerReplica
 from stratagem.variables import read_before_replacing, stored_sharding
 
 __all__ = ["POOLS", "Program"]
@@ -90,7 +88,7 @@ class Program:
         Results have steps on the leading axis of each component.
         """
         if self._topology.is_abstract:
-            return self._assemble(self._zeros())
+            return self._assemble(placeholder_results(self.trace, self._topology))
         if (plain := self._without_summaries()) is not None:
             return plain.run_many(split, shared)
         with self._observed(len(split[0]) if split else 1):
@@ -115,7 +113,7 @@ class Program:
 
     def _run(self, split: list[Any], shared: list[Any]) -> list[Any]:
         if self._topology.is_abstract:
-            return self._zeros()
+            return placeholder_results(self.trace, self._topology)
         if self._remote is None:
             return self._call(self._step, split, shared)
         results: list[Any] = []
@@ -262,17 +260,6 @@ class Program:
     def _finish(self, handed: list[Any], shared: list[Any]) -> None:
         """Processes sums for offloaded updates, equal on all replicas; does nothing here."""
 
-    def _zeros(self) -> list[Any]:
-        """Returns placeholder results for abstract devices; no variable changes."""
-        several = self._topology.num_replicas > 1
-        return [
-            placeholder(
-                (self._topology.num_replicas, *aval.shape[1:]) if several else aval.shape,
-                aval.dtype,
-            )
-            for aval in self.trace.jaxpr.out_avals[len(self.trace.written) :]
-        ]
-
     def _everywhere(self, value: object) -> Any:
         """Moves an array committed to other devices; the compiled call moves all others."""
         if not isinstance(value, jax.Array) or isinstance(value, Tracer):
@@ -376,16 +363,4 @@ class Program:
         )
 
     def _assemble(self, outputs: list[Any]) -> Any:
-        several = self._topology.num_replicas > 1
-        leaves: list[Any] = []
-        for (is_array, value), lengths in zip(
-            self.trace.results, self.trace.result_lengths, strict=True
-        ):
-            if not is_array:
-                leaves.append(value)
-            elif several:
-                leaves.append(PerReplica(stacked=outputs[value], lengths=lengths))
-            else:
-                output = local_copy(outputs[value], self._topology)
-                leaves.append(output if lengths is None else output[: lengths[0]])
-        return jax.tree.unflatten(self.trace.result_structure, leaves)
+        return assemble_results(self.trace, outputs, self._topology)
