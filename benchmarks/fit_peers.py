@@ -14,11 +14,13 @@ __all__ = ["make_cases"]
 
 
 def make_cases(places: Sequence[Place], environments: Environments) -> list[Case]:
-    """Returns a case for each model and place, and for the MLP one with a step a call as well."""
+    """Returns a case for each model and place, and one with a step a call for one device."""
     del environments
     cases: list[Case] = []
     for place in places:
-        cases += [_many_steps_case("mlp", place), _one_step_case("mlp", place)]
+        cases.append(_many_steps_case("mlp", place))
+        if place.num_devices == 1:
+            cases.append(_one_step_case("mlp", place))
         for workload in ("cnn", "transformer", "resnet50"):
             if workload != "resnet50" or place.platform == "gpu":
                 cases.append(_many_steps_case(workload, place))

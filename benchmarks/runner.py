@@ -27,7 +27,7 @@ class Effort:
         is_brief: only what matters most, for all benchmarks in one go.
     """
 
-    num_rounds: int = 5
+    num_rounds: int = 4
     round_s: float = 0.5
     start_limit_s: float = 300.0
     answer_limit_s: float = 600.0
