@@ -51,7 +51,7 @@ LAYERS = (
     ("process_group", "parameter_server.server"),
     ("parameter_server.transport",),
     ("launch", "manifests", "migrate"),
-    ("preemption", "storage"),
+    ("preemption", "storage", "stragglers"),
     ("run_events",),
     ("authentication",),
     ("cluster",),

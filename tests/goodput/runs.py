@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from stratagem.goodput import Account
-from stratagem.goodput.reader import ProcessEvents, RunEvents
+from stratagem.run_events.reader import ProcessEvents, RunEvents
 from stratagem.run_events.records import (
     EndEvent,
     Event,
@@ -20,6 +20,7 @@ from stratagem.run_events.records import (
     SaveStartedEvent,
     StartEvent,
     StepEvent,
+    StragglerEvent,
     WarningEvent,
     encode,
 )
@@ -134,6 +135,14 @@ def progress(
 def memory(at_s: float, host: int | None, device: int | None = None) -> MemoryEvent:
     limit = None if device is None else 1000
     return MemoryEvent(**at(at_s), host_bytes=host, device_bytes=device, device_limit_bytes=limit)
+
+
+def straggler(
+    at_s: float, task: str, *, late_s: float, step_s: float, is_evicted: bool = False
+) -> StragglerEvent:
+    return StragglerEvent(
+        **at(at_s), task=task, cause="input", late_s=late_s, step_s=step_s, is_evicted=is_evicted
+    )
 
 
 def warning(at_s: float, text: str) -> WarningEvent:

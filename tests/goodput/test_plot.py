@@ -10,7 +10,7 @@ import pytest
 
 from stratagem.goodput import CAUSES, Account, account_for
 from stratagem.goodput.plot import draw, figure_of, shares_over_time
-from stratagem.goodput.reader import RunEvents
+from stratagem.run_events.reader import RunEvents
 from tests.goodput.runs import end, failure, first_step, gang_restart, long_run, process, run, steps
 
 

@@ -6,7 +6,6 @@ from stratagem.monitoring.cell import Cell
 from stratagem.monitoring.chart_cells import (
     memory_cell,
     speed_cell,
-    straggler_cell,
     time_cell,
     values_cell,
 )
@@ -20,7 +19,7 @@ def made(cell, folder, events) -> Cell:
     return cell(load_run(folder), TimeFrame(100.0, []))
 
 
-CHARTS = (time_cell, values_cell, speed_cell, straggler_cell, memory_cell)
+CHARTS = (time_cell, values_cell, speed_cell, memory_cell)
 
 
 def test_cells_of_a_full_run_hold_charts(tmp_path) -> None:
@@ -38,19 +37,8 @@ def test_causes_are_in_a_table_with_their_colors(tmp_path) -> None:
     assert ("cause-starting", "start-up") in found.legend
 
 
-def test_longest_delay_is_named(tmp_path) -> None:
-    found = made(straggler_cell, tmp_path, straggling())
-    assert found.note == "Darkest: 200 ms per step."
-
-
 def test_empty_cells_say_why_and_how_to_fill_them(tmp_path) -> None:
     alone = run(process("worker 0", 0))
     assert "sg.goodput.progress" in made(values_cell, tmp_path / "a", alone).empty
     assert "sg.goodput.step" in made(speed_cell, tmp_path / "b", alone).empty
-    assert "one worker" in made(straggler_cell, tmp_path / "c", alone).empty
     assert "STRATAGEM_RUN_DIR" in made(memory_cell, tmp_path / "d", alone).empty
-
-
-def test_unmeasured_waits_of_several_workers_are_named(tmp_path) -> None:
-    found = made(straggler_cell, tmp_path, gang_restart())
-    assert found.empty.startswith("8 lines of steps have no measured waits.")

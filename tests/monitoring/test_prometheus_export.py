@@ -46,6 +46,8 @@ def test_metrics_are_those_of_the_run(tmp_path) -> None:
     assert found["processes", "finished"] == 2
     assert found["processes", "lost"] == 0
     assert found["step_delay_seconds", "worker 1"] == pytest.approx(0.2)
+    assert found["waited_for_seconds", "unknown", "worker 1"] == pytest.approx(0.2)
+    assert ("waited_for_seconds", "unknown", "worker 0") not in found
     assert found["host_memory_bytes", "worker 0"] == 300 * 1024**2
     assert found["time_seconds", "starting"] == pytest.approx(10)
     assert found["goodput_with_startup_ratio",] < found["goodput_after_startup_ratio",] <= 1

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from stratagem.goodput.reader import ProcessEvents
 from stratagem.monitoring.run_state import RunSnapshot, RunState
+from stratagem.run_events.reader import ProcessEvents
 from tests.goodput.runs import (
     EPOCH_S,
     end,
@@ -44,6 +44,11 @@ def test_run_with_a_straggler() -> None:
     assert (first.delay_s, first.is_straggler) == (0.0, False)
     assert second.delay_s == pytest.approx(0.2)
     assert second.is_straggler
+    assert (second.cause, second.late_s) == ("unknown", pytest.approx(0.2))
+    assert (first.cause, first.late_s) == (None, 0.0)
+    assert shown.stragglers == (
+        "worker 1 is slow: the others wait 200 ms of each 400 ms step for it",
+    )
     assert (first.host_bytes, first.device_bytes) == (300 * 1024**2, 600)
     assert shown.num_warnings == 2
     assert shown.warnings[0].text == "slow <data>"

@@ -11,6 +11,7 @@ from rich.console import Console
 from stratagem.goodput import account_for
 from stratagem.monitoring.run_state import RunState
 from stratagem.monitoring.terminal_view import frame
+from stratagem.run_events.records import StepEvent
 from tests.goodput.runs import (
     EPOCH_S,
     first_step,
@@ -18,6 +19,7 @@ from tests.goodput.runs import (
     process,
     progress,
     run,
+    steps,
     straggling,
 )
 
@@ -54,6 +56,7 @@ def test_frame_shows_a_straggler_and_all_figures() -> None:
         "0 MiB of 0 MiB",
         "",
     ]
+    assert "worker 1 is slow: the others wait 200 ms of each 400 ms step for it.\n" in text
     assert "2 warnings, the last ones" in text
     assert "12.0 s worker 1 UserWarning: slow <data>" in text
     values = [line.split()[0] for line in text.splitlines() if line.startswith(("loss", "acc"))]
@@ -89,3 +92,22 @@ def test_text_of_a_run_is_not_markup_and_problems_are_shown() -> None:
     events = straggling()
     account = dataclasses.replace(account_for(events), problems=("[bold]torn[/bold]",))
     assert "Unreadable: [bold]torn[/bold]" in shown(events, 41, account)
+
+
+def test_cause_of_a_slow_worker_is_in_its_row() -> None:
+    events = run(
+        *(
+            process(f"worker {rank}", 0, first_step(10, 1), measured(input_s))
+            for rank, input_s in enumerate((1.0, 11.0))
+        )
+    )
+    text = shown(events, 21)
+    assert row(text, "worker 0")[4] == "0 ms"
+    assert row(text, "worker 1")[4] == "200 ms (input)"
+    assert "worker 1 is slow in input: the others wait 200 ms of each 400 ms step" in text
+
+
+def measured(input_s: float) -> StepEvent:
+    """50 steps in 20 s, with 5 s of computing and some of input."""
+    line = steps(10, 30, 2, 51, waited=15.0 - input_s)
+    return dataclasses.replace(line, input_s=input_s)

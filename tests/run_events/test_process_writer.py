@@ -71,6 +71,24 @@ def test_process_by_itself_is_worker_0_and_its_steps_are_written(tmp_path) -> No
     assert (account.num_steps, account.is_over, account.failures) == (3, True, ())
 
 
+def test_steps_of_a_loop_have_the_waits_that_are_counted(tmp_path) -> None:
+    """The first step has none, since nothing says when it began."""
+    program = (
+        "import stratagem as sg\n"
+        "from stratagem.run_events.wait_clock import wait_clock\n"
+        "wait_clock.measures_transfers = {}\n"
+        "for step in range(1, 4):\n"
+        "    sg.goodput.step(step)\n"
+        "    wait_clock.input_s += 0.5\n"
+        "    wait_clock.peers_s += 0.25\n"
+    )
+    for measures, waited_s in ((True, 0.5), (False, None)):
+        (process,) = run_of(tmp_path / str(measures), program.format(measures)).processes
+        first, rest = (event for event in process.events if isinstance(event, StepEvent))
+        assert (first.num_steps, first.waited_s, first.input_s) == (1, None, None)
+        assert (rest.num_steps, rest.waited_s, rest.input_s) == (2, waited_s, 1.0)
+
+
 def test_start_is_that_of_the_process(tmp_path) -> None:
     """Not the time of its first event, which may come much later."""
     before_s = time.time()

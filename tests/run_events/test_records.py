@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -19,6 +20,7 @@ from tests.goodput.runs import (
     restored,
     save,
     steps,
+    straggler,
     warning,
 )
 
@@ -32,6 +34,9 @@ ONE_OF_EACH: list[Event] = [
     restart(7, 1),
     notice(8),
     steps(3, 4, 2, 3, waited=0.5),
+    dataclasses.replace(steps(3, 4, 2, 3, waited=0.5), input_s=0.1, peers_s=0.2, transfer_s=0.3),
+    dataclasses.replace(steps(3, 4, 2, 3), received_s={"worker 1": 0.5, "worker 2": 1}),
+    straggler(8, "worker 1", late_s=0.1, step_s=0.4),
     progress(8, 7, 10, loss=0.5, accuracy=None),
     memory(8, None),
     memory(8, 12, 34),
@@ -85,7 +90,8 @@ def test_line_of_another_form_is_refused(change, message) -> None:
 
 def test_steps_of_an_earlier_release_have_no_waits() -> None:
     values = json.loads(encode(first_step(3, 1)))
-    del values["waited_s"]
+    for name in ("waited_s", "input_s", "peers_s", "transfer_s", "received_s"):
+        del values[name]
     assert decode(json.dumps(values)) == first_step(3, 1)
 
 
@@ -105,4 +111,11 @@ def test_infinite_value_is_refused() -> None:
 @pytest.mark.parametrize("line", ["", '{"version": 1, "ki', "[1]", "7", "\x00\x00"])
 def test_torn_line_is_refused(line) -> None:
     with pytest.raises(ValueError, match="it is not a complete JSON object"):
+        decode(line)
+
+
+@pytest.mark.parametrize("received_s", [0.5, [], {"worker 1": "0.5"}, {"worker 1": True}])
+def test_times_of_receiving_of_another_form_are_refused(received_s) -> None:
+    line = json.dumps(json.loads(encode(first_step(3, 1))) | {"received_s": received_s})
+    with pytest.raises(ValueError, match="its received_s is"):
         decode(line)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from stratagem.run_events.step_aggregator import StepAggregator, StepRecord
+from stratagem.run_events.step_aggregator import NO_WAITS, StepAggregator, StepRecord
+from stratagem.run_events.wait_clock import StepWaits
 
 
 def test_first_step_is_a_line_and_the_rest_one_an_interval() -> None:
@@ -80,3 +81,27 @@ def test_state_kept_in_memory_belongs_to_the_time_before_the_next_step() -> None
 def test_interval_of_nothing_is_a_line_a_call() -> None:
     lines = StepAggregator(0.0, 0.0)
     assert [len(lines.add(step, 1, None, float(step))) for step in range(1, 5)] == [1, 1, 1, 1]
+
+
+def test_waits_of_a_line_are_added_up() -> None:
+    lines = StepAggregator(10.0, 0.0)
+    one = StepWaits(waited_s=0.5, input_s=0.25, received_s={"worker 1": 0.125})
+    lines.add(1, 1, 1.0, 1.0, one)  # a line by itself
+    lines.add(2, 1, 1.0, 2.0, one)
+    lines.add(3, 1, 1.0, 3.0, one)
+    record = lines.take()
+    assert record is not None
+    assert record.waits == one.plus(one)
+    event = record.event(7.0)
+    assert (event.time_s, event.monotonic_s, event.step, event.num_steps) == (7.0, 3.0, 3, 2)
+    assert (event.waited_s, event.input_s, event.peers_s) == (1.0, 0.5, None)
+    assert event.received_s == {"worker 1": 0.25}
+
+
+def test_waits_that_one_step_lacks_are_unknown() -> None:
+    lines = StepAggregator(10.0, 0.0)
+    for step, waits in enumerate((NO_WAITS, StepWaits(waited_s=0.5), NO_WAITS), start=1):
+        lines.add(step, 1, 1.0, float(step), waits)
+    record = lines.take()
+    assert record is not None
+    assert record.event(0.0).waited_s is None

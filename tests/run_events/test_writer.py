@@ -87,6 +87,10 @@ def test_every_event_has_its_kind_and_its_fields(tmp_path) -> None:
             "duration_s": 1e-9,
             "keeping_s": 0.25,
             "waited_s": None,
+            "input_s": None,
+            "peers_s": None,
+            "transfer_s": None,
+            "received_s": None,
         },
         {"kind": "save_started", "step": 12, "is_asynchronous": True},
         {
@@ -264,3 +268,15 @@ def test_step_that_is_invalid_is_refused(tmp_path, call) -> None:
 def test_interval_that_is_invalid_is_refused(tmp_path, interval_s) -> None:
     with pytest.raises(ValueError, match="is not a valid interval"):
         open_writer(tmp_path, interval_s=interval_s)
+
+
+def test_slow_worker_is_written_beside_the_steps(tmp_path) -> None:
+    with open_writer(tmp_path, interval_s=1e9) as writer:
+        for step in range(1, 4):
+            writer.step(step)
+        writer.straggler("worker 1", "input", late_s=0.5, step_s=1.0, is_evicted=False)
+        writer.step(4)
+    _, _, event, rest = written(tmp_path)
+    assert (event["kind"], event["task"], event["cause"]) == ("straggler", "worker 1", "input")
+    assert (event["late_s"], event["step_s"], event["is_evicted"]) == (0.5, 1.0, False)
+    assert (rest["step"], rest["num_steps"]) == (4, 3)

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.growth.costs.serving import Answer, cpu_s, serve_costs
-from stratagem.goodput import EventWriter, account_for, read_run
+from stratagem.goodput import EventWriter, StepWaits, account_for, read_run
 from stratagem.monitoring.run_series import series_of
 from stratagem.monitoring.run_state import RunState
 
@@ -75,7 +75,7 @@ def _write(folder: Path, num_events: int) -> None:
 
 def _write_until_save(writer: EventWriter, step: int) -> None:
     for number in range(step + 1, step + 1 + _STEPS_PER_SAVE):
-        writer.step(number, duration_s=1e-6, waited_s=0.0)
+        writer.step(number, duration_s=1e-6, waits=StepWaits(waited_s=0.0))
         writer.progress({"loss": 1 / number})
     writer.save_started(step + _STEPS_PER_SAVE)
     writer.save_ended(step + _STEPS_PER_SAVE, stall_s=1e-6, duration_s=1e-6)

@@ -118,6 +118,22 @@ def _read_config(context: click.Context, _: click.Parameter, path: Path | None) 
     default=None,
     help="Leave the other workers running if one fails, as ElasticStrategy needs it.",
 )
+@_option(
+    "evict_slow",
+    type=click.FloatRange(1, min_open=True),
+    metavar="FACTOR",
+    help="End a worker by which steps take FACTOR times as long, if the others can continue.",
+)
+@_option(
+    "evict_after_s",
+    type=click.FloatRange(0),
+    help="Seconds for which a worker must be that slow.  [default: 60]",
+)
+@_option(
+    "max_evictions",
+    type=click.IntRange(0),
+    help="Maximum number of workers to end for being slow.  [default: 1]",
+)
 @_option("log_dir", type=click.Path(file_okay=False), help="Folder for one log file per task.")
 @_option(
     "run_dir",

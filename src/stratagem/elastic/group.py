@@ -9,7 +9,7 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from stratagem import logs
@@ -18,6 +18,7 @@ from stratagem.authentication.gate import Gate
 from stratagem.authentication.listening import listening_sockets
 from stratagem.closing import Closing
 from stratagem.elastic.changes import ViewChanges
+from stratagem.elastic.exchange_times import ExchangeTimes
 from stratagem.elastic.peer_connections import PeerConnections, PeerLostError
 from stratagem.elastic.reaching import PURPOSE, Inbox, Peers
 from stratagem.elastic.views import Report, View
@@ -67,6 +68,7 @@ class ElasticGroup(Closing):
             start_s=limits.join_s,
             stuck_s=limits.stuck_s,
         )
+        self._times = ExchangeTimes(_tasks_of(identity.labels))
         self._connections: PeerConnections | None = None
         self._num_rounds = 0
         self._is_broken = False
@@ -181,8 +183,12 @@ class ElasticGroup(Closing):
         self._is_broken = self._is_complete = False
         self._connections.begin_round(self._num_rounds + 1, name)
 
-    def operate(self, operation: Callable[[PeerConnections], None]) -> bool:
+    def operate(
+        self, operation: Callable[[PeerConnections], None], *, follows_work: bool = True
+    ) -> bool:
         """Runs an operation of the round; False if the round is broken.
+
+        One that `follows_work` begins when this member has computed its values.
 
         Raises RuntimeError if this member has left.
         """
@@ -190,18 +196,21 @@ class ElasticGroup(Closing):
         if not self._is_broken:
             assert self._connections is not None
             try:
+                self._times.begin_operation(follows_work=follows_work)
                 operation(self._connections)
             except PeerLostError as error:
                 _logger.info("A round is broken: %s.", error)
                 self._inbox.check_open()  # another thread closes the connections
                 self._is_broken = True
+            finally:
+                self._times.end_operation()
         return not self._is_broken
 
     def commit(self) -> bool:
         """Ends a round; False if no member has committed it. Changes a broken view."""
         self._is_complete = not self._is_broken
         before, members = self._num_rounds, self.view.members
-        if self.operate(PeerConnections.barrier):
+        if self.operate(PeerConnections.barrier, follows_work=False):
             self._num_rounds += 1
         else:
             self._change()
@@ -252,7 +261,7 @@ class ElasticGroup(Closing):
                 if member > own:
                     sockets[member] = stack.enter_context(self._awaited(member))
             self._connections = PeerConnections(
-                view.number, view.members, own, sockets, self._check_view
+                view.number, view.members, own, sockets, self._check_view, self._times
             )
             self._inbox.check_open()
             stack.pop_all()
@@ -311,3 +320,8 @@ class ElasticGroup(Closing):
         if self._connections is not None:
             self._connections.close()
         self._gate.close()
+
+
+def _tasks_of(labels: Sequence[str]) -> dict[int, str]:
+    """Returns the task of each process, without its address."""
+    return {member: label.partition(" (")[0] for member, label in enumerate(labels)}

@@ -15,6 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from stratagem.elastic.exchange_times import ExchangeTimes
+from stratagem.run_events.wait_clock import WaitClock
+
 __all__ = ["Brokenness", "DivergedError", "PeerConnections", "PeerLostError"]
 
 # View, round, operation in the round, name of the round, bytes that follow.
@@ -45,10 +48,11 @@ class PeerConnections:
         own: int,
         sockets: Mapping[int, socket.socket],
         check: Brokenness,
+        times: ExchangeTimes | None = None,
     ) -> None:
         self._view, self._members, self._own = view, tuple(members), own
         self._sockets = dict(sockets)
-        self._check = check
+        self._check, self._times = check, times or ExchangeTimes({}, WaitClock())
         self._round, self._name, self._op = 0, "", 0
         for one in self._sockets.values():
             one.settimeout(0)
@@ -161,6 +165,7 @@ class PeerConnections:
             expected = _HEADER.pack(self._view, self._round, self._op, name, size)
             receiving[peer] = _Incoming(expected, [one for one in buffers if one.nbytes])
         begun_s = time.monotonic()
+        self._times.begin_swap()
         while sending or receiving:
             moved = False
             for peer in list(sending):
@@ -172,6 +177,7 @@ class PeerConnections:
                 waited_s = time.monotonic() - begun_s
                 if waited_s > _POLL_S:
                     self._check(waited_s)
+        self._times.end_swap()
 
     def _send(self, peer: int, sending: dict[int, list[memoryview]]) -> bool:
         buffers = sending[peer]
@@ -197,10 +203,12 @@ class PeerConnections:
             return False
         except OSError as error:
             raise PeerLostError(f"process {peer} cannot be reached: {error}") from error
+        self._times.hear(peer)
         if not count:
             raise PeerLostError(f"process {peer} closed its connection")
         if state.advance(count, peer):
             del receiving[peer]
+            self._times.receive_all(peer)
         return True
 
     def _wait(self, sending: Any, receiving: Any) -> None:

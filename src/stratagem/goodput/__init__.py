@@ -2,8 +2,9 @@
 
 from stratagem.goodput.account import CAUSES, Account, Span, account_for
 from stratagem.goodput.failures import Failure
-from stratagem.goodput.reader import RunEvents, RunFollower, read_run
 from stratagem.run_events.process_writer import close_events, current_events, progress, step
+from stratagem.run_events.reader import RunEvents, RunFollower, read_run
+from stratagem.run_events.wait_clock import StepWaits
 from stratagem.run_events.writer import EventWriter
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "RunEvents",
     "RunFollower",
     "Span",
+    "StepWaits",
     "account_for",
     "close_events",
     "current_events",

@@ -17,7 +17,7 @@ from stratagem.goodput.history import (
     StepTimes,
     history_of,
 )
-from stratagem.goodput.reader import ProcessEvents, RunEvents
+from stratagem.run_events.reader import ProcessEvents, RunEvents
 from stratagem.run_events.records import EndEvent
 
 __all__ = ["Account", "CAUSES", "Span", "account_for"]

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from stratagem.goodput.history import CheckpointStall, StepTimes
-from stratagem.goodput.reader import ProcessEvents
+from stratagem.run_events.reader import ProcessEvents
 from stratagem.run_events.records import (
     EndEvent,
     FailureEvent,

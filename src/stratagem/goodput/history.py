@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 
-from stratagem.goodput.reader import ProcessEvents
+from stratagem.run_events.reader import ProcessEvents
 from stratagem.run_events.records import (
     FailureEvent,
     RestoredEvent,

@@ -13,6 +13,7 @@ from stratagem.input.placement import PlacedBatches
 from stratagem.input.prefetch import HANDOVER_S, Prefetcher
 from stratagem.messages import explain
 from stratagem.profiling.marks import input_mark
+from stratagem.run_events.wait_clock import DataWait, wait_clock
 from stratagem.topology import Topology
 from stratagem.topology.lockstep import waiting_for_input
 from stratagem.tracebacks import filters_traceback
@@ -186,10 +187,11 @@ class DistributedIterator:
         if self._pending:
             return self._pending.pop(0)
         if self._error is None:
-            if not self._dataset.is_agreed_on:
-                return self._prefetcher.take()
-            with waiting_for_input("a distributed dataset"):
-                return self._prefetcher.take()
+            with DataWait(wait_clock):
+                if not self._dataset.is_agreed_on:
+                    return self._prefetcher.take()
+                with waiting_for_input("a distributed dataset"):
+                    return self._prefetcher.take()
         error, self._error = self._error, None
         try:
             raise error

@@ -17,6 +17,7 @@ from stratagem.input.batches import HostBatch, join_parts
 from stratagem.input.sources import Reader
 from stratagem.messages import explain
 from stratagem.process_group import current_group
+from stratagem.run_events.wait_clock import PeerSizesWait, wait_clock
 from stratagem.topology.lockstep import waiting_for_input
 
 __all__ = ["SizeExchange", "SynchronizedReading"]
@@ -81,7 +82,8 @@ class SynchronizedReading:
         own = None if batch is None else (batch.size, batch.lengths)
         # A prefetching thread must not change the reported position of the main thread.
         is_main = threading.current_thread() is threading.main_thread()
-        with waiting_for_input(self._name) if is_main else contextlib.nullcontext():
+        mark = waiting_for_input(self._name) if is_main else contextlib.nullcontext()
+        with PeerSizesWait(wait_clock), mark:
             sizes = self._stream.exchange(own)
         if sizes is None or all(theirs is None for theirs in sizes):
             raise StopIteration

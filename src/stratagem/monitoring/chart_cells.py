@@ -1,4 +1,4 @@
-"""Cells with charts: time, values, speed, stragglers and memory."""
+"""Cells with charts: time, values, speed and memory."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from stratagem.goodput import CAUSES
 from stratagem.goodput.report import CAUSE_MEANINGS, duration_text
 from stratagem.monitoring.cell import Cell
-from stratagem.monitoring.charts import TimeFrame, line_chart, straggler_chart, time_chart
+from stratagem.monitoring.charts import TimeFrame, line_chart, time_chart
 from stratagem.monitoring.reported_run import ReportedRun
 from stratagem.monitoring.run_series import Line
 
-__all__ = ["memory_cell", "speed_cell", "straggler_cell", "time_cell", "values_cell"]
+__all__ = ["memory_cell", "speed_cell", "time_cell", "values_cell"]
 
 
 def time_cell(one: ReportedRun, frame: TimeFrame) -> Cell:
@@ -70,21 +70,6 @@ def speed_cell(one: ReportedRun, frame: TimeFrame) -> Cell:
         {"speed": series.speed}, frame, "steps/s", top=frame.top_speed, is_stepped=True
     )
     return Cell(charts=(drawn,))
-
-
-def straggler_cell(one: ReportedRun, frame: TimeFrame) -> Cell:
-    """Shows which worker holds up the others."""
-    stragglers = one.series.stragglers
-    if stragglers is not None:
-        drawn = straggler_chart(stragglers, frame, one.account.whole_s)
-        longest = duration_text(stragglers.longest_s)
-        return Cell(charts=(drawn,), note=f"Darkest: {longest} per step.")
-    if len({process.task for process in one.run.processes if process.trains}) < 2:
-        return Cell(empty="A run of one worker has no stragglers.")
-    return Cell(
-        empty=f"{one.series.num_unmeasured} lines of steps have no measured waits. `fit` measures "
-        "them; in your own loop, pass waited_s to the step method of sg.goodput.current_events()."
-    )
 
 
 def memory_cell(one: ReportedRun, frame: TimeFrame) -> Cell:

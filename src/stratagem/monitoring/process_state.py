@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import enum
 
-from stratagem.goodput.reader import ProcessEvents
+from stratagem.run_events.reader import ProcessEvents
 from stratagem.run_events.records import (
     EndEvent,
     Event,
@@ -41,9 +41,7 @@ class Phase(enum.Enum):
 @dataclasses.dataclass(frozen=True)
 class _RecentSteps:
     at_s: float
-    num_steps: int
-    elapsed_s: float
-    waited_s: float | None
+    event: StepEvent
 
 
 class ProcessState:
@@ -97,15 +95,19 @@ class ProcessState:
 
     def steps_per_s(self) -> float | None:
         """Returns the speed over the last ten seconds of steps; None before the second line."""
-        elapsed_s = sum(one.elapsed_s for one in self._recent)
-        return sum(one.num_steps for one in self._recent) / elapsed_s if elapsed_s > 0 else None
+        elapsed_s = sum(_elapsed_s(one.event) for one in self._recent)
+        return sum(one.event.num_steps for one in self._recent) / elapsed_s if elapsed_s else None
 
     def host_s_per_step(self) -> float | None:
         """Returns the recent time per step in which the host did not wait; None if unknown."""
-        if not self._recent or any(one.waited_s is None for one in self._recent):
+        if not self._recent or any(one.event.waited_s is None for one in self._recent):
             return None
-        own_s = sum(one.elapsed_s - (one.waited_s or 0.0) for one in self._recent)
-        return own_s / sum(one.num_steps for one in self._recent)
+        own_s = sum(_elapsed_s(one.event) - (one.event.waited_s or 0.0) for one in self._recent)
+        return own_s / sum(one.event.num_steps for one in self._recent)
+
+    def recent_lines(self) -> list[tuple[str, float, StepEvent]]:
+        """Returns the recent lines of steps with the task and their times."""
+        return [(self.task, one.at_s, one.event) for one in self._recent]
 
     def _add_event(self, event: Event, at_s: float) -> None:
         if isinstance(event, StepEvent):
@@ -125,7 +127,10 @@ class ProcessState:
             self.end = event
 
     def _remember(self, event: StepEvent, at_s: float) -> None:
-        elapsed_s = max(event.elapsed_s, event.duration_s)
-        self._recent.append(_RecentSteps(at_s, event.num_steps, elapsed_s, event.waited_s))
+        self._recent.append(_RecentSteps(at_s, event))
         while len(self._recent) > 1 and self._recent[0].at_s < at_s - _RECENT_S:
             self._recent.popleft()
+
+
+def _elapsed_s(event: StepEvent) -> float:
+    return max(event.elapsed_s, event.duration_s)

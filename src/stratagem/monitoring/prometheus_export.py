@@ -115,6 +115,13 @@ class RunCollector:
         ):
             found = [([task.task], getattr(task, field)) for task in state.tasks]
             yield self._family(name, meaning, ["process"], found)
+        late = [task for task in state.tasks if task.cause is not None]
+        yield self._family(
+            "waited_for_seconds",
+            "Time of each step that the others wait for a slow worker.",
+            ["process", "cause"],
+            [([task.task, task.cause or ""], task.late_s) for task in late],
+        )
 
     def _of_account(self, account: Account) -> Iterator[GaugeMetricFamily]:
         yield from self._single(

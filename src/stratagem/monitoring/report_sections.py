@@ -9,12 +9,12 @@ from stratagem.monitoring.cell import Cell
 from stratagem.monitoring.chart_cells import (
     memory_cell,
     speed_cell,
-    straggler_cell,
     time_cell,
     values_cell,
 )
 from stratagem.monitoring.charts import TimeFrame
 from stratagem.monitoring.reported_run import ReportedRun
+from stratagem.monitoring.straggler_cell import straggler_cell
 from stratagem.monitoring.table_cells import failure_cell, plan_cell, save_cell, warning_cell
 
 __all__ = ["Section", "sections_of"]
@@ -49,9 +49,9 @@ _SECTIONS: tuple[tuple[str, str, Callable[[ReportedRun, TimeFrame], Cell]], ...]
     ),
     (
         "Stragglers",
-        "The redder, the longer a worker keeps the others waiting in each step: its "
-        "time on the host (data, Python) beyond the fastest worker's. Workers without red wait "
-        "for the red one.",
+        "The redder, the longer a worker keeps the others waiting in each step by its own work. "
+        "Workers without red wait for the red one. Columns up to the transfer are means of a "
+        "step. A slow link lengthens the transfer of all.",
         straggler_cell,
     ),
     (

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from stratagem.goodput import RunEvents
 from stratagem.goodput.history import History, StepInterval, history_of
-from stratagem.goodput.reader import ProcessEvents
+from stratagem.run_events.reader import ProcessEvents
 from stratagem.run_events.records import (
     MemoryEvent,
     ProgressEvent,
@@ -16,6 +16,7 @@ from stratagem.run_events.records import (
     StepEvent,
     WarningEvent,
 )
+from stratagem.stragglers import RunCost, SettledLines, cost_of, windows_of
 
 __all__ = ["Line", "RunSeries", "Save", "StragglerMap", "WarningRow", "series_of"]
 
@@ -77,12 +78,14 @@ class RunSeries:
     """Everything that a report draws, besides the account.
 
     `values` and `memory` have a line per name: a metric, or a process. `num_unmeasured` is the
-    number of step lines without waits, from which no stragglers can be found.
+    number of step lines without waits, from which no stragglers can be found. `cost` is None
+    without steps of several workers.
     """
 
     values: dict[str, Line]
     speed: Line
     stragglers: StragglerMap | None
+    cost: RunCost | None
     num_unmeasured: int
     host_memory: dict[str, Line]
     device_memory: dict[str, Line]
@@ -100,6 +103,7 @@ def series_of(run: RunEvents, begin_s: float, whole_s: float) -> RunSeries:
         values=_values(trainers, begin_s),
         speed=_speed(histories, begin_s, whole_s),
         stragglers=_stragglers(histories, begin_s, whole_s),
+        cost=_cost(trainers, whole_s),
         num_unmeasured=sum(line.waited_s is None for line in lines),
         host_memory=_memory(run.processes, "host_bytes", begin_s),
         device_memory=_memory(run.processes, "device_bytes", begin_s),
@@ -198,6 +202,12 @@ def _stragglers(
         for task in tasks
     )
     return StragglerMap(tasks=tuple(tasks), delays_s=tuple(delays))
+
+
+def _cost(trainers: Iterable[ProcessEvents], whole_s: float) -> RunCost | None:
+    settled = SettledLines()
+    lines = [line for process in trainers for line in settled.pick(process)]
+    return cost_of(windows_of(lines), whole_s)
 
 
 def _memory(processes: Iterable[ProcessEvents], field: str, begin_s: float) -> dict[str, Line]:

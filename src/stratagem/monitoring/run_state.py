@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from stratagem.goodput.reader import ProcessEvents
 from stratagem.monitoring.process_state import Phase, ProcessState
+from stratagem.run_events.reader import ProcessEvents
 from stratagem.run_events.records import (
     FailureEvent,
     ProgressEvent,
@@ -16,13 +17,12 @@ from stratagem.run_events.records import (
     StartEvent,
     WarningEvent,
 )
+from stratagem.stragglers import Assessment, Window, find_stragglers, sentence, windows_of
 
 __all__ = ["NotedWarning", "RunSnapshot", "RunState", "TaskView"]
 
 _NUM_WARNINGS = 20
 _NUM_POINTS = 60
-# A worker that takes this much of a step longer than the fastest one holds up the others.
-_STRAGGLER_SHARE = 0.2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,8 @@ class TaskView:
     """A task of the latest launch, by its latest process. None is unknown.
 
     `heard_s` is the time since its last event. `delay_s` is the time per step that the fastest
-    worker waits for this one, counted if processes report their waits.
+    worker waits for this one, counted if processes report their waits. If it `is_straggler`, the
+    others wait `late_s` of each step for it, and `cause` says why.
     """
 
     task: str
@@ -40,6 +41,8 @@ class TaskView:
     heard_s: float
     delay_s: float | None
     is_straggler: bool
+    cause: str | None
+    late_s: float
     host_bytes: int | None
     device_bytes: int | None
     device_limit_bytes: int | None
@@ -63,6 +66,7 @@ class RunSnapshot:
 
     Speed is the fastest worker's over the last ten seconds of steps. `values` are the latest loss
     and metrics, and a value of None is not finite; `history` has earlier values of the first one.
+    `stragglers` has a sentence for each slow worker.
     """
 
     age_s: float
@@ -80,6 +84,7 @@ class RunSnapshot:
     tasks: tuple[TaskView, ...]
     num_warnings: int
     warnings: tuple[NotedWarning, ...]
+    stragglers: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """Returns all fields, ready for JSON."""
@@ -128,6 +133,7 @@ class RunState:
         speed = max((one.steps_per_s() or 0.0 for one in trainers), default=0.0) or None
         left_s = max(0, total - step) / speed if total and step and speed and is_moving else None
         end_s = max((one.last_s for one in latest.values()), default=0.0) if is_over else now_s
+        assessment = _assessment(trainers)
         return RunSnapshot(
             age_s=max(0.0, end_s - self._begin_s) if latest else 0.0,
             num_launches=self._num_launches,
@@ -141,9 +147,13 @@ class RunState:
             values=dict(self._values),
             history=tuple(self._history),
             num_restarts=max([self._num_restarts, *(one.start.attempt for one in trainers)]),
-            tasks=_task_views(list(latest.values()), now_s, self._losses),
+            tasks=_task_views(list(latest.values()), now_s, self._losses, assessment),
             num_warnings=self._num_warnings,
             warnings=tuple(self._warnings),
+            stragglers=tuple(
+                sentence(one.task, one.cause, one.late_s, assessment.step_s)
+                for one in assessment.stragglers
+            ),
         )
 
     def _reset(self) -> None:
@@ -217,8 +227,18 @@ def _trains(start: StartEvent) -> bool:
     return ProcessEvents(start=start, events=()).trains
 
 
+def _assessment(trainers: Sequence[ProcessState]) -> Assessment:
+    """Returns the late workers of the last seconds."""
+    lines = [line for one in trainers for line in one.recent_lines()]
+    windows = windows_of(lines, window_s=math.inf)
+    return find_stragglers(windows[-1] if windows else Window(bins=(), sizes=()))
+
+
 def _task_views(
-    processes: Sequence[ProcessState], now_s: float, losses: Mapping[str, tuple[float, str]]
+    processes: Sequence[ProcessState],
+    now_s: float,
+    losses: Mapping[str, tuple[float, str]],
+    assessment: Assessment,
 ) -> tuple[TaskView, ...]:
     own_s = {
         one.task: host_s
@@ -226,11 +246,12 @@ def _task_views(
         if _trains(one.start) and (host_s := one.host_s_per_step()) is not None
     }
     fastest_s = min(own_s.values(), default=0.0)
+    late = {one.task: one for one in assessment.stragglers}
     views: list[TaskView] = []
     for process in sorted(processes, key=lambda one: (one.start.task_type, one.start.task_index)):
         phase, memory = process.phase(now_s), process.memory
+        straggler = late.get(process.task)
         delay_s = own_s[process.task] - fastest_s if process.task in own_s else None
-        step_s = 1 / (process.steps_per_s() or float("inf"))
         views.append(
             TaskView(
                 task=process.task,
@@ -239,7 +260,9 @@ def _task_views(
                 step=process.step,
                 heard_s=max(0.0, now_s - process.heard_s),
                 delay_s=delay_s if len(own_s) > 1 else None,
-                is_straggler=len(own_s) > 1 and (delay_s or 0.0) > _STRAGGLER_SHARE * step_s > 0,
+                is_straggler=straggler is not None,
+                cause=None if straggler is None else straggler.cause.value,
+                late_s=0.0 if straggler is None else straggler.late_s,
                 host_bytes=None if memory is None else memory.host_bytes,
                 device_bytes=None if memory is None else memory.device_bytes,
                 device_limit_bytes=None if memory is None else memory.device_limit_bytes,

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stratagem.goodput.reader import ProcessEvents
 from stratagem.optional_libraries import load
+from stratagem.run_events.reader import ProcessEvents
 from stratagem.run_events.records import (
     EndEvent,
     Event,
@@ -22,6 +22,7 @@ from stratagem.run_events.records import (
     SaveEndedEvent,
     StartEvent,
     StepEvent,
+    StragglerEvent,
     WarningEvent,
 )
 
@@ -38,6 +39,7 @@ _NAMES: dict[type[Event], str] = {
     FailureEvent: "failure",
     RestartEvent: "restart",
     NoticeEvent: "preemption notice",
+    StragglerEvent: "slow worker",
     WarningEvent: "warning",
     ProgressEvent: "progress",
     EndEvent: "process ended",

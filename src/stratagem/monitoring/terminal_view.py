@@ -14,6 +14,7 @@ from rich.text import Text
 from stratagem.goodput import CAUSES, Account
 from stratagem.goodput.report import counts_line, duration_text, goodput_lines
 from stratagem.monitoring.run_state import RunSnapshot, TaskView
+from stratagem.stragglers import Cause
 
 __all__ = ["bytes_text", "frame"]
 
@@ -50,6 +51,7 @@ def frame(name: str, state: RunSnapshot, account: Account | None) -> RenderableT
     # A launcher has nothing to show unless it failed.
     tasks = [one for one in state.tasks if _LAUNCHER not in one.task or one.phase == "failed"]
     parts.append(_tasks(tasks))
+    parts += [Text(f"{one}.", "bold red") for one in state.stragglers]
     if state.warnings:
         parts.append(_warnings(state))
     if account is not None:
@@ -153,7 +155,7 @@ def _tasks(tasks: Sequence[TaskView]) -> RenderableType:
         table.add_column(name, justify="right")
     table.add_column("note")
     for task in tasks[:_MAX_TASKS]:
-        delay = "-" if task.delay_s is None else duration_text(task.delay_s)
+        delay = _delay_text(task)
         limit = f" of {bytes_text(task.device_limit_bytes)}" if task.device_limit_bytes else ""
         is_done = task.phase in ("finished", "failed")
         table.add_row(
@@ -170,6 +172,13 @@ def _tasks(tasks: Sequence[TaskView]) -> RenderableType:
     if more > 0:
         table.add_row(f"and {more} more", *[""] * 7)
     return Padding(table, (1, 0, 0, 0))
+
+
+def _delay_text(task: TaskView) -> str:
+    if task.is_straggler:
+        cause = "" if task.cause in (None, Cause.UNKNOWN.value) else f" ({task.cause})"
+        return f"{duration_text(task.late_s)}{cause}"
+    return "-" if task.delay_s is None else duration_text(task.delay_s)
 
 
 def _warnings(state: RunSnapshot) -> RenderableType:

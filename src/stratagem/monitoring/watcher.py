@@ -10,8 +10,8 @@ from typing import Any
 
 from stratagem.errors import NotFoundError
 from stratagem.goodput import Account, RunFollower, account_for
-from stratagem.goodput.reader import ProcessEvents
 from stratagem.monitoring.run_state import RunSnapshot, RunState
+from stratagem.run_events.reader import ProcessEvents
 
 __all__ = ["Watcher"]
 

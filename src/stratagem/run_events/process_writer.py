@@ -17,6 +17,7 @@ from stratagem import environment
 from stratagem.cluster import detect
 from stratagem.exit_codes import INTERRUPTED
 from stratagem.run_events.memory_sampler import DeviceMemory, MemorySampler
+from stratagem.run_events.wait_clock import StepWaits, WaitReading, wait_clock
 from stratagem.run_events.warning_capture import WarningCapture
 from stratagem.run_events.writer import EventWriter
 
@@ -39,6 +40,7 @@ class _EventState:
     sampler: MemorySampler | None = None
     capture: WarningCapture | None = None
     progress_s: float = -math.inf
+    waits: WaitReading | None = None  # at the last step of a custom loop
     exit_code: int = 0
     reason: str | None = None
 
@@ -100,7 +102,7 @@ def step(step: int, *, num_steps: int = 1, duration_s: float | None = None) -> N
     """
     events = current_events()
     if events is not None:
-        events.step(step, num_steps=num_steps, duration_s=duration_s)
+        events.step(step, num_steps=num_steps, duration_s=duration_s, waits=_new_waits())
 
 
 def progress(
@@ -168,6 +170,20 @@ def close_events(exit_code: int, reason: str | None = None) -> None:
             _current.capture.stop()
         _current.writer.end(exit_code, reason)
         _current.writer.close()
+
+
+def _new_waits() -> StepWaits:
+    """Returns the waits since the last call, for what the clock sees of a custom loop.
+
+    Only the sums of an elastic group are counted in full; elsewhere a loop may wait for a device
+    where nothing is counted.
+    """
+    before, now = _current.waits, wait_clock.read()
+    _current.waits = now
+    if before is None:
+        return StepWaits()
+    waits = wait_clock.since(before)
+    return waits if wait_clock.measures_transfers else StepWaits(input_s=waits.input_s)
 
 
 def _open_writer(run_dir: str) -> EventWriter:

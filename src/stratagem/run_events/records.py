@@ -23,6 +23,7 @@ __all__ = [
     "SaveStartedEvent",
     "StartEvent",
     "StepEvent",
+    "StragglerEvent",
     "WarningEvent",
     "decode",
     "encode",
@@ -60,8 +61,8 @@ class StepEvent(Event):
 
     `step` counts the steps completed in the run so far, `num_steps` those in this event.
     `duration_s` is the time inside the step calls. `elapsed_s` includes gaps between them, and
-    `keeping_s` of it was spent on in-memory snapshots of the state. `waited_s` is the part of
-    `duration_s` in which the host waited for the devices; None if not measured.
+    `keeping_s` of it was spent on in-memory snapshots of the state. The others are those of
+    `StepWaits`, in this time; None if not measured.
     """
 
     step: int
@@ -70,6 +71,10 @@ class StepEvent(Event):
     elapsed_s: float
     keeping_s: float
     waited_s: float | None = None
+    input_s: float | None = None
+    peers_s: float | None = None
+    transfer_s: float | None = None
+    received_s: dict[str, float] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,6 +175,20 @@ class NoticeEvent(Event):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StragglerEvent(Event):
+    """The others wait for `task`, for `late_s` of each step of `step_s`; the launcher may end it.
+
+    `cause` is input, compute, link or unknown.
+    """
+
+    task: str
+    cause: str
+    late_s: float
+    step_s: float
+    is_evicted: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class EndEvent(Event):
     """The process is about to exit."""
 
@@ -190,6 +209,7 @@ _KINDS: dict[str, type[Event]] = {
     "progress": ProgressEvent,
     "memory": MemoryEvent,
     "warning": WarningEvent,
+    "straggler": StragglerEvent,
 }
 _KIND_OF = {event_type: kind for kind, event_type in _KINDS.items()}
 _TYPES: dict[str, tuple[type[Any], ...]] = {
@@ -199,6 +219,7 @@ _TYPES: dict[str, tuple[type[Any], ...]] = {
     "str": (str,),
     "None": (type(None),),
     "dict[str, float | None]": (dict,),
+    "dict[str, float] | None": (dict, type(None)),
 }
 
 

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 
-__all__ = ["StepAggregator", "StepRecord"]
+from stratagem.run_events.records import StepEvent
+from stratagem.run_events.wait_clock import StepWaits
+
+__all__ = ["NO_WAITS", "StepAggregator", "StepRecord"]
+
+
+# Nothing was measured.
+NO_WAITS = StepWaits()
 
 
 @dataclasses.dataclass(slots=True)
 class StepRecord:
     """Consecutive steps of one event.
 
-    `duration_s` is the time inside the calls, `waited_s` its part spent waiting for devices, and
+    `duration_s` is the time inside the calls, `waits` the waits in it, and
     `keeping_s` the time of in-memory snapshots between them.
     """
 
@@ -21,7 +28,25 @@ class StepRecord:
     num_steps: int
     duration_s: float
     keeping_s: float = 0.0
-    waited_s: float | None = None
+    waits: StepWaits = NO_WAITS
+
+    def event(self, time_s: float) -> StepEvent:
+        """Returns the event of these steps, which ended at a time of `time.time`."""
+        waits = self.waits
+        return StepEvent(
+            time_s=time_s,
+            monotonic_s=self.end_s,
+            step=int(self.step),
+            num_steps=int(self.num_steps),
+            duration_s=float(self.duration_s),
+            elapsed_s=float(self.end_s - self.begin_s),
+            keeping_s=float(self.keeping_s),
+            waited_s=waits.waited_s,
+            input_s=waits.input_s,
+            peers_s=waits.peers_s,
+            transfer_s=waits.transfer_s,
+            received_s=None if waits.received_s is None else dict(waits.received_s),
+        )
 
 
 class StepAggregator:
@@ -42,7 +67,7 @@ class StepAggregator:
         num_steps: int,
         duration_s: float | None,
         now_s: float,
-        waited_s: float | None = None,
+        waits: StepWaits = NO_WAITS,
     ) -> tuple[StepRecord, ...]:
         """Adds the steps of a call that ended at `now_s`, and returns the completed records.
 
@@ -61,8 +86,7 @@ class StepAggregator:
                 line.num_steps += num_steps
                 line.duration_s += duration_s
                 line.keeping_s += keeping_s
-                if line.waited_s is not None:
-                    line.waited_s = None if waited_s is None else line.waited_s + waited_s
+                line.waits = line.waits.plus(waits)
                 if now_s - self._written_s < self._interval_s:
                     return ()
                 self._line, self._written_s = None, now_s
@@ -74,7 +98,7 @@ class StepAggregator:
             begin_s = self._mark_s
         else:
             keeping_s = 0.0
-        new = StepRecord(begin_s, now_s, step, num_steps, duration_s, keeping_s, waited_s)
+        new = StepRecord(begin_s, now_s, step, num_steps, duration_s, keeping_s, waits)
         self._mark_s = now_s
         is_full = self._is_first or now_s - self._written_s >= self._interval_s
         self._is_first = False

@@ -26,11 +26,12 @@ from stratagem.run_events.records import (
     SaveEndedEvent,
     SaveStartedEvent,
     StartEvent,
-    StepEvent,
+    StragglerEvent,
     WarningEvent,
     encode,
 )
-from stratagem.run_events.step_aggregator import StepAggregator, StepRecord
+from stratagem.run_events.step_aggregator import NO_WAITS, StepAggregator, StepRecord
+from stratagem.run_events.wait_clock import StepWaits
 
 __all__ = ["EventWriter"]
 
@@ -133,7 +134,7 @@ class EventWriter:
         *,
         num_steps: int = 1,
         duration_s: float | None = None,
-        waited_s: float | None = None,
+        waits: StepWaits = NO_WAITS,
     ) -> None:
         """Records that a call just finished one or more steps.
 
@@ -143,7 +144,7 @@ class EventWriter:
             num_steps: number of steps that the call ran.
             duration_s: duration of the call in seconds, until its result was ready; None for
                 the time since the previous step.
-            waited_s: part of the duration in which the host waited for the devices, or None.
+            waits: time in it that was no work of this process, as far as it was measured.
 
         Raises:
             ValueError: `num_steps` is below 1 or above `step`, or the duration is negative.
@@ -161,7 +162,7 @@ class EventWriter:
             )
         self._last_step = int(step)
         with self._lock:
-            for line in self._steps.add(step, num_steps, duration_s, time.monotonic(), waited_s):
+            for line in self._steps.add(step, num_steps, duration_s, time.monotonic(), waits):
                 self._write_steps(line)
 
     def kept(self, duration_s: float) -> None:
@@ -318,6 +319,23 @@ class EventWriter:
         """
         self._record(NoticeEvent(**_now(), reason=reason), interrupts=False)
 
+    def straggler(
+        self, task: str, cause: str, *, late_s: float, step_s: float, is_evicted: bool
+    ) -> None:
+        """Records that the others wait for a task, or that it is ended for that reason.
+
+        Args:
+            task: the slow task, such as "worker 2".
+            cause: "input", "compute", "link" or "unknown".
+            late_s: seconds of each step that another worker waits for it, on average.
+            step_s: seconds of a step.
+            is_evicted: True if the launcher ends it.
+        """
+        event = StragglerEvent(
+            **_now(), task=task, cause=cause, late_s=late_s, step_s=step_s, is_evicted=is_evicted
+        )
+        self._record_beside(event)
+
     def end(self, code: int = 0, reason: str | None = None) -> None:
         """Records that the process is about to exit. Only the first call counts.
 
@@ -357,19 +375,7 @@ class EventWriter:
             self._write_steps(line)
 
     def _write_steps(self, line: StepRecord) -> None:
-        now = _now()
-        self._write(
-            StepEvent(
-                time_s=now["time_s"] - (now["monotonic_s"] - line.end_s),
-                monotonic_s=line.end_s,
-                step=int(line.step),
-                num_steps=int(line.num_steps),
-                duration_s=float(line.duration_s),
-                elapsed_s=float(line.end_s - line.begin_s),
-                keeping_s=float(line.keeping_s),
-                waited_s=None if line.waited_s is None else float(line.waited_s),
-            )
-        )
+        self._write(line.event(time.time() - time.monotonic() + line.end_s))
 
     def _write(self, event: Event) -> None:
         self._log.write(encode(event))

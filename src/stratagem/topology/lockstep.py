@@ -20,6 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from stratagem.elastic import ElasticGroup
 from stratagem.process_group import Activity, Group, current_group
+from stratagem.run_events.wait_clock import wait_clock
 
 __all__ = [
     "InFlightProgram",
@@ -34,7 +35,6 @@ __all__ = [
     "runs_separately",
     "wait_for_program",
     "wait_until_ready",
-    "waited_s",
     "waiting_for_input",
 ]
 
@@ -54,18 +54,7 @@ class InFlightProgram:
     token: Any = None
 
 
-@dataclasses.dataclass
-class _Waits:
-    total_s: float = 0.0
-
-
 _last = InFlightProgram()
-_waits = _Waits()
-
-
-def waited_s() -> float:
-    """Returns the seconds that this process has waited for programs in all."""
-    return _waits.total_s
 
 
 def last_program() -> InFlightProgram:
@@ -84,7 +73,7 @@ def wait_for_program(flight: InFlightProgram) -> None:
     if current_group() is None:
         begin_s = time.monotonic()
         jax.block_until_ready(flight.token)
-        _waits.total_s += time.monotonic() - begin_s
+        wait_clock.programs_s += time.monotonic() - begin_s
     else:
         _wait_for(flight)
 
@@ -109,7 +98,7 @@ def run_together(name: str, start: Callable[[], tuple[Any, Any]], *, platform: s
         with group.in_step(number, name):  # a small program may finish within this call
             results, token = start()
         if platform == "cpu":  # it then waits for the other processes there
-            _waits.total_s += time.monotonic() - begin_s
+            wait_clock.programs_s += time.monotonic() - begin_s
     except BaseException as error:
         # The others wait for a step that this process did not start, and may leave it now.
         group.return_to_step(begun)
@@ -150,7 +139,7 @@ def _wait_for(flight: InFlightProgram) -> None:
                 array.block_until_ready()  # raises the program's error
     except _MAY_BE_LOSSES as error:
         _raise_loss(group, error)
-    _waits.total_s += time.monotonic() - begin_s
+    wait_clock.programs_s += time.monotonic() - begin_s
 
 
 def _raise_loss(group: Group, error: Exception) -> NoReturn:

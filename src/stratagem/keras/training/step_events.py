@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from stratagem.keras.training.active_fit import active_progress, awaits_each_step
 from stratagem.keras.training.fit_progress import FitProgress
 from stratagem.run_events import EventWriter, sample_devices
+from stratagem.run_events.wait_clock import wait_clock
 from stratagem.topology.devices import device_memory
 from stratagem.topology.lockstep import (
     InFlightProgram,
     last_program,
     record_program,
     wait_for_program,
-    waited_s,
 )
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class StepEvents:
             self._progress = active_progress()
             if self._progress is not None:
                 self._progress.begin(self._num_done)
-        begin_s, before_s, before = time.monotonic(), waited_s(), self._flight
+        begin_s, waited, before = time.monotonic(), wait_clock.read(), self._flight
         num_steps, result = call()
         self._flight = last_program()
         wait_for_program(self._flight if is_awaited else before)
@@ -70,7 +70,7 @@ class StepEvents:
             self._num_done,
             num_steps=num_steps,
             duration_s=time.monotonic() - begin_s,
-            waited_s=waited_s() - before_s,
+            waits=wait_clock.since(waited),
         )
         return result
 

@@ -25,7 +25,9 @@ _LEAST = {
     "min_workers": 1,
     "max_workers": 1,
     "node_rank": 0,
+    "max_evictions": 0,
 }
+_SECONDS = ("grace_s", "evaluator_grace_s", "rejoin_after_s", "node_timeout_s", "evict_after_s")
 _OPTIONAL = ("devices_per_worker", "min_workers", "max_workers", "node_rank")
 _NODE_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "nnodes": ((int, str), 'a number, or "MIN:MAX".'),
@@ -51,6 +53,9 @@ class LaunchArguments(TypedDict, total=False):
     rejoin_after_s: float
     cold_restarts: bool
     survivors: bool
+    evict_slow: float | None
+    evict_after_s: float
+    max_evictions: int
     log_dir: str | os.PathLike[str] | None
     run_dir: str | os.PathLike[str] | None
     show: Literal["all", "leader"]
@@ -88,6 +93,10 @@ class LaunchOptions:
         cold_restarts: True to load JAX and Keras again in each restarted task.
         survivors: True if workers continue without one that fails, as under `ElasticStrategy`.
             The job fails if no worker ends well.
+        evict_slow: ends a worker by which steps take this many times as long, if the others then
+            continue or restart. None ends none.
+        evict_after_s: seconds for which it must be that slow.
+        max_evictions: maximum number of workers that are ended for that reason.
         log_dir: folder for one log file per task; None for no files.
         run_dir: folder for the events of the run, which `stratagem goodput` reads; None for none.
         show: "all" shows the output of every task, "leader" only the leader's.
@@ -128,6 +137,9 @@ class LaunchOptions:
     rejoin_after_s: float = 60.0
     cold_restarts: bool = False
     survivors: bool = False
+    evict_slow: float | None = None
+    evict_after_s: float = 60.0
+    max_evictions: int = 1
     log_dir: str | os.PathLike[str] | None = None
     run_dir: str | os.PathLike[str] | None = None
     show: Literal["all", "leader"] = "all"
@@ -149,7 +161,7 @@ class LaunchOptions:
                 _check_count(name, getattr(self, name), least)
         for name in ("chief", "evaluator", "cold_restarts"):
             _check_type(name, getattr(self, name), bool, "True or False.")
-        for name in ("grace_s", "evaluator_grace_s", "rejoin_after_s", "node_timeout_s"):
+        for name in _SECONDS:
             _check_seconds(name, getattr(self, name))
         for name in ("log_dir", "run_dir"):
             if getattr(self, name) is not None:
@@ -181,6 +193,7 @@ class LaunchOptions:
                 )
             )
         self._check_membership()
+        self._check_eviction()
         self._check_nodes()
 
     def _check_membership(self) -> None:
@@ -193,6 +206,19 @@ class LaunchOptions:
                     f"max_workers={self.max_workers} contradict each other.",
                     expected="min_workers <= workers <= max_workers.",
                     fix="correct them; an omitted max_workers equals workers.",
+                )
+            )
+
+    def _check_eviction(self) -> None:
+        if self.evict_slow is None:
+            return
+        _check_type("evict_slow", self.evict_slow, int | float, "a number above 1, or None.")
+        if not self.evict_slow > 1:
+            raise ValueError(
+                explain(
+                    f"evict_slow={self.evict_slow} is not a valid factor.",
+                    expected="a number above 1: steps take that many times as long.",
+                    fix="pass evict_slow=1.5, for example.",
                 )
             )
 

@@ -7,6 +7,7 @@ from types import TracebackType
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.task_plan import TRAINERS
 from stratagem.launch.restart.policy import have_saved_and_left
+from stratagem.launch.restart.slow_tasks import SlowTask
 from stratagem.launch.tasks.exit_status import ExitStatus
 from stratagem.run_events import EventWriter
 
@@ -48,6 +49,18 @@ class LaunchEvents:
         """Records that all tasks have been asked to end."""
         if self._writer is not None:
             self._writer.notice(reason)
+
+    def straggler(self, slow: SlowTask) -> None:
+        """Records a task for which the others wait."""
+        if self._writer is not None:
+            one = slow.straggler
+            self._writer.straggler(
+                one.task,
+                one.cause.value,
+                late_s=one.late_s,
+                step_s=slow.step_s,
+                is_evicted=bool(slow.reason),
+            )
 
     def restart(self, restart: int, cause: ExitStatus | None) -> None:
         """Records a restart of all tasks; `cause` is None if the launcher asked for it."""

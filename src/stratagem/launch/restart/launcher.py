@@ -34,6 +34,7 @@ from stratagem.launch.restart.report import (
 )
 from stratagem.launch.restart.restart_count import RestartCount
 from stratagem.launch.restart.signals import CaughtSignals
+from stratagem.launch.restart.slow_tasks import SlowTasks, followed_tasks
 from stratagem.launch.restart.task_group import OtherNodes, run_group
 from stratagem.launch.tasks.exit_status import ExitStatus, exit_code
 from stratagem.launch.tasks.guardian import Guardian
@@ -133,7 +134,6 @@ def launch(
     base = environment.snapshot()
     if nodes is None:  # all tasks are here; several launchers need one that all of them have
         base = with_secret(base)
-    gpus = local_gpus() if uses_gpus(base) else ()
     with (
         CaughtSignals() as caught,
         Guardian() as guardian,
@@ -148,7 +148,7 @@ def launch(
             options=options,
             finish=finish,
             base=base,
-            gpus=gpus,
+            gpus=local_gpus() if uses_gpus(base) else (),
             caught=caught,
             guardian=guardian,
             events=events,
@@ -156,6 +156,7 @@ def launch(
             discovery=nodes or Discovery(elastic, options.full_workers),
             nodes=nodes,
             kills_interrupted=kills_interrupted,
+            slow=followed_tasks(options),
         )
         return job.run(warm)
 
@@ -176,6 +177,7 @@ class _Job:
     discovery: Discovery | Nodes
     nodes: Nodes | None
     kills_interrupted: bool
+    slow: SlowTasks | None
 
     def run(self, warm: WarmStart | None) -> Outcome:
         """Runs all tasks, restarts them as often as allowed, and returns the last outcome."""
@@ -221,6 +223,8 @@ class _Job:
         plans = self.plans(options, restart, is_warm=warm is not None)
         if self.finish is not None:
             plans = tuple(self.finish(plan) for plan in plans)
+        if self.slow is not None:
+            self.slow.begin(time.monotonic())
         statuses, were_asked = run_group(
             plans,
             options,
@@ -233,6 +237,7 @@ class _Job:
             is_notice_due=functools.partial(self.is_notice_due, num_workers),
             kills_interrupted=self.kills_interrupted,
             nodes=self.nodes,
+            slow=self.slow,
         )
         return Outcome(
             statuses=statuses,

@@ -21,6 +21,7 @@ from stratagem.launch.restart.policy import (
 from stratagem.launch.restart.report import stop_report
 from stratagem.launch.restart.running_tasks import RunningTask, RunningTasks
 from stratagem.launch.restart.signals import ENDING, CaughtSignals
+from stratagem.launch.restart.slow_tasks import SlowTasks
 from stratagem.launch.tasks.exit_status import ExitStatus
 from stratagem.launch.tasks.guardian import Guardian
 from stratagem.launch.tasks.output.screen import Screen
@@ -49,6 +50,7 @@ def run_group(
     is_notice_due: Callable[[float], bool] | None = None,
     kills_interrupted: bool = False,
     nodes: OtherNodes | None = None,
+    slow: SlowTasks | None = None,
 ) -> tuple[tuple[ExitStatus, ...], bool]:
     """Starts tasks, shows their output, and returns when none of their processes is left.
 
@@ -56,10 +58,11 @@ def run_group(
     is killed. `warm` forks tasks if possible: several tasks wait until it is ready, for a single
     one it is prepared after a while. `is_notice_due` is called with the seconds since the start;
     True asks the tasks to save and exit. `kills_interrupted` kills tasks that still run `grace_s`
-    after a signal to end. `nodes` has the tasks of other nodes. Returns the exit statuses, and True
+    after a signal to end. `nodes` has the tasks of other nodes, and `slow` reports slow tasks and
+    chooses those to end. Returns the exit statuses, and True
     if the tasks were asked to exit. After an OSError, no task is left.
     """
-    made = _TaskGroup(options, screen, caught, guardian, events, kills_interrupted)
+    made = _TaskGroup(options, screen, caught, guardian, events, kills_interrupted, slow)
     with contextlib.closing(made) as group:
         if warm is not None:
             warm.load([plan for plan in plans if plan.command], lambda: caught.ending is not None)
@@ -87,9 +90,10 @@ class _TaskGroup:
         guardian: Guardian,
         events: LaunchEvents,
         kills_interrupted: bool,
+        slow: SlowTasks | None,
     ) -> None:
         self._options = options
-        self._kills_interrupted = kills_interrupted
+        self._kills_interrupted, self._slow = kills_interrupted, slow
         self._screen = screen
         self._caught = caught
         self._events = events
@@ -126,6 +130,7 @@ class _TaskGroup:
         for signum in self._caught.take():
             self._forward(signum)
         self._running.update(now_s)
+        self._report_slow(now_s)
         self._stop_and_kill(now_s)
 
     def _report_lost(self, trainers: Sequence[ExitStatus | None]) -> None:
@@ -134,6 +139,21 @@ class _TaskGroup:
             num_left = sum(one is None for one in trainers)
             self._screen.say([f"{status.culprit} failed: {status.why}. {num_left} continue."])
         self._num_lost = len(lost)
+
+    def _report_slow(self, now_s: float) -> None:
+        """Reports slow tasks, and ends those that are chosen for it."""
+        if self._slow is None or self.were_asked or self._caught.ending is not None:
+            return
+        running = {
+            task.process.plan.name: task
+            for task in self._tasks
+            if task.process.plan.trains and task.status is None and task.stopped_at_s is None
+        }
+        for one in self._slow.find(now_s, running):
+            self._screen.say([one.text])
+            self._events.straggler(one)
+            if one.reason:
+                running[one.straggler.task].evict(f"ended by the launcher: {one.reason}")
 
     def ask_to_leave(self) -> None:
         """Asks the tasks once to save and exit, unless they are about to end anyway."""

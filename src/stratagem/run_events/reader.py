@@ -97,6 +97,8 @@ class RunFollower:
 
     Args:
         run_dir: run folder, which may not exist yet.
+        retains_events: False to release events after the poll that returns them; `events` then has
+            only the starts.
 
     Example:
         >>> import tempfile
@@ -112,8 +114,8 @@ class RunFollower:
     Source: specific to Stratagem.
     """
 
-    def __init__(self, run_dir: str | os.PathLike[str]) -> None:
-        self._run_dir = run_dir
+    def __init__(self, run_dir: str | os.PathLike[str], *, retains_events: bool = True) -> None:
+        self._run_dir, self._retains = run_dir, retains_events
         self._folder = Path(run_dir) / "events"
         self._files: dict[Path, _GrowingFile] = {}
 
@@ -124,7 +126,7 @@ class RunFollower:
             The new events, by process with some, ordered by start.
         """
         for path in sorted(self._folder.glob("*.jsonl")):
-            self._files.setdefault(path, _GrowingFile(path))
+            self._files.setdefault(path, _GrowingFile(path, retains_events=self._retains))
         news = [file.read_new() for file in self._files.values()]
         found = [one for one in news if one is not None]
         return tuple(sorted(found, key=lambda one: one.start.time_s))
@@ -160,8 +162,8 @@ class RunFollower:
 class _GrowingFile:
     """An event file that a process may still write."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, retains_events: bool) -> None:
+        self._path, self._retains = path, retains_events
         self._offset = 0
         self._rest = b""
         self._num_lines = 0
@@ -182,7 +184,10 @@ class _GrowingFile:
         self._offset += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         news = [event for line in lines if (event := self._decoded(line)) is not None]
-        self._events += news
+        if self._retains:
+            self._events += news
+        elif not self._events:
+            self._events += news[:1]  # the start
         return self._process_of(news)
 
     def process(self, *, is_final: bool) -> ProcessEvents | None:

@@ -1,0 +1,82 @@
+"""Waits of a process, by what it waited for."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from stratagem.run_events import wait_clock as module
+from stratagem.run_events.wait_clock import DataWait, PeerSizesWait, StepWaits, WaitClock
+
+
+class FakeTime:
+    """A clock that only moves when it is told to."""
+
+    def __init__(self, monkeypatch, owner=module) -> None:
+        self.now_s = 100.0
+        monkeypatch.setattr(owner, "time", types.SimpleNamespace(monotonic=lambda: self.now_s))
+
+
+@pytest.fixture
+def clock(monkeypatch) -> FakeTime:
+    return FakeTime(monkeypatch)
+
+
+def test_wait_for_data_is_input(clock) -> None:
+    waits = WaitClock()
+    with DataWait(waits):
+        clock.now_s += 0.5
+    assert (waits.input_s, waits.peers_s) == (0.5, 0)
+
+
+@pytest.mark.parametrize(("sizes_s", "expected"), [(0.3, (0.2, 0.3)), (9.0, (0.0, 0.5))])
+def test_wait_for_the_sizes_of_others_is_none_for_own_data(clock, sizes_s, expected) -> None:
+    """A thread that reads ahead may have waited for longer than the program."""
+    waits = WaitClock()
+    with DataWait(waits):
+        waits.sizes_s += sizes_s
+        clock.now_s += 0.5
+    assert (waits.input_s, waits.peers_s) == pytest.approx(expected)
+
+
+def test_data_that_ends_while_it_is_waited_for_counts(clock) -> None:
+    waits = WaitClock()
+
+    def end() -> None:
+        with DataWait(waits):
+            clock.now_s += 0.25
+            raise StopIteration
+
+    with pytest.raises(StopIteration):
+        end()
+    assert waits.input_s == 0.25
+
+
+def test_sizes_are_counted_by_themselves(clock) -> None:
+    waits = WaitClock()
+    with PeerSizesWait(waits):
+        clock.now_s += 0.75
+    assert waits.sizes_s == 0.75
+    assert waits.waited_s == 0
+
+
+def test_waits_since_a_reading() -> None:
+    waits = WaitClock()
+    waits.programs_s = waits.input_s = waits.peers_s = waits.transfer_s = 1.0
+    waits.received_s["worker 1"] = 1.0
+    before = waits.read()
+    waits.programs_s, waits.input_s, waits.peers_s, waits.transfer_s = 1.5, 1.25, 1.125, 3.0
+    waits.received_s.update({"worker 1": 1.5, "worker 2": 0.5})
+    assert waits.since(before) == StepWaits(waited_s=2.625, input_s=0.25, peers_s=0.125)
+    waits.measures_transfers = True
+    found = waits.since(before)
+    assert (found.transfer_s, found.received_s) == (2.0, {"worker 1": 0.5, "worker 2": 0.5})
+    assert waits.waited_s == pytest.approx(5.625)
+
+
+def test_sums_of_waits() -> None:
+    one = StepWaits(waited_s=1.0, input_s=0.5, received_s={"worker 1": 1.0})
+    other = StepWaits(waited_s=2.0, peers_s=1.0, received_s={"worker 1": 0.5, "worker 2": 2.0})
+    assert one.plus(other) == StepWaits(waited_s=3.0, received_s={"worker 1": 1.5, "worker 2": 2.0})
+    assert one.plus(StepWaits()) == StepWaits()
