@@ -90,7 +90,7 @@ def test_line_of_another_form_is_refused(change, message) -> None:
 
 def test_steps_of_an_earlier_release_have_no_waits() -> None:
     values = json.loads(encode(first_step(3, 1)))
-    for name in ("waited_s", "input_s", "peers_s", "transfer_s", "received_s"):
+    for name in ("waited_s", "idle_s", "input_s", "peers_s", "transfer_s", "received_s"):
         del values[name]
     assert decode(json.dumps(values)) == first_step(3, 1)
 

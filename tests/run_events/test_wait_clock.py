@@ -53,6 +53,16 @@ def test_data_that_ends_while_it_is_waited_for_counts(clock) -> None:
     assert waits.input_s == 0.25
 
 
+def test_wait_inside_of_a_wait_counts_once(clock) -> None:
+    waits = WaitClock()
+    with DataWait(waits):
+        with DataWait(waits):
+            clock.now_s += 0.5
+        clock.now_s += 0.25
+    assert waits.input_s == 0.75
+    assert not waits.waits_for_data
+
+
 def test_sizes_are_counted_by_themselves(clock) -> None:
     waits = WaitClock()
     with PeerSizesWait(waits):
@@ -63,12 +73,15 @@ def test_sizes_are_counted_by_themselves(clock) -> None:
 
 def test_waits_since_a_reading() -> None:
     waits = WaitClock()
-    waits.programs_s = waits.input_s = waits.peers_s = waits.transfer_s = 1.0
+    waits.programs_s = waits.idle_s = waits.input_s = waits.peers_s = waits.transfer_s = 1.0
     waits.received_s["worker 1"] = 1.0
     before = waits.read()
     waits.programs_s, waits.input_s, waits.peers_s, waits.transfer_s = 1.5, 1.25, 1.125, 3.0
     waits.received_s.update({"worker 1": 1.5, "worker 2": 0.5})
-    assert waits.since(before) == StepWaits(waited_s=2.625, input_s=0.25, peers_s=0.125)
+    waits.idle_s = 1.25
+    assert waits.since(before) == StepWaits(
+        waited_s=2.625, idle_s=0.25, input_s=0.25, peers_s=0.125
+    )
     waits.measures_transfers = True
     found = waits.since(before)
     assert (found.transfer_s, found.received_s) == (2.0, {"worker 1": 0.5, "worker 2": 0.5})

@@ -87,6 +87,7 @@ def test_every_event_has_its_kind_and_its_fields(tmp_path) -> None:
             "duration_s": 1e-9,
             "keeping_s": 0.25,
             "waited_s": None,
+            "idle_s": None,
             "input_s": None,
             "peers_s": None,
             "transfer_s": None,

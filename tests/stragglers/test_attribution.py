@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -91,6 +92,18 @@ def test_link_of_two_workers_belongs_to_neither() -> None:
 
 def test_link_that_is_slow_for_all_belongs_to_none() -> None:
     assert find_stragglers(window_of(Group(num_workers=4, transfer_s=2.0))).stragglers == ()
+
+
+def test_host_that_waits_for_its_own_programs_holds_up_nobody() -> None:
+    """Its reading takes long, but less than the program beside it."""
+    quick = WorkerTimes(step_s=0.5, busy_s=0.01, idle_s=0.49, input_s=0.0)
+    reading = WorkerTimes(step_s=0.5, busy_s=0.4, idle_s=0.1, input_s=0.4)
+    one = {"worker 0": quick, "worker 1": quick, "worker 2": reading}
+    assert find_stragglers(Window(bins=(one,) * 10, sizes=(1,) * 10)).stragglers == ()
+    late = dataclasses.replace(reading, busy_s=0.5, idle_s=0.0)
+    one["worker 2"] = late
+    (found,) = find_stragglers(Window(bins=(one,) * 10, sizes=(1,) * 10)).stragglers
+    assert found.task == "worker 2"
 
 
 def test_unmeasured_input_has_no_cause() -> None:

@@ -71,6 +71,7 @@ class StepEvent(Event):
     elapsed_s: float
     keeping_s: float
     waited_s: float | None = None
+    idle_s: float | None = None
     input_s: float | None = None
     peers_s: float | None = None
     transfer_s: float | None = None

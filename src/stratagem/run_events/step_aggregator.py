@@ -42,6 +42,7 @@ class StepRecord:
             elapsed_s=float(self.end_s - self.begin_s),
             keeping_s=float(self.keeping_s),
             waited_s=waits.waited_s,
+            idle_s=waits.idle_s,
             input_s=waits.input_s,
             peers_s=waits.peers_s,
             transfer_s=waits.transfer_s,

@@ -30,6 +30,8 @@ and neighbors, and nobody replaces a machine for that."""
 _NUM_ERRORS = 3.0
 # Standard error of a median of normal values, in median absolute deviations of one value.
 _ERROR_OF_MEDIAN = 1.2533 * 1.4826
+# A host that waits this much of a step for programs beside it does not hold up the others.
+_IDLE_SHARE = 0.05
 # Of two workers, none is slower than the pair's only link.
 _MIN_WORKERS_OF_LINKS = 3
 
@@ -126,7 +128,11 @@ def _waits_for_busy(
     """Returns the cause and the time waited for each worker whose own work takes longer."""
     excess = _excess(window, present, lambda times: times.busy_s)
     of_input = _excess(window, present, lambda times: times.input_s)
-    late = [task for task in present if _is_significant(excess[task], step_s)]
+    late = [
+        task
+        for task in present
+        if _is_significant(excess[task], step_s) and not _is_idle(window, task, step_s)
+    ]
     busy_s = {
         task: _median([one[task].busy_s for one in window.bins if task in one]) for task in present
     }
@@ -136,6 +142,12 @@ def _waits_for_busy(
         for task in late
         if waited_s[task] > 0
     }
+
+
+def _is_idle(window: Window, task: str, step_s: float) -> bool:
+    """Returns True if a worker waits for its own programs: with less work it would wait longer."""
+    idle_s = [one[task].idle_s or 0.0 for one in window.bins if task in one]
+    return _median(idle_s) > _IDLE_SHARE * step_s
 
 
 def _cause_of(late_s: float, of_input: Sequence[float]) -> Cause:

@@ -26,13 +26,15 @@ _COVERED = 0.999
 class WorkerTimes:
     """Seconds per step of one worker. None is not measured.
 
-    `busy_s` is its own work, of which `input_s` is the wait for its own data. `peers_s` is the
+    `busy_s` is its own work, of which `input_s` is the wait for its own data. `idle_s` is the wait
+    for programs that run beside the host, which may be computing or waiting. `peers_s` is the
     known wait for other workers, `transfer_s` the time of sending and receiving, and `received_s`
     that of receiving from each worker.
     """
 
     step_s: float
     busy_s: float
+    idle_s: float | None = None
     input_s: float | None = None
     peers_s: float | None = None
     transfer_s: float | None = None
@@ -121,6 +123,7 @@ def _average(lines: Sequence[StepEvent], place: int, begin: int, end: int) -> Wo
     return WorkerTimes(
         step_s=sum(share * times.step_s for share, times in parts),
         busy_s=sum(share * times.busy_s for share, times in parts),
+        idle_s=_weighted((share, times.idle_s) for share, times in parts),
         input_s=_weighted((share, times.input_s) for share, times in parts),
         peers_s=_weighted((share, times.peers_s) for share, times in parts),
         transfer_s=_weighted((share, times.transfer_s) for share, times in parts),
@@ -136,13 +139,18 @@ def _times_of(event: StepEvent) -> WorkerTimes:
     return WorkerTimes(
         step_s=elapsed_s / count,
         busy_s=busy_s / count,
+        idle_s=_per_step(event.idle_s, count),
         input_s=None if event.input_s is None else min(max(0.0, event.input_s), busy_s) / count,
-        peers_s=None if event.peers_s is None else event.peers_s / count,
-        transfer_s=None if event.transfer_s is None else event.transfer_s / count,
+        peers_s=_per_step(event.peers_s, count),
+        transfer_s=_per_step(event.transfer_s, count),
         received_s=None
         if received_s is None
         else {task: time_s / count for task, time_s in received_s.items()},
     )
+
+
+def _per_step(time_s: float | None, count: int) -> float | None:
+    return None if time_s is None else time_s / count
 
 
 def _weighted(parts: Iterable[tuple[float, float | None]]) -> float | None:

@@ -73,7 +73,7 @@ def wait_for_program(flight: InFlightProgram) -> None:
     if current_group() is None:
         begin_s = time.monotonic()
         jax.block_until_ready(flight.token)
-        wait_clock.programs_s += time.monotonic() - begin_s
+        _count_idle(time.monotonic() - begin_s)
     else:
         _wait_for(flight)
 
@@ -139,7 +139,12 @@ def _wait_for(flight: InFlightProgram) -> None:
                 array.block_until_ready()  # raises the program's error
     except _MAY_BE_LOSSES as error:
         _raise_loss(group, error)
-    wait_clock.programs_s += time.monotonic() - begin_s
+    _count_idle(time.monotonic() - begin_s)
+
+
+def _count_idle(time_s: float) -> None:
+    wait_clock.programs_s += time_s
+    wait_clock.idle_s += time_s
 
 
 def _raise_loss(group: Group, error: Exception) -> NoReturn:

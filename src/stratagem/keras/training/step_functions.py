@@ -22,6 +22,7 @@ from stratagem.keras.training.replica_steps import ReplicaSteps
 from stratagem.keras.training.step_events import StepEvents
 from stratagem.profiling.marks import input_mark
 from stratagem.run_events import current_events
+from stratagem.run_events.wait_clock import DataWait, wait_clock
 from stratagem.strategies.base.reduction import of_all
 from stratagem.topology import Topology
 from stratagem.values import PerReplica, regroup
@@ -71,7 +72,8 @@ class HostBatches:
 
     def take(self, topology: Topology) -> HostBatch:
         """Returns this process's part of the next batch, split by its dataset or else evenly."""
-        batch = next(self._batches)
+        with DataWait(wait_clock):
+            batch = next(self._batches)
         if not isinstance(batch, HostBatch):
             return take_own_part(batch, topology)
         return split_again(batch, topology) if batch.is_undivided else batch
