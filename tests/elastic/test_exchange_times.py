@@ -1,4 +1,4 @@
-"""Waiting for members and values in transit, told apart."""
+"""Waiting for members, and values in transit."""
 
 from __future__ import annotations
 

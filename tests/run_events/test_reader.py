@@ -1,4 +1,4 @@
-"""Reading a run folder, and reporting what is unreadable."""
+"""Reading a run folder, and reports of unreadable lines."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from stratagem.run_events.wait_clock import DataWait, PeerSizesWait, StepWaits, 
 
 
 class FakeTime:
-    """A clock that only moves when it is told to."""
+    """A clock that moves only when a test moves it."""
 
     def __init__(self, monkeypatch, owner=module) -> None:
         self.now_s = 100.0

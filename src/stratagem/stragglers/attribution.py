@@ -1,7 +1,7 @@
 """The workers for which the others wait, from the step times of a few seconds.
 
 In lockstep all steps take the same time. What differs is the time in which a worker does its own
-work: it reads its data, computes, and waits for nobody. A worker is late if that time exceeds the
+work: it reads its data, computes, and waits for no other. A worker is late if that time exceeds the
 median of the others' in most bins of a window. It is slow in its input if most of the excess is a
 wait for data, and otherwise in computing.
 
@@ -24,7 +24,7 @@ __all__ = ["Assessment", "Cause", "MIN_SHARE", "Straggler", "find_stragglers", "
 
 MIN_SHARE = 0.1
 """Least excess, in steps. Equal machines differ by a few percent for minutes, by their clock rates
-and neighbors, and nobody replaces a machine for that."""
+and neighbors, which is no reason to replace one."""
 # An excess must also exceed the standard error of its median by this factor, which chance does once
 # in a thousand windows of equal workers.
 _NUM_ERRORS = 3.0

@@ -41,7 +41,7 @@ class WorkerCost:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunCost:
-    """What slow workers have cost in a run."""
+    """Cost of slow workers in a run."""
 
     workers: tuple[WorkerCost, ...]
 

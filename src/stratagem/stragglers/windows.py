@@ -179,7 +179,7 @@ def _grouped(
     group: list[tuple[int, dict[str, WorkerTimes]]] = []
     length_s = 0.0
     for size, times in bins:
-        if len(times) < 2:  # nobody to wait for
+        if len(times) < 2:  # no other to wait for
             continue
         group.append((size, times))
         length_s += size * max(one.step_s for one in times.values())

@@ -1,4 +1,4 @@
-"""Slow tasks of a launch: what is reported, and who is ended."""
+"""Slow tasks of a launch: reports and evictions."""
 
 from __future__ import annotations
 
