@@ -73,19 +73,26 @@ def test_sizes_are_counted_by_themselves(clock) -> None:
 
 def test_waits_since_a_reading() -> None:
     waits = WaitClock()
-    waits.programs_s = waits.idle_s = waits.input_s = waits.peers_s = waits.transfer_s = 1.0
+    waits.programs_s = waits.idle_s = waits.input_s = waits.peers_s = 1.0
+    before = waits.read()
+    waits.programs_s, waits.idle_s, waits.input_s, waits.peers_s = 1.5, 1.25, 1.25, 1.125
+    assert waits.since(before) == StepWaits(
+        waited_s=0.625, idle_s=0.25, input_s=0.25, peers_s=0.125
+    )
+    assert waits.waited_s == pytest.approx(2.625)
+
+
+def test_transfers_since_a_reading() -> None:
+    waits = WaitClock()
+    waits.measures_transfers = True
+    waits.peers_s = waits.transfer_s = 1.0
     waits.received_s["worker 1"] = 1.0
     before = waits.read()
-    waits.programs_s, waits.input_s, waits.peers_s, waits.transfer_s = 1.5, 1.25, 1.125, 3.0
+    waits.peers_s, waits.transfer_s = 1.5, 3.0
     waits.received_s.update({"worker 1": 1.5, "worker 2": 0.5})
-    waits.idle_s = 1.25
-    assert waits.since(before) == StepWaits(
-        waited_s=2.625, idle_s=0.25, input_s=0.25, peers_s=0.125
-    )
-    waits.measures_transfers = True
     found = waits.since(before)
-    assert (found.transfer_s, found.received_s) == (2.0, {"worker 1": 0.5, "worker 2": 0.5})
-    assert waits.waited_s == pytest.approx(5.625)
+    assert (found.waited_s, found.peers_s, found.transfer_s) == (2.5, 0.5, 2.0)
+    assert found.received_s == {"worker 1": 0.5, "worker 2": 0.5}
 
 
 def test_sums_of_waits() -> None:
