@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,28 @@ def test_evaluation_and_prediction_are_no_steps(lines: Callable[[], Any]) -> Non
     _fit(model, validation_data=(rows, rows[:, :1]))
     model.predict(rows, verbose=0)
     assert _whole(lines()) == (6, 6)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_wait_for_data_is_in_the_lines(
+    lines: Callable[[], Any], tmp_path: Path, strategy: str
+) -> None:
+    class Rows(keras.utils.PyDataset):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> Any:
+            time.sleep(0.05)
+            return np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
+
+    _model(STRATEGIES[strategy]).fit(Rows(), verbose=0)
+    assert _whole(lines()) == (8, 8)
+    (process,) = read_run(tmp_path).processes
+    found = [event for event in process.events if isinstance(event, StepEvent)]
+    # Some of it passes while the first step is compiled.
+    assert sum(event.input_s or 0.0 for event in found) > 0.1
+    assert all((event.input_s or 0.0) <= event.elapsed_s for event in found)
+    assert {event.transfer_s for event in found} == {None}
 
 
 def test_train_on_batch_is_a_step(lines: Callable[[], Any]) -> None:

@@ -145,7 +145,7 @@ writer.end(0)
 """
 
 
-@pytest.mark.parametrize("survivors", [True, False])
+@pytest.mark.parametrize("survivors", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_slow_worker_is_ended_and_the_others_finish(
     capfd, script, folder, monkeypatch, survivors
 ) -> None:

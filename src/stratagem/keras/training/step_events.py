@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stratagem.keras.training.active_fit import active_progress, awaits_each_step
 from stratagem.keras.training.fit_progress import FitProgress
 from stratagem.run_events import EventWriter, sample_devices
-from stratagem.run_events.wait_clock import wait_clock
+from stratagem.run_events.wait_clock import DataWait, wait_clock
 from stratagem.topology.devices import device_memory
 from stratagem.topology.lockstep import (
     InFlightProgram,
@@ -103,10 +103,10 @@ class ReportedTrainFunction:
         """Runs a group of steps, as Keras's own function does."""
 
         def call() -> tuple[int, Any]:
-            counted = iterator if self._model.steps_per_execution == 1 else _Counted(iterator)
+            counted = _Counted(iterator)
             result = self._original(state, counted)
             record_program(result[0])  # the logs
-            return getattr(counted, "num_taken", 1), result
+            return counted.num_taken, result
 
         result = self.events.run(call, state[2])
         self.events.report(lambda: result[0])
@@ -122,6 +122,7 @@ class _Counted:
         return self
 
     def __next__(self) -> Any:
-        batch = next(self._iterator)
+        with DataWait(wait_clock):
+            batch = next(self._iterator)
         self.num_taken += 1
         return batch
