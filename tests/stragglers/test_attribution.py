@@ -132,8 +132,22 @@ def test_few_steps_tell_nothing() -> None:
 
 def test_single_pause_makes_nobody_late() -> None:
     one = {f"worker {rank}": WorkerTimes(step_s=0.2, busy_s=0.2) for rank in range(3)}
-    pause = one | {"worker 1": WorkerTimes(step_s=5.0, busy_s=5.0)}
+    waiting = {task: WorkerTimes(step_s=5.0, busy_s=0.2) for task in one}
+    pause = waiting | {"worker 1": WorkerTimes(step_s=5.0, busy_s=5.0)}
     assert find_stragglers(Window(bins=(one,) * 9 + (pause,), sizes=(5,) * 10)).stragglers == ()
+
+
+def test_independent_workers_do_not_wait() -> None:
+    """As those of parameter servers, whose steps take as long as each of them needs."""
+    one = {
+        f"worker {rank}": WorkerTimes(step_s=time_s, busy_s=time_s)
+        for rank, time_s in enumerate((0.2, 0.2, 0.6))
+    }
+    assert find_stragglers(Window(bins=(one,) * 10, sizes=(5,) * 10)).stragglers == ()
+    for task, times in one.items():
+        one[task] = dataclasses.replace(times, step_s=0.6)
+    (found,) = find_stragglers(Window(bins=(one,) * 10, sizes=(5,) * 10)).stragglers
+    assert found.task == "worker 2"
 
 
 def test_worker_that_came_late_is_left_out() -> None:

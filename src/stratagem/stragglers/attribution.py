@@ -30,6 +30,8 @@ and neighbors, which is no reason to replace one."""
 _NUM_ERRORS = 3.0
 # Standard error of a median of normal values, in median absolute deviations of one value.
 _ERROR_OF_MEDIAN = 1.2533 * 1.4826
+# Steps of workers in lockstep take equally long, but for pauses that only some of them count.
+_MAX_RATIO = 1.25
 # A host that waits this much of a step for programs beside it does not hold up the others.
 _IDLE_SHARE = 0.05
 # Of two workers, none is slower than the pair's only link.
@@ -65,13 +67,14 @@ class Assessment:
 
 
 def find_stragglers(window: Window) -> Assessment:
-    """Returns the late workers of a window; none if it is too short to tell."""
+    """Returns the late workers of a window; none if it is too short, or they run independently."""
     present = _present(window)
     step_s = _median(
         [_median([times.step_s for times in one.values()]) for one in window.bins if one]
     )
     late: dict[str, dict[Cause, float]] = {}
-    if len(present) > 1 and window.num_steps >= MIN_STEPS:
+    is_long = len(present) > 1 and window.num_steps >= MIN_STEPS
+    if is_long and all(_is_in_step(window, task) for task in present):
         busy = _waits_for_busy(window, present, step_s)
         for task, (cause, late_s) in busy.items():
             late.setdefault(task, {})[cause] = late_s
@@ -115,6 +118,16 @@ def _present(window: Window) -> list[str]:
     return [
         task for task in tasks if 2 * sum(task in one for one in window.bins) > len(window.bins)
     ]
+
+
+def _is_in_step(window: Window, task: str) -> bool:
+    """Returns True if a worker's steps take as long as the others': only then does any wait."""
+    ratios = [
+        one[task].step_s / usual_s
+        for one in window.bins
+        if task in one and (usual_s := _median([times.step_s for times in one.values()])) > 0
+    ]
+    return 1 / _MAX_RATIO < _median(ratios) < _MAX_RATIO
 
 
 def _in_order(task: str) -> tuple[str, int]:
