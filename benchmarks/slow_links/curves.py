@@ -62,6 +62,7 @@ class Training:
         step_s: seconds of a step by link, averaged over periods; the first link is that of the
             curve.
         step_bytes: bytes that a worker sends in a step, likewise.
+        step_cpu_s: CPU seconds of a worker in a step, likewise; other programs change them little.
     """
 
     task: str
@@ -69,6 +70,7 @@ class Training:
     points: tuple[Point, ...]
     step_s: Mapping[str, float]
     step_bytes: Mapping[str, float]
+    step_cpu_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Training:

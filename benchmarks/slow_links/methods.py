@@ -60,10 +60,12 @@ class Trial:
         point_steps: from one validation to the next.
         links: the first is that of the training; on the others some steps are timed.
         methods: the first is lockstep.
+        first_steps: what one worker trains alone before; all methods begin from its weights.
     """
 
     model: str
     num_steps: int
+    first_steps: int = 0
     point_steps: int = 50
     links: tuple[Link, ...] = LINKS
     methods: tuple[Method, ...] = METHODS
@@ -71,7 +73,12 @@ class Trial:
     def brief(self) -> Trial:
         """Returns a few steps of two methods: to see that it runs."""
         return dataclasses.replace(
-            self, num_steps=20, point_steps=10, links=self.links[:2], methods=(_LOCKSTEP, _DILOCO)
+            self,
+            num_steps=20,
+            first_steps=min(self.first_steps, 20),
+            point_steps=10,
+            links=self.links[:2],
+            methods=(_LOCKSTEP, _DILOCO),
         )
 
 
@@ -81,6 +88,14 @@ TRIALS = {
         model="convolutional", num_steps=300, links=_TWO_LINKS, methods=_DIFFERENT
     ),
     "recommender": Trial(model="recommender", num_steps=300, links=_TWO_LINKS, methods=_DIFFERENT),
+    # As in the paper, whose workers begin from weights that have been trained before.
+    "trained transformer": Trial(
+        model="transformer",
+        num_steps=500,
+        first_steps=1500,
+        links=_TWO_LINKS,
+        methods=(_LOCKSTEP, *_SENDING_LEAST),
+    ),
     # As a whole on the slow link, where lockstep takes half an hour.
     "long transformer": Trial(
         model="transformer",

@@ -14,10 +14,10 @@ from benchmarks.machine import describe_machine
 from benchmarks.report import write_json
 from benchmarks.runner import Effort
 from benchmarks.slow_links.curves import Training
-from benchmarks.slow_links.links import LINKS, two_hosts
-from benchmarks.slow_links.methods import METHODS, TRIALS
+from benchmarks.slow_links.links import LINKS, TwoHosts, two_hosts
+from benchmarks.slow_links.methods import METHODS, TRIALS, Trial
 from benchmarks.slow_links.report import draw_curves, make_table, show_claims
-from benchmarks.slow_links.training import Trainer
+from benchmarks.slow_links.training import Trainer, train_alone
 from benchmarks.worker_process import WorkerError
 
 __all__ = ["run_slow_links"]
@@ -58,7 +58,9 @@ def run_slow_links(
                     continue
                 try:
                     with console.status(case):
-                        training = Trainer(environments, hosts, name, trial, method).measure()
+                        weights = _weights(environments, hosts, name, trial, output)
+                        trainer = Trainer(environments, hosts, name, trial, method, weights)
+                        training = trainer.measure()
                     results.add(training)
                 except WorkerError as error:
                     failures.append({"case": case, "error": str(error)})
@@ -70,6 +72,25 @@ def run_slow_links(
     show_claims(console, results.trainings)
     console.print(f"Results and plots: {output / 'slow_links'}*.json, .png", soft_wrap=True)
     return not failures
+
+
+def _weights(
+    environments: Environments, hosts: TwoHosts, name: str, trial: Trial, output: Path
+) -> Path | None:
+    """Returns the file with the weights that a trial begins from, which its first run makes."""
+    if not trial.first_steps:
+        return None
+    file = output.resolve() / f"slow_links_{_file_name(name)}_{trial.first_steps}.npz"
+    if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = file.with_suffix(".unfinished.npz")
+        train_alone(environments, hosts, name, trial, unfinished)
+        unfinished.rename(file)
+    return file
+
+
+def _file_name(trial: str) -> str:
+    return trial.replace(" ", "_")
 
 
 class _Results:
@@ -108,6 +129,6 @@ def _show(trainings: Sequence[Training], console: Console, output: Path) -> None
     if not trainings or trainings[0].method != METHODS[0].name:
         return
     console.print(make_table(trainings))
-    name = trainings[0].task.replace(" ", "_")
+    name = _file_name(trainings[0].task)
     told = f"two workers, each on a core of {describe_machine(None)['cpu']}"
     draw_curves(output / f"slow_links_{name}.png", trainings, told)

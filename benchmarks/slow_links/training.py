@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,12 +15,14 @@ from benchmarks.slow_links.links import LINKS, Link, TwoHosts
 from benchmarks.slow_links.methods import Method, Trial
 from benchmarks.worker_process import WorkerProcess
 
-__all__ = ["Trainer"]
+__all__ = ["Trainer", "train_alone"]
 
 _ROOT = Path(__file__).parents[2]
 _MODULE = "benchmarks.workers.slow_link_training"
 _LIMIT_S = 300.0
 _WARM_STEPS = 2
+# An answer comes within the limit.
+_ALONE_STEPS = 10
 
 
 class _Ask(Protocol):
@@ -39,6 +41,7 @@ class Trainer:
         name: of the trial.
         trial: what is trained.
         method: how.
+        weights: file with those to begin from; None for random ones.
     """
 
     environments: Environments
@@ -46,6 +49,7 @@ class Trainer:
     name: str
     trial: Trial
     method: Method
+    weights: Path | None = None
 
     def measure(self) -> Training:
         """Trains on the trial's first link, then times steps on the others.
@@ -55,11 +59,12 @@ class Trainer:
         """
         own, *others = self.trial.links
         with self._workers(own) as ask:
-            points = self._curve(ask)
+            points, cpu_s = self._curve(ask)
             first, last = points[0], points[-1]
             num_steps = last.steps - first.steps
             step_s = {own.name: (last.seconds - first.seconds) / num_steps}
             step_bytes = {own.name: (last.num_bytes - first.num_bytes) / num_steps}
+            step_cpu_s = {own.name: cpu_s / num_steps}
             for link in others:
                 self.hosts.become(link)
                 ask(max(_WARM_STEPS, self.method.period))
@@ -72,16 +77,20 @@ class Trainer:
                 told = ask(count)
                 step_s[link.name] = told["seconds"] / count
                 step_bytes[link.name] = told["num_bytes"] / count
+                step_cpu_s[link.name] = told["cpu_s"] / count
         return Training(
             task=self.name,
             method=self.method.name,
             points=tuple(points),
             step_s=step_s,
             step_bytes=step_bytes,
+            step_cpu_s=step_cpu_s,
         )
 
-    def _curve(self, ask: _Ask) -> list[Point]:
+    def _curve(self, ask: _Ask) -> tuple[list[Point], float]:
+        """Returns the points, and the CPU seconds of a worker from the first one on."""
         points: list[Point] = []
+        cpu_s = 0.0
         # The first step compiles: its time is left out.
         seconds, num_bytes = 0.0, ask(1)["num_bytes"]
         for steps in range(
@@ -89,6 +98,7 @@ class Trainer:
         ):
             told = ask(self.trial.point_steps - (not points), validates=True)
             seconds, num_bytes = seconds + told["seconds"], num_bytes + told["num_bytes"]
+            cpu_s += told["cpu_s"] if points else 0.0
             points.append(
                 Point(
                     steps=steps,
@@ -98,7 +108,7 @@ class Trainer:
                     validation_loss=told["validation_loss"],
                 )
             )
-        return points
+        return points, cpu_s
 
     @contextlib.contextmanager
     def _workers(self, link: Link) -> Generator[_Ask]:
@@ -120,19 +130,55 @@ class Trainer:
 
     def _worker(self, host: int) -> WorkerProcess:
         cluster = {"worker": self.hosts.addresses}
-        task = {"type": "worker", "index": host}
-        variables = {
-            **self.environments.shell_variables(),
-            "TF_CONFIG": json.dumps({"cluster": cluster, "task": task}),
-            "STRATAGEM_SECRET": "of the two workers of a benchmark",
-            "JAX_PLATFORMS": "cpu",
-            "KERAS_BACKEND": "jax",
-        }
+        config = {"cluster": cluster, "task": {"type": "worker", "index": host}}
         options = {
             "task": self.trial.model,
             "method": dataclasses.asdict(self.method),
             "steps": self.trial.num_steps,
+            "first_steps": 0 if self.weights is None else self.trial.first_steps,
+            "weights": None if self.weights is None else str(self.weights),
         }
-        command = [str(self.environments.ours), "-m", _MODULE, json.dumps(options)]
         name = f"{self.name}, {self.method.name}, worker {host}"
-        return WorkerProcess(name, [*self.hosts.command(host), *command], variables, _ROOT)
+        return _start(self.environments, self.hosts, host, name, options, config)
+
+
+def train_alone(
+    environments: Environments, hosts: TwoHosts, name: str, trial: Trial, weights: Path
+) -> None:
+    """Trains the first steps of a trial in one worker, and writes its weights to a file.
+
+    Raises:
+        WorkerError: the worker ended, or did not answer in time.
+    """
+    options = {
+        "task": trial.model,
+        "method": dataclasses.asdict(trial.methods[0]),
+        "steps": trial.first_steps,
+        "first_steps": 0,
+        "weights": None,
+    }
+    with _start(environments, hosts, 0, f"{name}, first steps", options, None) as worker:
+        worker.read_answer(_LIMIT_S)
+        for _ in range(trial.first_steps // _ALONE_STEPS):
+            question = {"steps": _ALONE_STEPS, "validates": False, "save": str(weights)}
+            worker.ask(question, _LIMIT_S)
+
+
+def _start(
+    environments: Environments,
+    hosts: TwoHosts,
+    host: int,
+    name: str,
+    options: Mapping[str, Any],
+    config: Mapping[str, Any] | None,
+) -> WorkerProcess:
+    variables = {
+        **environments.shell_variables(),
+        "STRATAGEM_SECRET": "of the two workers of a benchmark",
+        "JAX_PLATFORMS": "cpu",
+        "KERAS_BACKEND": "jax",
+    }
+    if config is not None:
+        variables["TF_CONFIG"] = json.dumps(config)
+    command = [str(environments.ours), "-m", _MODULE, json.dumps(options)]
+    return WorkerProcess(name, [*hosts.command(host), *command], variables, _ROOT)

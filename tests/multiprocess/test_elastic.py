@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
 
 from tests.multiprocess.cluster import PROGRAMS, run_cluster
+from tests.multiprocess.elastic_reference import reference, weights_of
 
 _PROGRAM = str(PROGRAMS / "elastic.py")
 _NUM_MEMBERS = 3
@@ -29,25 +29,6 @@ def _train(folder: Path, kind: str, *moments: str) -> dict[int, np.lib.npyio.Npz
     }
 
 
-def _reference() -> tuple[list[np.ndarray], list[float]]:
-    """Returns the weights and logs of Keras alone, from the same batches."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(32 * 6 - 5, 8)).astype(np.float32)
-    y = (x[:, :1] * x[:, 1:2]).astype(np.float32)
-    keras.utils.set_random_seed(7)
-    model = keras.Sequential(
-        [keras.Input((8,)), keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(1)]
-    )
-    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
-    history = model.fit(x, y, 32, 2, shuffle=False, verbose=0, validation_data=(x, y)).history
-    logs = [*history["loss"], *history["mae"], *history["val_loss"], *history["val_mae"]]
-    return [np.asarray(variable.value) for variable in model.weights], logs
-
-
-def _weights(result: np.lib.npyio.NpzFile) -> list[np.ndarray]:
-    return [result[f"arr_{place}"] for place in range(4)]
-
-
 @pytest.mark.parametrize(
     "moments",
     [
@@ -61,13 +42,13 @@ def _weights(result: np.lib.npyio.NpzFile) -> list[np.ndarray]:
 def test_fit_goes_on_and_ends_where_one_device_does(tmp_path: Path, moments) -> None:
     left = _train(tmp_path, "fit", *moments)
     results = list(left.values())
-    weights, logs = _reference()
+    weights, logs = reference()
     parts = [moment.split(":") for moment in moments]
     at_the_end = {*left, *(int(part[0]) for part in parts if int(part[1]) >= 12)}
     for result in results:
-        for mine, first in zip(_weights(result), _weights(results[0]), strict=True):
+        for mine, first in zip(weights_of(result), weights_of(results[0]), strict=True):
             np.testing.assert_array_equal(mine, first)
-        for mine, wanted in zip(_weights(result), weights, strict=True):
+        for mine, wanted in zip(weights_of(result), weights, strict=True):
             np.testing.assert_allclose(mine, wanted, atol=2e-5)
         np.testing.assert_allclose(result["losses"], logs, rtol=1e-4)
         assert len(result["members"]) == 12
@@ -85,7 +66,7 @@ def test_a_replay_of_the_participants_gives_the_same_bits(tmp_path: Path) -> Non
     moments = [f"{member}:{step}" for member, step in ends.items()]
     (other,) = _train(tmp_path / "again", "loop", *moments).values()
     np.testing.assert_array_equal(other["members"], log)
-    for mine, theirs in zip(_weights(one), _weights(other), strict=True):
+    for mine, theirs in zip(weights_of(one), weights_of(other), strict=True):
         np.testing.assert_array_equal(mine, theirs)
     known = [step for step in range(len(log)) if step + 1 not in ends.values()]
     np.testing.assert_array_equal(one["losses"][known], other["losses"][known])

@@ -44,6 +44,13 @@ def test_claims_that_do_not_hold() -> None:
     assert "does not reach" in found[2][0]
 
 
+def test_claims_of_each_outer_momentum() -> None:
+    other = training("DiLoCo, H=50, momentum 0.5", (4.1, 3.1, 2.1), step_s=0.05, step_bytes=2e6)
+    found = claims([_LOCKSTEP, _DILOCO, other])
+    assert [holds for _, holds in found] == [True] * 4 + [False] * 2
+    assert found[4][0] == "transformer, DiLoCo, H=50, momentum 0.5: its last loss is +5.0%"
+
+
 def test_no_claims_without_lockstep() -> None:
     assert claims([_DILOCO]) == []
 

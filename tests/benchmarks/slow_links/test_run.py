@@ -16,7 +16,7 @@ from benchmarks.cases import Environments
 from benchmarks.runner import Effort
 from benchmarks.slow_links import run, run_slow_links
 from benchmarks.slow_links.curves import Training
-from benchmarks.slow_links.methods import METHODS, TRIALS
+from benchmarks.slow_links.methods import METHODS, TRIALS, Trial
 from benchmarks.slow_links.training import Trainer
 from benchmarks.worker_process import WorkerError
 from tests.benchmarks.slow_links.trainings import training
@@ -30,13 +30,25 @@ def _no_hosts() -> Generator[None]:
 def _measured(self: Trainer) -> Training:
     if self.method.name == "top-k":
         raise WorkerError("out of memory")
+    if self.trial.first_steps:
+        assert self.weights is not None
+        assert self.weights.read_text() == f"{self.name}, {self.trial.first_steps}"
+    else:
+        assert self.weights is None
     return training(self.method.name, (4.0, 2.0), task=self.name)
+
+
+def _weights(environments: Any, hosts: Any, name: str, trial: Trial, weights: Path) -> None:
+    assert not weights.exists()
+    assert weights.is_absolute()
+    weights.write_text(f"{name}, {trial.first_steps}")
 
 
 @pytest.fixture(autouse=True)
 def _made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(run, "two_hosts", _no_hosts)
+    monkeypatch.setattr(run, "train_alone", _weights)
     monkeypatch.setattr(Trainer, "measure", _measured)
 
 
@@ -54,7 +66,7 @@ def test_all_trials_and_methods_and_what_failed(tmp_path: Path) -> None:
     failed = [one["case"] for one in results["failures"]]
     assert failed == [case for case in cases if "top-k" in case]
     assert len(results["trainings"]) == len(cases) - len(failed)
-    assert "long transformer: DiLoCo sends 1/1.0 of the bytes" in printed
+    assert "long transformer, DiLoCo, H=50: sends 1/1.0 of the bytes" in printed
     for name in TRIALS:
         assert (tmp_path / f"slow_links_{name.replace(' ', '_')}.png").is_file()
 

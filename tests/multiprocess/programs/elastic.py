@@ -1,7 +1,8 @@
 """A member of an elastic group that trains, and is killed at the steps in its arguments.
 
 Arguments: a folder, "fit" or "loop", and moments "MEMBER:STEP" or "MEMBER:STEP:in", at the start of
-a step or after the member has sent its first values of it.
+a step or after the member has sent its first values of it. At "MEMBER:STEP:cut" its host loses its
+network.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,7 +43,7 @@ def make_model() -> keras.Model:
 
 
 class _Deaths:
-    """Kills this process at a step."""
+    """Kills this process at a step, or cuts its host off."""
 
     def __init__(self, own: int, moments: list[str]) -> None:
         parts = [one.split(":") for one in moments]
@@ -53,6 +55,9 @@ class _Deaths:
             return
         if not self._moments[step]:
             os.kill(os.getpid(), signal.SIGKILL)
+        if self._moments[step] == ["cut"]:
+            subprocess.run(["ip", "link", "set", "eth0", "down"], check=True)
+            return
         original = PeerConnections._swap
 
         def swap(self: Any, outgoing: Any, incoming: Any) -> None:

@@ -13,8 +13,11 @@ __all__ = [
     "NUM_FEATURES",
     "NUM_REPLICAS",
     "NUM_STEPS",
+    "OVERLAP",
+    "OWN_SHARE",
     "PERIOD",
     "RANK",
+    "STREAMED_STEPS",
     "WHOLE_STEPS",
     "examples",
     "initial_weights",
@@ -24,6 +27,10 @@ NUM_REPLICAS, NUM_STEPS, BATCH_SIZE = 2, 30, 32
 NUM_FEATURES, HIDDEN, NUM_CLASSES = 64, 48, 10
 LEARNING_RATE, MOMENTUM = 0.1, 0.9
 PERIOD, RANK = 6, 2
+# Streaming: the steps that a fragment is under way, and the share of own weights that is kept.
+OVERLAP, OWN_SHARE = 2, 0.25
+# After so many, no fragment is under way.
+STREAMED_STEPS = NUM_STEPS - 1
 # PyTorch's hook sums the gradients of the first steps whole.
 WHOLE_STEPS = 2
 
