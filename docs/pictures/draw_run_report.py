@@ -20,10 +20,10 @@ from PIL import Image
 from rich.console import Console
 
 from stratagem.goodput import account_for, read_run
-from stratagem.run_events.reader import ProcessEvents, RunEvents
 from stratagem.monitoring.html_report import write_report
 from stratagem.monitoring.run_state import RunState
 from stratagem.monitoring.terminal_view import frame
+from stratagem.run_events.reader import ProcessEvents, RunEvents
 
 HERE = Path(__file__).parent
 CHROMIUM = ("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars")
