@@ -69,6 +69,7 @@ _COMPATIBILITY_FILES = (
 )
 
 _TESTS = Path(__file__).parent
+NIGHTLY = frozenset((_TESTS / "nightly.txt").read_text(encoding="utf-8").splitlines())
 
 # Relative tolerance of one operation's result. A GPU multiplies float32 matrices in TF32.
 _RELATIVE_TOLERANCE = {
@@ -122,8 +123,10 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks whole files: what is promised there is promised on every version."""
+    """Marks whole files, whose promises hold on every version, and the rows of nightly.txt."""
     for item in items:
+        if item.nodeid in NIGHTLY:
+            item.add_marker(pytest.mark.slow)
         if item.path.relative_to(_TESTS).as_posix() in _COMPATIBILITY_FILES:
             item.add_marker(pytest.mark.compatibility)
 

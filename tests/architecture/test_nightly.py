@@ -1,0 +1,20 @@
+"""The list of rows that `make test` leaves out names tests that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[2]
+_ROW = re.compile(r"(tests/[\w/]+\.py)::(test_\w+)\[.+\]")
+
+
+def test_each_row_is_one_of_a_test_that_exists() -> None:
+    lines = (_ROOT / "tests/nightly.txt").read_text(encoding="utf-8").splitlines()
+    rows = [line for line in lines if not line.startswith("#")]
+    assert rows == sorted(set(rows))
+    for row in rows:
+        match = _ROW.fullmatch(row)
+        assert match is not None, row
+        source = (_ROOT / match[1]).read_text(encoding="utf-8")
+        assert f"def {match[2]}(" in source, row
