@@ -12,6 +12,9 @@ from stratagem.stragglers import RunCost
 from tests.multiprocess.cluster import PROGRAMS, run_cluster
 from tests.multiprocess.namespaces import can_make_hosts, hosts
 
+# What they find are times, which programs on the same cores change.
+pytestmark = pytest.mark.slow
+
 _PROGRAM = str(PROGRAMS / "stragglers.py")
 
 
@@ -41,14 +44,12 @@ def test_elastic_workers_are_slow_in_input_and_in_computing(tmp_path: Path) -> N
     assert (first.peers_s or 0.0) > (one.peers_s or 0.0) + 0.1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("cause", ["input", "host"])
 def test_mirrored_worker_is_slow(tmp_path: Path, cause: str) -> None:
     cost = _cost(tmp_path, "mirrored", "60", "16", f"1:{cause}:0:0.1")
     assert _found(cost) == {"worker 1": "input" if cause == "input" else "compute"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["elastic", "mirrored"])
 def test_equal_workers_are_not_slow(tmp_path: Path, kind: str) -> None:
     """All sleep in their input, so that a busy machine does not make one of them slow."""
@@ -56,7 +57,6 @@ def test_equal_workers_are_not_slow(tmp_path: Path, kind: str) -> None:
     assert _found(_cost(tmp_path, kind, "60", "16", *slow)) == {}
 
 
-@pytest.mark.slow
 def test_elastic_worker_has_a_slow_link(tmp_path: Path) -> None:
     if not can_make_hosts():
         pytest.skip("needs the right to make network namespaces")

@@ -122,7 +122,7 @@ def _read_config(context: click.Context, _: click.Parameter, path: Path | None) 
     "evict_slow",
     type=click.FloatRange(1, min_open=True),
     metavar="FACTOR",
-    help="End a worker by which steps take FACTOR times as long, if the others can continue.",
+    help="End a worker that makes steps take FACTOR times as long, if the others can continue.",
 )
 @_option(
     "evict_after_s",

@@ -21,7 +21,7 @@ _COMMON_SHARE = 0.25
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvictionRule:
-    """The workers to end: those by which steps take `factor` times as long, for `after_s`.
+    """The workers to end: those that make steps take `factor` times as long, for `after_s`.
 
     At most `max_evictions` are ended, and at least `min_workers` are left.
     """

@@ -93,7 +93,7 @@ class LaunchOptions:
         cold_restarts: True to load JAX and Keras again in each restarted task.
         survivors: True if workers continue without one that fails, as under `ElasticStrategy`.
             The job fails if no worker ends well.
-        evict_slow: ends a worker by which steps take this many times as long, if the others then
+        evict_slow: ends a worker that makes steps take this many times as long, if the others then
             continue or restart. None ends none.
         evict_after_s: seconds for which it must be that slow.
         max_evictions: maximum number of workers that are ended for that reason.

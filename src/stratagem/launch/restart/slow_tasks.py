@@ -34,7 +34,7 @@ _ANY = EvictionRule(factor=1.0, after_s=_SAY_AFTER_S, max_evictions=0)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SlowTask:
-    """A task for which the others wait. `reason` is empty unless it is to be ended."""
+    """A slow task. `reason` says why it is ended, and is empty if it is not."""
 
     straggler: Straggler
     step_s: float
