@@ -123,7 +123,7 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks whole files, whose promises hold on every version, and the rows of nightly.txt."""
+    """Marks whole files, whose promises hold on every version, and the tests of nightly.txt."""
     for item in items:
         if item.nodeid in NIGHTLY:
             item.add_marker(pytest.mark.slow)

@@ -39,7 +39,7 @@ def test_elastic_workers_are_slow_in_input_and_in_computing(tmp_path: Path) -> N
     # Two wait 0.15 s for both, and three 0.05 s for worker 1: 0.1 and 0.05 s each, on average.
     assert one.late_s == pytest.approx(0.1, rel=0.3)
     assert two.late_s == pytest.approx(0.05, rel=0.5)
-    assert (one.input_s or 0.0) > 0.2 > (first.input_s or 0.0)
+    assert (one.input_s or 0.0) > (first.input_s or 0.0) + 0.1
     assert two.work_s > first.work_s + 0.1
     assert (first.peers_s or 0.0) > (one.peers_s or 0.0) + 0.1
 
