@@ -40,6 +40,7 @@ NEWEST := .venv-newest/.complete
 PEERS := .venv-peers/.complete
 TPU := .venv-tpu/.complete
 GPU := .venv-gpu/.complete
+CUDA := .venv-cuda/.complete
 THIRD_PARTY := .venv-third-party/.complete
 RAY := .venv-ray/.complete
 RELEASE := .venv-release/.complete
@@ -118,6 +119,9 @@ $(RELEASE): requirements/release.txt
 	test -x .venv-release/bin/python || "$(PYTHON)" -m venv .venv-release
 	.venv-release/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/release.txt
 	@touch $@
+
+$(CUDA): requirements/cuda.lock pyproject.toml
+	$(call environment,.venv-cuda,$(PYTHON),requirements/cuda.lock)
 
 $(DOCS): requirements/docs.lock pyproject.toml
 	$(call environment,.venv-docs,$(PYTHON),requirements/docs.lock)
@@ -328,8 +332,10 @@ lock: ## renews the locks; needs uv
 	$(LOCK) --extra docs --constraint requirements/dev.lock --output-file requirements/docs.lock
 	$(LOCK) requirements/third_party.txt --constraint requirements/dev.lock \
 		--override requirements/third_party_overrides.txt --output-file requirements/third_party.lock
+	$(LOCK) requirements/cuda.txt --extra test --extra plots --extra cuda13 --constraint requirements/dev.lock \
+		--output-file requirements/cuda.lock
 
 .PHONY: clean
 clean: ## removes the environments, caches and builds; runs/ stays
-	rm -rf .venv .venv-oldest .venv-newest .venv-peers .venv-tpu .venv-gpu .venv-third-party .venv-ray .venv-docs .venv-release .venv-latest build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-newest .venv-peers .venv-tpu .venv-gpu .venv-cuda .venv-third-party .venv-ray .venv-docs .venv-release .venv-latest build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
