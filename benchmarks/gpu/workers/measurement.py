@@ -30,8 +30,8 @@ class Training:
     """A prepared model.
 
     Args:
-        first_call: runs a call on the first data, of `steps_per_call` steps, waits for the device and returns
-            the loss: the mean over these steps.
+        first_call: runs a call on the first data, waits for the device and returns the loss, the
+            mean over the call's steps.
         train: trains for so many epochs, waits, and returns the last loss.
         device_kind: name of the device.
         num_parameters: trainable numbers.
