@@ -149,7 +149,7 @@ def _start(side: GpuSide, plan: Plan, limit_s: float) -> _Running:
             **side.options,
         }
     )
-    module = f"benchmarks.gpu.workers.{side.program}"
+    module = side.program if "." in side.program else f"benchmarks.gpu.workers.{side.program}"
     files = [(logs / f"{_name(side)}.{kind}").open("wb") for kind in ("out", "err")]
     process = subprocess.Popen(
         [sys.executable, "-m", module, json.dumps(dataclasses.asdict(options))],

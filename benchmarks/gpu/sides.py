@@ -18,7 +18,7 @@ class GpuSide:
     Args:
         workload: heading in the report.
         name: in tables.
-        program: module in `benchmarks.gpu.workers`.
+        program: module in `benchmarks.gpu.workers`, or another's whole name.
         priority: 1 is measured first.
         estimate_s: whole duration with compiled programs in the cache, and 3 rounds of 2 s.
         device_gb: memory of the device, for sides that run at the same time.

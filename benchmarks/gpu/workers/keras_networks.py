@@ -27,10 +27,13 @@ TABLE = "tables"  # the layer whose memory a placement chooses
 _EPSILON = 1e-5
 
 
-def build_model(model: GpuModel) -> keras.Model:
-    """Returns a model, with the same weights in every process of one backend."""
+def build_model(model: GpuModel, *, is_mixed: bool = True) -> keras.Model:
+    """Returns a model, with the same weights in every process of one backend.
+
+    With `is_mixed`, the large models compute in bfloat16.
+    """
     keras.utils.set_random_seed(0)
-    if model.kind in ("resnet50", "bert", "gpt"):
+    if is_mixed and model.kind in ("resnet50", "bert", "gpt"):
         keras.config.set_dtype_policy("mixed_bfloat16")
     if model.kind == "mlp":
         assert MLP_SIZES[-1] == model.num_classes
