@@ -19,7 +19,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from benchmarks.workers.protocol import WorkerOptions
 from benchmarks.workloads import WORKLOADS, mlp_weights
 
-__all__ = ["AXIS", "Devices", "State", "TrainingStep", "make_devices"]
+__all__ = [
+    "AXIS",
+    "Devices",
+    "Forward",
+    "State",
+    "TrainingStep",
+    "adam",
+    "make_devices",
+    "mlp_forward",
+]
 
 AXIS = "replica"
 _LEARNING_RATE, _BETA_1, _BETA_2, _EPSILON = 1e-3, 0.9, 0.999, 1e-7
@@ -86,7 +95,7 @@ class TrainingStep:
     """
 
     def __init__(self, name: str, devices: Devices) -> None:
-        self._forward, parameters, others = _mlp() if name == "mlp" else _keras_model(name)
+        self._forward, parameters, others = mlp_forward() if name == "mlp" else _keras_model(name)
         self._batch_size = WORKLOADS[name].batch_size
         self._devices = devices
         # Loops of convolutions are 30 times slower than the steps written out, on CPU only.
@@ -111,12 +120,18 @@ class TrainingStep:
         if self._devices.count > 1:
             gradients = jax.lax.psum(gradients, AXIS)
         num_right = (jnp.argmax(logits, axis=1) == y).sum().astype(jnp.float32)
-        return _adam(state, gradients, others), loss_sum, num_right
+        return adam(state, gradients, others), loss_sum, num_right
 
 
-def _adam(state: State, gradients: list[Any], others: list[Any]) -> State:
+def adam(
+    state: State,
+    gradients: list[Any],
+    others: list[Any],
+    learning_rate: float = _LEARNING_RATE,
+) -> State:
+    """Returns the state after an update by Keras's formula of Adam."""
     step = (state.iterations + 1).astype(jnp.float32)
-    rate = _LEARNING_RATE * jnp.sqrt(1 - _BETA_2**step) / (1 - _BETA_1**step)
+    rate = learning_rate * jnp.sqrt(1 - _BETA_2**step) / (1 - _BETA_1**step)
     momentums = [
         momentum + (gradient - momentum) * (1 - _BETA_1)
         for momentum, gradient in zip(state.momentums, gradients, strict=True)
@@ -134,7 +149,9 @@ def _adam(state: State, gradients: list[Any], others: list[Any]) -> State:
     return State(parameters, others, momentums, velocities, state.iterations + 1)
 
 
-def _mlp() -> tuple[Forward, list[Any], list[Any]]:
+def mlp_forward() -> tuple[Forward, list[Any], list[Any]]:
+    """Returns the forward pass of the MLP in plain JAX, its first weights, and no other state."""
+
     def forward(parameters: list[Any], others: list[Any], x: Any) -> tuple[Any, list[Any]]:
         *hidden, last = zip(parameters[::2], parameters[1::2], strict=True)
         for kernel, bias in hidden:

@@ -1,0 +1,1 @@
+"""The project beside its peers on one GPU: speed, first step, compilation, memory, checkpoints."""

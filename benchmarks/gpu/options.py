@@ -1,0 +1,49 @@
+"""The options of a side's process. Imports only the standard library."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+
+__all__ = ["SideOptions"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SideOptions:
+    """What the process of a side trains, and for how long.
+
+    Args:
+        model: key of `benchmarks.gpu.models.MODELS`; "" for checkpoints.
+        result: file that the process writes its figures to, again after each stage.
+        begun_s: `time.time()` when the process was started.
+        platform: "gpu", or "cpu" to try the programs.
+        steps_per_call: steps in one call of the host.
+        data: "host" or "device".
+        table: memory of DLRM's tables: "device", "pinned_host", "central" or "host".
+        compiled: mode of `torch.compile`; "" for eager PyTorch.
+        num_rounds: of measurement; 0 for the first step only.
+        round_s: target duration of a round.
+        is_tiny: small sizes, for a CPU.
+        state_bytes: of the state that a checkpoint saves.
+        folder: where checkpoints are written.
+    """
+
+    model: str = ""
+    result: str
+    begun_s: float
+    platform: str = "gpu"
+    steps_per_call: int = 1
+    data: str = "host"
+    table: str = "device"
+    compiled: str = ""
+    num_rounds: int = 3
+    round_s: float = 2.0
+    is_tiny: bool = False
+    state_bytes: int = 0
+    folder: str = ""
+
+    @classmethod
+    def from_command_line(cls) -> SideOptions:
+        """Returns the options that the runner passed."""
+        return cls(**json.loads(sys.argv[1]))

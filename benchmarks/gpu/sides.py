@@ -1,0 +1,165 @@
+"""The sides of each workload, in the order in which they are measured."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["SIDES", "WORKLOAD_NAMES", "GpuSide", "cold_sides", "select"]
+
+_OURS, _KERAS, _JAX, _TORCH = "stratagem_side", "keras_side", "jax_side", "torch_side"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GpuSide:
+    """A side of a workload: a process.
+
+    Args:
+        workload: heading in the report.
+        name: in tables.
+        program: module in `benchmarks.gpu.workers`, or another's whole name.
+        priority: 1 is measured first.
+        estimate_s: whole duration with compiled programs in the cache, and 3 rounds of 2 s.
+        device_gb: memory of the device, for sides that run at the same time.
+        options: of `SideOptions`.
+        variables: of the environment.
+        is_cold: True for an empty cache of compiled programs, and the first step only.
+    """
+
+    workload: str
+    name: str
+    program: str
+    priority: int
+    estimate_s: float
+    device_gb: float
+    options: dict[str, Any]
+    variables: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
+    is_cold: bool = False
+
+    @property
+    def key(self) -> str:
+        """Name for files and options of the command line."""
+        words = f"{self.workload} {self.name}".replace(",", " ").replace(".", " ").split()
+        return "-".join(words).lower()
+
+    @property
+    def is_ours(self) -> bool:
+        """True for this project's sides."""
+        return self.program.startswith("stratagem")
+
+
+def _side(
+    workload: str,
+    name: str,
+    program: str,
+    priority: int = 1,
+    estimate_s: float = 16,
+    device_gb: float = 8,
+    **options: Any,
+) -> GpuSide:
+    backend = options.pop("backend", "jax")
+    variables = {"KERAS_BACKEND": backend}
+    if workload in ("mlp", "resnet50", "bert", "gpt", "dlrm"):
+        options = {"model": workload, **options}
+    return GpuSide(
+        workload=workload,
+        name=name,
+        program=program,
+        priority=priority,
+        estimate_s=estimate_s,
+        device_gb=device_gb,
+        options=options,
+        variables=variables,
+    )
+
+
+_COMPILED = {"compiled": "default"}
+_DEVICE = {"data": "device"}
+
+_ALL = (
+    _side("mlp", "fit, 100 a call", _OURS, 1, 13, 2, steps_per_call=100),
+    _side("mlp", "fit, 1 a call", _OURS, 1, 13, 2),
+    _side("mlp", "Keras fit, 1 a call", _KERAS, 1, 15, 2),
+    _side("mlp", "Keras fit, 100 a call", _KERAS, 2, 15, 2, steps_per_call=100),
+    _side("mlp", "JAX scan by hand, 100 a call", _JAX, 1, 11, 2, steps_per_call=100),
+    _side("mlp", "JAX loop by hand", _JAX, 2, 11, 2),
+    _side("mlp", "fit, data on device, 100 a call", _OURS, 2, 13, 2, steps_per_call=100, **_DEVICE),
+    _side("mlp", "JAX scan, data on device", _JAX, 2, 11, 2, steps_per_call=100, **_DEVICE),
+    _side("mlp", "PyTorch eager", _TORCH, 2, 14, 2),
+    _side("mlp", "torch.compile", _TORCH, 1, 18, 2, **_COMPILED),
+    _side("mlp", "torch.compile, reduce-overhead", _TORCH, 3, 20, 2, compiled="reduce-overhead"),
+    _side("mlp", "Keras fit on PyTorch", _KERAS, 3, 18, 2, backend="torch"),
+    _side("resnet50", "fit, data on device", _OURS, 1, 24, 20, steps_per_call=8, **_DEVICE),
+    _side("resnet50", "fit, data on host", _OURS, 1, 24, 20, steps_per_call=8),
+    _side("resnet50", "JAX scan, data on device", _JAX, 1, 22, 20, steps_per_call=8, **_DEVICE),
+    _side("resnet50", "torch.compile, data on device", _TORCH, 1, 26, 20, **_COMPILED, **_DEVICE),
+    _side("resnet50", "Keras fit, data on host", _KERAS, 1, 24, 20),
+    _side("resnet50", "PyTorch eager, data on device", _TORCH, 2, 17, 20, **_DEVICE),
+    _side("resnet50", "torch.compile, data on host", _TORCH, 2, 26, 20, **_COMPILED),
+    _side("resnet50", "fit, 1 a call, data on device", _OURS, 3, 24, 20, **_DEVICE),
+    _side("resnet50", "JAX scan, data on host", _JAX, 3, 22, 20, steps_per_call=8),
+    _side("gpt", "fit, 4 a call", _OURS, 1, 24, 21, steps_per_call=4),
+    _side("gpt", "JAX scan by hand, 4 a call", _JAX, 1, 24, 21, steps_per_call=4, **_DEVICE),
+    _side("gpt", "torch.compile", _TORCH, 1, 28, 21, **_COMPILED, **_DEVICE),
+    _side("gpt", "Keras fit, 1 a call", _KERAS, 1, 24, 21),
+    _side("gpt", "PyTorch eager", _TORCH, 2, 18, 21, **_DEVICE),
+    _side("gpt", "fit, 1 a call", _OURS, 3, 24, 21),
+    _side("bert", "fit, 10 a call", _OURS, 1, 20, 9, steps_per_call=10),
+    _side("bert", "JAX scan by hand, 10 a call", _JAX, 1, 20, 9, steps_per_call=10, **_DEVICE),
+    _side("bert", "torch.compile", _TORCH, 1, 24, 9, **_COMPILED, **_DEVICE),
+    _side("bert", "Keras fit, 1 a call", _KERAS, 1, 20, 9),
+    _side("bert", "PyTorch eager", _TORCH, 2, 16, 9, **_DEVICE),
+    _side("bert", "fit, 1 a call", _OURS, 3, 20, 9),
+    _side("dlrm", "fit, tables on device", _OURS, 2, 18, 30, steps_per_call=10),
+    _side("dlrm", "fit, tables in host memory", _OURS, 2, 24, 4, table="central"),
+    _side("dlrm", "fit, tables in pinned host memory", _OURS, 2, 30, 30, table="pinned_host"),
+    _side("dlrm", "PyTorch, tables on device", _TORCH, 2, 16, 16, **_DEVICE),
+    _side("dlrm", "PyTorch, tables in host memory", _TORCH, 2, 20, 4, table="host", **_DEVICE),
+    _side("dlrm", "Keras fit, tables on device", _KERAS, 3, 20, 35),
+    _side("checkpoint", "asynchronous save", "stratagem_checkpoint", 1, 45, 25),
+    _side("checkpoint", "torch.distributed async_save", "torch_checkpoint", 2, 60, 12),
+)
+SIDES: tuple[GpuSide, ...] = tuple(sorted(_ALL, key=lambda side: side.priority))
+WORKLOAD_NAMES = ("mlp", "resnet50", "bert", "gpt", "dlrm", "checkpoint")
+
+_COLD_KEYS = (
+    "resnet50-fit-data-on-device",
+    "resnet50-jax-scan-data-on-device",
+    "resnet50-torch-compile-data-on-device",
+    "resnet50-keras-fit-data-on-host",
+    "gpt-fit-4-a-call",
+    "gpt-jax-scan-by-hand-4-a-call",
+    "gpt-torch-compile",
+    "gpt-keras-fit-1-a-call",
+)
+
+
+def cold_sides() -> list[GpuSide]:
+    """Returns the sides whose first step is taken with an empty cache."""
+    by_key = {side.key: side for side in SIDES}
+    return [dataclasses.replace(by_key[key], is_cold=True, estimate_s=60.0) for key in _COLD_KEYS]
+
+
+def select(names: Sequence[str]) -> list[GpuSide]:
+    """Returns the sides of workloads, or those whose key begins with a name; all for no names.
+
+    "cold" stands for the first steps with an empty cache, which only this name selects.
+
+    Raises:
+        ValueError: no side has such a name.
+    """
+    if not names:
+        return list(SIDES)
+    chosen: list[GpuSide] = []
+    for name in names:
+        if name == "cold":
+            chosen += cold_sides()
+            continue
+        found = [side for side in SIDES if side.workload == name or side.key.startswith(name)]
+        if not found:
+            keys = ", ".join([*WORKLOAD_NAMES, "cold", *(side.key for side in SIDES)])
+            raise ValueError(f"No side is called {name!r}. There are: {keys}.")
+        chosen += found
+    unique = {(side.key, side.is_cold): side for side in chosen}
+    return sorted(unique.values(), key=lambda side: side.priority)

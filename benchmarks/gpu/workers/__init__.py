@@ -1,0 +1,1 @@
+"""Programs of the sides, each a process of its own."""

@@ -1,0 +1,47 @@
+"""Ours: `fit` of a Keras model under a strategy."""
+
+from __future__ import annotations
+
+import stratagem as sg  # isort: skip - before keras, because it selects the JAX backend
+
+import jax
+
+from benchmarks.gpu.models import GpuModel
+from benchmarks.gpu.options import SideOptions
+from benchmarks.gpu.workers.fit_training import training_by_fit
+from benchmarks.gpu.workers.jax_device import count_compile_s, find_device, peak_bytes
+from benchmarks.gpu.workers.keras_networks import TABLE, build_model, compile_model
+from benchmarks.gpu.workers.measurement import Training, measure
+
+__all__ = ["prepare"]
+
+
+def prepare(options: SideOptions, model: GpuModel) -> Training:
+    compile_s = count_compile_s()
+    device = find_device(options.platform)
+    with _strategy(options).scope():
+        network = build_model(model)
+        compile_model(network, model, steps_per_call=options.steps_per_call)
+    arrays = model.arrays()
+    if options.data == "device":
+        arrays = jax.device_put(arrays, device)
+    return training_by_fit(
+        network,
+        arrays,
+        model,
+        options,
+        device_kind=device.device_kind,
+        peak_bytes=lambda: peak_bytes(device),
+        compile_s=compile_s,
+    )
+
+
+def _strategy(options: SideOptions) -> sg.Strategy:
+    name = f"{options.platform}:0"
+    if options.table == "device":
+        return sg.OneDeviceStrategy(name)
+    return sg.HybridStrategy([name], placement={TABLE: options.table})
+
+
+if __name__ == "__main__":
+    measure(prepare)
