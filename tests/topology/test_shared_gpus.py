@@ -56,7 +56,7 @@ def test_gpus_of_their_own_and_unknown_ones_are_accepted() -> None:
 
 
 def test_processes_without_gpus_exchange_nothing() -> None:
-    shared_gpus.require_own_gpus(SimpleNamespace(), _gpus(0, platform="cpu"))  # pyright: ignore
+    shared_gpus.require_own_gpus(SimpleNamespace(), _gpus(0, platform="cpu"))  # pyright: ignore[reportArgumentType]
 
 
 def test_uuid_is_that_of_the_driver(monkeypatch) -> None:
