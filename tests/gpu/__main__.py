@@ -73,7 +73,9 @@ def _run_all(wanted: list[Check], num_processes: int, limit_s: float) -> int:
             print(f"{word} {one.name} {time_s:.1f} s {last}", flush=True)
             if not passed:
                 failed.append(one.name)
-    print(f"{len(wanted) - len(failed)} of {len(wanted)} passed; failed: {', '.join(failed) or '-'}")
+    print(
+        f"{len(wanted) - len(failed)} of {len(wanted)} passed; failed: {', '.join(failed) or '-'}"
+    )
     return len(failed)
 
 

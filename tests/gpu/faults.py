@@ -32,7 +32,9 @@ def _memory_of(pid: int) -> tuple[int | None, int]:
         ).stdout
 
     rows = [line.split(",") for line in asked("--query-compute-apps=pid,used_memory").splitlines()]
-    own = [int(used) for number, used in rows if number.strip() == str(pid) and used.strip().isdigit()]
+    own = [
+        int(used) for number, used in rows if number.strip() == str(pid) and used.strip().isdigit()
+    ]
     used = int(asked("--query-gpu=memory.used").split()[0])
     return (own[0] if own else None), used
 

@@ -98,7 +98,11 @@ def out_of_memory() -> dict[str, Any]:
                 problems.append(f"{name}: unusable afterwards without a word")
             with strategy.scope():  # go on with another model, as the error says
                 model = keras.Sequential(
-                    [keras.Input((64,)), keras.layers.Dense(16384, "relu"), keras.layers.Dense(1024)]
+                    [
+                        keras.Input((64,)),
+                        keras.layers.Dense(16384, "relu"),
+                        keras.layers.Dense(1024),
+                    ]
                 )
                 model.compile("adam", "mse")
             model.fit(small, target, verbose=0)
@@ -159,7 +163,7 @@ def _train_pinned(
             def loss() -> Any:
                 return sum(jnp.mean(jnp.tanh(batch @ one.value) * batch) for one in some)
 
-            value, gradients = sg.value_and_grad(loss, list(some))()
+            value, gradients = sg.value_and_grad(loss, list(some))
             for one, gradient in zip(some, gradients, strict=True):
                 one.assign(one.value - 0.5 * gradient)
             return value
@@ -249,7 +253,9 @@ def _train_table(num_bytes: int) -> dict[str, Any]:
     strategy = sg.CentralStorageStrategy([device()], "pinned_host")
     begin_s = time.monotonic()
     with strategy.scope():
-        table = keras.layers.Embedding(num_rows, width, embeddings_initializer="zeros", name="table")
+        table = keras.layers.Embedding(
+            num_rows, width, embeddings_initializer="zeros", name="table"
+        )
         model = keras.Sequential(
             [keras.Input((8,), dtype="int32"), table, keras.layers.Flatten(), keras.layers.Dense(1)]
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -39,7 +40,9 @@ def launched(*arguments: str, timeout_s: float = 80, **environment: str) -> dict
             output, _ = process.communicate()
         raise AssertionError(f"not done after {timeout_s} s:\n{output[-6000:]}") from None
     results = [
-        json.loads(line.split("RESULT ", 1)[1]) for line in output.splitlines() if "RESULT {" in line
+        json.loads(line.split("RESULT ", 1)[1])
+        for line in output.splitlines()
+        if "RESULT {" in line
     ]
     return {
         "code": process.returncode,
@@ -101,6 +104,8 @@ def elastic_processes_with_one_gpu() -> dict[str, Any]:
 @check(priority=0)
 def parameter_server_programs_on_the_gpu() -> dict[str, Any]:
     """A chief and a worker compute on the GPU; the servers are processes of the host."""
+    if importlib.util.find_spec("ray") is None:
+        return {"skipped": "Ray, which a cluster of parameter servers needs, is not installed"}
     ended = launched("--chief", "--workers", "1", "--ps", "1", str(PROGRAMS / "independent.py"))
     assert ended["code"] == 0, ended
     assert len(ended["results"]) == 2, ended
@@ -116,6 +121,23 @@ def parameter_server_programs_on_the_gpu() -> dict[str, Any]:
 @check(priority=1)
 def parameter_server_of_this_machine() -> dict[str, Any]:
     """Two workers and a server that the strategy starts: the coordinator alone has the GPU."""
+    return _parameter_servers()
+
+
+@check(priority=0)
+def parameter_server_workers_on_the_gpu() -> dict[str, Any]:
+    """The same with workers that see the GPU, as those of a cluster of machines do."""
+    from stratagem.parameter_server.cluster import coordinated_cluster
+
+    if not is_on_cpu():
+        coordinated_cluster._OF_LOCAL["JAX_PLATFORMS"] = "cuda,cpu"
+    figures = _parameter_servers()
+    for used in figures["devices of workers"]:
+        assert is_on_cpu() or "cuda" in used[0].lower(), figures
+    return figures
+
+
+def _parameter_servers() -> dict[str, Any]:
     import stratagem as sg
     from tests.gpu.models import train
 
