@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import os
 import signal
 import subprocess
@@ -121,10 +122,8 @@ def run_check(one: Check, end_s: float | None = None) -> tuple[bool, float, str]
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
     """Ends what a check has started and not ended."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait(10)
 
 

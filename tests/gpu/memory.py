@@ -23,94 +23,116 @@ def _used_bytes() -> int:
     return int(stats.get("bytes_in_use", 0))
 
 
-@check(priority=0, XLA_PYTHON_CLIENT_MEM_FRACTION="0.06")
-def out_of_memory() -> dict[str, Any]:
-    """Each way to run out of memory: our error, kept variables, no held memory, a smaller batch."""
-    import jax
-    import jax.numpy as jnp
-    import keras
+class _Trial:
+    """A model on a device with little memory, and ways to need more than that."""
 
-    import stratagem as sg
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+        self._small = np.ones((64, 64), "float32"), np.ones((64, 1024), "float32")
+        self._large = np.ones((2**18, 64), "float32"), np.zeros((2**18, 1024), "float32")
+        self.late: list[str] = []  # ways whose error came with the result, not with the call
+        self.renew()
 
-    strategy = sg.OneDeviceStrategy(device())
-    with strategy.scope():
-        model = keras.Sequential(
-            [keras.Input((64,)), keras.layers.Dense(16384, "relu"), keras.layers.Dense(1024)]
-        )
-        model.compile("adam", "mse")
-    small, target = np.ones((64, 64), "float32"), np.ones((64, 1024), "float32")
-    model.fit(small, target, verbose=0)
-    figures: dict[str, Any] = {"bytes_before": _used_bytes()}
+    def renew(self) -> None:
+        """Makes and trains a new model."""
+        import keras
 
-    def huge() -> Any:
-        kernel = model.trainable_variables[0]
-        kernel.assign(kernel.value + 1)  # donated
-        size = 2**47 if is_on_cpu() else 2**34
-        return jnp.sort(jnp.ones((size // 4,)) * kernel.value[0, 0])
+        with self._strategy.scope():
+            self.model = keras.Sequential(
+                [keras.Input((64,)), keras.layers.Dense(16384, "relu"), keras.layers.Dense(1024)]
+            )
+            self.model.compile("adam", "mse")
+        self.train_little()
 
-    def wait_for_run() -> None:
-        result = strategy.run(huge)
-        figures["run returned before its error"] = True
-        with strategy.scope():
+    def train_little(self) -> float:
+        return self.model.fit(*self._small, verbose=0).history["loss"][0]
+
+    def ways(self) -> dict[str, Any]:
+        """The ways by name; on CPU, whose memory is large, only one."""
+        if is_on_cpu():
+            return {"run": self._run}
+        options: dict[str, Any] = {"batch_size": 2**18, "verbose": 0}
+        return {
+            "fit": lambda: self.model.fit(*self._large, **options),
+            "evaluate": lambda: self.model.evaluate(*self._large, **options),
+            "predict": lambda: self.model.predict(self._large[0], **options),
+            "variable": self._make_variable,
+            "input": self._read_input,
+            "run": self._run,
+        }
+
+    def _run(self) -> None:
+        import jax
+        import jax.numpy as jnp
+
+        def huge() -> Any:
+            kernel = self.model.trainable_variables[0]
+            kernel.assign(kernel.value + 1)  # donated
+            size = 2**47 if is_on_cpu() else 2**34
+            return jnp.sort(jnp.ones((size // 4,)) * kernel.value[0, 0])
+
+        result = self._strategy.run(huge)
+        self.late.append("run")
+        with self._strategy.scope():
             jax.block_until_ready(result)
 
-    def make_variable() -> None:
-        with strategy.scope():
+    def _make_variable(self) -> None:
+        import jax
+        import keras
+
+        with self._strategy.scope():
             value = keras.Variable(np.zeros((2**15, 2**17), "float32"))  # 16 GiB
             jax.block_until_ready(value.value)
 
-    def read_input() -> None:
-        batches = strategy.distribute_dataset([np.zeros((2**16, 2**16), "float32")])
-        jax.block_until_ready(next(iter(batches)))
+    def _read_input(self) -> None:
+        import jax
 
-    large = np.ones((2**18, 64), "float32"), np.zeros((2**18, 1024), "float32")
-    ways: dict[str, Any] = {"run": wait_for_run}
-    if not is_on_cpu():
-        ways = {
-            "fit": lambda: model.fit(*large, batch_size=2**18, verbose=0),
-            "evaluate": lambda: model.evaluate(*large, batch_size=2**18, verbose=0),
-            "predict": lambda: model.predict(large[0], batch_size=2**18, verbose=0),
-            "variable": make_variable,
-            "input": read_input,
-            **ways,
-        }
+        batches = self._strategy.distribute_dataset([np.zeros((2**16, 2**16), "float32")])
+        value = next(iter(batches))
+        with self._strategy.scope():
+            jax.block_until_ready(value)
+
+
+@check(priority=0, XLA_PYTHON_CLIENT_MEM_FRACTION="0.06")
+def out_of_memory() -> dict[str, Any]:
+    """Each way to run out of memory: our error, kept variables, no held memory, a smaller batch."""
+    import stratagem as sg
+
+    trial = _Trial(sg.OneDeviceStrategy(device()))
+    figures: dict[str, Any] = {"bytes_before": _used_bytes(), "late": trial.late}
     problems: list[str] = []
-    for name, way in ways.items():
-        before = [np.asarray(weight) for weight in model.get_weights()]
-        try:
-            way()
-            problems.append(f"{name}: no error")
-        except sg.errors.ResourceExhaustedError as error:
-            figures[name] = {"message": str(error), "cause": repr(error.__cause__)[:1500]}
-        except Exception as error:  # noqa: BLE001 - a result
-            figures[name] = {"other": f"{type(error).__name__}: {error}"[:3000]}
-            problems.append(f"{name}: {type(error).__name__}")
-        entry = figures.setdefault(name, {})
+    for name, way in trial.ways().items():
+        before = [np.asarray(weight) for weight in trial.model.get_weights()]
+        entry = figures[name] = _failed(way)
+        if "message" not in entry:
+            problems.append(f"{name}: {str(entry)[:200]}")
         entry["bytes_after"] = _used_bytes()
+        if entry["bytes_after"] - figures["bytes_before"] > 64 * 2**20:
+            problems.append(f"{name}: memory is held")
         try:
-            after = [np.asarray(weight) for weight in model.get_weights()]
+            after = [np.asarray(weight) for weight in trial.model.get_weights()]
             entry["weights kept"] = all(map(np.array_equal, before, after))
-            history = model.fit(small, target, verbose=0)
-            entry["smaller batch works"] = bool(np.isfinite(history.history["loss"][0]))
+            entry["loss of a smaller batch"] = trial.train_little()
         except Exception as error:  # noqa: BLE001 - a result
             entry["afterwards"] = f"{type(error).__name__}: {error}"[:1500]
             if "lost their values" not in entry.get("message", ""):
                 problems.append(f"{name}: unusable afterwards without a word")
-            with strategy.scope():  # go on with another model, as the error says
-                model = keras.Sequential(
-                    [
-                        keras.Input((64,)),
-                        keras.layers.Dense(16384, "relu"),
-                        keras.layers.Dense(1024),
-                    ]
-                )
-                model.compile("adam", "mse")
-            model.fit(small, target, verbose=0)
-        grown = entry["bytes_after"] - figures["bytes_before"]
-        if grown > 64 * 2**20:
-            problems.append(f"{name}: {grown} bytes are held")
+            trial.renew()  # as the error says
     assert not problems, (problems, figures)
     return figures
+
+
+def _failed(way: Any) -> dict[str, Any]:
+    """Calls a function that runs out of memory; returns its error."""
+    import stratagem as sg
+
+    try:
+        way()
+    except sg.errors.ResourceExhaustedError as error:
+        return {"message": str(error), "cause": repr(error.__cause__)[:1500]}
+    except Exception as error:  # noqa: BLE001 - a result
+        return {"other error": f"{type(error).__name__}: {error}"[:3000]}
+    return {"other error": "none"}
 
 
 @check(priority=2)
@@ -135,74 +157,88 @@ def _train_pinned(
 ) -> dict[str, Any]:
     """Trains `tanh(x W)` of some blocks by SGD; checks the new values against NumPy."""
     import jax
-    import jax.numpy as jnp
-    import keras
 
     import stratagem as sg
 
     jax.config.update("jax_default_matmul_precision", "highest")
     strategy = sg.CentralStorageStrategy([device()], "pinned_host")
-    figures: dict[str, Any] = {"block_bytes": side * side * 4, "create_s": []}
-    begin_s = time.monotonic()
-    blocks: list[Any] = []
-    with strategy.scope():
-        for index in range(num_blocks):
-            one_s = time.monotonic()
-            blocks.append(keras.Variable(np.full((side, side), 1e-3, "float32"), name=f"w{index}"))
-            jax.block_until_ready(blocks[-1].stored)
-            figures["create_s"].append(round(time.monotonic() - one_s, 3))
-            if time.monotonic() - begin_s > create_limit_s:
-                break
-    figures |= {"blocks": len(blocks), "all_s": time.monotonic() - begin_s}
-    figures["bytes"] = len(blocks) * side * side * 4
+    blocks, created_s = _blocks(strategy, num_blocks, side, create_limit_s)
+    block_bytes = side * side * 4
+    figures: dict[str, Any] = {"block_bytes": block_bytes, "blocks": len(blocks)}
+    figures |= {"bytes": len(blocks) * block_bytes, "create_s": created_s}
     figures["memory_kinds"] = sorted({str(one.stored.sharding.memory_kind) for one in blocks})
     x = np.random.default_rng(0).standard_normal((32, side)).astype("float32")
-
-    def train_some(*some: Any) -> Any:
-        def step(batch: Any) -> Any:
-            def loss() -> Any:
-                return sum(jnp.mean(jnp.tanh(batch @ one.value) * batch) for one in some)
-
-            value, gradients = sg.value_and_grad(loss, list(some))
-            for one, gradient in zip(some, gradients, strict=True):
-                one.assign(one.value - 0.5 * gradient)
-            return value
-
-        return step
-
-    touched = {0, len(blocks) // 2, len(blocks) - 1}
-    figures["step_s"], figures["loss"] = {}, {}
-    for index in sorted(touched):
-        step = train_some(blocks[index])
-        times: list[float] = []
-        for _ in range(num_steps):
-            one_s = time.monotonic()
-            value = float(strategy.run(step, args=(x,)))
-            jax.block_until_ready(blocks[index].stored)
-            times.append(round(time.monotonic() - one_s, 4))
-        figures["step_s"][index], figures["loss"][index] = times, value
+    touched = sorted({0, len(blocks) // 2, len(blocks) - 1})
+    figures["step_s"] = {at: _steps(strategy, blocks[at], x, num_steps) for at in touched}
     best_s = min(min(times) for times in figures["step_s"].values())
-    figures["moved_bytes_per_s"] = 2 * side * side * 4 / best_s
+    figures["moved_bytes_per_s"] = 2 * block_bytes / best_s
     stats = jax.devices("cpu" if is_on_cpu() else "gpu")[0].memory_stats() or {}
     figures["gpu_peak_bytes"] = stats.get("peak_bytes_in_use")
     figures["gpu_limit_bytes"] = stats.get("bytes_limit")
-    # All columns of a constant block are equal to each other, so that few of them suffice.
     columns = np.arange(0, side, max(1, side // 8))
-    expected = np.full((side, len(columns)), 1e-3)
-    wide = x.astype("float64")
-    for _ in range(num_steps):
-        slope = 1 - np.tanh(wide @ expected) ** 2
-        expected -= 0.5 * (wide.T @ (slope * wide[:, columns])) / (32 * side)
-    figures["error"] = {}
-    for index in range(len(blocks)):
-        if index in touched:
-            found = _columns(blocks[index], columns)
-            figures["error"][index] = float(np.abs(found - expected).max())
-        elif index % 16 == 1:
-            assert (_columns(blocks[index], columns) == np.float32(1e-3)).all(), index
+    expected = _expected(x.astype("float64"), columns, num_steps)
+    figures["error"] = {
+        at: float(np.abs(_columns(blocks[at], columns) - expected).max()) for at in touched
+    }
+    for at in set(range(1, len(blocks), 16)) - set(touched):
+        assert (_columns(blocks[at], columns) == np.float32(1e-3)).all(), at
     assert max(figures["error"].values()) < 1e-6, figures
     assert np.abs(expected - 1e-3).max() > 1e-6, figures
     return figures
+
+
+def _blocks(
+    strategy: Any, count: int, side: int, limit_s: float
+) -> tuple[list[Any], dict[str, float]]:
+    """Returns blocks, as many as could be made in the time, and the times."""
+    import jax
+    import keras
+
+    begin_s = time.monotonic()
+    blocks: list[Any] = []
+    first_s = 0.0
+    with strategy.scope():
+        while len(blocks) < count and time.monotonic() - begin_s < limit_s:
+            value = np.full((side, side), 1e-3, "float32")
+            blocks.append(keras.Variable(value, name=f"w{len(blocks)}"))
+            jax.block_until_ready(blocks[-1].stored)
+            first_s = first_s or time.monotonic() - begin_s
+    return blocks, {"first": first_s, "all": time.monotonic() - begin_s}
+
+
+def _steps(strategy: Any, block: Any, x: np.ndarray[Any, Any], num_steps: int) -> list[float]:
+    """Trains one block; returns the time of each step."""
+    import jax
+    import jax.numpy as jnp
+
+    import stratagem as sg
+
+    def step(batch: Any) -> Any:
+        def loss() -> Any:
+            return jnp.mean(jnp.tanh(batch @ block.value) * batch)
+
+        value, (gradient,) = sg.value_and_grad(loss, [block])
+        block.assign(block.value - 0.5 * gradient)
+        return value
+
+    times: list[float] = []
+    for _ in range(num_steps):
+        begin_s = time.monotonic()
+        assert np.isfinite(float(strategy.run(step, args=(x,))))
+        jax.block_until_ready(block.stored)
+        times.append(time.monotonic() - begin_s)
+    return times
+
+
+def _expected(
+    x: np.ndarray[Any, Any], columns: np.ndarray[Any, Any], num_steps: int
+) -> np.ndarray[Any, Any]:
+    """Columns of a block after these steps, in float64: columns do not depend on each other."""
+    values = np.full((x.shape[1], len(columns)), np.float32(1e-3), np.float64)
+    for _ in range(num_steps):
+        slope = 1 - np.tanh(x @ values) ** 2
+        values -= 0.5 * (x.T @ (slope * x[:, columns])) / x.size
+    return values
 
 
 def _columns(block: Any, columns: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -67,8 +67,7 @@ def _refused(*arguments: str, words: str, **environment: str) -> dict[str, Any]:
 @check(priority=0)
 def two_lockstep_processes_with_one_gpu() -> dict[str, Any]:
     """NCCL refuses; our error comes first, on both, and names them."""
-    figures = _refused(str(PROGRAMS / "lockstep.py"), "lockstep", words="use the same GPU")
-    return figures
+    return _refused(str(PROGRAMS / "lockstep.py"), "lockstep", words="use the same GPU")
 
 
 @check(priority=1)

@@ -115,7 +115,7 @@ def central_in_pinned_memory() -> dict[str, Any]:
 def hybrid_central_and_pinned() -> dict[str, Any]:
     import stratagem as sg
 
-    places = {"table": "central", "kernel_of_head": "pinned_host"}
+    places = {"embeddings": "central", "kernel_of_head": "pinned_host"}
     return compared(sg.HybridStrategy([device()], placement=places), "table")
 
 
@@ -123,7 +123,7 @@ def hybrid_central_and_pinned() -> dict[str, Any]:
 def hybrid_pinned_table() -> dict[str, Any]:
     import stratagem as sg
 
-    return compared(sg.HybridStrategy([device()], placement={"table": "pinned_host"}), "table")
+    return compared(sg.HybridStrategy([device()], placement={"embeddings": "pinned_host"}), "table")
 
 
 @check(priority=2)
@@ -168,59 +168,57 @@ def local_updates_of_one_replica() -> dict[str, Any]:
 @check(priority=0)
 def custom_loops() -> dict[str, Any]:
     """`run`, `run_steps`, `sg.function` and the CPU device give the same weights."""
-    import jax
-    import keras
-
-    import stratagem as sg
-
     _exact()
-    x, y = digits("mlp")
     weights, losses = {}, {}
     for way in ("cpu", "run", "run_steps", "function"):
-        strategy = (
-            sg.OneDeviceStrategy("cpu:0") if way == "cpu" else sg.MirroredStrategy([device()])
-        )
-        keras.utils.set_random_seed(3)
-        with strategy.scope():
-            model = keras.Sequential(
-                [keras.Input((64,)), keras.layers.Dense(32, "tanh"), keras.layers.Dense(10)]
-            )
-            optimizer = keras.optimizers.SGD(0.05)
-            optimizer.build(model.trainable_variables)
-            loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
-
-        def step(batch: Any) -> Any:
-            inputs, labels = batch
-
-            def loss() -> Any:
-                return sg.compute_average_loss(loss_of(labels, model(inputs)), global_batch_size=25)
-
-            value, gradients = sg.value_and_grad(loss, model.trainable_variables)
-            optimizer.apply(gradients, model.trainable_variables)
-            return value
-
-        batches = strategy.distribute_dataset(
-            [(x[i : i + 25], y[i : i + 25]) for i in (0, 25, 50, 75)]
-        )
-        if way == "run_steps":
-            found = np.asarray(strategy.run_steps(step, iter(batches), 4, reduce="sum"))
-        else:
-            once = (
-                sg.function(lambda b: strategy.run(step, args=(b,)))
-                if way == "function"
-                else (lambda b: strategy.run(step, args=(b,)))
-            )
-            found = np.array([float(strategy.reduce("sum", once(b), axis=None)) for b in batches])
-        losses[way] = found.tolist()
-        weights[way] = [np.asarray(w) for w in model.get_weights()]
+        losses[way], weights[way] = _looped(way)
     figures: dict[str, Any] = {"losses": losses}
     for way in ("run", "run_steps", "function"):
         pairs = zip(weights[way], weights["cpu"], strict=True)
         figures[way] = max(float(np.abs(one - two).max()) for one, two in pairs)
         assert figures[way] <= WEIGHTS_WITHIN, figures
         assert np.allclose(losses[way], losses["cpu"], atol=LOSSES_WITHIN), figures
-    del jax
     return figures
+
+
+def _looped(way: str) -> tuple[list[float], list[np.ndarray[Any, Any]]]:
+    """Returns the losses of four steps and the weights after them."""
+    import keras
+
+    import stratagem as sg
+
+    x, y = digits("mlp")
+    strategy = sg.OneDeviceStrategy("cpu:0") if way == "cpu" else sg.MirroredStrategy([device()])
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((64,)), keras.layers.Dense(32, "tanh"), keras.layers.Dense(10)]
+        )
+        optimizer = keras.optimizers.SGD(0.05)
+        optimizer.build(model.trainable_variables)
+        loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
+
+    def step(batch: Any) -> Any:
+        inputs, labels = batch
+
+        def loss() -> Any:
+            return sg.compute_average_loss(loss_of(labels, model(inputs)), global_batch_size=25)
+
+        value, gradients = sg.value_and_grad(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        return value
+
+    def once(batch: Any) -> Any:
+        return strategy.run(step, args=(batch,))
+
+    called = sg.function(once) if way == "function" else once
+    parts = [(x[place : place + 25], y[place : place + 25]) for place in (0, 25, 50, 75)]
+    batches = strategy.distribute_dataset(parts)
+    if way == "run_steps":
+        found = np.asarray(strategy.run_steps(step, iter(batches), 4, reduce="sum")).tolist()
+    else:
+        found = [float(strategy.reduce("sum", called(batch), axis=None)) for batch in batches]
+    return found, [np.asarray(weight) for weight in model.get_weights()]
 
 
 @check(priority=1)

@@ -90,10 +90,9 @@ def selftest() -> dict[str, Any]:
 @check(priority=2)
 def memory_in_run_events() -> dict[str, Any]:
     """A run folder records the GPU's memory in use."""
+    import stratagem as sg
     from stratagem.topology.devices import device_memory
     from tests.gpu.models import train
-
-    import stratagem as sg
 
     train(sg.MirroredStrategy([device()]), "mlp")
     used, limit = device_memory()

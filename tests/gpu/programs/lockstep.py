@@ -20,7 +20,7 @@ try:
     strategy = kinds[sys.argv[1]]()
     result["strategy"] = repr(strategy)
     result["losses"] = train(strategy, "mlp").losses_of_fit
-except Exception as error:
+except Exception as error:  # noqa: BLE001 - the result
     result |= {"error": type(error).__name__, "message": str(error)}
 result["time_s"] = time.monotonic() - begin_s
 print("RESULT", json.dumps(result), flush=True)
