@@ -25,7 +25,9 @@ _ERRORS = (jax.errors.JaxRuntimeError, ValueError)
 _PINNED = "pinned_host"
 _NUM_LISTED = 5
 _UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-_ASKED = re.compile(r"allocat(?:e|ing)\s+([\d.]+)\s*(Ki|Mi|Gi|Ti|)B?(?:ytes?)?\b", re.IGNORECASE)
+_ASKED = re.compile(
+    r"(?:allocate|allocating)\s+([\d.]+)\s*(Ki|Mi|Gi|Ti|)B?(?:ytes?)?\b", re.IGNORECASE
+)
 # Activations are most of the memory if variables and slots take less than this share.
 _STATE_SHARE = 0.5
 
