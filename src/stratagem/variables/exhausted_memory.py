@@ -71,7 +71,7 @@ class _Entry:
         return f"{self.path} {self.shape} {self.dtype}, {self.num_bytes:,} bytes{slot}"
 
     @classmethod
-    def of(cls, variable: Any, value: jax.Array, device: jax.Device) -> _Entry:
+    def of(cls, variable: Any, value: jax.Array, device: Any) -> _Entry:
         sharding = value.sharding
         is_here = device in sharding.device_set and sharding.memory_kind in (
             None,
