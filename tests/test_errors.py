@@ -18,6 +18,7 @@ BUILTINS = {
     "NotFoundError": LookupError,
     "OutOfRangeError": IndexError,
     "PSUnavailableError": ConnectionError,
+    "ResourceExhaustedError": MemoryError,
     "UnavailableError": ConnectionError,
 }
 

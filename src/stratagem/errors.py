@@ -6,6 +6,7 @@
     ├── ValueError ──────── InvalidArgumentError   shapes that do not fit a reduction or a gather
     ├── IndexError ──────── OutOfRangeError        reading past the end of the data
     ├── LookupError ─────── NotFoundError          missing checkpoint or accelerator
+    ├── MemoryError ─────── ResourceExhaustedError a device is out of memory
     ├── OSError ─────────── DataLossError          damaged checkpoint files
     ├── TimeoutError ────── DeadlineExceededError  a wait timed out
     ├── ConnectionError ─── UnavailableError       a peer was lost
@@ -30,6 +31,7 @@ __all__ = [
     "NotFoundError",
     "OutOfRangeError",
     "PSUnavailableError",
+    "ResourceExhaustedError",
     "UnavailableError",
 ]
 
@@ -77,6 +79,27 @@ class NotFoundError(LookupError):
         True
 
     Source: TF 2.21 errors_impl.py, NotFoundError.
+    """
+
+
+class ResourceExhaustedError(MemoryError):
+    """Raised when a device, or pinned host memory, has no memory left for what was requested.
+
+    The message names the largest variables, whether they still have their values, and the options
+    that help. JAX's error is its cause.
+
+    Example:
+        >>> def train(batch_size):  # stands in for fit on a GPU
+        ...     if batch_size > 64:
+        ...         raise sg.errors.ResourceExhaustedError("cuda:0 is out of memory.")
+        ...     return batch_size
+        >>> try:
+        ...     train(128)
+        ... except MemoryError:  # the builtin that it derives from
+        ...     print(train(64))
+        64
+
+    Source: TF 2.21 errors_impl.py, ResourceExhaustedError.
     """
 
 

@@ -111,7 +111,8 @@ class DistributedIterator:
 
     @filters_traceback
     def __next__(self) -> Any:
-        return self.take(1)[0].value()
+        with self.strategy.variables.explains_exhausted_memory():
+            return self.take(1)[0].value()
 
     def get_next(self) -> Any:
         """Returns the next batch.

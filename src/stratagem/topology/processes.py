@@ -25,6 +25,7 @@ from stratagem.run_events import current_events
 from stratagem.topology import process_exit
 from stratagem.topology.devices import local_devices
 from stratagem.topology.private import enable_compilation_cache, gloo_bound_to
+from stratagem.topology.shared_gpus import require_own_gpus
 
 __all__ = ["end_coordination", "has_started", "start_processes"]
 
@@ -43,7 +44,7 @@ def start_processes(
     None for `local_device_ids` selects all accelerators of this host. Returns the devices of all
     processes, ordered by process. Raises RuntimeError if JAX has started or this process belongs to
     another group, DeadlineExceededError if some processes did not join, ValueError if they have
-    different numbers of devices.
+    different numbers of devices, or two the same GPU.
     """
     group = current_group()
     if group is None:
@@ -53,6 +54,7 @@ def start_processes(
         set_current_group(group)
         _start_jax(group, local_device_ids)
         process_exit.watch(group)
+        require_own_gpus(group, jax.local_devices())
     elif group.identity != identity:
         raise RuntimeError(
             explain(

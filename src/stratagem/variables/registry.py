@@ -11,6 +11,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stratagem.options import VariableAggregation
+from stratagem.variables.exhausted_memory import ExplainsExhaustedMemory
 from stratagem.variables.kind import VariableKind
 
 if TYPE_CHECKING:
@@ -116,6 +117,10 @@ class VariableRegistry:
         """Returns the existing, initialized variables, oldest first."""
         variables = [reference() for reference in list(self._references.values())]
         return [variable for variable in variables if variable is not None and variable.has_value]
+
+    def explains_exhausted_memory(self) -> ExplainsExhaustedMemory:
+        """Returns a context for work of the strategy that may need more memory than there is."""
+        return ExplainsExhaustedMemory(self.live)
 
     def take_unsettled(self) -> list[StoredVariable]:
         """Returns the variables initialized since the last call, oldest first."""

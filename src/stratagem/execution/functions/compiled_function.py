@@ -25,6 +25,7 @@ from stratagem.messages import explain
 from stratagem.profiling.step_observer import observed_call
 from stratagem.summary.settings import trace_key
 from stratagem.tracebacks import filters_traceback
+from stratagem.variables.exhausted_memory import ExplainsExhaustedMemory
 
 __all__ = ["Function", "function"]
 
@@ -71,7 +72,8 @@ class Function:
         else:
             program.usage.is_reused = True
         self._programs.move_to_end(key)
-        with observed_call(1, program.written_values, trains=program.trains):
+        explained = ExplainsExhaustedMemory(self._known.all)
+        with observed_call(1, program.written_values, trains=program.trains), explained:
             return program.run(call.arrays)
 
 

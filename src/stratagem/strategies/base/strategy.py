@@ -158,7 +158,8 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
         self.executor.check_scope()
         stack.push_scope(self)
         try:
-            yield self
+            with self.variables.explains_exhausted_memory():
+                yield self
         finally:
             stack.pop_scope(self)
         if stack.current_frame() is None:
@@ -206,7 +207,7 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
         check_run(fn, args, options)
         _refuse_in_merge_call()
         raise_reported()
-        with self._opened():
+        with self._opened(), self.variables.explains_exhausted_memory():
             return self.executor.run(fn, args, kwargs or {})
 
     def _opened(self) -> contextlib.AbstractContextManager[Any]:
@@ -264,7 +265,7 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
         count = datasets.checked_steps(self, fn, iterator, num_steps)
         op = None if reduce is None else ReduceOp.parse(reduce)
         raise_reported()
-        with self._opened():
+        with self._opened(), self.variables.explains_exhausted_memory():
             return self.executor.run_steps(fn, iterator, count, reduce_op=op, carry=carry)
 
     @filters_traceback

@@ -1,0 +1,1 @@
+"""Programs that several processes of a check run."""
