@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 
 from tests.on_gpu.devices import lookups, selected_platform
-from tests.on_gpu.rooms import not_for_a_gpu
+from tests.on_gpu.rooms import needs_several, not_for_a_gpu
 
 UNTIL = "STRATAGEM_TEST_UNTIL_S"
 RECORD = "STRATAGEM_TEST_RECORD"
 NOT_REACHED = "not reached within the time limit"
+NEEDS_SEVERAL = "needs several replicas: the platform gpu runs it on CPU devices"
 ALLOCATIONS = "allocations on the GPU"
 LOOKUPS = "lookups of the GPU"
 
@@ -53,8 +54,13 @@ def pytest_make_collect_report(
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips what a GPU in the place of the CPU cannot do, with its reason."""
+    is_alone = selected_platform().endswith("_alone")
+    several = needs_several() if is_alone else frozenset[str]()
     for item in items:
-        if reason := not_for_a_gpu(item.nodeid):
+        reason = not_for_a_gpu(item.nodeid)
+        if {item.nodeid, item.nodeid.partition("[")[0]} & several:
+            reason = NEEDS_SEVERAL
+        if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 

@@ -53,7 +53,16 @@ ROOMS: dict[str, tuple[str, ...]] = {
 }
 
 # Start of a test's id, and why it says nothing with a GPU in the place of the CPU.
-NOT_FOR_A_GPU: dict[str, str] = {}
+_BY_NUMBER = "numbers count the CPU devices of the default platform; with a GPU there is one device"
+_MIRRORED = "tests/strategies/test_mirrored.py::"
+NOT_FOR_A_GPU: dict[str, str] = {
+    f"{_MIRRORED}test_mirrored_takes_devices_by_name_index_or_as_they_are[[1, 3]]": _BY_NUMBER,
+    f"{_MIRRORED}test_mirrored_refuses_what_names_no_devices[['cpu:0', 0]-": _BY_NUMBER,
+    f"{_MIRRORED}test_mirrored_refuses_what_names_no_devices[['gpu:0']-": "here is a GPU",
+    "tests/strategies/test_one_device.py::test_one_device_takes_a_device[3]": _BY_NUMBER,
+    "tests/strategies/base/test_logical_devices.py::"
+    "test_neighbouring_devices_of_a_worker_form_groups": "needs eight devices of one platform",
+}
 
 
 def files_of(rooms: Iterable[str], root: Path = ROOT) -> list[str]:
@@ -87,6 +96,17 @@ def room_of(test: str) -> str:
 def not_for_a_gpu(test: str) -> str | None:
     """Returns the reason to leave a test out, or None."""
     for start, reason in NOT_FOR_A_GPU.items():
-        if test == start or test.startswith((f"{start}[", f"{start}::", f"{start}/")):
+        begins = start if start.endswith("-") else (f"{start}[", f"{start}::", f"{start}/")
+        if test == start or test.startswith(begins):
             return reason
     return None
+
+
+# Tests that hold for several replicas only, by id or, for all rows, by name: `gpu_alone` leaves them
+# to `gpu`.
+_SEVERAL = Path(__file__).with_name("needs_several.txt")
+
+
+def needs_several() -> frozenset[str]:
+    """Returns the ids of tests that need several replicas."""
+    return frozenset(_SEVERAL.read_text(encoding="utf-8").splitlines())

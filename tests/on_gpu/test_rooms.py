@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.on_gpu.rooms import NOT_FOR_A_GPU, ROOMS, ROOT, files_of, not_for_a_gpu, room_of
+from tests.on_gpu.rooms import (
+    NOT_FOR_A_GPU,
+    ROOMS,
+    ROOT,
+    files_of,
+    needs_several,
+    not_for_a_gpu,
+    room_of,
+)
 
 
 def test_rooms_hold_each_file_once_in_their_order() -> None:
@@ -32,4 +40,6 @@ def test_tests_that_are_left_out_exist_and_have_a_reason() -> None:
         assert not name or f"def {name.partition('[')[0]}(" in text, start
         assert len(reason.split()) > 2
         assert not_for_a_gpu(f"{start}[row]" if name and "[" not in name else start) == reason
+    for file in {one.partition("::")[0] for one in needs_several()}:
+        assert (ROOT / file).is_file(), f"{file} of needs_several.txt"
     assert not_for_a_gpu("tests/strategies/test_mirrored.py::test_none_of_this_name") is None
