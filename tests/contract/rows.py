@@ -162,7 +162,11 @@ _LOCAL = {
 
 
 def _beside_a_gpu(rows: dict[str, Row]) -> dict[str, Row]:
-    """Rows of one replica compute on the GPU: each runs every file. Of the others, two do."""
+    """Rows of one replica compute on the GPU: each runs every file. Of the others, two do.
+
+    A row of several replicas says nothing where a test gets the GPU alone.
+    """
+    others = () if selected_platform().endswith("_alone") else ("mirrored_2", "central_2")
     widened = {
         name: dataclasses.replace(rows[name], told_by=None, runs_eagerly=False)
         for name in ("mirrored_1", "hybrid_pinned_1")
@@ -170,7 +174,7 @@ def _beside_a_gpu(rows: dict[str, Row]) -> dict[str, Row]:
     on_cpu = {
         name: dataclasses.replace(row, told_by=())
         for name, row in rows.items()
-        if row.num_replicas > 1 and name not in ("mirrored_2", "central_2")
+        if row.num_replicas > 1 and name not in others
     }
     return rows | on_cpu | widened
 

@@ -102,8 +102,8 @@ def not_for_a_gpu(test: str) -> str | None:
     return None
 
 
-# Tests that hold for several replicas only, by id or, for all rows, by name: `gpu_alone` leaves them
-# to `gpu`.
+# Tests that hold for several replicas only, by id or, for all rows, by name. `gpu_alone` leaves
+# them to `gpu`.
 _SEVERAL = Path(__file__).with_name("needs_several.txt")
 
 
