@@ -54,3 +54,12 @@ def test_list_names_rooms_and_files_and_runs_nothing(tmp_path: Path) -> None:
     assert "tests/profiling/test_trace.py" in result.output
     assert "tests/strategies/test_mirrored.py" not in result.output
     assert not (tmp_path / "none").exists()
+
+
+def test_empty_file_of_test_ids_runs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "failed.txt").write_text("\n")
+    command = ["--only", str(tmp_path / "failed.txt"), "--output", str(tmp_path / "none")]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 0, result.output
+    assert "names no tests" in result.output
+    assert not (tmp_path / "none").exists()
