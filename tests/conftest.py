@@ -1,5 +1,7 @@
 """What every test finds: 8 virtual CPU devices, Keras on JAX, strict types; and what it must leave.
 
+With `STRATAGEM_TEST_PLATFORM=gpu` there is a GPU beside them (`tests/on_gpu`).
+
 The settings stand above the imports because JAX and Keras read them once, when they are loaded or
 when the backend starts.
 """
@@ -10,7 +12,9 @@ import ctypes
 import gc
 import os
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+from tests.on_gpu.devices import jax_environment, selected_platform, set_up_devices
+
+os.environ.update(jax_environment(os.environ))
 os.environ["KERAS_BACKEND"] = "jax"
 # The size of XLA:CPU's thread pool: with fewer than about four threads a device, collectives
 # between virtual devices can wait for each other for ever (JAX up to 0.11.2).
@@ -43,7 +47,8 @@ _cache_dir = tempfile.TemporaryDirectory(prefix="stratagem-tests-")
 os.environ.setdefault("STRATAGEM_CACHE_DIR", _cache_dir.name)
 
 # A process of a cluster (tests/multiprocess) has fewer.
-jax.config.update("jax_num_cpu_devices", int(os.environ.get("STRATAGEM_TEST_DEVICES", "8")))
+_PLATFORM = selected_platform()
+set_up_devices(_PLATFORM, int(os.environ.get("STRATAGEM_TEST_DEVICES", "8")))
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 # The duration of an example depends on what else the machine does. CI draws the same examples each
@@ -90,6 +95,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", ignored)
     ignored = "ignore:.*was compiled 3 times for arguments of the same kinds:RuntimeWarning"
     config.addinivalue_line("filterwarnings", ignored)
+    if _PLATFORM != "cpu":  # what JAX says of a GPU tells of no error of ours
+        config.addinivalue_line("filterwarnings", "default:::jax")
     # Another process may be writing the program that is read; JAX then compiles it.
     ignored = "ignore:Error (reading|writing) persistent compilation cache:UserWarning"
     config.addinivalue_line("filterwarnings", ignored)

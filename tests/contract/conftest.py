@@ -42,7 +42,7 @@ def copyable(request: pytest.FixtureRequest) -> sg.Strategy:
 @pytest.fixture
 def foreign() -> sg.Strategy:
     """A strategy that is none of those under test."""
-    return sg.OneDeviceStrategy(jax.local_device_count() - 1)
+    return sg.OneDeviceStrategy(jax.local_devices(backend="cpu")[-1])
 
 
 @pytest.fixture(params=["compiled", "eager"])

@@ -13,6 +13,7 @@ import stratagem as sg
 from stratagem.strategies.offloaded_state import pinned_host_store
 from stratagem.topology import Topology, find_devices
 from stratagem.variables import ShardedStore, UniformPlacement
+from tests.on_gpu.devices import selected_platform
 from tests.parameter_server.clusters import ThreadCluster
 
 
@@ -158,4 +159,26 @@ _LOCAL = {
     "tpu_2": Row(lambda: _tpu(2), 2, told_by=("test_members", "test_apply_outside")),
     "tpu_4": Row(lambda: _tpu(4), 4, told_by=()),
 }
+
+
+def _beside_a_gpu(rows: dict[str, Row]) -> dict[str, Row]:
+    """Rows of one replica compute on the GPU: each runs every file. Of the others, two do.
+
+    A row of several replicas says nothing where a test gets the GPU alone.
+    """
+    others = () if selected_platform().endswith("_alone") else ("mirrored_2", "central_2")
+    widened = {
+        name: dataclasses.replace(rows[name], told_by=None, runs_eagerly=False)
+        for name in ("mirrored_1", "hybrid_pinned_1")
+    }
+    on_cpu = {
+        name: dataclasses.replace(row, told_by=())
+        for name, row in rows.items()
+        if row.num_replicas > 1 and name not in others
+    }
+    return rows | on_cpu | widened
+
+
+if selected_platform() != "cpu":
+    _LOCAL = _beside_a_gpu({**_LOCAL, "hybrid_pinned_1": _pinned(1)})
 ROWS = _CLUSTER if "STRATAGEM_TEST_REPLICAS" in os.environ else _LOCAL

@@ -22,6 +22,7 @@ import stratagem as sg
 from stratagem.strategies.offloaded_state import pinned_host_store
 from stratagem.topology import Topology, find_devices
 from stratagem.variables import Division, UniformPlacement, VariableLayouts
+from tests.on_gpu.devices import selected_platform
 from tests.parity.tensorflow.cases import initial_weights
 
 Scope = Callable[[], AbstractContextManager[Any]]
@@ -106,8 +107,10 @@ def _shared_out(devices: list[str]) -> Any:
     return sg.MirroredStrategy(devices, shard_state="all")
 
 
-# The first one is for the default run.
-KINDS: Mapping[str, Kind] = {
+# The first one is for the default run. Plain Keras computes on a GPU if there is one: so does that
+# which is compared with it.
+_ON_GPU = {} if selected_platform() == "cpu" else {"one_gpu": Kind(sg.MirroredStrategy, 1)}
+KINDS: Mapping[str, Kind] = _ON_GPU | {
     "mirrored": Kind(sg.MirroredStrategy),
     "2x2": Kind(_of_groups, 2),
     "2x4": Kind(functools.partial(_of_groups, group_size=4), 2),

@@ -11,7 +11,7 @@ import stratagem as sg
 def test_mirrored_takes_every_local_device_when_none_is_named() -> None:
     strategy = sg.MirroredStrategy()
     assert strategy.topology.devices == tuple(jax.local_devices())
-    assert strategy.num_replicas_in_sync == 8
+    assert strategy.num_replicas_in_sync == jax.local_device_count()
     assert strategy.cluster_resolver is None
 
 
