@@ -25,7 +25,13 @@ from stratagem.planning.schedule import Schedule
 from stratagem.planning.targets import Target
 from stratagem.topology import Topology
 
-__all__ = ["CompiledProgram", "CompiledStep", "compile_step", "missing_compiler"]
+__all__ = [
+    "CompiledProgram",
+    "CompiledStep",
+    "attached_devices",
+    "compile_step",
+    "missing_compiler",
+]
 
 _TIMEOUT_S = 1800
 _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
@@ -205,7 +211,7 @@ def _group_like(planned: Topology, devices: tuple[Any, ...]) -> Topology:
     return Topology(tuple(group[0] for group in groups), groups)
 
 
-def _attached_devices(target: Target) -> tuple[jax.Device, ...]:
+def attached_devices(target: Target) -> tuple[jax.Device, ...]:
     """Returns the target's devices if this process has as many of their kind, else none.
 
     A compiler that has the device measures which kernels are fastest, as before a real step.
@@ -218,7 +224,7 @@ def _attached_devices(target: Target) -> tuple[jax.Device, ...]:
 
 def _devices(target: Target) -> tuple[Any, ...]:
     kind = target.accelerator
-    if attached := _attached_devices(target):
+    if attached := attached_devices(target):
         return attached
     if kind.platform == "gpu":
         config = _GPU_CONFIG.format(
