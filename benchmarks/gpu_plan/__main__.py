@@ -46,7 +46,8 @@ def main(
     for name in names if "measure" in wanted else ():
         # A file of an earlier run would pass for this one's.
         (output / f"{name}.measured.json").unlink(missing_ok=True)
-    preparations = [part("plan", name) for name in names if "plan" in wanted]
+    preparations = [part("chip", "attached")] if "plan" in wanted else []
+    preparations += [part("plan", name) for name in names if "plan" in wanted]
     preparations += [part("warm", name) for name in names if "measure" in wanted]
     run_parts(preparations, output, at_once=at_once)
     if "measure" in wanted:
@@ -59,11 +60,13 @@ def main(
 
 def _work(worker: str, output: Path, *, is_tiny: bool) -> None:
     from benchmarks.gpu_plan.eight import write_eight
-    from benchmarks.gpu_plan.worker import measure_case, plan_case
+    from benchmarks.gpu_plan.worker import describe_chip, measure_case, plan_case
 
     kind, name, *state = worker.split(":")
     if kind == "eight":
         write_eight(name, None if state == ["none"] else state[0], output, is_tiny=is_tiny)
+    elif kind == "chip":
+        describe_chip(output)
     elif kind == "plan":
         plan_case(name, output, is_tiny=is_tiny, is_fused=True)
     else:

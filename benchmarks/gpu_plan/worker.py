@@ -6,6 +6,7 @@ import dataclasses
 import json
 import statistics
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,36 @@ from benchmarks.gpu_profile.models import CASES, Case
 
 import stratagem as sg  # isort: skip - before keras, because it selects the JAX backend
 import jax
+from jax.experimental import topologies
 
 from benchmarks.gpu_profile.worker import accelerator_here, trained
 from stratagem.keras import lower_training_step
+from stratagem.planning import parse_target
+from stratagem.planning.compilers import attached_devices, missing_compiler
 
-__all__ = ["measure_case", "plan_case"]
+__all__ = ["describe_chip", "measure_case", "plan_case"]
 
 _SCANNED_STEPS = 100
+
+
+def describe_chip(output: Path) -> None:
+    """Writes what JAX says of the attached device, and if it describes eight of them by itself.
+
+    Args:
+        output: folder.
+    """
+    device = jax.local_devices()[0]
+    names = ("device_kind", "platform", "compute_capability", "core_count")
+    facts: dict[str, Any] = {name: str(getattr(device, name, None)) for name in names}
+    facts["memory_stats"] = device.memory_stats()
+    facts["missing_compiler"] = missing_compiler("gpu")
+    facts["attached"] = len(attached_devices(parse_target(f"1x{accelerator_here().name}")))
+    try:
+        described = topologies.get_topology_desc("eight", platform="cuda", topology="1x1x8")
+        facts["eight_of_the_attached"] = [str(one) for one in described.devices]
+    except Exception:  # noqa: BLE001 - whatever it is, it is written down
+        facts["eight_of_the_attached"] = traceback.format_exc()[-2000:]
+    (output / "chip.json").write_text(json.dumps(facts, indent=1))
 
 
 def plan_case(name: str, output: Path, *, is_tiny: bool, is_fused: bool) -> None:

@@ -96,6 +96,18 @@ class _Embedding(layers.Layer):
         return self.tokens(tokens) + ops.cast(self.positions, self.compute_dtype)
 
 
+class _Logits(layers.Layer):
+    """Logits of the next token, by the vectors of the tokens themselves."""
+
+    def __init__(self, embedding: layers.Embedding) -> None:
+        super().__init__()
+        self.embedding = embedding
+
+    def call(self, x: Any) -> Any:
+        vectors = ops.cast(self.embedding.embeddings, self.compute_dtype)
+        return ops.matmul(x, ops.transpose(vectors))
+
+
 class _Block(layers.Layer):
     """A block of GPT, causal and normalized before, or of BERT, normalized after."""
 
@@ -138,7 +150,7 @@ def _gpt(blocks: int, width: int, heads: int, length: int, words: int, is_fused:
     x = embedding(tokens)
     for _ in range(blocks):
         x = _Block(width, heads, is_causal=True, is_fused=is_fused)(x)
-    logits = layers.Dense(words, use_bias=False)(layers.LayerNormalization()(x))
+    logits = _Logits(embedding.tokens)(layers.LayerNormalization()(x))
     return _compiled(keras.Model(tokens, logits), keras.optimizers.AdamW(1e-4))
 
 
