@@ -36,7 +36,7 @@ def main(
     if worker:
         _work(worker, output, is_tiny=tiny)
         return
-    names = only.split(",") if only else list(_NAMES)
+    names: list[str] = only.split(",") if only else [*_NAMES]
     common = ["-m", "benchmarks.gpu_plan", "--output", str(output), *(["--tiny"] if tiny else [])]
 
     def part(*worker: str) -> Part:

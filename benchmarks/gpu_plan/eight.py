@@ -11,7 +11,7 @@ from unittest import mock
 
 import stratagem as sg
 from benchmarks.gpu_profile.models import CASES
-from stratagem.planning import Schedule, compilers, planner
+from stratagem.planning import Reduction, Schedule, compilers, planner
 from stratagem.planning.step_time import message_s
 
 __all__ = ["describe_eight", "write_eight"]
@@ -46,8 +46,7 @@ def describe_eight(
         path = output / f"{name}-{shard_state}-{program.name}.hlo.gz"
         path.write_bytes(gzip.compress(program.text.encode()))
     sent = [one for one in plan.reductions if one.num_bytes > 1024]
-    times_s = [one.times * _message_s(one, plan) for one in sent]
-    hidden = [one for one in sent if one.behind]
+    times_s = [one.times * message_s(one, plan.target, plan.assumptions) for one in sent]
     return {
         "model": name,
         "shard_state": shard_state,
@@ -57,7 +56,7 @@ def describe_eight(
         "seconds": time.perf_counter() - begin_s,
         "is_scheduled": plan.is_scheduled,
         "num_messages": len(sent),
-        "num_overlapped": len(hidden),
+        "num_overlapped": sum(bool(one.behind) for one in sent),
         "sent_bytes": plan.reduced_bytes,
         "overlapped_share_of_bytes": plan.hidden_share,
         "overlapped_share_of_time": _share(times_s, [bool(one.behind) for one in sent]),
@@ -69,11 +68,7 @@ def describe_eight(
             "efficiency": plan.step.efficiency,
         },
         "memory": {"total_bytes": plan.memory.total_bytes, "parts": dict(plan.memory.parts())},
-        "messages": [
-            {"name": one.name, "kind": one.kind, "bytes": one.num_bytes, "times": one.times}
-            | {"num_behind": len(one.behind), "seconds": seconds}
-            for one, seconds in zip(sent, times_s, strict=True)
-        ],
+        "messages": [_fields(one, seconds) for one, seconds in zip(sent, times_s, strict=True)],
         "async_starts": sum(
             "-start" in one.name
             for program in kept[-1].device_programs
@@ -82,8 +77,15 @@ def describe_eight(
     }
 
 
-def _message_s(one: Any, plan: Any) -> float:
-    return message_s(one, plan.target, plan.assumptions)
+def _fields(one: Reduction, seconds: float) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "kind": one.kind,
+        "bytes": one.num_bytes,
+        "times": one.times,
+        "num_behind": len(one.behind),
+        "seconds": seconds,
+    }
 
 
 def _share(times_s: list[float], overlapped: list[bool]) -> float:

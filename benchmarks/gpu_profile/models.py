@@ -73,9 +73,8 @@ def _mlp(width: int, depth: int) -> keras.Model:
 def _resnet(size: int) -> keras.Model:
     keras.config.set_dtype_policy("mixed_bfloat16")
     pixels = keras.Input((size, size, 3), dtype="uint8")
-    network = keras.applications.ResNet50(
-        weights=None, input_shape=(size, size, 3), classes=_CLASSES, classifier_activation=None
-    )
+    options: dict[str, Any] = {"weights": None, "classifier_activation": None}
+    network = keras.applications.ResNet50(input_shape=(size, size, 3), classes=_CLASSES, **options)
     model = keras.Model(pixels, network(layers.Rescaling(1 / 255)(pixels)))
     return _compiled(model, keras.optimizers.SGD(0.1, momentum=0.9))
 
@@ -129,7 +128,8 @@ class _Block(layers.Layer):
     def _attend(self, x: Any) -> Any:
         _, length, _ = x.shape
         shape = (-1, length, self.heads, self.width // self.heads)
-        parts = (ops.reshape(one, shape) for one in ops.split(self.projection(x), 3, axis=-1))
+        found: Any = ops.split(self.projection(x), 3, axis=-1)
+        parts = [ops.reshape(one, shape) for one in found]
         # None lets Keras choose, which takes the fused kernel of cuDNN where it runs.
         flash = None if self.is_fused else False
         found = ops.dot_product_attention(*parts, is_causal=self.is_causal, flash_attention=flash)

@@ -60,7 +60,7 @@ def trained(case: Case, model: keras.Model, num_epochs: int) -> list[float]:
     """
     epochs = _Epochs()
     x, y = case.arrays(case.num_steps)
-    fit = {"batch_size": case.batch_size, "shuffle": False, "verbose": 0}
+    fit: dict[str, Any] = {"batch_size": case.batch_size, "shuffle": False, "verbose": 0}
     model.fit(x, y, epochs=num_epochs, callbacks=[epochs], **fit)
     return [seconds / case.num_steps for seconds in epochs.seconds]
 
@@ -85,7 +85,7 @@ def profile_case(name: str, output: Path, *, is_tiny: bool, is_fused: bool) -> N
     folder = output / f"{name}-trace"
     with sg.profile(steps=(2, 2 + _PROFILED_STEPS), folder=folder, verbose=False) as profile:
         trained(dataclasses.replace(case, num_steps=4 + _PROFILED_STEPS), model, 1)
-    facts = {
+    facts: dict[str, Any] = {
         "model": name,
         "is_fused": is_fused,
         "device": jax.local_devices()[0].device_kind,
