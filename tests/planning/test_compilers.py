@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 from pathlib import Path
 
@@ -29,6 +30,40 @@ def test_plugin_that_is_not_installed_is_named(monkeypatch) -> None:
     monkeypatch.setattr(compilers.importlib.util, "find_spec", lambda name: None)
     assert missing_compiler("gpu") == "pip install jax-cuda12-pjrt"
     assert missing_compiler("tpu") == "pip install libtpu"
+
+
+@pytest.mark.parametrize("module", ["jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"])
+def test_either_plugin_for_cuda_is_enough(module, monkeypatch) -> None:
+    monkeypatch.setattr(
+        compilers.importlib.util, "find_spec", lambda name: name if name == module else None
+    )
+    assert missing_compiler("gpu") is None
+    assert missing_compiler("tpu") is not None
+
+
+@dataclasses.dataclass(frozen=True)
+class _AttachedDevice:
+    id: int
+    device_kind: str
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_attached", "target", "expected"),
+    [
+        ("NVIDIA H100 80GB HBM3", 2, "1xH100", [0]),
+        ("NVIDIA H100 80GB HBM3", 2, "2xH100", [0, 1]),
+        ("NVIDIA H100 80GB HBM3", 2, "8xH100", []),
+        ("NVIDIA H100 80GB HBM3", 16, "16xH100", []),
+        ("NVIDIA A100-SXM4-80GB", 8, "1xH100", []),
+    ],
+)
+def test_attached_devices_of_the_kind_compile(
+    kind, num_attached, target, expected, monkeypatch
+) -> None:
+    attached = [_AttachedDevice(index, kind) for index in range(num_attached)]
+    monkeypatch.setattr(compilers.jax, "local_devices", lambda: attached)
+    found = compilers.attached_devices(parse_target(target))
+    assert [device.id for device in found] == expected
 
 
 def test_step_that_the_compiler_refuses(step, has_plugin, monkeypatch) -> None:

@@ -73,3 +73,28 @@ def test_convolution_and_its_gradients_as_the_compiler_counts_them(strides, padd
         counted = product_flops(jax.make_jaxpr(function)(*shapes))["float32"]
         by_xla = jax.jit(function).lower(*shapes).cost_analysis()["flops"]
         assert counted == pytest.approx(by_xla, rel=0.05)
+
+
+@pytest.mark.parametrize(("is_causal", "share"), [(False, 1), (True, 0.5)])
+def test_attention_in_one_kernel_counts_as_its_products(is_causal, share, monkeypatch) -> None:
+    module = "jax._src.cudnn.fused_attention_stablehlo"
+    monkeypatch.setattr(f"{module}.check_cudnn_version", lambda: 91000)
+    monkeypatch.setattr(f"{module}.check_compute_capability", lambda capability: True)
+    queries = jax.ShapeDtypeStruct((2, 128, 4, 64), "bfloat16")
+
+    def counted(implementation, transform):
+        def loss(q, k, v):
+            found = jax.nn.dot_product_attention(
+                q, k, v, is_causal=is_causal, implementation=implementation
+            )
+            return found.astype("float32").sum()
+
+        with jax.numpy_dtype_promotion("standard"):
+            jaxpr = jax.make_jaxpr(transform(loss))(queries, queries, queries)
+        return product_flops(jaxpr)
+
+    forward = sum(counted("xla", lambda fn: fn).values())
+    assert counted("cudnn", lambda fn: fn) == {"bfloat16": share * forward}
+    # Backward there are two products for each of the forward pass, and one is computed anew.
+    gradients = counted("cudnn", lambda fn: jax.grad(fn, (0, 1, 2)))
+    assert gradients == {"bfloat16": share * 3.5 * forward}

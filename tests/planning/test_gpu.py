@@ -8,9 +8,11 @@ import pytest
 
 import stratagem as sg
 from stratagem.planning import Plan
+from stratagem.planning.compilers import missing_compiler
 
-pytest.importorskip(
-    "jax_plugins.xla_cuda12", reason="JAX's CUDA plugin is not installed: `make test-gpu` has it"
+pytestmark = pytest.mark.skipif(
+    missing_compiler("gpu") is not None,
+    reason="JAX's CUDA plugin is not installed: `make test-gpu` has it",
 )
 
 _NUM_PARAMETERS = 4 * (2048 * 2048 + 2048) + 2048 * 10 + 10

@@ -45,6 +45,29 @@ def test_product_of_cublas_with_its_workspace() -> None:
 
 
 @pytest.mark.parametrize(
+    ("target", "mask", "expected"),
+    [
+        ("fmhaSoftmax", "NO_MASK", 2 * 2),
+        ("fmhaSoftmax", "CAUSAL", 2),
+        ("fmhaSoftmaxBackward", "CAUSAL", 5),
+    ],
+)
+def test_attention_of_cudnn(target, mask, expected) -> None:
+    (found,) = operation_costs(
+        _program(
+            "%cudnn-fmha.1 = (bf16[2,128,4,64]{3,2,1,0}, f32[2,4,128]{2,1,0}, u8[0]{0}) "
+            f'custom-call(%q, %k, %k), custom_call_target="__cudnn${target}", backend_config='
+            '{"cudnn_fmha_backend_config":{"algorithm":{"algo_id":"0"},'
+            f'"mask_type":"{mask}","intermediate_tensor_shape":{{"element_type":"BF16",'
+            '"dimensions":["2","4","128","256"],"tuple_shapes":[]}}}',
+            "%q = bf16[2,128,4,64]{3,2,1,0} parameter(0)",
+            "%k = bf16[2,256,4,64]{3,2,1,0} parameter(1)",
+        )
+    )
+    assert (found.dtype, found.flops) == ("bfloat16", expected * 2 * 4 * 128 * 256 * 64)
+
+
+@pytest.mark.parametrize(
     ("target", "result", "first", "second"),
     [
         ("Forward", "8,14,14,32", "8,28,28,16", "32,3,3,16"),

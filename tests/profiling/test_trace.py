@@ -72,6 +72,47 @@ def test_streams_of_a_gpu() -> None:
     assert list(trace.devices) == ["gpu:1"]  # what the host runs for it is no other device
 
 
+def test_stream_of_a_gpu_as_cupti_writes_it() -> None:
+    program = {"hlo_module": "jit__one_step", "program_id": 12}
+    details = "regs:32 static_shared:0 dynamic_shared:0 grid:8,1,1 block:128,1,1 occ_pct:100"
+
+    def of(op: str, correlation: int) -> dict[str, object]:
+        kernel = {"correlation_id": correlation, "context_id": "$$1", "kernel_details": details}
+        return {**kernel, "hlo_op": op, "name": op, "tf_op": "jit(step)/dot:", **program}
+
+    copied = "kind_src:pinned kind_dst:device size:4 dest:0 async:1"
+    planned = {"correlation_id": 7, "cuda_graph_id": 3, "cuda_graph_node_id": 9}
+    lines = {
+        "Stream #13(Compute,MemcpyD2D,MemoryAlloc,Memset)": [
+            Event("sm90_xmma_gemm_bf16bf16_bf16f32", 100, 300, of("cublas-gemm.4", 1)),
+            Event("splitKreduce_kernel", 300, 320, of("cublas-gemm.4", 2)),
+            Event("MemcpyD2D", 320, 330, of("copy.5", 3) | {"memcpy_details": copied}),
+            Event("Memset", 330, 335, {"memset_details": "kind:device num_bytes:4 async:1"}),
+            Event("MemoryAlloc", 0, 5000, {"memalloc_details": "kind:device num_bytes:4"}),
+            Event("MemoryFree", 0, 5000, {"memfree_details": "kind:device num_bytes:4"}),
+            Event("loop_add_fusion", 340, 360, planned),
+        ],
+        "Stream #21(MemcpyH2D)": [Event("MemcpyH2D", 10, 40, {"memcpy_details": copied})],
+        "CUPTI overhead": [Event("BUFFER_FLUSH", 0, 9000)],
+        "XLA Modules": [Event("jit__one_step(12)", 100, 360)],
+        "XLA Ops": [Event("cublas-gemm.4", 100, 320)],
+    }
+    host = {"python": [step(0, 60), end_mark(400)]}
+    driver = {"Host Threads/77": [Event("cuLaunchKernel", 20, 30, {"correlation_id": 1})]}
+    planes = {"/device:GPU:0": lines, "/host:CPU": host, "/host:CUPTI": driver}
+    trace = _parsed(xspace(planes))
+    found = [(one.name, one.module, one.kind, one.interval) for one in trace.devices["gpu:0"]]
+    assert found == [
+        ("cublas-gemm.4", "jit__one_step", "compute", (100, 300)),
+        ("cublas-gemm.4", "jit__one_step", "compute", (300, 320)),
+        ("copy.5", "jit__one_step", "compute", (320, 330)),
+        ("Memset", "", "compute", (330, 335)),
+        ("loop_add_fusion", "", "compute", (340, 360)),
+        ("MemcpyH2D", "", "copy", (10, 40)),
+    ]
+    assert (trace.steps, trace.end_ns) == ([((0, 60), 1)], 400)
+
+
 def test_lines_of_a_tpu() -> None:
     lines = {
         "Steps": [Event("1", 0, 900)],

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stratagem.planning.compilers import missing_compiler
 from stratagem.topology import Topology
 from tests.programs.schedule import Schedule, share_behind
 from tests.programs.training_steps import dense_step
 
-pytest.importorskip(
-    "jax_plugins.xla_cuda12", reason="JAX's CUDA plugin is not installed: `make test-gpu` has it"
+pytestmark = pytest.mark.skipif(
+    missing_compiler("gpu") is not None,
+    reason="JAX's CUDA plugin is not installed: `make test-gpu` has it",
 )
 
 # What XLA knows of a GPU that it compiles for: NVIDIA's figures for an H100 SXM.

@@ -25,13 +25,20 @@ from stratagem.planning.schedule import Schedule
 from stratagem.planning.targets import Target
 from stratagem.topology import Topology
 
-__all__ = ["CompiledProgram", "CompiledStep", "compile_step", "missing_compiler"]
+__all__ = [
+    "CompiledProgram",
+    "CompiledStep",
+    "attached_devices",
+    "compile_step",
+    "missing_compiler",
+]
 
 _TIMEOUT_S = 1800
 _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
+# Modules of which one is enough, and what installs it.
 _PLUGINS = {
-    "tpu": ("libtpu", "pip install libtpu"),
-    "gpu": ("jax_plugins.xla_cuda12", "pip install jax-cuda12-pjrt"),
+    "tpu": (("libtpu",), "pip install libtpu"),
+    "gpu": (("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"), "pip install jax-cuda12-pjrt"),
 }
 # Constants shared by all listed GPUs: limits of CUDA, and of one multiprocessor.
 _GPU_CONFIG = """
@@ -128,12 +135,15 @@ class CompiledStep:
 
 def missing_compiler(platform: str) -> str | None:
     """Returns the command that installs the compiler for "gpu" or "tpu", or None if installed."""
-    module, install = _PLUGINS[platform]
+    modules, install = _PLUGINS[platform]
+    return None if any(map(_is_installed, modules)) else install
+
+
+def _is_installed(module: str) -> bool:
     try:
-        is_there = importlib.util.find_spec(module) is not None
+        return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # the parent package is missing, too
-        is_there = False
-    return None if is_there else install
+        return False
 
 
 def compile_step(step: CapturedStep, target: Target) -> CompiledStep:
@@ -201,8 +211,21 @@ def _group_like(planned: Topology, devices: tuple[Any, ...]) -> Topology:
     return Topology(tuple(group[0] for group in groups), groups)
 
 
+def attached_devices(target: Target) -> tuple[jax.Device, ...]:
+    """Returns the target's devices if this process has as many of their kind, else none.
+
+    A compiler that has the device measures which kernels are fastest, as before a real step.
+    """
+    kind = target.accelerator.device_kind
+    attached = [device for device in jax.local_devices() if device.device_kind == kind]
+    is_enough = target.num_groups == 1 and len(attached) >= target.num_devices
+    return tuple(attached[: target.num_devices]) if is_enough else ()
+
+
 def _devices(target: Target) -> tuple[Any, ...]:
     kind = target.accelerator
+    if attached := attached_devices(target):
+        return attached
     if kind.platform == "gpu":
         config = _GPU_CONFIG.format(
             **kind.gpu_info,

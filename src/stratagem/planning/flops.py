@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 
 __all__ = ["product_flops"]
 
+# Products of attention in one kernel of cuDNN, forward and backward, which computes one anew. Its
+# primitives have no jaxpr inside.
+_ATTENTION_PRODUCTS = {
+    "dot_product_attention_fwd_wrapper": 2,
+    "dot_product_attention_bwd_wrapper": 5,
+}
+
 
 def product_flops(jaxpr: ClosedJaxpr | Jaxpr) -> dict[str, float]:
     """Counts the FLOPs of matrix products and convolutions, by operand dtype.
@@ -34,6 +41,8 @@ def _count_flops(jaxpr: Jaxpr | ClosedJaxpr) -> dict[str, float]:
             _accumulate(total, {_dtype(eqn): _dot_flops(eqn)})
         elif name == "conv_general_dilated":
             _accumulate(total, {_dtype(eqn): _conv_flops(eqn)})
+        elif name in _ATTENTION_PRODUCTS:
+            _accumulate(total, {_dtype(eqn): _attention_flops(eqn)})
         elif name == "cond":
             branches = [_count_flops(branch.jaxpr) for branch in eqn.params["branches"]]
             _accumulate(total, max(branches, key=lambda counted: sum(counted.values())))
@@ -88,6 +97,15 @@ def _conv_flops(eqn: JaxprEqn) -> float:
     batch, features = out[numbers.out_spec[0]], out[numbers.out_spec[1]]
     depth = right[numbers.rhs_spec[1]]
     return 2.0 * taps * batch * features * depth
+
+
+def _attention_flops(eqn: JaxprEqn) -> float:
+    """Counts the pairs of a query and a key that the mask leaves: half of them if it is causal."""
+    queries, keys = (_array(var).shape for var in eqn.invars[:2])
+    # The layout is (batch, length, heads, size), or 1 for (batch, heads, length, size).
+    num_keys = keys[2 if eqn.params["layout"] == 1 else 1]
+    share = 0.5 if "CAUSAL" in str(eqn.params["mask_type"]) else 1.0
+    return 2.0 * share * _ATTENTION_PRODUCTS[eqn.primitive.name] * math.prod(queries) * num_keys
 
 
 def _num_valid_taps(

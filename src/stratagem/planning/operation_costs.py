@@ -22,6 +22,8 @@ _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _WINDOW = re.compile(r"window=\{size=([\dx]+)")
 _HOLES = re.compile(r"lhs_dilate=([\dx]+)")
 _TARGET = re.compile(r'custom_call_target="__cudnn\$conv(\w+)"')
+# Shape of the product of queries and keys in attention by cuDNN: batch, heads, and both lengths.
+_ATTENTION = re.compile(r'"intermediate_tensor_shape":\{[^}]*?"dimensions":\[([\d,"]+)\]')
 _DTYPES = {"bf16": "bfloat16", "f16": "float16", "f64": "float64"}
 
 
@@ -60,6 +62,8 @@ def _product_flops(product: Product) -> float:
     line = product.instruction.line
     if len(product.operands) < 2:
         return 0.0
+    if attention := _ATTENTION.search(line):
+        return _attention_flops(product, attention[1])
     if labels := _LABELS.search(line):
         if library := _TARGET.search(line):
             return _library_convolution_flops(product, library[1], labels)
@@ -95,6 +99,15 @@ def _library_convolution_flops(product: Product, kind: str, labels: re.Match[str
         kernel, output = result, second
     sizes = zip(labels[2], _shape(kernel), strict=True)
     return 2.0 * math.prod(_shape(output)) * math.prod(size for axis, size in sizes if axis != "o")
+
+
+def _attention_flops(product: Product, scores: str) -> float:
+    """Counts attention in one kernel: two products forward, five backward, half if it is causal."""
+    line = product.instruction.line
+    num_products = 5 if "Backward" in line else 2
+    share = 0.5 if "CAUSAL" in line else 1.0
+    num_scores = math.prod(int(size) for size in scores.replace('"', "").split(","))
+    return 2.0 * share * num_products * num_scores * _shape(product.operands[0])[-1]
 
 
 def _sizes(text: str) -> Sequence[int]:

@@ -36,7 +36,9 @@ _AXIS_SIZE = re.compile(r"'([^']+)'=(\d+)")
 _AXIS_PART = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
 _PRODUCTS = ("dot", "convolution")
 # Products that the GPU compiler delegates to a library.
-_LIBRARIES = ('custom_call_target="__cudnn$conv', 'custom_call_target="__cublas$')
+_LIBRARIES = tuple(
+    f'custom_call_target="{name}' for name in ("__cudnn$conv", "__cudnn$fmha", "__cublas$")
+)
 # TPUs send data to other slices through their hosts.
 _BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 # Instructions that move no data by themselves.

@@ -33,6 +33,13 @@ _COLLECTIVE = re.compile(
     re.IGNORECASE,
 )
 _COPIES = ("MemcpyH2D", "MemcpyD2H", "MemcpyP2P")
+# Statistics of events that CUPTI lists on a stream for its bookkeeping of memory; they take no time
+# of the device.
+_NO_WORK = {
+    "memalloc_details",
+    "memfree_details",
+    "memory_residency_details",
+}
 
 
 class HasPlanes(Protocol):
@@ -140,6 +147,8 @@ def _read_gpu(plane: Any) -> tuple[list[DeviceOperation], list[Interval]]:
             continue  # derived by other tools
         for event in line.events:
             stats = dict(event.stats)
+            if not _NO_WORK.isdisjoint(stats):
+                continue
             is_copy = event.name.startswith(_COPIES)
             name = event.name if is_copy else str(stats.get("hlo_op") or event.name)
             # A collective is a kernel of NCCL, whatever its instruction is called.

@@ -1,0 +1,1 @@
+"""Planned memory and step time of one GPU, beside the measured, and programs of eight."""
