@@ -170,7 +170,9 @@ def _variables(side: GpuSide, plan: Plan) -> dict[str, str]:
         shutil.rmtree(cache, ignore_errors=True)
     variables = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(_REPOSITORY / "src"), str(_REPOSITORY)]),
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [str(_REPOSITORY / "src"), str(_REPOSITORY), os.environ.get("PYTHONPATH")])
+        ),
         "PYTHONFAULTHANDLER": "1",
         "JAX_COMPILATION_CACHE_DIR": str(cache / "jax"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
