@@ -56,7 +56,7 @@ class ExplainsExhaustedMemory:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Entry:
+class _DeviceShare:
     """A variable's share of the memory of one device."""
 
     path: str
@@ -71,7 +71,7 @@ class _Entry:
         return f"{self.path} {self.shape} {self.dtype}, {self.num_bytes:,} bytes{slot}"
 
     @classmethod
-    def of(cls, variable: Any, value: jax.Array, device: Any) -> _Entry:
+    def of(cls, variable: Any, value: jax.Array, device: Any) -> _DeviceShare:
         sharding = value.sharding
         is_here = device in sharding.device_set and sharding.memory_kind in (
             None,
@@ -104,7 +104,7 @@ def _explained(message: str, variables: Sequence[Any]) -> ResourceExhaustedError
     on_devices = [(one, value) for one, value in pairs if isinstance(value, jax.Array)]
     strategy = next((one.distribute_strategy for one, _ in on_devices), None)
     device = _device(strategy, on_devices)
-    entries = [_Entry.of(variable, value, device) for variable, value in on_devices]
+    entries = [_DeviceShare.of(variable, value, device) for variable, value in on_devices]
     if "host memory" in message:
         return _host_error(message, entries)
     asked = _asked_bytes(message)
@@ -143,7 +143,7 @@ def _asked_bytes(message: str) -> int | None:
 
 
 def _received(
-    device: jax.Device, asked: int | None, stats: dict[str, int], entries: Sequence[_Entry]
+    device: jax.Device, asked: int | None, stats: dict[str, int], entries: Sequence[_DeviceShare]
 ) -> str:
     request = "an allocation failed" if asked is None else f"{asked:,} bytes were requested"
     limit, used = stats.get("bytes_limit"), stats.get("bytes_in_use")
@@ -163,7 +163,7 @@ def _received(
     return "\n".join([*lines, _state_afterwards(entries)])
 
 
-def _state_afterwards(entries: Sequence[_Entry]) -> str:
+def _state_afterwards(entries: Sequence[_DeviceShare]) -> str:
     lost = [entry.path for entry in entries if entry.is_lost]
     if not lost:
         return "All variables still have their values; a smaller step can follow."
@@ -174,7 +174,7 @@ def _state_afterwards(entries: Sequence[_Entry]) -> str:
 
 
 def _options(
-    strategy: Any, asked: int | None, stats: dict[str, int], entries: Sequence[_Entry]
+    strategy: Any, asked: int | None, stats: dict[str, int], entries: Sequence[_DeviceShare]
 ) -> list[str]:
     """Returns the options that apply, those for the larger part of the memory first."""
     limit, used = stats.get("bytes_limit"), stats.get("bytes_in_use", 0)
@@ -207,7 +207,9 @@ def _options_of_steps(*, has_slots: bool) -> list[str]:
     return options
 
 
-def _options_of_state(strategy: Any, entries: Sequence[_Entry], *, has_slots: bool) -> list[str]:
+def _options_of_state(
+    strategy: Any, entries: Sequence[_DeviceShare], *, has_slots: bool
+) -> list[str]:
     topology = getattr(strategy, "topology", None)
     if topology is None or not entries:
         return []
@@ -226,7 +228,7 @@ def _options_of_state(strategy: Any, entries: Sequence[_Entry], *, has_slots: bo
     return options
 
 
-def _host_error(message: str, entries: Sequence[_Entry]) -> ResourceExhaustedError:
+def _host_error(message: str, entries: Sequence[_DeviceShare]) -> ResourceExhaustedError:
     asked = _asked_bytes(message)
     request = "An allocation" if asked is None else f"An allocation of {asked:,} bytes"
     return ResourceExhaustedError(
