@@ -93,7 +93,7 @@ class _Trial:
             jax.block_until_ready(value)
 
 
-@check(priority=0, XLA_PYTHON_CLIENT_MEM_FRACTION="0.06")
+@check(priority=0, timeout_s=150, XLA_PYTHON_CLIENT_MEM_FRACTION="0.06")
 def out_of_memory() -> dict[str, Any]:
     """Each way to run out of memory: our error, kept variables, no held memory, a smaller batch."""
     import stratagem as sg
@@ -103,7 +103,9 @@ def out_of_memory() -> dict[str, Any]:
     problems: list[str] = []
     for name, way in trial.ways().items():
         before = [np.asarray(weight) for weight in trial.model.get_weights()]
+        begin_s = time.monotonic()
         entry = figures[name] = _failed(way)
+        entry["failed_after_s"] = time.monotonic() - begin_s
         if "message" not in entry:
             problems.append(f"{name}: {str(entry)[:200]}")
         entry["bytes_after"] = _used_bytes()
@@ -118,6 +120,7 @@ def out_of_memory() -> dict[str, Any]:
             if "lost their values" not in entry.get("message", ""):
                 problems.append(f"{name}: unusable afterwards without a word")
             trial.renew()  # as the error says
+        print(name, entry, flush=True)
     assert not problems, (problems, figures)
     return figures
 

@@ -259,7 +259,7 @@ def checkpoints() -> dict[str, Any]:
     return figures
 
 
-@check(priority=1)
+@check(priority=0, timeout_s=150)
 def half_precision() -> dict[str, Any]:
     """bfloat16 and float16 with a loss scale train almost as float32 does."""
     import keras
@@ -272,6 +272,7 @@ def half_precision() -> dict[str, Any]:
         for kind in ("mlp", "conv"):
             model = train(sg.MirroredStrategy([device()]), kind, epochs=4, optimizer="adam")
             figures[f"{policy} {kind}"] = model.losses_of_fit
+            print(policy, kind, model.losses_of_fit, flush=True)
             assert np.isfinite(model.losses_of_fit).all(), figures
             pairs = zip(model.losses_of_fit, figures[f"float32 {kind}"], strict=True)
             assert all(abs(one - two) < 0.05 for one, two in pairs), figures

@@ -51,7 +51,13 @@ def run_environment(
 def pytest_arguments(tests: list[str], processes: int, timeout_s: float, folder: Path) -> list[str]:
     """Returns the arguments of pytest; tests are files, or one "@file" of test ids."""
     arguments = ["-q", "-p", "tests.on_gpu.recording", "-p", "no:cacheprovider", "--tb=short"]
-    arguments += ["--continue-on-collection-errors", f"--junitxml={folder / 'junit.xml'}"]
+    # pytest-benchmark warns beside pytest-xdist, and warnings are errors here.
+    arguments += [
+        "-p",
+        "no:benchmark",
+        "--continue-on-collection-errors",
+        f"--junitxml={folder / 'junit.xml'}",
+    ]
     # Above pytest-timeout's limit: this one ends the process, which pytest-xdist replaces.
     arguments += ["-o", f"faulthandler_timeout={timeout_s * 1.5:.0f}"]
     if importlib.util.find_spec("pytest_timeout"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import numpy as np
@@ -52,6 +53,26 @@ def test_a_cluster_without_addresses_is_refused(monkeypatch: pytest.MonkeyPatch)
 def test_several_devices_of_a_process_are_refused() -> None:
     with pytest.raises(RuntimeError, match="This process has 2 devices: cpu:0, cpu:1"):
         separate_processes.check_device(["cpu:0", "cpu:1"])
+
+
+@pytest.mark.parametrize(
+    ("platforms", "gpus", "has_plugin", "words"),
+    [
+        ("cuda,cpu", (), False, "JAX_PLATFORMS is 'cuda,cpu'"),
+        (None, ("0", "1"), True, "this host's GPUs: 0, 1"),
+        (None, ("0", "1"), False, ""),
+        (None, (), True, ""),
+        ("cpu", ("0",), True, ""),
+    ],
+)
+def test_gpus_are_refused_before_jax_waits_for_those_of_others(
+    monkeypatch, platforms, gpus, has_plugin, words
+) -> None:
+    monkeypatch.setattr(separate_processes, "local_gpus", lambda: gpus)
+    monkeypatch.setattr(separate_processes, "_has_gpu_plugin", lambda: has_plugin)
+    expected = pytest.raises(RuntimeError, match=words) if words else contextlib.nullcontext()
+    with expected:
+        separate_processes.check_platform(platforms)
 
 
 @pytest.mark.parametrize(("is_eager", "words"), [(True, "op by op"), (False, "sg.function")])

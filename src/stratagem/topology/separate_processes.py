@@ -9,17 +9,20 @@ from __future__ import annotations
 import atexit
 import concurrent.futures
 import functools
+import importlib.util
+import pkgutil
 import socket
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 
+from stratagem.accelerators import local_gpus
 from stratagem.messages import explain
 from stratagem.topology.devices import local_devices
 from stratagem.topology.private import SeparateNodes
 
-__all__ = ["check_device", "start_separately"]
+__all__ = ["check_device", "check_platform", "start_separately"]
 
 
 @functools.cache
@@ -29,6 +32,7 @@ def start_separately(num_processes: int, process_id: int) -> tuple[jax.Device, .
     The devices of other processes are names: only this process's own computes. Raises RuntimeError
     if this process has several devices, or another platform than CPU.
     """
+    check_platform(jax.config.read("jax_platforms"))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -41,6 +45,34 @@ def start_separately(num_processes: int, process_id: int) -> tuple[jax.Device, .
     atexit.register(nodes.close)
     check_device(own)
     return tuple(sorted(jax.devices(), key=lambda device: device.process_index))
+
+
+def check_platform(platforms: str | None) -> None:
+    """Raises RuntimeError if JAX would start on GPUs, where it waits for those of other processes.
+
+    `platforms` is the value of JAX_PLATFORMS, if any.
+    """
+    if platforms:
+        first = platforms.split(",")[0]
+        found = "" if first == "cpu" else f"JAX_PLATFORMS is {platforms!r}"
+    else:
+        gpus = local_gpus() if _has_gpu_plugin() else ()
+        found = f"JAX would start on this host's GPUs: {', '.join(gpus)}" if gpus else ""
+    if found:
+        raise RuntimeError(
+            explain(
+                f"{found}.",
+                expected="CPU devices: processes of an ElasticStrategy do not compute on others.",
+                fix="set JAX_PLATFORMS=cpu, or use MultiWorkerMirroredStrategy.",
+            )
+        )
+
+
+def _has_gpu_plugin() -> bool:
+    plugins = importlib.util.find_spec("jax_plugins")
+    folders = None if plugins is None else plugins.submodule_search_locations
+    names = [module.name for module in pkgutil.iter_modules(folders or ())]
+    return any(name.startswith(("xla_cuda", "xla_rocm")) for name in names)
 
 
 def check_device(own: Sequence[Any]) -> None:

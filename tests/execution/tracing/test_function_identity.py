@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import sys
 import types
 from typing import Any
 
@@ -208,3 +210,35 @@ def test_equal_containers_are_not_the_same_one(strategy) -> None:
     for _ in range(2):
         calls, returned = call()
         assert calls == returned == [1]
+
+
+def test_modules_of_any_folder_with_installed_packages_are_not_walked(
+    tmp_path, monkeypatch
+) -> None:
+    # As `pip install --target` leaves them, and as an environment's base has them.
+    (tmp_path / "elsewhere-1.0.dist-info").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "__init__.py").write_text("rate = 1.0\n")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "ours.py").write_text("rate = 1.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path / "own"))
+    for name, changes in (("elsewhere", False), ("ours", True)):
+        module = importlib.import_module(name)
+        monkeypatch.setitem(globals(), "_module", module)
+        before = function_key(_rate_of_module)
+        monkeypatch.setattr(module, "rate", 2.0)
+        assert (function_key(_rate_of_module) != before) is changes, name
+        monkeypatch.delitem(sys.modules, name)
+
+
+def _rate_of_module() -> Any:
+    return _module.rate  # noqa: F821 - set by a test
+
+
+def test_masked_arrays_are_not_compared() -> None:
+    masked = np.ma.masked_array([1.0, 2.0], [True, False])
+    assert function_key(lambda: masked) is None
+    plain = np.array([1.0, 2.0])
+    assert function_key(lambda: plain) is not None
+    assert function_key(lambda: np.ma.masked) is not None  # of a library: not walked

@@ -8,8 +8,8 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import os
 import sys
-import sysconfig
 import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -33,7 +33,6 @@ _OF_KERAS = (
     keras.metrics.Metric,
     keras.optimizers.Optimizer,
 )
-_LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("purelib", "platlib"))
 
 
 class _UnknownError(Exception):
@@ -242,7 +241,9 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def _array(value: np.ndarray[Any, Any]) -> Any:
-    if value.nbytes > _MAX_ARRAY_BYTES or value.dtype.hasobject:
+    # The bytes of a subclass, such as a masked array, are not all of its state.
+    is_plain = type(value) is np.ndarray
+    if not is_plain or value.nbytes > _MAX_ARRAY_BYTES or value.dtype.hasobject:
         raise _UnknownError
     return value.shape, str(value.dtype), value.tobytes()
 
@@ -273,4 +274,22 @@ def _is_library(root: str) -> bool:
         return False
     if root in sys.stdlib_module_names or root == __name__.partition(".")[0]:
         return True
-    return str(getattr(sys.modules[root], "__file__", None) or "").startswith(_LIBRARIES)
+    file = getattr(sys.modules[root], "__file__", None)
+    return file is not None and _has_installed(_folder_of(file))
+
+
+def _folder_of(file: str) -> str:
+    """Returns the folder that a module or package of this file is in."""
+    folder, name = os.path.split(file)
+    return os.path.dirname(folder) if name.startswith("__init__.") else folder
+
+
+@functools.cache
+def _has_installed(folder: str) -> bool:
+    """Returns True if packages are installed in a folder.
+
+    Not only this environment's: others can be on its path, such as those of `pip --target`.
+    """
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        return any(entry.name.endswith(".dist-info") for entry in entries)
+    return False
