@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each side")
     parser.add_argument("--round-s", type=float, default=2.0, help="seconds of a round")
     parser.add_argument("--at-once", type=int, help="sides at the same time; 1, or 8 with --smoke")
+    parser.add_argument("--gated", action="store_true", help="one trains while the next prepares")
     parser.add_argument("--device-gb", type=float, default=72.0, help="for sides at the same time")
     parser.add_argument("--side-limit-s", type=float, default=150.0, help="seconds of a side")
     parser.add_argument("--platform", choices=("cpu", "gpu"), help="cpu with --tiny, else gpu")
@@ -32,13 +33,14 @@ def main() -> None:
     plan = Plan(
         folder=arguments.output,
         budget_s=arguments.budget_s,
-        at_once=arguments.at_once or (8 if arguments.smoke else 1),
+        at_once=arguments.at_once or (8 if arguments.smoke else 2 if arguments.gated else 1),
         num_rounds=0 if arguments.smoke else arguments.rounds,
         round_s=0.2 if arguments.tiny else arguments.round_s,
         platform=arguments.platform or ("cpu" if arguments.tiny else "gpu"),
         is_tiny=arguments.tiny,
         side_limit_s=arguments.side_limit_s,
         device_gb=arguments.device_gb,
+        is_gated=arguments.gated,
         state_bytes=_BYTES[arguments.tiny],
         cache=arguments.cache or arguments.output / "cache",
     )

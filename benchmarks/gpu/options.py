@@ -27,6 +27,8 @@ class SideOptions:
         is_tiny: small sizes, for a CPU.
         state_bytes: of the state that a checkpoint saves.
         folder: where checkpoints are written.
+        gate: file that a process locks while it trains, so that the next one can prepare
+            meanwhile; "" for none.
     """
 
     model: str = ""
@@ -42,6 +44,7 @@ class SideOptions:
     is_tiny: bool = False
     state_bytes: int = 0
     folder: str = ""
+    gate: str = ""
 
     @classmethod
     def from_command_line(cls) -> SideOptions:

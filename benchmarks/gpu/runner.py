@@ -41,6 +41,7 @@ class Plan:
         side_limit_s: longest duration of a side.
         state_bytes: of the checkpoint.
         cache: folder of compiled programs.
+        is_gated: True if of the sides at the same time only one trains, while others prepare.
     """
 
     folder: Path
@@ -54,6 +55,7 @@ class Plan:
     side_limit_s: float = 150.0
     state_bytes: int = 10_000_000_000
     cache: Path
+    is_gated: bool = False
 
 
 @dataclasses.dataclass
@@ -146,6 +148,7 @@ def _start(side: GpuSide, plan: Plan, limit_s: float) -> _Running:
             "is_tiny": plan.is_tiny,
             "folder": str(saves.resolve()),
             "state_bytes": plan.state_bytes,
+            "gate": str((plan.folder / "gate").resolve()) if plan.is_gated else "",
             **side.options,
         }
     )

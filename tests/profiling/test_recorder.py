@@ -105,7 +105,10 @@ def test_training_that_ends_early_is_summarized(profiler) -> None:
     assert len(profiler.found) == 1
 
 
-@pytest.mark.parametrize("content", [cpu_trace([step(0, 9)], []), b"\xff"])
+# The bytes differ between processes: the order of a protobuf's map is not fixed.
+@pytest.mark.parametrize(
+    "content", [cpu_trace([step(0, 9)], []), b"\xff"], ids=["no operations", "no trace"]
+)
 def test_trace_that_cannot_be_summarized_is_no_end_of_training(content, profiler) -> None:
     profiler.content = content
     recorder = profiler.recorder(0, 1)

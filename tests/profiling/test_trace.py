@@ -162,7 +162,9 @@ def test_trace_without_operations_is_an_error(tmp_path) -> None:
         read_trace(path)
 
 
-@pytest.mark.parametrize("content", [b"\xff\xff\xff", two_steps()[:-20]])
+@pytest.mark.parametrize(
+    "content", [b"\xff\xff\xff", two_steps()[:-20]], ids=["no trace", "cut off"]
+)
 def test_damaged_file_is_an_error(content, tmp_path) -> None:
     path = write(tmp_path / "vm.xplane.pb", content)
     with pytest.raises(ValueError, match="cannot be read as a trace"):

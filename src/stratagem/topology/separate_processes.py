@@ -32,7 +32,8 @@ def start_separately(num_processes: int, process_id: int) -> tuple[jax.Device, .
     The devices of other processes are names: only this process's own computes. Raises RuntimeError
     if this process has several devices, or another platform than CPU.
     """
-    check_platform(jax.config.read("jax_platforms"))
+    settings: Any = jax.config
+    check_platform(settings.jax_platforms)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
