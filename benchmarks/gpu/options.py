@@ -29,6 +29,7 @@ class SideOptions:
         folder: where checkpoints are written.
         gate: file that a process locks while it trains, so that the next one can prepare
             meanwhile; "" for none.
+        profile: file of a profile that is taken after the rounds, by sides that can; "" for none.
     """
 
     model: str = ""
@@ -45,6 +46,7 @@ class SideOptions:
     state_bytes: int = 0
     folder: str = ""
     gate: str = ""
+    profile: str = ""
 
     @classmethod
     def from_command_line(cls) -> SideOptions:

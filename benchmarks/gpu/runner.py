@@ -41,6 +41,7 @@ class Plan:
         side_limit_s: longest duration of a side.
         state_bytes: of the checkpoint.
         cache: folder of compiled programs.
+        profiles: True if sides that can take a profile after their rounds.
         is_gated: True if of the sides at the same time only one trains, while others prepare.
     """
 
@@ -56,6 +57,7 @@ class Plan:
     state_bytes: int = 10_000_000_000
     cache: Path
     is_gated: bool = False
+    profiles: bool = False
 
 
 @dataclasses.dataclass
@@ -149,6 +151,9 @@ def _start(side: GpuSide, plan: Plan, limit_s: float) -> _Running:
             "folder": str(saves.resolve()),
             "state_bytes": plan.state_bytes,
             "gate": str((plan.folder / "gate").resolve()) if plan.is_gated else "",
+            "profile": str((logs / f"{_name(side)}.profile.json").resolve())
+            if plan.profiles
+            else "",
             **side.options,
         }
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,8 @@ from stratagem.profiling.trace import DeviceOperation, read_trace
 __all__ = ["Kernel", "by_kind", "costs_of_program", "host_calls", "kernels_of", "step_gaps"]
 
 _STREAM = "Stream #"
+# A CUDA graph of many instructions. XLA's own kernels in it have the names of theirs.
+_GRAPH = "command_buffer"
 _HOSTS = ("/host:CPU", "/host:CUPTI")
 _STEP = "stratagem step"
 _NS = 1e-9
@@ -83,8 +86,14 @@ def costs_of_program(name: str, ran: set[str]) -> Mapping[str, tuple[str, Operat
     for text in texts:
         schedule = Schedule(text)
         pairs = zip(schedule.operations(), operation_costs(schedule), strict=True)
-        found.append({one.name: (_kind(one.name, one.products), cost) for one, cost in pairs})
+        costs = {one.name: (_kind(one.name, one.products), cost) for one, cost in pairs}
+        found.append({_as_kernel(one): cost for one, cost in costs.items()} | costs)
     return max(found, key=lambda costs: len(ran & costs.keys()), default={})
+
+
+def _as_kernel(instruction: str) -> str:
+    """Returns the name of the kernel that XLA makes of an instruction."""
+    return re.sub(r"[^A-Za-z0-9_]", "_", instruction)
 
 
 def _kind(name: str, products: Sequence[Any]) -> str:
@@ -128,7 +137,10 @@ def _kernel(
     accelerator: Accelerator,
 ) -> Kernel:
     name, instruction, program = key
-    kind, cost = costs.get(instruction, ("unknown", OperationCost("float32", 0.0, 0)))
+    unknown = "unknown", OperationCost("float32", 0.0, 0)
+    kind, cost = costs.get(instruction) or costs.get(_as_kernel(instruction), unknown)
+    if kind == "unknown" and any(word in name for word in ("fprop", "dgrad", "wgrad")):
+        kind = "convolution"
     kind = "attention" if "fmha" in name or "flash" in name.lower() else kind
     return Kernel(
         name=name,
@@ -158,6 +170,8 @@ def _rows(path: Path) -> list[tuple[str, str, str, float]]:
             for event in line.events:
                 stats = dict(event.stats)
                 instruction = str(stats.get("hlo_op") or event.name)
+                if instruction.startswith(_GRAPH):
+                    instruction = event.name
                 module = str(stats.get("hlo_module", ""))
                 rows.append((event.name, instruction, module, event.duration_ns * _NS))
     return rows or [_row(one) for many in read_trace(path).devices.values() for one in many]

@@ -39,6 +39,7 @@ class Training:
         num_parameters: trainable numbers.
         peak_bytes: returns the largest memory in use on the device; None if unknown.
         compile_s: returns the seconds of compilation so far; None if unknown.
+        profile: profiles some steps, and writes what it finds to a file and beside it.
     """
 
     first_call: Callable[[], float]
@@ -47,6 +48,7 @@ class Training:
     num_parameters: int
     peak_bytes: Callable[[], int | None]
     compile_s: Callable[[], float | None] = lambda: None
+    profile: Callable[[Path], None] | None = None
 
 
 class Figures:
@@ -98,6 +100,9 @@ def measure(prepare: Callable[[SideOptions, GpuModel], Training]) -> None:
     figures.add(stage="second call", second_call_s=second_s, second_loss=loss)
     if options.num_rounds:
         _rounds(training, model, options, figures)
+    if options.profile and training.profile is not None:
+        figures.add(stage="profile")
+        training.profile(Path(options.profile))
     figures.add(stage="done", whole_s=time.time() - options.begun_s)
     _leave()
 

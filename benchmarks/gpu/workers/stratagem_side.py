@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import stratagem as sg  # isort: skip - before keras, because it selects the JAX backend
 
+import dataclasses
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
 import jax
 
 from benchmarks.gpu.models import GpuModel
@@ -12,6 +18,7 @@ from benchmarks.gpu.workers.fit_training import training_by_fit
 from benchmarks.gpu.workers.jax_device import count_compile_s, find_device, peak_bytes
 from benchmarks.gpu.workers.keras_networks import TABLE, build_model, compile_model
 from benchmarks.gpu.workers.measurement import Training, measure
+from benchmarks.gpu_profile.worker import write_profile
 
 __all__ = ["prepare"]
 
@@ -25,7 +32,7 @@ def prepare(options: SideOptions, model: GpuModel) -> Training:
     arrays = model.arrays()
     if options.data == "device":
         arrays = jax.device_put(arrays, device)
-    return training_by_fit(
+    training = training_by_fit(
         network,
         arrays,
         model,
@@ -34,6 +41,21 @@ def prepare(options: SideOptions, model: GpuModel) -> Training:
         peak_bytes=lambda: peak_bytes(device),
         compile_s=compile_s,
     )
+    profile = functools.partial(_profile, training, options.steps_per_call)
+    return dataclasses.replace(training, profile=profile)
+
+
+def _profile(training: Training, steps_per_call: int, path: Path) -> None:
+    """Profiles two calls in the middle of an epoch."""
+    steps = (steps_per_call, 3 * steps_per_call)
+    folder = path.with_suffix("")
+    with sg.profile(steps=steps, folder=folder, verbose=False) as profile:
+        training.train(1)
+    assert profile.trace is not None
+    assert profile.summary is not None
+    facts: dict[str, Any] = {"device": training.device_kind}
+    write_profile(facts, Path(profile.trace), profile.summary, path)
+    path.write_text(json.dumps(facts, indent=1))
 
 
 def _strategy(options: SideOptions) -> sg.Strategy:
