@@ -99,7 +99,7 @@ def place(
     if not isinstance(batches, HostSteps):
         joined = _joined(joined, count * size, shape, topology)
     placed = [
-        array.reshape((*shape, *own.shape[1:]))
+        _reshaped(array, (*shape, *own.shape[1:]))
         for array, own in zip(joined, first.arrays, strict=True)
     ]
     if to_device:
@@ -119,6 +119,10 @@ def place(
         first.lengths or (size,) * count,
         first.signature,
     )
+
+
+def _reshaped(array: Any, shape: tuple[int, ...]) -> Any:
+    return array if array.shape == shape else array.reshape(shape)
 
 
 def _columns(batches: list[HostBatch]) -> list[Any]:

@@ -231,26 +231,26 @@ class Program:
             handed[:] = outputs[3]
             return outputs[:2], outputs[2]
 
+        token: Any = ()
         if starts:
             new_values, results = run_together(self._name, start, platform=self._topology.platform)
         else:
             (new_values, results), token = start()
             record_program(token)
-            self._bound_input(token, split)
         is_lost = bool(new_values) and isinstance(new_values[0], Tracer)
         if is_lost and current_function_trace() is None:
             raise assigned_under_jit(self.trace.written[0])
         self._written.replace(new_values)
+        if not (starts or isinstance(token, tuple | Tracer)):
+            self._bound_input(token, [*split, *shared])
         self._finish(handed, shared)
         if summaries is None:
             return results
         return summaries.end(results, len(split[0]) if function is self._many else None)
 
-    def _bound_input(self, token: Any, split: list[Any]) -> None:
+    def _bound_input(self, token: Any, arguments: list[Any]) -> None:
         """Waits for earlier calls if this and they hold too much input on each device."""
-        if token is () or isinstance(token, Tracer):
-            return
-        size_bytes = input_bytes(split) // self._topology.num_replicas
+        size_bytes = input_bytes(arguments) // self._topology.num_replicas
         if is_large(size_bytes):
             self._queued_input.add(token, size_bytes)
 
@@ -332,18 +332,18 @@ class Program:
         outputs = self._evaluate(inputs, pools["written"])
         values, results = outputs[: len(pools["written"])], outputs[len(pools["written"]) :]
         end = len(results) - self._num_handed
-        token = self._token(pools["split"])
+        token = self._token([*pools["split"], *pools["shared"]])
         return list(values), list(results[:end]), token, list(results[end:])
 
     def _evaluate(self, inputs: list[Any], written: list[Any]) -> list[Any]:
         """Returns new values for all that is written, then the other outputs of a step."""
         return jaxpr_as_fun(fast_on_cpu(self.trace.jaxpr, self._topology))(*inputs)
 
-    def _token(self, split: Sequence[Any]) -> Any:
+    def _token(self, arguments: Sequence[Any]) -> Any:
         """Returns an output that is never donated, if the end of the call is awaited."""
         is_awaited = self._topology.spans_processes or current_events() is not None
         if not is_awaited:
-            is_awaited = is_large(input_bytes(split))
+            is_awaited = is_large(input_bytes(arguments))
         return jnp.zeros((), bool) if is_awaited else ()
 
     def _many_steps(
@@ -362,7 +362,7 @@ class Program:
         written, results = jax.lax.scan(step, written, split, unroll=self._unroll_steps())
         if self._topology.num_replicas > 1:  # the replica axis first, as in every PerReplica
             results = [jnp.swapaxes(result, 0, 1) for result in results]
-        return written, results, self._token(split), []
+        return written, results, self._token([*split, *shared]), []
 
     def _unroll_steps(self) -> bool:
         """True if the loop over steps is unrolled.

@@ -42,5 +42,5 @@ def is_large(size_bytes: int) -> bool:
 
 
 def input_bytes(arrays: Sequence[Any]) -> int:
-    """Returns the size of arrays or tracers; random keys count as nothing."""
-    return sum(getattr(array.dtype, "itemsize", 0) * array.size for array in arrays)
+    """Returns the size of arrays or of values in a trace; other values count as nothing."""
+    return sum(array.size * array.dtype.itemsize for array in arrays if hasattr(array, "dtype"))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from stratagem import config
 from stratagem.context import get_strategy, has_strategy
 from stratagem.execution import ElasticLockstep
 from stratagem.input.device_rows import DeviceRows, is_on_accelerator
@@ -57,7 +56,6 @@ def _selects(strategy: Strategy) -> bool:
         or isinstance(strategy.executor, ElasticLockstep)
         or topology.spans_processes
         or topology.is_abstract
-        or config.runs_eagerly()
     )
 
 

@@ -231,7 +231,7 @@ class _GroupedStepFunction(StepFunction):
         return self._execution.run_batches(self._step, batches, arguments)
 
     def _run_eagerly(self, batch: HostBatch) -> Any:
-        parts = batch.parts(self._strategy.topology.num_local_replicas)
+        parts = with_selected_rows(batch.parts(self._strategy.topology.num_local_replicas))
         data = regroup(parts, self._strategy.topology)
         was_eager = config.runs_eagerly()
         config.run_eagerly(True)
