@@ -66,19 +66,18 @@ def _job(model: Any, as_data: Callable[[Any], Any], **arguments: Any) -> dict[st
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("num_replicas", "steps", "arguments"),
     [
-        {"shuffle": False},
-        {"shuffle": True, "sample_weight": _WEIGHTS},
-        {"shuffle": "batch", "class_weight": {0: 1.0, 1: 3.0}},
-        {"shuffle": True, "validation_split": 0.3},
-        {"shuffle": False, "steps_per_epoch": 4},
+        (1, 1, {"shuffle": False}),
+        (1, 4, {"shuffle": "batch", "class_weight": {0: 1.0, 1: 3.0}}),
+        (3, 1, {"shuffle": True, "sample_weight": _WEIGHTS}),
+        (3, 4, {"shuffle": False, "validation_split": 0.3}),
+        (3, 4, {"shuffle": True}),
+        (1, 2, {"shuffle": True, "steps_per_epoch": 4}),
     ],
-    ids=lambda arguments: "-".join(arguments),
 )
-@pytest.mark.parametrize(("num_replicas", "steps"), [(1, 1), (1, 4), (3, 4)])
 def test_arrays_on_a_device_train_as_those_on_the_host(
-    arguments: dict[str, Any], num_replicas: int, steps: int, programs: list[Any]
+    num_replicas: int, steps: int, arguments: dict[str, Any], programs: list[Any]
 ) -> None:
     expected = _job(_model(mirrored(num_replicas), steps), np.asarray, **arguments)
     assert programs == []

@@ -15,7 +15,7 @@ _MOST_BYTES = 1 << 30
 _LEAST_CALLS = 2
 
 
-class _Output(Protocol):
+class _UndonatedOutput(Protocol):
     def block_until_ready(self) -> object: ...
 
 
@@ -23,10 +23,10 @@ class QueuedInput:
     """Waits for earlier calls of a program while too much of their input is on a device."""
 
     def __init__(self) -> None:
-        self._calls: collections.deque[tuple[_Output, int]] = collections.deque()
+        self._calls: collections.deque[tuple[_UndonatedOutput, int]] = collections.deque()
         self._total_bytes = 0
 
-    def add(self, output: _Output, size_bytes: int) -> None:
+    def add(self, output: _UndonatedOutput, size_bytes: int) -> None:
         """Counts a call that has just started, by an output that no later program donates."""
         self._calls.append((output, size_bytes))
         self._total_bytes += size_bytes
