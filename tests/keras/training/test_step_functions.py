@@ -282,7 +282,7 @@ def test_error_of_a_group_that_is_read_early_comes_after_the_groups_before_it(
         raise OSError("disk")
 
     counted = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, _: steps.append(batch)
+        on_train_batch_end=lambda batch, logs: steps.append(batch)
     )
     with pytest.raises(OSError, match="disk"):
         _model(_one).fit(source(), shuffle=False, verbose=0, callbacks=[counted])
