@@ -246,7 +246,8 @@ class InputOptions:
             as in TensorFlow, and ignored: the host always reads the dataset.
         experimental_per_replica_buffer_size: number of batches to prefetch in a thread, unless
             loading one and its step take less than 0.25 ms. Small batches of arrays in memory are
-            transferred 16 at a time. 0 reads each batch in the caller's thread when it is needed.
+            transferred 16 at a time. On accelerators it is one batch more, because a transfer waits
+            for the steps before it. 0 reads each batch in the caller's thread when it is needed.
         auto_shard_policy: how several processes split the examples. AUTO follows a `tf.data`
             dataset's own option.
 

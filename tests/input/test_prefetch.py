@@ -242,3 +242,46 @@ def test_process_ends_while_a_source_is_read() -> None:
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip() == "PerReplica[[0 0 0 0] | [0 0 0 0]]"
     assert not run.stderr
+
+
+@pytest.mark.parametrize("handover_s", [0.0, 1e-9, 10.0])
+def test_early_item_is_loaded_before_the_one_before_it_is_returned(handover_s: float) -> None:
+    loaded: list[int] = []
+    count = _counter(20)
+
+    def load() -> int:
+        loaded.append(count())
+        return loaded[-1]
+
+    prefetcher = Prefetcher(load, 1, handover_s=handover_s, loads_early=True)
+    for number in range(20):
+        assert prefetcher.take() == number
+        if handover_s == 10.0:  # without a thread
+            assert loaded == [*range(min(number + 2, 20))]
+    with pytest.raises(StopIteration):
+        prefetcher.take()
+
+
+def test_error_of_an_early_item_is_raised_after_the_item_before_it() -> None:
+    items = iter([1, 2])
+
+    def load() -> int:
+        item = next(items, None)
+        if item is None:
+            raise OSError("disk")
+        return item
+
+    prefetcher = Prefetcher(load, 1, handover_s=10.0, loads_early=True)
+    assert [prefetcher.take(), prefetcher.take()] == [1, 2]
+    with pytest.raises(OSError, match="disk"):
+        prefetcher.take()
+    with pytest.raises(StopIteration):
+        prefetcher.take()
+
+
+def test_early_item_of_a_closed_prefetcher_is_dropped() -> None:
+    prefetcher = Prefetcher(_counter(20), 1, handover_s=10.0, loads_early=True)
+    assert prefetcher.take() == 0
+    prefetcher.close()
+    with pytest.raises(StopIteration):
+        prefetcher.take()

@@ -115,3 +115,25 @@ def test_few_or_large_arrays_need_no_program(
 
 def test_batch_without_arrays() -> None:
     assert put_arrays([], topology_of("cpu:0+cpu:1"), many=False, is_repeated=True) == []
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_large_transfers_to_a_gpu_are_followed_by_an_empty_program_on_each_device(
+    num_replicas: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+    original = module._empty_program
+
+    def noted(device: jax.Device) -> Any:
+        return lambda: started.append(original(device)())
+
+    monkeypatch.setattr(module, "_empty_program", noted)
+    topology = topology_of("cpu:0" if num_replicas == 1 else "cpu:0+cpu:1")
+    large = np.ones((num_replicas, 20_000), "float32")
+    put_arrays([large], topology, many=False, is_repeated=False)
+    assert started == []  # CPU
+    monkeypatch.setattr(module, "_waits_for_programs", lambda topology: True)
+    put_arrays([large[:, :8], jax.numpy.asarray(large)], topology, many=False, is_repeated=False)
+    assert started == []
+    put_arrays([large, large], topology, many=False, is_repeated=False)
+    assert [one.devices() for one in started] == [{device} for device in topology.devices or ()]

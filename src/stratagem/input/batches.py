@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from stratagem.input.device_rows import DeviceRows, is_on_accelerator
 from stratagem.input.sparse_rows import is_sparse, with_sparse_arrays, with_sparse_rows
 from stratagem.input.splitting import split_lengths
 from stratagem.messages import explain
@@ -153,9 +154,9 @@ def _signature(structure: object, is_array: tuple[bool, ...], arrays: Sequence[A
     return structure, is_array, tuple((array.shape, array.dtype) for array in arrays)
 
 
-def _array(leaf: object) -> Any:
+def _array(leaf: Any) -> Any:
     """Returns a host array; an array on an accelerator stays there."""
-    if isinstance(leaf, jax.Array) and next(iter(leaf.devices())).platform != "cpu":
+    if isinstance(leaf, DeviceRows) or is_on_accelerator(leaf):
         return leaf
     _check_ragged(leaf)
     return np.asarray(leaf)
@@ -267,7 +268,9 @@ def _concatenate(arrays: list[Any]) -> Any:
 
 def padded(array: jax.Array | np.ndarray, num_rows: int) -> Any:
     """Repeats the last example up to a number of rows; unlike zeros, it cannot overflow."""
-    if array.shape[0] >= num_rows:
+    if array.shape[0] == num_rows:
+        return array  # Slicing an array on a device is a program.
+    if array.shape[0] > num_rows:
         return array[:num_rows]
     xp = jnp if isinstance(array, jax.Array) else np
     row = array[-1:] if array.shape[0] else xp.zeros((1, *array.shape[1:]), array.dtype)

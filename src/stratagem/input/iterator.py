@@ -102,6 +102,8 @@ class DistributedIterator:
             self._loader.give_up,
             # A thread may wait for other processes longer than for the data.
             handover_s=0.0 if self._dataset.is_agreed_on else HANDOVER_S,
+            # A transfer to a GPU waits for the steps that were started before it.
+            loads_early=not self._topology.is_abstract and self._topology.platform != "cpu",
         )
         self._pending = []
         self._error: Exception | None = None

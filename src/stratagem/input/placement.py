@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from stratagem.input.batches import HostBatch, padded, unflatten
+from stratagem.input.device_rows import DeviceRows, select_rows
 from stratagem.input.transfer import put_arrays
 from stratagem.topology import Topology
 from stratagem.values import PerReplica
@@ -91,12 +92,14 @@ def place(
     if isinstance(batches, HostSteps):
         first, joined, num_steps = batches.first, batches.arrays, batches.num_steps
     else:
-        first, joined, num_steps = batches[0], _joined(batches, topology), len(batches)
+        first, joined, num_steps = batches[0], _columns(batches), len(batches)
     count, size = topology.num_local_replicas, first.size
     rows = (count, size) if topology.num_replicas > 1 else (size,)
-    steps = () if num_steps == 1 else (num_steps,)
+    shape = rows if num_steps == 1 else (num_steps, *rows)
+    if not isinstance(batches, HostSteps):
+        joined = _joined(joined, count * size, shape, topology)
     placed = [
-        array.reshape((*steps, *rows, *own.shape[1:]))
+        _reshaped(array, (*shape, *own.shape[1:]))
         for array, own in zip(joined, first.arrays, strict=True)
     ]
     if to_device:
@@ -118,11 +121,25 @@ def place(
     )
 
 
-def _joined(batches: list[HostBatch], topology: Topology) -> list[Any]:
+def _reshaped(array: Any, shape: tuple[int, ...]) -> Any:
+    return array if array.shape == shape else array.reshape(shape)
+
+
+def _columns(batches: list[HostBatch]) -> list[Any]:
+    return list(zip(*(batch.arrays for batch in batches), strict=True))
+
+
+def _joined(
+    columns: list[Any], num_rows: int, shape: tuple[int, ...], topology: Topology
+) -> list[Any]:
     """Pads batches, and stacks several."""
-    num_rows = batches[0].size * topology.num_local_replicas
+    on_devices = [column for column in columns if isinstance(column[0], DeviceRows)]
+    selected = iter(select_rows(on_devices, num_rows, shape, topology))
     joined: list[Any] = []
-    for column in zip(*(batch.arrays for batch in batches), strict=True):
+    for column in columns:
+        if isinstance(column[0], DeviceRows):
+            joined.append(next(selected))
+            continue
         parts = [padded(array, num_rows) for array in column]
         joined.append(parts[0] if len(parts) == 1 else _stacked(parts))
     return joined

@@ -31,7 +31,8 @@ class Prefetcher:
     items or more (0: at the first `take`); until then, `take` calls `load`. The thread ends with
     the first error of `load`, including StopIteration, on `close`, or on garbage collection.
     `give_up` is called from any thread when no more items are needed, to cancel a waiting `load`;
-    it must not refer to the prefetcher.
+    it must not refer to the prefetcher. With `loads_early`, an item is loaded before the one before
+    is returned, with or without a thread.
     """
 
     def __init__(
@@ -41,12 +42,16 @@ class Prefetcher:
         give_up: Callable[[], None] | None = None,
         *,
         handover_s: float = 0.0,
+        loads_early: bool = False,
     ) -> None:
         self._load = load
+        self._loads_early = loads_early and buffer_size > 0
+        self._early: collections.deque[Any] = collections.deque()
+        self._error: Exception | None = None  # of loading early, raised after the items before
         self._handover_s = handover_s
         self._excess_s = 0.0
         self._taken_s: float | None = None  # when `take` returned last
-        self._buffer = _Buffer(buffer_size) if buffer_size else None
+        self._buffer = _Buffer(buffer_size + self._loads_early) if buffer_size else None
         # The thread refers to the buffer, not to the prefetcher, so that the latter can be freed.
         self._end = functools.partial(_end, self._buffer, give_up)
         weakref.finalize(self, self._end).atexit = False
@@ -64,19 +69,26 @@ class Prefetcher:
         try:
             if self._buffer is None:
                 return self._load()
-            if self._excess_s < _MOST_EXCESS * self._handover_s:
+            if self._error is not None and not self._early:
+                raise self._error
+            if self._error is not None or self._excess_s < _MOST_EXCESS * self._handover_s:
                 return self._load_in_line()
             if self._thread is None:
                 self._thread = self._start(self._buffer)
-            return self._buffer.take()
+            return self._early.popleft() if self._early else self._buffer.take()
         except Exception:
             # Do not store the error: it refers to the frames of its handlers.
-            self._has_ended = True
+            self._has_ended, self._error = True, None
             raise
 
     def _load_in_line(self) -> Any:
         before_s = time.perf_counter() if self._taken_s is None else self._taken_s
-        item = self._load()
+        item = self._early.popleft() if self._early else self._load()
+        if self._loads_early and self._error is None:
+            try:
+                self._early.append(self._load())
+            except Exception as error:  # noqa: BLE001 - raised after this item
+                self._error = error
         self._taken_s = time.perf_counter()
         excess_s = self._taken_s - before_s - self._handover_s
         excess_s = min(excess_s, _MOST_EXCESS_OF_ITEM * self._handover_s)
@@ -94,6 +106,7 @@ class Prefetcher:
     def close(self) -> None:
         """Stops the thread after the item that it is loading. May be called repeatedly."""
         self._end()
+        self._early.clear()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         self._has_ended = True

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
@@ -33,7 +34,34 @@ def put_arrays(
     """
     if is_repeated and are_small(arrays, topology):
         return _put_small(_copied(arrays), topology, axis=1 if many else 0)
-    return [_put(array, topology, many=many) for array in arrays]
+    moved = [_put(array, topology, many=many) for array in arrays]
+    is_large = any(isinstance(one, np.ndarray) and one.nbytes > _SMALL_BYTES for one in arrays)
+    if is_large and _waits_for_programs(topology):
+        _begin_before_later_programs(topology)
+    return moved
+
+
+def _waits_for_programs(topology: Topology) -> bool:
+    return not topology.is_abstract and topology.platform == "gpu"
+
+
+def _begin_before_later_programs(topology: Topology) -> None:
+    """Lets transfers to GPUs wait only for the programs that were started before them.
+
+    XLA's transfer waits for an event of the device's programs, since its memory may be theirs. The
+    event is recorded when the data has been copied to pinned memory, or at the end of the program
+    started next. So an empty program comes next, in place of the steps that the transfer is to
+    overlap.
+    """
+    own = jax.process_index()
+    for device in topology.all_devices or jax.local_devices()[:1]:
+        if device.process_index == own:
+            _empty_program(device)()
+
+
+@functools.lru_cache(maxsize=64)
+def _empty_program(device: jax.Device) -> Callable[[], jax.Array]:
+    return jax.jit(lambda: jnp.zeros((), bool), out_shardings=SingleDeviceSharding(device))
 
 
 def are_small(arrays: Sequence[np.ndarray[Any, Any] | jax.Array], topology: Topology) -> bool:
@@ -103,6 +131,11 @@ def _returned(*arrays: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def _put(array: np.ndarray[Any, Any] | jax.Array, topology: Topology, *, many: bool) -> jax.Array:
-    if topology.num_replicas == 1:
-        return topology.replicate(array)
-    return topology.put_stacked(array, axis=1 if many else 0)
+    if topology.num_replicas > 1:
+        sharding = topology.stacked_steps if many else topology.stacked
+        if isinstance(array, jax.Array) and array.sharding == sharding:
+            return array
+        return topology.put_stacked(array, axis=1 if many else 0)
+    if topology.devices is not None and isinstance(array, jax.Array):
+        return array if array.sharding == topology.replicated else topology.replicate(array)
+    return topology.replicate(array)

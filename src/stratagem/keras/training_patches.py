@@ -5,9 +5,10 @@ from __future__ import annotations
 import keras
 
 from stratagem.keras.patch import Patch
-from stratagem.keras.private import JAXEpochIterator, JAXTrainer, Trainer
+from stratagem.keras.private import ArrayDataAdapter, JAXEpochIterator, JAXTrainer, Trainer
 from stratagem.keras.training import (
     active_fit,
+    device_data,
     late_logs,
     metric_build,
     model,
@@ -64,6 +65,12 @@ TRAINING_PATCHES: dict[str, tuple[Patch, ...]] = {
             "_get_iterator",
             model.yielding_host_batches,
             "batches are split over replicas before they are on a device",
+        ),
+        Patch(
+            ArrayDataAdapter,
+            "get_jax_iterator",
+            device_data.selecting_on_device,
+            "arrays on an accelerator stay there",
         ),
         Patch(
             keras.Model,

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.keras.training import step_functions
 from tests.keras.replicas import values_of
 from tests.parity.comparison import Scope, differences, mirrored, plain_keras, regression
 
@@ -236,3 +237,53 @@ def test_each_step_is_traced_once_however_many_epochs_and_calls() -> None:
         model.fit(x, y, batch_size=4, epochs=2, verbose=0, validation_data=(x, y))
         model.evaluate(x, y, batch_size=4, verbose=0)
     assert sorted(traces) == ["test", "test", "train", "train"]
+
+
+@pytest.mark.parametrize("puts_first", [False, True])
+def test_next_group_is_on_the_devices_before_this_one_runs_if_transfers_wait(
+    puts_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    place, run = step_functions.place, step_functions.TrainOrTestFunction._run
+    monkeypatch.setattr(step_functions.TrainOrTestFunction, "_puts_first", lambda _: puts_first)
+    monkeypatch.setattr(step_functions, "place", lambda *args: events.append("put") or place(*args))
+    monkeypatch.setattr(
+        step_functions.TrainOrTestFunction, "_run", lambda *args: events.append("run") or run(*args)
+    )
+    x, y = regression(12)
+    _model(_two, steps_per_execution=2).fit(x, y, batch_size=2, epochs=2, verbose=0)
+    order = "put put run put run run" if puts_first else "put run put run put run"
+    assert events == order.split() * 2
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_groups_that_are_transferred_early_train_as_others(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = _fitted(_model(_two, steps_per_execution=steps), _Sizes(), epochs=2)
+    monkeypatch.setattr(step_functions.TrainOrTestFunction, "_puts_first", lambda _: True)
+    actual = _fitted(_model(_two, steps_per_execution=steps), _Sizes(), epochs=2)
+    for key, value in expected.items():
+        np.testing.assert_array_equal(actual[key], value)
+    # A generator that two epochs share: none of its batches is lost or read too early.
+    source = _batches((4,) * 8)
+    _fitted(_model(_two, steps_per_execution=steps), source, epochs=2, steps_per_epoch=3)
+    assert len([*source]) == 2
+
+
+def test_error_of_a_group_that_is_read_early_comes_after_the_groups_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(step_functions.TrainOrTestFunction, "_puts_first", lambda _: True)
+    steps: list[int] = []
+
+    def source() -> Iterator[Batch]:
+        yield from _batches((4, 4, 4))
+        raise OSError("disk")
+
+    counted = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: steps.append(batch)
+    )
+    with pytest.raises(OSError, match="disk"):
+        _model(_one).fit(source(), shuffle=False, verbose=0, callbacks=[counted])
+    assert steps == [0, 1, 2]

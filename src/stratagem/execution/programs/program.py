@@ -17,6 +17,7 @@ from stratagem.context.function_trace import current_function_trace
 from stratagem.execution.analysis.replication import contains_primitive
 from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.programs.ids_program import IdsProgram
+from stratagem.execution.programs.queued_input import QueuedInput, input_bytes, is_large
 from stratagem.execution.programs.recompilations import Usage
 from stratagem.execution.programs.step_program import StepProgram, shape_on
 from stratagem.execution.programs.step_results import assemble_results, placeholder_results
@@ -69,6 +70,7 @@ class Program:
         self._step = self._compile(many=False)
         self._many: Any = None
         self._called: set[Callable[..., Any]] = set()
+        self._queued_input = QueuedInput()
 
     def run(self, arguments: Arguments) -> Any:
         """Runs one step, stores its writes, and returns the result, plain with one replica."""
@@ -229,6 +231,7 @@ class Program:
             handed[:] = outputs[3]
             return outputs[:2], outputs[2]
 
+        token: Any = ()
         if starts:
             new_values, results = run_together(self._name, start, platform=self._topology.platform)
         else:
@@ -238,10 +241,18 @@ class Program:
         if is_lost and current_function_trace() is None:
             raise assigned_under_jit(self.trace.written[0])
         self._written.replace(new_values)
+        if not (starts or isinstance(token, tuple | Tracer)):
+            self._bound_input(token, [*split, *shared])
         self._finish(handed, shared)
         if summaries is None:
             return results
         return summaries.end(results, len(split[0]) if function is self._many else None)
+
+    def _bound_input(self, token: Any, arguments: list[Any]) -> None:
+        """Waits for earlier calls if this and they hold too much input on each device."""
+        size_bytes = input_bytes(arguments) // self._topology.num_replicas
+        if is_large(size_bytes):
+            self._queued_input.add(token, size_bytes)
 
     def _lasting_inputs(self) -> tuple[list[Any], list[Any], list[Any]]:
         """Returns the values of written and read variables, and the constants."""
@@ -321,15 +332,18 @@ class Program:
         outputs = self._evaluate(inputs, pools["written"])
         values, results = outputs[: len(pools["written"])], outputs[len(pools["written"]) :]
         end = len(results) - self._num_handed
-        return list(values), list(results[:end]), self._token(), list(results[end:])
+        token = self._token([*pools["split"], *pools["shared"]])
+        return list(values), list(results[:end]), token, list(results[end:])
 
     def _evaluate(self, inputs: list[Any], written: list[Any]) -> list[Any]:
         """Returns new values for all that is written, then the other outputs of a step."""
         return jaxpr_as_fun(fast_on_cpu(self.trace.jaxpr, self._topology))(*inputs)
 
-    def _token(self) -> Any:
-        """Returns an output that is never donated, if the end of the step is awaited."""
+    def _token(self, arguments: Sequence[Any]) -> Any:
+        """Returns an output that is never donated, if the end of the call is awaited."""
         is_awaited = self._topology.spans_processes or current_events() is not None
+        if not is_awaited:
+            is_awaited = is_large(input_bytes(arguments))
         return jnp.zeros((), bool) if is_awaited else ()
 
     def _many_steps(
@@ -342,15 +356,13 @@ class Program:
         rows: list[Any],
     ) -> tuple[list[Any], list[Any], Any, list[Any]]:
         def step(carry: list[Any], parts: list[Any]) -> tuple[list[Any], Any]:
-            carry, results, token, _ = self._one_step(
-                carry, read_only, parts, shared, constants, rows
-            )
-            return carry, (results, token)
+            carry, results, _, _ = self._one_step(carry, read_only, parts, shared, constants, rows)
+            return carry, results
 
-        written, (results, tokens) = jax.lax.scan(step, written, split, unroll=self._unroll_steps())
+        written, results = jax.lax.scan(step, written, split, unroll=self._unroll_steps())
         if self._topology.num_replicas > 1:  # the replica axis first, as in every PerReplica
             results = [jnp.swapaxes(result, 0, 1) for result in results]
-        return written, results, tokens, []
+        return written, results, self._token([*split, *shared]), []
 
     def _unroll_steps(self) -> bool:
         """True if the loop over steps is unrolled.

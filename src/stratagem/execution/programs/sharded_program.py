@@ -100,7 +100,7 @@ class ShardedProgram(Program):
             self._updated(one, next(updated)) if is_updated else _unloaded(one, next(others))
             for one, is_updated in zip(self.trace.written, self.parts.is_updated, strict=False)
         ]
-        return values, list(others), self._token(), []
+        return values, list(others), self._token([*pools["split"], *pools["shared"]]), []
 
     def _computed_by_replicas(self, inputs: Sequence[Any]) -> list[Any]:
         jaxpr = self.parts.replica

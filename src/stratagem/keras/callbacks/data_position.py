@@ -34,7 +34,7 @@ class DataPosition:
 
     def __init__(self, iterator: JAXEpochIterator) -> None:
         self._iterator: Any = iterator
-        self._data = TrackedAdapter(iterator.data_adapter, 2 * iterator.steps_per_execution)
+        self._data = TrackedAdapter(iterator.data_adapter, 3 * iterator.steps_per_execution)
         self._data.position = self
         self._iterator.data_adapter = self._data
         replace_steps(iterator, self._steps)

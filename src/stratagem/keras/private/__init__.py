@@ -31,6 +31,8 @@ trainer._call_has_training_arg        True if call takes `training`
 trainer._compute_loss                 compute_loss with or without its `training` argument
 trainer._flatten_layers               every layer of a model
 JAXEpochIterator._get_iterator        fit's batches, before Keras moves them to one device
+ArrayDataAdapter._inputs              the arrays, before Keras copies them to the host
+ArrayDataAdapter._get_iterator        the order of their rows
 EpochIterator._enumerate_iterator     the numbers of an epoch's steps, which a restart continues
 EpochIterator._current_iterator       the iterator, which the next epoch may continue
 EpochIterator._steps_seen             number of batches taken from that iterator
@@ -71,6 +73,7 @@ from keras.src.losses.loss import apply_mask, squeeze_or_expand_to_same_rank
 from keras.src.models.functional import Functional
 from keras.src.saving.keras_saveable import KerasSaveable
 from keras.src.trainers.data_adapters import (
+    ArrayDataAdapter,
     GeneratorDataAdapter,
     PyDatasetAdapter,
     TFDatasetAdapter,
@@ -82,6 +85,8 @@ from keras.src.utils.python_utils import pythonify_logs
 from keras.src.utils.tracking import TrackedDict, TrackedList, TrackedSet
 
 from stratagem.keras.private.iterators import (
+    array_batches,
+    arrays_of,
     batches_taken,
     first_batch,
     goes_on_with_iterator,
@@ -131,6 +136,7 @@ from stratagem.keras.private.variables import (
 )
 
 __all__ = [
+    "ArrayDataAdapter",
     "DataAdapter",
     "Functional",
     "GeneratorDataAdapter",
@@ -145,6 +151,8 @@ __all__ = [
     "Trainer",
     "annotate",
     "apply_mask",
+    "array_batches",
+    "arrays_of",
     "autocasts",
     "averaged",
     "averaged_function",

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from keras import tree
 from keras.src.backend.jax.trainer import JAXEpochIterator
-from keras.src.trainers.data_adapters import TorchDataLoaderAdapter
+from keras.src.trainers.data_adapters import ArrayDataAdapter, TorchDataLoaderAdapter
+from keras.src.trainers.data_adapters.array_slicing import Sliceable, convert_to_sliceable
 
 from stratagem.keras.private.access import as_open
 
 __all__ = [
+    "array_batches",
+    "arrays_of",
     "batches_taken",
     "first_batch",
     "goes_on_with_iterator",
@@ -60,3 +64,28 @@ def set_batches_taken(iterator: JAXEpochIterator, count: int) -> None:
 def torch_loader(adapter: object) -> Any:
     """Returns the DataLoader of a data adapter, or None for other adapters."""
     return vars(adapter)["_dataloader"] if isinstance(adapter, TorchDataLoaderAdapter) else None
+
+
+def arrays_of(adapter: ArrayDataAdapter) -> Any:
+    """Returns the arrays of a data adapter, in the structure of its batches."""
+    return as_open(adapter)._inputs
+
+
+def array_batches(adapter: ArrayDataAdapter, columns: list[Any]) -> Iterator[Any]:
+    """Yields batches of other forms of a data adapter's arrays, in Keras's order.
+
+    `columns` has one for each array that is present. Arrays among them become what Keras makes of
+    them, and batches of all others are selected by their `__getitem__`.
+    """
+    remaining = iter(columns)
+
+    def as_source(array: Any) -> Any:
+        column = next(remaining)
+        return convert_to_sliceable(array, target_backend="jax") if column is array else column
+
+    def select(source: Any, indices: Any) -> Any:
+        rows = source[indices]
+        return source.convert_to_jax_compatible(rows) if isinstance(source, Sliceable) else rows
+
+    structure = tree.map_structure(as_source, arrays_of(adapter), none_is_leaf=False)
+    return as_open(adapter)._get_iterator(select, structure)

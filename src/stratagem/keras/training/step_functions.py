@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import functools
 import threading
 import weakref
@@ -15,6 +17,7 @@ from stratagem import config
 from stratagem.background_errors import raise_reported
 from stratagem.execution import ElasticLockstep, Lockstep, batch_arguments, is_on
 from stratagem.input.batches import HostBatch, split_again, take_own_part
+from stratagem.input.device_rows import with_selected_rows
 from stratagem.input.placement import place
 from stratagem.keras.training.late_logs import LateLogs
 from stratagem.keras.training.metric_logs import MetricLogs
@@ -63,7 +66,7 @@ class HostBatches:
     def __next__(self) -> Any:
         """Returns the next batch in the form that Keras builds a model from."""
         batch = next(self._batches)
-        return batch.whole() if isinstance(batch, HostBatch) else batch
+        return batch.whole() if isinstance(batch, HostBatch) else with_selected_rows(batch)
 
     @property
     def source(self) -> Any:
@@ -79,12 +82,20 @@ class HostBatches:
         return split_again(batch, topology) if batch.is_undivided else batch
 
 
+@dataclasses.dataclass
+class _Run:
+    """Equally shaped batches of a group, and the arguments that have them on the devices."""
+
+    batches: list[HostBatch]
+    arguments: Arguments | None = None
+
+
 class StepFunction:
     """Base of the functions that replace Keras's `train_function` and its siblings."""
 
 
 class _GroupedStepFunction(StepFunction):
-    """Runs groups of steps from Keras's iterator and loads one group ahead of the devices.
+    """Runs groups of steps from Keras's iterator and has the next group on the devices early.
 
     `step` is the replica function of one batch.
     """
@@ -96,7 +107,7 @@ class _GroupedStepFunction(StepFunction):
         is_elastic = isinstance(strategy.executor, ElasticLockstep)
         self._execution = (ElasticLockstep if is_elastic else Lockstep)(strategy)
         self._source: Any = None
-        self._ahead: list[tuple[list[HostBatch], Any]] | Exception | None = None
+        self._waiting: collections.deque[list[_Run] | Exception] = collections.deque()
         self._num_groups = 0
 
     def run_next(self, iterator: Iterator[Any]) -> list[tuple[list[HostBatch], Any]]:
@@ -106,53 +117,93 @@ class _GroupedStepFunction(StepFunction):
         """
         raise_reported()
         if not isinstance(iterator, HostBatches):  # one batch, perhaps in the middle of an epoch
-            return self._run_group(self._load(iterator))
+            return self._run_group(self._read(iterator))
         if self._source is not iterator:
-            self._source, self._ahead = iterator, None
+            self._source = iterator
+            self._waiting.clear()
             self._num_groups = self._num_passed(iterator)
-        group = self._load(iterator) if self._ahead is None else self._ahead
-        self._ahead = None
+        group = self._waiting.popleft() if self._waiting else self._read(iterator)
         if isinstance(group, Exception):
             raise group
-        results = self._run_group(group)
         self._num_groups += 1
-        if self._may_load_ahead(iterator):
-            self._ahead = self._load_ahead(iterator)
+        puts_first = self._puts_first()
+        if puts_first:
+            self._place(group)
+            self._place_ahead(iterator)
+        results = self._run_group(group)
+        del group  # Its arrays on the devices are freed as soon as the steps are done.
+        if puts_first:
+            self._read_ahead(iterator, 2)
+        else:
+            self._place_ahead(iterator)
         return results
 
-    def _run_group(self, group: list[tuple[list[HostBatch], Any]]) -> list[Any]:
+    def _puts_first(self) -> bool:
+        """Returns True if the next group is transferred before this one runs.
+
+        A transfer to a GPU waits for all programs that were started before it, as its memory may
+        be theirs. After this group, it would begin when the device is idle. On CPU it would delay
+        the group.
+        """
+        is_elastic = isinstance(self._execution, ElasticLockstep)
+        return self._strategy.topology.platform != "cpu" and not is_elastic
+
+    def _place_ahead(self, iterator: HostBatches) -> None:
+        """Reads and transfers the next group."""
+        self._read_ahead(iterator, 1)
+        if not self._waiting or isinstance(self._waiting[0], Exception):
+            return
+        try:
+            self._place(self._waiting[0])
+        except Exception as error:  # noqa: BLE001 - raised when that group is asked for
+            self._waiting[0] = error
+
+    def _run_group(self, group: list[_Run]) -> list[Any]:
         if not group:
             raise StopIteration
-        return [(batches, self._run(batches, arguments)) for batches, arguments in group]
+        self._place(group)
+        return [(run.batches, self._run(run.batches, run.arguments)) for run in group]
+
+    def _place(self, group: list[_Run]) -> None:
+        """Transfers a group of steps to the devices, unless it is there."""
+        if self._is_eager():
+            return
+        with input_mark():
+            for run in group:
+                if run.arguments is None:
+                    run.arguments = batch_arguments(place(run.batches, self._strategy.topology))
 
     def _num_passed(self, iterator: HostBatches) -> int:
         """Returns the number of groups skipped by an iterator that starts midway."""
         return iterator.num_passed // self._model.steps_per_execution
 
-    def _may_load_ahead(self, iterator: HostBatches) -> bool:
-        """Returns True if this epoch needs the next group: others may read the next epoch."""
-        if self._is_eager():
+    def _read_ahead(self, iterator: HostBatches, count: int) -> None:
+        """Reads groups until `count` wait, at most up to the end of this epoch or of the data."""
+        while len(self._waiting) < count and self._may_read(iterator):
+            try:
+                self._waiting.append(self._read(iterator))
+            except Exception as error:  # noqa: BLE001 - raised when that group is asked for
+                self._waiting.append(error)
+
+    def _may_read(self, iterator: HostBatches) -> bool:
+        """Returns True if this epoch needs another group: others may read the next epoch."""
+        last = self._waiting[-1] if self._waiting else None
+        if self._is_eager() or isinstance(last, Exception) or last == []:
             return False
         if iterator.steps_per_epoch is None:
             return True
         groups_per_epoch = -(-iterator.steps_per_epoch // self._model.steps_per_execution)
-        return self._num_groups % groups_per_epoch != 0
-
-    def _load_ahead(self, iterator: Iterator[Any]) -> list[tuple[list[HostBatch], Any]] | Exception:
-        """Transfers the next group while the devices compute."""
-        try:
-            return self._load(iterator)
-        except Exception as error:  # noqa: BLE001 - raised when that group is asked for
-            return error
+        return (self._num_groups + len(self._waiting)) % groups_per_epoch != 0
 
     def _is_eager(self) -> bool:
         return bool(self._model.run_eagerly) or config.runs_eagerly()
 
-    def _load(self, iterator: Iterator[Any]) -> list[tuple[list[HostBatch], Any]]:
+    def _read(self, iterator: Iterator[Any]) -> list[_Run]:
+        """Reads the batches of the next group; none at the end of the data."""
         with input_mark():
-            return self._load_group(iterator)
+            return self._read_group(iterator)
 
-    def _load_group(self, iterator: Iterator[Any]) -> list[tuple[list[HostBatch], Any]]:
+    def _read_group(self, iterator: Iterator[Any]) -> list[_Run]:
         topology = self._strategy.topology
         batches: list[HostBatch] = []
         for _ in range(self._model.steps_per_execution):
@@ -164,15 +215,15 @@ class _GroupedStepFunction(StepFunction):
                 )
             except StopIteration:
                 break
-        groups: list[list[HostBatch]] = []
-        for batch in batches:
-            if groups and groups[-1][0].signature == batch.signature:
-                groups[-1].append(batch)
-            else:
-                groups.append([batch])
         if self._is_eager():
-            return [([batch], None) for group in groups for batch in group]
-        return [(group, batch_arguments(place(group, topology))) for group in groups]
+            return [_Run([batch]) for batch in batches]
+        runs: list[_Run] = []
+        for batch in batches:
+            if runs and runs[-1].batches[0].signature == batch.signature:
+                runs[-1].batches.append(batch)
+            else:
+                runs.append(_Run([batch]))
+        return runs
 
     def _run(self, batches: list[HostBatch], arguments: Arguments | None) -> Any:
         if arguments is None:
@@ -180,7 +231,7 @@ class _GroupedStepFunction(StepFunction):
         return self._execution.run_batches(self._step, batches, arguments)
 
     def _run_eagerly(self, batch: HostBatch) -> Any:
-        parts = batch.parts(self._strategy.topology.num_local_replicas)
+        parts = with_selected_rows(batch.parts(self._strategy.topology.num_local_replicas))
         data = regroup(parts, self._strategy.topology)
         was_eager = config.runs_eagerly()
         config.run_eagerly(True)
