@@ -66,10 +66,10 @@ def test_replicated_values_are_copied_on_all_devices_in_turn(monkeypatch) -> Non
 def test_mesh_and_modes_of_the_caller_do_not_apply(monkeypatch) -> None:
     stand_in(monkeypatch)
     rows = sharded(ROWS, "x")
-    with jax.enable_x64(True):  # noqa: FBT003
+    with jax.enable_x64(True):
         double = jnp.asarray(ROWS, "float64") / 3
         wanted = np.array(double)
-    modes = (jax.disable_jit(True), jax.set_mesh(rows.sharding.mesh))  # noqa: FBT003
+    modes = (jax.disable_jit(True), jax.set_mesh(rows.sharding.mesh))
     with modes[0], modes[1]:
         copied = copy_on_devices({"item": {"rows": rows, "double": double}})["item"]
     np.testing.assert_array_equal(copied["rows"].on_host(), ROWS, strict=True)

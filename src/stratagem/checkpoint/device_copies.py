@@ -177,7 +177,8 @@ def _copy(batch: list[_CopySource]) -> list[PendingArray]:
     """Copies arrays; raises JaxRuntimeError without memory on the device."""
     made: dict[jax.Device, Iterator[list[Any]]] = {}
     for device, shards in _shards_by_device(batch).items():
-        copies = _program(device, _described(shards), _PIECE_BYTES)(shards)
+        with jax.disable_jit(False):  # noqa: FBT003 - compiled programs refuse it
+            copies = _program(device, _described(shards), _PIECE_BYTES)(shards)
         # A lack of memory must show here: later, a step may have taken the values.
         made[device] = iter(jax.block_until_ready(copies))
     return [

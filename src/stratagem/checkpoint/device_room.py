@@ -25,7 +25,7 @@ class _EarlierCopies:
 class DeviceRoom:
     """Counts the free memory of devices while steps have their largest temporaries.
 
-    Steps go on while copies exist, so their peak counts, not what is in use between two steps.
+    Steps go on while copies exist, so their peak counts, not the memory between two steps.
     Earlier copies are in a later peak and are subtracted from it.
     """
 
