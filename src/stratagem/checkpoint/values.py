@@ -87,7 +87,8 @@ def gathered_components_of(part: Part, keep: Callable[[Any], Any]) -> dict[str, 
     """Returns ON_READ components, possibly on devices; `keep` as in `whole_values_of`."""
     return {
         path: keep(compute_on_every_process(variable.storage))
-        if is_multi_process(variable.storage)
+        # One that is whole on every device is as it is; it may not be a new array.
+        if is_multi_process(variable.storage) and not variable.storage.is_fully_replicated
         else variable.storage
         for path, variable in part.variables.items()
         if has_components(variable)
