@@ -52,6 +52,8 @@ def test_piece_must_fit_into_a_free_block_or_into_new_memory(stats: dict[str, in
     assert DeviceRoom().left_bytes(DEVICE, 51) == 0
     stats["pool_bytes"] = 1500
     assert DeviceRoom().left_bytes(DEVICE, 51) > 0
+    stats.update(pool_bytes=1600, largest_free_block_bytes=0)  # which means unknown
+    assert DeviceRoom().left_bytes(DEVICE, 51) > 0
 
 
 def test_cpu_devices_do_not_count_their_memory() -> None:

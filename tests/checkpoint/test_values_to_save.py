@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.checkpoint import values_to_save
+from stratagem.checkpoint import device_copies, values_to_save
 from stratagem.storage import pending, storage_process
 from tests.checkpoint.accelerators import stand_in
 
@@ -52,11 +52,14 @@ def test_steps_that_follow_do_not_change_what_is_saved(tmp_path, monkeypatch, ga
         model=model, tree={"a": jnp.arange(5.0), "n": 7, "host": numbers, "key": jax.random.key(3)}
     )
     checkpoint.prepare()
+    checkpoint.sync()
+    num_compiled = device_copies._program.cache_info().misses
     wanted = [np.array(one.value) for one in [*model.variables, *model.optimizer.variables]]
     path = checkpoint.write(tmp_path / "ckpt", BEHIND)
     model.fit(rows, rows[:, :3], epochs=2, verbose=0)  # donates the variables
     numbers += 1
     assert not Path(path).exists()
+    assert device_copies._program.cache_info().misses == num_compiled  # by `prepare`
     trained = [np.array(one.value) for one in [*model.variables, *model.optimizer.variables]]
     assert not all(map(np.array_equal, trained, wanted))
     gate.set()

@@ -67,9 +67,10 @@ def read_stats(device: jax.Device) -> Mapping[str, int]:
 def _largest_block_bytes(stats: Mapping[str, int]) -> int:
     """Returns the largest block that can be allocated: a free one, or new memory of the pool."""
     limit_bytes = stats["bytes_limit"]
-    if "largest_free_block_bytes" not in stats or "pool_bytes" not in stats:
+    largest_bytes = stats.get("largest_free_block_bytes", 0)
+    if not largest_bytes or "pool_bytes" not in stats:  # XLA's allocator on GPUs reports 0
         return limit_bytes
-    return max(stats["largest_free_block_bytes"], limit_bytes - stats["pool_bytes"])
+    return max(largest_bytes, limit_bytes - stats["pool_bytes"])
 
 
 _room = DeviceRoom()
