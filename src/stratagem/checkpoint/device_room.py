@@ -68,7 +68,7 @@ def _largest_block_bytes(stats: Mapping[str, int]) -> int:
     """Returns the largest block that can be allocated: a free one, or new memory of the pool."""
     limit_bytes = stats["bytes_limit"]
     largest_bytes = stats.get("largest_free_block_bytes", 0)
-    if not largest_bytes or "pool_bytes" not in stats:  # XLA's allocator on GPUs reports 0
+    if largest_bytes <= 0 or "pool_bytes" not in stats:  # allocators that do not know it
         return limit_bytes
     return max(largest_bytes, limit_bytes - stats["pool_bytes"])
 
