@@ -103,6 +103,13 @@ def test_a_save_to_a_folder_of_each_worker_returns_what_the_chief_wrote(seen) ->
     assert all("workertemp" not in path for path in seen[1]["paths of the guide"])
 
 
+def test_values_on_accelerators_are_saved_as_they_were_on_several_processes(seen) -> None:
+    assert all(one["is sharded"] for one in seen)
+    restored = [one["restored copies"] for one in seen]
+    assert all(tables and weights for tables, _, weights in restored)
+    assert {sums for _, sums, _ in restored} == {1 + 2}
+
+
 def test_a_save_behind_training_returns_what_the_chief_writes(seen) -> None:
     paths = [one["path behind training"] for one in seen]
     assert paths[0] == paths[1]

@@ -15,7 +15,7 @@ from stratagem.checkpoint.group_calls import run_on_first
 from stratagem.checkpoint.load_status import LoadStatus
 from stratagem.checkpoint.objects import Part, part_of, state_of
 from stratagem.checkpoint.options import CheckpointOptions
-from stratagem.checkpoint.restoration import COMPONENTS, Restoration
+from stratagem.checkpoint.restoration import Restoration
 from stratagem.checkpoint.saving import (
     CheckpointLocation,
     load_manifest,
@@ -23,7 +23,8 @@ from stratagem.checkpoint.saving import (
     save,
     wait_for_writing,
 )
-from stratagem.checkpoint.values import components_of, size_bytes_of, values_of
+from stratagem.checkpoint.values import size_bytes_of
+from stratagem.checkpoint.values_to_save import copy_program_of, values_to_save
 from stratagem.messages import explain
 
 __all__ = ["Checkpoint"]
@@ -161,8 +162,9 @@ class Checkpoint:
     def prepare(self) -> None:
         """Starts what asynchronous saves need, so that the first one is as fast as later ones.
 
-        That is the process that writes, and memory for a copy of the values. Both are made ready in
-        the background. `BackupAndRestore` with `enable_async` calls it. Call on every process.
+        That is the process that writes, memory for a copy of the values, and the program that
+        copies them on accelerators. All are made ready in the background. `BackupAndRestore` with
+        `enable_async` calls it. Call on every process.
 
         Raises:
             ValueError: an object has no variables yet.
@@ -177,7 +179,11 @@ class Checkpoint:
             ...     )
             ...     checkpoint.sync()
         """
-        prepare(sum(size_bytes_of(part) for part in self.parts().values()))
+        parts = self.parts()
+        prepare(
+            sum(size_bytes_of(part) for part in parts.values()),
+            copy_program_of(parts, _item_names(parts)),
+        )
 
     def restore(
         self, save_path: str | os.PathLike[str], options: CheckpointOptions | None = None
@@ -292,23 +298,16 @@ class Checkpoint:
     ) -> str:
         raise_reported()
         parts = self.parts()
-        # All processes take part in reading per-replica components.
+        options = options or CheckpointOptions()
         items = _item_names(parts)
-        arrays = {items[name]: values_of(part) for name, part in parts.items()}
-        arrays[COMPONENTS] = {
-            f"{items[name]}/{path}": components
-            for name, part in parts.items()
-            for path, components in components_of(part).items()
-        }
+        arrays = values_to_save(parts, items, is_async=options.is_async)
         notes = {
             "objects": {name: _object_metadata(part, items[name]) for name, part in parts.items()},
             "states": {name: state_of(part) for name, part in parts.items() if part.source},
             **step_of_run(),
         }
         folder = Path(os.fspath(path)).absolute()
-        written = save(
-            arrays, notes, place or CheckpointLocation(folder), options or CheckpointOptions()
-        )
+        written = save(arrays, notes, place or CheckpointLocation(folder), options)
         return os.fspath(path) if written == folder else str(written)
 
     def _read(

@@ -14,6 +14,7 @@ class CheckpointOptions:
 
     Args:
         enable_async: copies the values, then writes in a separate process while training continues.
+            On accelerators the copy is on the device if it has room.
             If writing fails, the next step, save or `sync` raises the error.
         experimental_enable_async_checkpoint: older name of `enable_async`.
         restore_components: with the same number of replicas, restores each replica's component of

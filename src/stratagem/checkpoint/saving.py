@@ -18,7 +18,14 @@ from stratagem.background_errors import raise_reported, report_error
 from stratagem.checkpoint.checkpoint_events import record_async_save, record_save
 from stratagem.checkpoint.group_calls import is_first, run_on_first
 from stratagem.checkpoint.options import CheckpointOptions
-from stratagem.storage import Arrays, Receiver, Wanted, storage_process
+from stratagem.storage import (
+    Arrays,
+    ArraysToWrite,
+    PendingArray,
+    Receiver,
+    Wanted,
+    storage_process,
+)
 
 __all__ = [
     "CheckpointLocation",
@@ -48,17 +55,17 @@ class CheckpointLocation:
 
 
 def save(
-    items: Mapping[str, Arrays],
+    items: Mapping[str, ArraysToWrite],
     notes: Mapping[str, Any],
     place: CheckpointLocation,
     options: CheckpointOptions,
 ) -> Path:
     """Writes a checkpoint or schedules its write. Call on every process; process 0 writes.
 
-    `items` holds arrays by item and path, `notes` further JSON content. Returns the final folder of
-    process 0, which an asynchronous write creates later. If a synchronous write fails, OSError is
-    raised and nothing of it is left. Without memory for a copy of the arrays, an asynchronous
-    write of a single process becomes a synchronous one.
+    `items` holds arrays by item and path, some of an asynchronous write still on devices; `notes`
+    further JSON content. Returns the final folder of process 0, which an asynchronous write creates
+    later. If a synchronous write fails, OSError is raised and nothing of it is left. Without memory
+    for a copy of the arrays, an asynchronous write of a single process becomes a synchronous one.
     """
     then = partial(_finish, place, options)
     if not (options.is_async and _has_room(items, place)):
@@ -74,10 +81,14 @@ def save(
     return Path(run_on_first("Checkpoint.write", lambda: str(place.folder)))
 
 
-def prepare(size_bytes: int) -> None:
-    """Starts what asynchronous writes of so many bytes need; call it on every process."""
+def prepare(size_bytes: int, work: Callable[[], None]) -> None:
+    """Starts what asynchronous writes of so many bytes need, and `work` in the background.
+
+    Call it on every process.
+    """
     if is_first() and storage.has_room_for_copy(size_bytes):
         storage_process().reserve(size_bytes)
+        storage_process().run(work)
 
 
 def wait_for_writing() -> None:
@@ -118,7 +129,7 @@ def check_arrays(folder: Path, manifest: Mapping[str, Any], names: Wanted) -> No
         storage_process().check_arrays(folder, manifest, names)
 
 
-def _has_room(items: Mapping[str, Arrays], place: CheckpointLocation) -> bool:
+def _has_room(items: Mapping[str, ArraysToWrite], place: CheckpointLocation) -> bool:
     """True if the arrays can be copied; several processes always need the copy."""
     size_bytes = sum(array.nbytes for arrays in items.values() for array in arrays.values())
     if jax.process_count() > 1 or storage.has_room_for_copy(size_bytes):
@@ -132,7 +143,7 @@ def _has_room(items: Mapping[str, Arrays], place: CheckpointLocation) -> bool:
 
 
 def _write_now(
-    items: Mapping[str, Arrays],
+    items: Mapping[str, ArraysToWrite],
     notes: Mapping[str, Any],
     place: CheckpointLocation,
     then: Callable[[Path], None],
@@ -142,9 +153,19 @@ def _write_now(
         return str(place.folder)
     storage.wait_for_writing()
     folder = place.prepare()
-    storage.write(folder, items, notes)
+    storage.write(folder, _on_host(items), notes)
     then(folder)
     return str(place.folder)
+
+
+def _on_host(items: Mapping[str, ArraysToWrite]) -> dict[str, Arrays]:
+    return {
+        name: {
+            path: array.on_host() if isinstance(array, PendingArray) else array
+            for path, array in arrays.items()
+        }
+        for name, arrays in items.items()
+    }
 
 
 def _finish(place: CheckpointLocation, options: CheckpointOptions, folder: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -27,13 +27,16 @@ __all__ = [
     "assign_local_values",
     "assign_values",
     "components_of",
+    "gathered_components_of",
     "has_components",
     "is_sharded_over_processes",
     "local_arrays_of",
     "local_values_of",
+    "on_host",
     "receiver",
     "size_bytes_of",
     "values_of",
+    "whole_values_of",
 ]
 
 _Array = np.ndarray[Any, Any]
@@ -45,15 +48,22 @@ def values_of(part: Part) -> dict[str, _Array]:
     The arrays may alias the variables' memory; release them before the next step, which would
     otherwise allocate new memory.
     """
+    return {path: on_host(value) for path, value in whole_values_of(part, on_host).items()}
+
+
+def whole_values_of(part: Part, keep: Callable[[Any], Any]) -> dict[str, Any]:
+    """Returns the logical value of each variable by path, once computed. Call on every process.
+
+    Values may be on a device, where the next step may donate them. A sharded value that several
+    processes hold is a new array; `keep` returns what stays of it.
+    """
     values = {
-        # Copy sharded values one by one: gathered together, they may not fit on one device.
-        path: _on_host(_whole(variable))
-        if is_sharded_over_processes(variable)
-        else _whole(variable)
+        # Keep sharded values one by one: gathered together, they may not fit on one device.
+        path: keep(_whole(variable)) if is_sharded_over_processes(variable) else _whole(variable)
         for path, variable in part.variables.items()
     }
     wait_until_ready(list(values.values()))
-    return {path: _on_host(value) for path, value in values.items()}
+    return values
 
 
 def size_bytes_of(part: Part) -> int:
@@ -69,8 +79,17 @@ def components_of(part: Part) -> dict[str, _Array]:
 
     Unlike their aggregate, they continue training bit for bit with the same number of replicas.
     """
+    gathered = gathered_components_of(part, on_host)
+    return {path: on_host(value) for path, value in gathered.items()}
+
+
+def gathered_components_of(part: Part, keep: Callable[[Any], Any]) -> dict[str, Any]:
+    """Returns ON_READ components, possibly on devices; `keep` as in `whole_values_of`."""
     return {
-        path: _on_host(_gather_components(variable.storage))
+        path: keep(compute_on_every_process(variable.storage))
+        # One that is whole on every device is as it is; it may not be a new array.
+        if is_multi_process(variable.storage) and not variable.storage.is_fully_replicated
+        else variable.storage
         for path, variable in part.variables.items()
         if has_components(variable)
     }
@@ -92,6 +111,15 @@ def local_values_of(part: Part, arrays: Mapping[str, Any]) -> dict[str, _Array]:
     Components and shards have shape (num_local_replicas, ...). May alias the variables' memory.
     """
     return {path: _local_value(part.variables[path], value) for path, value in arrays.items()}
+
+
+def on_host(value: object) -> _Array:
+    """Returns a value on the host; it may alias the memory of a variable."""
+    if isinstance(value, jax.Array) and value.is_fully_replicated:
+        # Use a separate array object: JAX caches the host view in the object that created it,
+        # and memory with a host view cannot be donated to the next step.
+        value = value.addressable_shards[0].data
+    return assemble_on_host(value)
 
 
 def has_components(variable: object) -> bool:
@@ -195,21 +223,9 @@ def _local_array(variable: keras.Variable) -> Any:
 def _local_value(variable: keras.Variable, value: object) -> _Array:
     if is_sharded_over_processes(variable):
         return variable.store.local_shards(value)
-    return _local_components(value) if has_components(variable) else _on_host(value)
-
-
-def _gather_components(storage: object) -> Any:
-    return compute_on_every_process(storage) if is_multi_process(storage) else storage
+    return _local_components(value) if has_components(variable) else on_host(value)
 
 
 def _local_components(storage: object) -> _Array:
     components = PerReplica(stacked=storage).components
     return np.stack([np.asarray(component) for component in components])
-
-
-def _on_host(value: object) -> _Array:
-    if isinstance(value, jax.Array) and value.is_fully_replicated:
-        # Use a separate array object: JAX caches the host view in the object that created it,
-        # and memory with a host view cannot be donated to the next step.
-        value = value.addressable_shards[0].data
-    return assemble_on_host(value)

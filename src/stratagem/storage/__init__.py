@@ -17,7 +17,9 @@ from stratagem.storage.files import (
 )
 from stratagem.storage.large_arrays import Receiver
 from stratagem.storage.memory import MemorySlots, Snapshot
+from stratagem.storage.pending import PendingArray
 from stratagem.storage.process import (
+    ArraysToWrite,
     StorageProcess,
     has_room_for_copy,
     storage_process,
@@ -26,8 +28,10 @@ from stratagem.storage.process import (
 
 __all__ = [
     "Arrays",
+    "ArraysToWrite",
     "COMMIT_MARK",
     "MemorySlots",
+    "PendingArray",
     "Receiver",
     "Snapshot",
     "StorageProcess",

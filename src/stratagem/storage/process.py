@@ -27,9 +27,11 @@ from stratagem.errors import DeadlineExceededError
 from stratagem.messages import explain
 from stratagem.storage.available_memory import fits_in_memory
 from stratagem.storage.files import Arrays, Wanted
+from stratagem.storage.pending import PendingArray
 from stratagem.storage.staging import Staging
 
 __all__ = [
+    "ArraysToWrite",
     "ENDING_SIGNALS",
     "StorageProcess",
     "has_room_for_copy",
@@ -39,6 +41,8 @@ __all__ = [
 
 # Signals with which a terminal or a scheduler ends training.
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+ArraysToWrite = Mapping[str, np.ndarray[Any, Any] | PendingArray]
 
 _END_S = 10.0
 _MAIN = "stratagem.storage.process_main"
@@ -85,22 +89,29 @@ class StorageProcess:
     def write(
         self,
         place: Callable[[], Path],
-        items: Mapping[str, Arrays],
+        items: Mapping[str, ArraysToWrite],
         notes: Mapping[str, Any],
         *,
         then: Callable[[Path], None],
     ) -> Future[None]:
         """Copies arrays and writes them in the background, after the previous write.
 
-        In another thread, `place` is called for the folder, which must not exist, and `then` with
-        it after the write. Returns a Future that is done after `then`, with the error of either.
+        In another thread, arrays on a device are copied and freed, `place` is called for the
+        folder, which must not exist, and `then` with it after the write. Returns a Future that is
+        done after `then`, with the error of any of them.
         """
         with self._lock:
             self.wait()
             locations = self._staging.put(items)
             names = list(items)  # hold no arrays: the next step reuses their memory
+            pending = [
+                (one, array)
+                for one in locations
+                if isinstance(array := items[one.item][one.path], PendingArray)
+            ]
 
             def work() -> None:
+                self._staging.fill(pending)
                 folder = place()
                 self._request("write", folder, locations, names, dict(notes))
                 then(folder)
@@ -116,6 +127,11 @@ class StorageProcess:
         """Allocates memory for the first `write` in another thread."""
         with self._lock:
             self._submit(lambda: self._staging.reserve(size_bytes))
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Runs work in the thread that copies and writes, after pending writes."""
+        with self._lock:
+            self._submit(work)
 
     def read_manifest(self, folder: Path) -> dict[str, Any]:
         """Returns the manifest of a checkpoint; raises as `stratagem.storage.read_manifest`."""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from stratagem.processor_time import available_cores
+from stratagem.storage.pending import PendingArray, receive
 
 __all__ = ["ArrayLocation", "Staging", "end_bytes"]
 
@@ -54,16 +55,37 @@ class Staging:
         self._memory: mmap.mmap | None = None
 
     def put(
-        self, items: Mapping[str, Mapping[str, np.ndarray[Any, Any]]], *, begin_bytes: int = 0
+        self,
+        items: Mapping[str, Mapping[str, np.ndarray[Any, Any] | PendingArray]],
+        *,
+        begin_bytes: int = 0,
     ) -> list[ArrayLocation]:
-        """Copies arrays into the memory, overwriting earlier ones, and returns their locations.
+        """Copies arrays into the memory, overwriting earlier ones, and returns all locations.
 
-        Leaves `begin_bytes` free at the start. Raises OSError without enough memory.
+        Arrays on a device follow with `fill`. Leaves `begin_bytes` free at the start. Raises
+        OSError without enough memory.
         """
-        locations = list(_layout(items, begin_bytes))
-        self._reach(end_bytes(locations))
-        _copy([(self._view(one), items[one.item][one.path]) for one in locations])
+        locations = _layout(items, begin_bytes)
+        copies = [
+            (one, array)
+            for one in locations
+            if not isinstance(array := items[one.item][one.path], PendingArray)
+        ]
+        self._reach(end_bytes(one for one, _ in copies))
+        _copy([(self._view(one), array) for one, array in copies])
         return locations
+
+    def fill(self, pending: list[tuple[ArrayLocation, PendingArray]]) -> None:
+        """Copies arrays from devices to the locations that `put` returned, and frees them there.
+
+        Raises OSError without enough memory.
+        """
+        try:
+            self._reach(end_bytes(location for location, _ in pending))
+            receive((self._view(location), array) for location, array in pending)
+        finally:
+            for _, array in pending:
+                array.release()
 
     @property
     def size_bytes(self) -> int:
@@ -139,13 +161,20 @@ def _pieces(
 
 
 def _layout(
-    items: Mapping[str, Mapping[str, np.ndarray[Any, Any]]], begin_bytes: int
-) -> Iterator[ArrayLocation]:
-    offset_bytes = begin_bytes
-    for item, arrays in items.items():
-        for path, array in arrays.items():
-            yield ArrayLocation(item, path, array.shape, str(array.dtype), offset_bytes)
-            offset_bytes += -(-array.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+    items: Mapping[str, Mapping[str, np.ndarray[Any, Any] | PendingArray]], begin_bytes: int
+) -> list[ArrayLocation]:
+    """Returns locations in the order of the arrays; those on a device are behind the others."""
+    arrays = [(item, path, array) for item, of in items.items() for path, array in of.items()]
+    offsets_bytes: dict[int, int] = {}
+    for index, (_, _, array) in sorted(
+        enumerate(arrays), key=lambda one: isinstance(one[1][2], PendingArray)
+    ):
+        offsets_bytes[index] = begin_bytes
+        begin_bytes += -(-array.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+    return [
+        ArrayLocation(item, path, array.shape, str(array.dtype), offsets_bytes[index])
+        for index, (item, path, array) in enumerate(arrays)
+    ]
 
 
 def end_bytes(locations: Iterable[ArrayLocation]) -> int:

@@ -13,8 +13,10 @@ from pathlib import Path
 import jax
 import keras
 import numpy as np
+import pytest
 
 import stratagem as sg
+from stratagem.checkpoint import device_copies, device_room
 from stratagem.process_group import current_group
 
 folder = Path(sys.argv[1])
@@ -138,6 +140,36 @@ written = checkpoint.write(own_folder / "behind", behind)
 checkpoint.sync()
 seen["path behind training"] = [written, Path(written).is_dir()]
 
+
+def own_part() -> jax.Array:
+    replica = sg.get_replica_context().replica_id_in_sync_group
+    return jax.numpy.full(2, 1.0) + jax.numpy.asarray(replica, "float32")
+
+
+# On accelerators, which CPU devices stand in for, process 0 copies what it has and what it gathers.
+counts: dict[str, int] = {"bytes_limit": 2**40, "bytes_in_use": 0}
+sharded_strategy = sg.MultiWorkerMirroredStrategy(shard_state="all")
+with sharded_strategy.scope():
+    table = sg.Variable(np.arange(2**17, dtype="float32"))
+with strategy.scope():
+    sums = sg.Variable(0.0, synchronization="on_read", aggregation="sum", trainable=False)
+strategy.run(lambda: sums.assign_add(own_part()[0]))
+several = sg.train.Checkpoint(table=table, sums=sums, model=drawn)
+seen["is sharded"] = not table.stored.is_fully_replicated
+with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(device_copies, "is_accelerator", lambda device: True)
+    patch.setattr(device_room, "read_stats", lambda device: counts)
+    path = several.write(own_folder / "copied", behind)
+for variable in (table, sums, drawn.layers[0].kernel):
+    variable.assign(variable.value * 0)
+several.sync()
+several.read(path, sg.train.CheckpointOptions(restore_components=True)).assert_consumed()
+seen["restored copies"] = [
+    bool(np.array_equal(table.value, np.arange(2.0**17))),
+    float(sums.value),
+    all(map(np.array_equal, before, drawn.get_weights())),
+]
+
 # A model that is built in a step, and one more in fit; then no process needs the folder.
 with strategy.scope():
     in_step = keras.Sequential([keras.layers.Dense(4)])
@@ -155,12 +187,6 @@ for status in statuses:
 seen["restored when built"] = [
     all(map(np.array_equal, before, one.get_weights())) for one in (in_step, in_fit)
 ]
-
-
-def own_part() -> jax.Array:
-    replica = sg.get_replica_context().replica_id_in_sync_group
-    return jax.numpy.full(2, 1.0) + jax.numpy.asarray(replica, "float32")
-
 
 parts = strategy.run(own_part)
 tree = sg.train.Checkpoint(state={"parts": parts, "step": 7})

@@ -1,0 +1,89 @@
+"""Values of all objects of a checkpoint, as they are when a save is called."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from stratagem.checkpoint.device_copies import (
+    are_on_accelerator,
+    copy_on_devices,
+    is_accelerator,
+    keep_on_device,
+    prepare_copies,
+)
+from stratagem.checkpoint.group_calls import is_first
+from stratagem.checkpoint.objects import Part
+from stratagem.checkpoint.restoration import COMPONENTS
+from stratagem.checkpoint.values import gathered_components_of, on_host, whole_values_of
+from stratagem.process_group import current_group
+from stratagem.storage import ArraysToWrite, PendingArray, wait_for_writing
+
+__all__ = ["copy_program_of", "values_to_save"]
+
+
+def values_to_save(
+    parts: Mapping[str, Part], items: Mapping[str, str], *, is_async: bool
+) -> dict[str, ArraysToWrite]:
+    """Returns arrays by item and path; `items` names each object's. Call on every process.
+
+    For an asynchronous save, values on accelerators are copied there, and are sent to the host by
+    the thread that writes. Other processes than the first then return nothing.
+    """
+    if not is_async:
+        return _on_host(_whole(parts, items, on_host))
+    if not is_first():
+        _whole(parts, items, _drop)
+        return {}
+    arrays = _whole(parts, items, _keep)
+    if any(are_on_accelerator(value) for of in arrays.values() for value in of.values()):
+        wait_for_writing()  # the memory of earlier copies is free then
+        arrays = copy_on_devices(arrays)
+    return _on_host(arrays)
+
+
+def copy_program_of(parts: Mapping[str, Part], items: Mapping[str, str]) -> Callable[[], None]:
+    """Returns a function that compiles, in any thread, the copies that a save will make.
+
+    Does nothing with several processes, where reading the values takes all of them.
+    """
+    arrays: dict[str, dict[str, Any]] = {}
+    if current_group() is None and any(map(is_accelerator, jax.local_devices())):
+        with contextlib.suppress(ValueError):  # leaves that have no values yet
+            arrays = _whole(parts, items, on_host)
+    return prepare_copies(arrays)
+
+
+def _whole(
+    parts: Mapping[str, Part], items: Mapping[str, str], keep: Callable[[Any], Any]
+) -> dict[str, dict[str, Any]]:
+    """Returns whole values; `keep` gets each that was gathered from several processes."""
+    arrays = {items[name]: whole_values_of(part, keep) for name, part in parts.items()}
+    arrays[COMPONENTS] = {
+        f"{items[name]}/{path}": components
+        for name, part in parts.items()
+        for path, components in gathered_components_of(part, keep).items()
+    }
+    return arrays
+
+
+def _on_host(arrays: Mapping[str, Mapping[str, Any]]) -> dict[str, ArraysToWrite]:
+    return {
+        item: {
+            path: value if isinstance(value, PendingArray) else on_host(value)
+            for path, value in of.items()
+        }
+        for item, of in arrays.items()
+    }
+
+
+def _keep(value: object) -> Any:
+    kept = keep_on_device(value)
+    return kept if isinstance(kept, PendingArray) else on_host(value)
+
+
+def _drop(value: object) -> None:
+    del value
