@@ -69,8 +69,24 @@ def set_up_devices(platform: str, num_cpu_devices: int) -> None:
     accelerator = jax.devices("cpu")[-1] if num_imitated else jax.devices("gpu")[0]
     if num_imitated:
         _imitate(cpus, accelerator)
+    _read_no_batch_ahead()
     _replace_devices(cpus, accelerator)
     _replace_lookup(accelerator, is_alone=platform.endswith("_alone"))
+
+
+def _read_no_batch_ahead() -> None:
+    """Makes Keras without a strategy read its data as on CPU.
+
+    On a GPU it reads a batch ahead. It loses that batch where an error of the source, or
+    `steps_per_epoch`, ends the training, and could not serve as the reference there.
+    """
+    from keras.src.backend.jax.trainer import JAXEpochIterator
+
+    setattr(JAXEpochIterator, "_one_batch_ahead_iterator", _as_it_is)  # noqa: B010 - not in 3.12
+
+
+def _as_it_is(_self: object, batches: Any) -> Any:
+    return batches
 
 
 class MixedDevices(list[Any]):

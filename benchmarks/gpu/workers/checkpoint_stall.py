@@ -42,6 +42,7 @@ def measure_saves(
         begun_s = time.perf_counter()
         is_written = save(folder)
         blocked_s = time.perf_counter() - begun_s
+        figures.add(stage=f"save {index + 1} is written", blocked_s=blocked_s, step_s=step_s)
         durations = [take(step)[0]]
         while not is_written() and time.perf_counter() - begun_s < _LIMIT_S:
             durations.append(take(step)[0])
