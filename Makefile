@@ -179,6 +179,24 @@ test-tpu: $(TPU) ## training steps compiled for TPUs of 8 to 256 chips; needs no
 test-gpu: $(GPU) ## the training step compiled for eight H100; needs no GPU
 	.venv-gpu/bin/python -m pytest tests/programs/test_gpu.py tests/planning/test_gpu.py
 
+# Where nothing can be installed, an interpreter with JAX for CUDA, Keras and PyTorch will do.
+GPU_PYTHON = .venv-cuda/bin/python
+
+.PHONY: gpu
+gpu: $(if $(filter .venv-cuda/bin/python,$(GPU_PYTHON)),$(CUDA)) ## checks, tests and benchmarks on this machine's GPU, in an hour or two; goes on where it was stopped
+	@mkdir -p runs/gpu; failed=; \
+	export KERAS_BACKEND=jax PYTHONPATH=$(CURDIR)/src:$(CURDIR):$$PYTHONPATH; \
+	export STRATAGEM_GPU_RESULTS=$(CURDIR)/runs/gpu/checks; \
+	run() { echo "== $$*"; $(GPU_PYTHON) -m "$$@" || failed="$$failed $$1"; }; \
+	run stratagem doctor; \
+	run tests.gpu --resume --processes 4 --limit 900; \
+	run tests.gpu --resume --alone --limit 600; \
+	run tests.on_gpu --platform gpu_alone --limit-s 1500 --output runs/gpu/suites; \
+	run benchmarks.gpu --resume --profile --budget-s 1800 --output runs/gpu/bench; \
+	run benchmarks.gpu.report runs/gpu/bench/results.json --output runs/gpu/report; \
+	run benchmarks.gpu_plan --output runs/gpu/plan --parts plan,measure,eight; \
+	if test -n "$$failed"; then echo "Failed:$$failed. Results: runs/gpu." >&2; exit 1; fi
+
 .PHONY: test-peers
 test-peers: $(PEERS) ## the tests of datasets of TensorFlow, PyTorch and Hugging Face
 	.venv-peers/bin/python -m pytest tests/input/sources tests/keras/training/test_data_sources.py

@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each side")
     parser.add_argument("--round-s", type=float, default=2.0, help="seconds of a round")
     parser.add_argument("--at-once", type=int, help="sides at the same time; 1, or 8 with --smoke")
+    parser.add_argument("--resume", action="store_true", help="measures only what OUTPUT lacks")
     parser.add_argument("--profile", action="store_true", help="of our sides, after the rounds")
     parser.add_argument("--gated", action="store_true", help="one trains while the next prepares")
     parser.add_argument("--device-gb", type=float, default=72.0, help="for sides at the same time")
@@ -43,6 +44,7 @@ def main() -> None:
         device_gb=arguments.device_gb,
         is_gated=arguments.gated,
         profiles=arguments.profile,
+        resumes=arguments.resume,
         state_bytes=_BYTES[arguments.tiny],
         cache=arguments.cache or arguments.output / "cache",
     )

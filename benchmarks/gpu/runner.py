@@ -41,6 +41,7 @@ class Plan:
         side_limit_s: longest duration of a side.
         state_bytes: of the checkpoint.
         cache: folder of compiled programs.
+        resumes: True if sides that an earlier run has measured are not measured again.
         profiles: True if sides that can take a profile after their rounds.
         is_gated: True if of the sides at the same time only one trains, while others prepare.
     """
@@ -58,6 +59,7 @@ class Plan:
     cache: Path
     is_gated: bool = False
     profiles: bool = False
+    resumes: bool = False
 
 
 @dataclasses.dataclass
@@ -84,7 +86,10 @@ def run_sides(
         "sides": [],
     }
     begun_s = time.monotonic()
-    waiting = list(sides)
+    if plan.resumes:
+        results["sides"] = _done_before(plan.folder / "results.json")
+    done = {(row["key"], row["is_cold"]) for row in results["sides"]}
+    waiting = [side for side in sides if (side.key, side.is_cold) not in done]
     running: list[_Running] = []
     try:
         while waiting or running:
@@ -102,6 +107,14 @@ def run_sides(
             _kill(one)
         _write(results, plan)
     return results
+
+
+def _done_before(path: Path) -> list[dict[str, Any]]:
+    """Returns the results of sides that an earlier run measured to their end."""
+    if not path.is_file():
+        return []
+    rows = json.loads(path.read_text(encoding="utf-8"))["sides"]
+    return [row for row in rows if row["status"] == "done"]
 
 
 def _start_what_fits(

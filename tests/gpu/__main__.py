@@ -30,6 +30,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=12, help="checks at once")
     parser.add_argument("--alone", action="store_true", help="those that need the whole machine")
     parser.add_argument("--limit", type=float, default=600, help="seconds for all")
+    parser.add_argument("--resume", action="store_true", help="only what has not passed before")
     parser.add_argument("--list", action="store_true", help="print the names")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -41,6 +42,8 @@ def main() -> int:
     wanted = [CHECKS[name] for name in options.names]
     if not wanted:
         wanted = [one for one in CHECKS.values() if one.is_alone == options.alone]
+    if options.resume:
+        wanted = [one for one in wanted if not checks.has_passed(one.name)]
     wanted.sort(key=lambda one: one.priority)
     if options.list:
         print(*(one.name for one in wanted), sep="\n")

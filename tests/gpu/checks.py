@@ -13,7 +13,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CHECKS", "Check", "check", "device", "is_on_cpu", "loaded", "results_folder", "save"]
+__all__ = [
+    "CHECKS",
+    "Check",
+    "check",
+    "device",
+    "has_passed",
+    "is_on_cpu",
+    "loaded",
+    "results_folder",
+    "save",
+]
 
 ROOT = Path(__file__).parents[2]
 
@@ -95,3 +105,8 @@ def save(name: str, result: dict[str, Any]) -> None:
 def loaded(name: str) -> dict[str, Any]:
     """Returns the result of a check."""
     return json.loads((results_folder() / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def has_passed(name: str) -> bool:
+    """Returns True if an earlier run of the check has passed."""
+    return (results_folder() / f"{name}.json").is_file() and bool(loaded(name)["passed"])

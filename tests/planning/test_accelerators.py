@@ -28,3 +28,8 @@ def test_stated_figures() -> None:
     assert ACCELERATORS["H100"].peak_flops_per_s("bfloat16") == 989.4e12
     assert ACCELERATORS["H200"].memory_bytes / 1e9 == pytest.approx(151.4, abs=0.1)
     assert ACCELERATORS["v5e"].memory_bytes == 16 * 2**30
+
+
+def test_cards_are_known_by_the_names_that_jax_reads_off_them() -> None:
+    assert ACCELERATORS["H100"].device_kind == "NVIDIA H100 80GB HBM3"
+    assert ACCELERATORS["H200"].device_kind == "NVIDIA H200"

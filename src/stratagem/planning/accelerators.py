@@ -163,7 +163,7 @@ _ALL = (
     ),
     _gpu(
         "H200",
-        "NVIDIA H200 141GB HBM3e",
+        "NVIDIA H200",  # as the card says it
         151_397_597_184,  # [XLA] h200
         bfloat16=989.4,  # [H200]
         tf32=494.7,  # [H200]

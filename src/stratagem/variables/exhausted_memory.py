@@ -17,7 +17,6 @@ from stratagem.messages import explain
 
 __all__ = ["ExplainsExhaustedMemory"]
 
-_CODE = "SG107"
 # A later program that reads a result of the failed one fails with another code and the same words.
 _EXHAUSTED = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
 # A small program runs within the call that starts it on CPU, and raises ValueErrors.
@@ -114,7 +113,7 @@ def _explained(message: str, variables: Sequence[Any]) -> ResourceExhaustedError
             _received(device, asked, stats, entries),
             expected="memory for the variables, their slots and what a step computes.",
             fix=f"{'; '.join(_options(strategy, asked, stats, entries))}.",
-            code=_CODE,
+            code="SG107",
         )
     )
 
@@ -237,6 +236,6 @@ def _host_error(message: str, entries: Sequence[_DeviceShare]) -> ResourceExhaus
             expected="pinned memory within the limit of XLA, 64 GB by default, and of the machine.",
             fix="set XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB to a larger number before Python starts, or "
             'store fewer variables in "pinned_host".',
-            code=_CODE,
+            code="SG107",
         )
     )

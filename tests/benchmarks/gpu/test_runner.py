@@ -67,3 +67,15 @@ def test_sides_at_once_share_the_memory_of_the_device(tmp_path: Path) -> None:
     sides = [_side(name, "ends", device_gb=50.0) for name in ("first", "second")]
     rows = _run(sides, _plan(tmp_path, at_once=8))
     assert [row["status"] for row in rows.values()] == ["done", "done"]
+
+
+def test_what_was_measured_before_is_kept_and_the_rest_is_measured(tmp_path: Path) -> None:
+    first = _run([_side("a", "ends"), _side("b", "fails")], _plan(tmp_path))
+    assert first["b"]["status"] != "done"
+    sides = [_side("a", "fails"), _side("b", "ends"), _side("c", "ends")]
+    lines: list[str] = []
+    results = run_sides(sides, _plan(tmp_path, resumes=True), lines.append)
+    assert len(lines) == 2
+    rows = {row["name"]: row for row in results["sides"]}
+    assert [rows[name]["status"] for name in "abc"] == ["done"] * 3
+    assert rows["a"] == first["a"]
