@@ -184,6 +184,8 @@ GPU_PYTHON = .venv-cuda/bin/python
 
 .PHONY: gpu
 gpu: $(if $(filter .venv-cuda/bin/python,$(GPU_PYTHON)),$(CUDA)) ## checks, tests and benchmarks on this machine's GPU, in an hour or two; goes on where it was stopped
+	@$(GPU_PYTHON) -c "import jax; print(jax.devices('gpu'))" || { \
+		echo "JAX finds no GPU here: see the error above, nvidia-smi, and docs/gpu.md." >&2; exit 1; }
 	@mkdir -p runs/gpu; failed=; \
 	export KERAS_BACKEND=jax PYTHONPATH=$(CURDIR)/src:$(CURDIR):$$PYTHONPATH; \
 	export STRATAGEM_GPU_RESULTS=$(CURDIR)/runs/gpu/checks; \
