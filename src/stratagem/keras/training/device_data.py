@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["selecting_on_device"]
 
+_MOST_ROWS = int(np.iinfo(np.int32).max)  # Their numbers are int32 on the device.
+
 
 def selecting_on_device(original: Callable[..., Any]) -> Any:
     """Returns the method of Keras's adapter of arrays that iterates over batches.
@@ -43,9 +45,6 @@ def _can_stay(array: Any) -> bool:
     if not is_on_accelerator(array):
         return False
     return array.is_fully_addressable and array.ndim > 0 and array.shape[0] <= _MOST_ROWS
-
-
-_MOST_ROWS = int(np.iinfo(np.int32).max)
 
 
 def _selects(strategy: Strategy) -> bool:
