@@ -138,7 +138,8 @@ _COLD_KEYS = (
 def cold_sides() -> list[GpuSide]:
     """Returns the sides whose first step is taken with an empty cache."""
     by_key = {side.key: side for side in SIDES}
-    return [dataclasses.replace(by_key[key], is_cold=True, estimate_s=60.0) for key in _COLD_KEYS]
+    cold = [dataclasses.replace(by_key[key], is_cold=True, estimate_s=60.0) for key in _COLD_KEYS]
+    return sorted(cold, key=lambda side: side.priority)
 
 
 def select(names: Sequence[str]) -> list[GpuSide]:
