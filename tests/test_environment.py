@@ -130,6 +130,22 @@ def test_cpu_devices_that_xla_flags_ask_for_are_counted(monkeypatch, flags, expe
     assert environment.num_forced_cpu_devices() == expected
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (None, []),
+        ("--xla_dump_to=here", []),
+        ("--xla_a=1 --xla_disable_hlo_passes=first,second --xla_b", ["first", "second"]),
+        ("--xla_disable_hlo_passes=first --xla_disable_hlo_passes=second", ["second"]),
+    ],
+)
+def test_passes_that_xla_flags_disable_are_found(monkeypatch, flags, expected) -> None:
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    if flags is not None:
+        monkeypatch.setenv("XLA_FLAGS", flags)
+    assert environment.disabled_xla_passes() == expected
+
+
 def test_thread_pool_has_four_threads_a_device(monkeypatch) -> None:
     monkeypatch.setenv("NPROC", "")
     monkeypatch.delenv("NPROC")

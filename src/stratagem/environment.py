@@ -15,6 +15,7 @@ from stratagem.messages import explain
 __all__ = [
     "EnvironmentVariable",
     "VARIABLES",
+    "disabled_xla_passes",
     "lookup",
     "num_forced_cpu_devices",
     "path_with_this_python",
@@ -105,6 +106,12 @@ def num_forced_cpu_devices() -> int:
     flags = os.environ.get("XLA_FLAGS", "")
     counts = re.findall(r"--xla_force_host_platform_device_count=(\d+)", flags)
     return int(counts[-1]) if counts else 1
+
+
+def disabled_xla_passes() -> list[str]:
+    """Returns the names of the compiler's passes that `XLA_FLAGS` disables."""
+    found = re.findall(r"--xla_disable_hlo_passes=(\S+)", os.environ.get("XLA_FLAGS", ""))
+    return found[-1].split(",") if found else []
 
 
 def size_cpu_thread_pool(num_devices: int) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -80,3 +81,10 @@ def test_one_message_of_all_gradients_hides_nothing(deep_step: Any) -> None:
     reductions = Schedule(step.compile(compiler_options=options).as_text()).reductions()
     assert len(reductions) == 1
     assert share_behind(reductions) == 0
+
+
+def test_a_loop_over_steps_of_one_gpu_keeps_the_order_of_least_memory(gpus: Topology) -> None:
+    one = Topology((gpus.devices or ())[:1])
+    _, steps = dense_step(one, [2048] * 5, batch_size=2048, num_steps=4)
+    asynchronous = re.findall(r"\S+-start\(", steps.compile().as_text())
+    assert not asynchronous  # one would have XLA reorder all operations of the loop

@@ -14,9 +14,13 @@ from stratagem.topology import Topology
 
 
 def dense_step(
-    topology: Topology, widths: Sequence[int], batch_size: int, optimizer: str = "adam"
+    topology: Topology,
+    widths: Sequence[int],
+    batch_size: int,
+    optimizer: str = "adam",
+    num_steps: int = 1,
 ) -> tuple[Any, Any]:
-    """Returns a classifier of dense layers of these widths, the input's first, and its step."""
+    """Returns a classifier of dense layers of these widths, the input's first, and its steps."""
     with CompileOnlyStrategy(topology.devices or ()).scope():
         model = keras.Sequential(
             [
@@ -29,4 +33,4 @@ def dense_step(
         model.compile(optimizer=optimizer, loss=loss, metrics=["accuracy"])
     images = jax.ShapeDtypeStruct((batch_size, widths[0]), "float32")
     labels = jax.ShapeDtypeStruct((batch_size,), "int32")
-    return model, lower_training_step(model, (images, labels))
+    return model, lower_training_step(model, (images, labels), num_steps=num_steps)

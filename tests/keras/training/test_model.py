@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -295,3 +296,20 @@ def test_compiling_again_is_seen_by_the_next_fit() -> None:
 
     expected = plain_keras(job)
     assert differences(plain_keras(lambda _: job(_in_scope(2))), expected) == []
+
+
+def test_variables_are_checked_once_a_fit_and_not_in_each_epoch(monkeypatch) -> None:
+    module = importlib.import_module("stratagem.keras.training.model")
+    checked: list[Any] = []
+    original = module.home_of
+    monkeypatch.setattr(module, "home_of", lambda one: checked.append(one) or original(one))
+    x, y = regression()
+    with mirrored(2).scope():
+        model = _model()
+        model.compile(**_COMPILE)
+    counts = []
+    for num_epochs in (1, 1, 4):  # the first builds the model and the optimizer
+        checked.clear()
+        model.fit(x, y, batch_size=4, epochs=num_epochs, verbose=0)
+        counts.append(len(checked))
+    assert counts[1] == counts[2] > 0

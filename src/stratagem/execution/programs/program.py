@@ -17,6 +17,7 @@ from stratagem.context.function_trace import current_function_trace
 from stratagem.execution.analysis.replication import contains_primitive
 from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.programs.ids_program import IdsProgram
+from stratagem.execution.programs.loop_options import loop_options
 from stratagem.execution.programs.queued_input import QueuedInput, input_bytes, is_large
 from stratagem.execution.programs.recompilations import Usage
 from stratagem.execution.programs.step_program import StepProgram, shape_on
@@ -68,7 +69,7 @@ class Program:
         self._summaries = None if trace.summaries is None else StepSummaries(trace, topology)
         self.make_plain: Callable[[], Program] | None = None
         self._step = self._compile(many=False)
-        self._many: Any = None
+        self._many: dict[bool, Any] = {}  # by: with compiler options
         self._called: set[Callable[..., Any]] = set()
         self._queued_input = QueuedInput()
 
@@ -96,9 +97,10 @@ class Program:
         with self._observed(len(split[0]) if split else 1):
             if self._remote is not None or not self._may_loop:
                 return self._assemble(self._run_one_by_one(split, shared))
-            if self._many is None:
-                self._many = self._compile(many=True)
-            return self._assemble(self._call(self._many, split, shared))
+            has_options = loop_options(self._topology) is not None
+            if has_options not in self._many:
+                self._many[has_options] = self._compile(many=True)
+            return self._assemble(self._call(self._many[has_options], split, shared))
 
     def _observed(self, num_steps: int) -> contextlib.AbstractContextManager[None]:
         """Returns a context for a call that a profile may count as steps."""
@@ -246,7 +248,7 @@ class Program:
         self._finish(handed, shared)
         if summaries is None:
             return results
-        return summaries.end(results, len(split[0]) if function is self._many else None)
+        return summaries.end(results, None if function is self._step else len(split[0]))
 
     def _bound_input(self, token: Any, arguments: list[Any]) -> None:
         """Waits for earlier calls if this and they hold too much input on each device."""
@@ -303,7 +305,15 @@ class Program:
                 axis_names={REPLICA_AXIS},
                 check_vma=False,
             )
-        return jax.jit(function, donate_argnums=0, out_shardings=self._out_shardings())
+        return self._jit(function, many=many)
+
+    def _jit(self, function: Callable[..., Any], *, many: bool) -> Any:
+        return jax.jit(
+            function,
+            donate_argnums=0,
+            out_shardings=self._out_shardings(),
+            compiler_options=loop_options(self._topology) if many else None,
+        )
 
     def _function(self, *, many: bool) -> Callable[..., Any]:
         """Returns the function of one replica that is compiled."""

@@ -56,7 +56,7 @@ class ShardedProgram(Program):
 
     def _compile(self, *, many: bool) -> Any:
         function = self._many_steps if many else self._one_step
-        return jax.jit(function, donate_argnums=0, out_shardings=self._out_shardings())
+        return self._jit(function, many=many)
 
     def programs(self, arguments: Arguments) -> list[StepProgram]:
         """Returns the one program, with the transfers from and to pinned memory."""

@@ -271,9 +271,11 @@ def state_in_variables(original: Callable[..., Any]) -> Any:
     """Returns the method through which `fit` passes state; ours stays in the variables."""
 
     def state(self: keras.Model, *args: object, **kwargs: object) -> Any:
-        if strategy_of(self) is None:
-            return original(self, *args, **kwargs)
-        return ()
+        # `fit` calls this in each epoch, while devices wait. It has checked all variables before it
+        # entered the scope.
+        if has_strategy() or strategy_of(self) is not None:
+            return ()
+        return original(self, *args, **kwargs)
 
     return state
 
