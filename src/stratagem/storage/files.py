@@ -12,6 +12,7 @@ import json
 import math
 import shutil
 import tempfile
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -57,6 +58,8 @@ _METADATA = "_CHECKPOINT_METADATA"
 # Read at once: Orbax holds about twice this amount until the arrays are complete.
 _PORTION_BYTES = 2**28
 _NUM_READERS = 2
+_STILL_WRITING_S = 5.0
+_BETWEEN_REMOVALS_S = 0.1
 _READ_ERRORS = (OSError, ValueError, KeyError, TypeError, EOFError)
 
 
@@ -314,8 +317,14 @@ def _abstract(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _remove_unfinished(folder: Path) -> None:
-    for left in folder.parent.glob(f"{folder.name}.orbax-checkpoint-tmp*"):
-        shutil.rmtree(left, ignore_errors=True)
+    """Removes what a failed write left, until Orbax's threads, which may go on, leave no more."""
+    end_s = time.monotonic() + _STILL_WRITING_S
+    while left := list(folder.parent.glob(f"{folder.name}.orbax-checkpoint-tmp*")):
+        for one in left:
+            shutil.rmtree(one, ignore_errors=True)
+        if time.monotonic() > end_s:
+            return
+        time.sleep(_BETWEEN_REMOVALS_S)
 
 
 def _reason(error: BaseException, warned: OrbaxWarnings) -> str:
