@@ -24,6 +24,7 @@ __all__ = [
     "answer_once",
     "serve",
     "serve_questions",
+    "versions_here",
 ]
 
 # Lines without it are noise, for example of a sitecustomize that ran before this module.
@@ -36,6 +37,7 @@ _DISTRIBUTIONS = (
     "jaxlib",
     "tensorflow",
     "torch",
+    "triton",
     "numpy",
     "orbax-checkpoint",
     "pyzmq",
@@ -104,7 +106,7 @@ def serve(prepare: Callable[[WorkerOptions], Training]) -> None:
     """Answers until stdin ends. Whatever goes wrong ends the process: stderr tells the rest."""
     answers = _own_stream()
     training = prepare(WorkerOptions(**json.loads(sys.argv[1])))
-    _answer(answers, {"versions": _versions(), "device_kind": training.device_kind})
+    _answer(answers, {"versions": versions_here(), "device_kind": training.device_kind})
     for line in sys.stdin:
         num_epochs = json.loads(line)["epochs"]
         start_s, start_cpu_s = time.perf_counter(), time.process_time()
@@ -120,7 +122,7 @@ def serve_questions(prepare: Callable[[], Callable[[dict[str, Any]], dict[str, A
     """Answers each line of stdin by what a function makes of it, until stdin ends."""
     answers = _own_stream()
     answer = prepare()
-    _answer(answers, {"versions": _versions()})
+    _answer(answers, {"versions": versions_here()})
     for line in sys.stdin:
         _answer(answers, answer(json.loads(line)))
 
@@ -129,7 +131,7 @@ def answer_once(find_out: Callable[[WorkerOptions], dict[str, Any]]) -> None:
     """Answers what a function found out, with the versions, and ends."""
     answers = _own_stream()
     found = find_out(WorkerOptions(**json.loads(sys.argv[1])))
-    _answer(answers, {**found, "versions": _versions()})
+    _answer(answers, {**found, "versions": versions_here()})
 
 
 def _own_stream() -> Any:
@@ -144,7 +146,8 @@ def _answer(answers: Any, message: dict[str, Any]) -> None:
     answers.flush()
 
 
-def _versions() -> dict[str, str]:
+def versions_here() -> dict[str, str]:
+    """Returns the versions of Python and of the libraries that are installed."""
     versions = {"python": platform.python_version()}
     for name in _DISTRIBUTIONS:
         try:

@@ -124,7 +124,9 @@ class _Attention(layers.Layer):
 
 
 def _attend(query: Any, key: Any, value: Any, is_causal: bool) -> Any:
-    """Attends with the fused kernel, or says on stderr why not."""
+    """Attends with the fused kernel if it is not disabled, or says on stderr why not."""
+    if keras.config.is_flash_attention_enabled() is False:
+        return ops.dot_product_attention(query, key, value, is_causal=is_causal)
     try:
         return ops.dot_product_attention(
             query, key, value, is_causal=is_causal, flash_attention=True

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
-import importlib.metadata
 import json
 import os
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +17,10 @@ from typing import IO, Any
 
 from benchmarks.gpu.models import GpuModel, model_of
 from benchmarks.gpu.options import SideOptions
+from benchmarks.workers.protocol import versions_here
 
 __all__ = ["Figures", "Training", "measure", "take"]
 
-_DISTRIBUTIONS = ("stratagem", "keras", "jax", "jaxlib", "torch", "triton", "numpy", "optax")
 _MAX_EPOCHS = 10_000
 _gates: list[IO[str]] = []
 
@@ -56,7 +54,7 @@ class Figures:
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
-        self._figures: dict[str, Any] = {"versions": _versions(), "stage": "imported"}
+        self._figures: dict[str, Any] = {"versions": versions_here(), "stage": "imported"}
 
     def add(self, **figures: Any) -> None:
         self._figures |= figures
@@ -147,13 +145,3 @@ def take(function: Callable[[], Any]) -> tuple[float, Any]:
 def _leave() -> None:
     """Ends the process: freeing gigabytes in order takes seconds of the next side's time."""
     os._exit(0)
-
-
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for name in _DISTRIBUTIONS:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
