@@ -110,7 +110,8 @@ def run_check(one: Check, end_s: float | None = None) -> tuple[bool, float, str]
         _end_group(process)
     time_s = time.monotonic() - begin_s
     if code == 0:
-        return True, time_s, ""
+        skipped = checks.loaded(one.name)["figures"].get("skipped")
+        return True, time_s, f"skipped: {skipped}" if skipped else ""
     lines = log.read_text(errors="replace").splitlines()
     reason = f"not done after {left_s:.0f} s" if code is None else f"exit code {code}"
     result = checks.results_folder() / f"{one.name}.json"

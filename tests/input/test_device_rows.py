@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from stratagem.input import device_rows
 from stratagem.input.batches import take_batch
 from stratagem.input.device_rows import DeviceRows, is_on_accelerator, with_selected_rows
 from stratagem.input.placement import place
 from tests.parity.comparison import mirrored
+from tests.row_selections import count_selections
 
 _X = np.arange(60, dtype="float32").reshape(20, 3)
 _Y = np.arange(20, dtype="int32")
@@ -23,15 +23,7 @@ _ORDER = np.random.default_rng(0).permutation(20)
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The programs that select rows, by their calls."""
-    made: list[Any] = []
-    original = device_rows._program
-
-    def counted(sharding: Any) -> Any:
-        program = original(sharding)
-        return lambda *args, **static: made.append(static) or program(*args, **static)
-
-    monkeypatch.setattr(device_rows, "_program", counted)
-    return made
+    return count_selections(monkeypatch)
 
 
 def _batches(selections: list[Any], num_replicas: int, device: int = 0) -> list[Any]:

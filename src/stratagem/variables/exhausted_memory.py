@@ -167,8 +167,8 @@ def _state_afterwards(entries: Sequence[_DeviceShare]) -> str:
     if not lost:
         return "All variables still have their values; a smaller step can follow."
     return (
-        f"{len(lost)} of {len(entries)} variables lost their values, which the failed step had "
-        f"taken over, {lost[0]} first: restore a checkpoint, or create the model again."
+        f"{len(lost)} of {len(entries)} variables lost their values with the failed step, such as "
+        f"{lost[0]}: restore a checkpoint, or create the model again."
     )
 
 

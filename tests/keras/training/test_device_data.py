@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.input import batches, device_rows
+from stratagem.input import batches
 from stratagem.keras.training import device_data
 from tests.keras.replicas import values_of
 from tests.parity.comparison import differences, mirrored, regression
+from tests.row_selections import count_selections
 
 _X, _Y = regression(43)
 _CLASSES = (np.median(_Y) < _Y).astype("float32")
@@ -30,15 +31,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Takes all arrays of JAX for arrays on an accelerator; the calls that select rows."""
     for module in (batches, device_data):
         monkeypatch.setattr(module, "is_on_accelerator", lambda one: isinstance(one, jax.Array))
-    made: list[Any] = []
-    original = device_rows._program
-
-    def counted(sharding: Any) -> Any:
-        program = original(sharding)
-        return lambda *args, **static: made.append(static) or program(*args, **static)
-
-    monkeypatch.setattr(device_rows, "_program", counted)
-    return made
+    return count_selections(monkeypatch)
 
 
 def _model(strategy: sg.Strategy, steps: int) -> Any:
