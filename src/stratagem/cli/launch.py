@@ -118,6 +118,11 @@ def _read_config(context: click.Context, _: click.Parameter, path: Path | None) 
     default=None,
     help="Leave the other workers running if one fails, as ElasticStrategy needs it.",
 )
+@_option(
+    "spares",
+    type=click.IntRange(0),
+    help="Further workers, which wait to take the place of a lost one.  [default: 0]",
+)
 @_option("log_dir", type=click.Path(file_okay=False), help="Folder for one log file per task.")
 @_option(
     "run_dir",

@@ -43,6 +43,7 @@ backend.compute_output_spec           calls a function with shapes alone
 models.functional.Functional          its `call` returns the outputs that it was made from
 trainer._initial_epoch                the first epoch of fit, set by a callback
 PyDatasetAdapter, TFDatasetAdapter    kinds of data that resume in different ways
+ArrayDataAdapter                      likewise
 GeneratorDataAdapter                  likewise
 TorchDataLoaderAdapter._dataloader    the loader, whose generator has a state
 global_state                          the default seed of keras.random
@@ -71,6 +72,7 @@ from keras.src.losses.loss import apply_mask, squeeze_or_expand_to_same_rank
 from keras.src.models.functional import Functional
 from keras.src.saving.keras_saveable import KerasSaveable
 from keras.src.trainers.data_adapters import (
+    ArrayDataAdapter,
     GeneratorDataAdapter,
     PyDatasetAdapter,
     TFDatasetAdapter,
@@ -131,6 +133,7 @@ from stratagem.keras.private.variables import (
 )
 
 __all__ = [
+    "ArrayDataAdapter",
     "DataAdapter",
     "Functional",
     "GeneratorDataAdapter",

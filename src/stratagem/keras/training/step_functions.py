@@ -123,6 +123,12 @@ class _GroupedStepFunction(StepFunction):
             raise StopIteration
         return [(batches, self._run(batches, arguments)) for batches, arguments in group]
 
+    def compile_ahead(self, batch: Any) -> None:
+        """Compiles the step for batches such as this one, in a process that has not joined yet."""
+        host = HostBatches([batch], None).take(self._strategy.topology)
+        assert isinstance(self._execution, ElasticLockstep)
+        self._execution.compile_ahead(self._step, host)
+
     def _num_passed(self, iterator: HostBatches) -> int:
         """Returns the number of groups skipped by an iterator that starts midway."""
         return iterator.num_passed // self._model.steps_per_execution

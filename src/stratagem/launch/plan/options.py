@@ -23,6 +23,7 @@ _LEAST = {
     "devices_per_worker": 1,
     "max_restarts": 0,
     "min_workers": 1,
+    "spares": 0,
     "max_workers": 1,
     "node_rank": 0,
 }
@@ -51,6 +52,7 @@ class LaunchArguments(TypedDict, total=False):
     rejoin_after_s: float
     cold_restarts: bool
     survivors: bool
+    spares: int
     log_dir: str | os.PathLike[str] | None
     run_dir: str | os.PathLike[str] | None
     show: Literal["all", "leader"]
@@ -87,7 +89,10 @@ class LaunchOptions:
             exit, so that `max_workers` can start.
         cold_restarts: True to load JAX and Keras again in each restarted task.
         survivors: True if workers continue without one that fails, as under `ElasticStrategy`.
-            The job fails if no worker ends well.
+            A lost worker starts again while the others run, up to `max_restarts` times in all. The
+            job fails if no worker ends well.
+        spares: number of further workers, which wait to take the place of a lost one; the workers
+            then continue without one that fails.
         log_dir: folder for one log file per task; None for no files.
         run_dir: folder for the events of the run, which `stratagem goodput` reads; None for none.
         show: "all" shows the output of every task, "leader" only the leader's.
@@ -128,6 +133,7 @@ class LaunchOptions:
     rejoin_after_s: float = 60.0
     cold_restarts: bool = False
     survivors: bool = False
+    spares: int = 0
     log_dir: str | os.PathLike[str] | None = None
     run_dir: str | os.PathLike[str] | None = None
     show: Literal["all", "leader"] = "all"
@@ -181,6 +187,7 @@ class LaunchOptions:
                 )
             )
         self._check_membership()
+        self._check_spares()
         self._check_nodes()
 
     def _check_membership(self) -> None:
@@ -193,6 +200,18 @@ class LaunchOptions:
                     f"max_workers={self.max_workers} contradict each other.",
                     expected="min_workers <= workers <= max_workers.",
                     fix="correct them; an omitted max_workers equals workers.",
+                )
+            )
+
+    def _check_spares(self) -> None:
+        several = [name for name in ("nnodes", "hosts", "hostfile") if getattr(self, name)]
+        if self.spares and several:
+            raise ValueError(
+                explain(
+                    f"spares={self.spares} was passed with {several[0]}.",
+                    expected="spares on one machine.",
+                    fix="start more workers, and set STRATAGEM_NUM_SPARES to the number of those "
+                    "that wait.",
                 )
             )
 
@@ -216,6 +235,11 @@ class LaunchOptions:
         return dataclasses.replace(self, workers=num_workers)
 
     @property
+    def may_survive(self) -> bool:
+        """True if workers continue without one that fails."""
+        return self.survivors or self.spares > 0
+
+    @property
     def full_workers(self) -> int:
         """Number of workers when all are available."""
         return self.workers if self.max_workers is None else self.max_workers
@@ -225,7 +249,7 @@ class LaunchOptions:
         """The type of every task, the leader first."""
         return (
             *(["chief"] if self.chief else []),
-            *(["worker"] * self.workers),
+            *(["worker"] * (self.workers + self.spares)),
             *(["ps"] * self.ps),
             *(["evaluator"] if self.evaluator else []),
         )
