@@ -62,7 +62,7 @@ def test_newcomers_receive_the_document_and_all_arrays(peers) -> None:
         assert one.document == _STATE.document
         assert len(one.arrays) == len(_STATE.arrays)
         for mine, theirs in zip(one.arrays, map(np.asarray, _STATE.arrays), strict=True):
-            assert mine.dtype == theirs.dtype
+            assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
             np.testing.assert_array_equal(mine, theirs)
 
 

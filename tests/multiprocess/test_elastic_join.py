@@ -89,6 +89,8 @@ def _reference() -> tuple[list[np.ndarray], list[float]]:
 
 
 _EVERYONE = 0b111
+# Keras reads the learning rate for the logs.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 
 @pytest.mark.parametrize(

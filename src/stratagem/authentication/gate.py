@@ -88,6 +88,7 @@ class Gate(Closing):
             for task in tasks:
                 task.cancel()
             self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self._loop.run_until_complete(asyncio.sleep(0))  # their callbacks close connections
             self._loop.close()
             for listener in self._listeners:
                 listener.close()

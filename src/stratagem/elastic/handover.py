@@ -40,7 +40,7 @@ def hand_over(
             connections.broadcast(source, newcomers, [])
         return
     sent = state()
-    arrays = [np.ascontiguousarray(array) for array in sent.arrays]
+    arrays = [np.asarray(array, order="C") for array in sent.arrays]
     buffers = [_bytes_of(array) for array in arrays]
     layout = [
         [array.dtype.name, list(array.shape), zlib.crc32(buffer)]
