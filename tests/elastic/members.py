@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -93,6 +94,12 @@ class Training:
         if self.error is not None:
             raise self.error
 
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Waits while the training goes on."""
+        while not condition():
+            assert self.error is None
+            time.sleep(0.005)
+
     def _run(self) -> None:
         try:
             if self.group.is_candidate and not self.group.join(PLACE, lambda running: False):
@@ -105,6 +112,7 @@ class Training:
 
     def _step(self) -> None:
         group = self.group
+        time.sleep(0.001)  # the other threads of this interpreter listen and answer
         group.admit(PLACE, may_retry=self._may_retry)
         own = np.full(20_000, 1 << group.member, np.float64)
         total = np.empty_like(own)

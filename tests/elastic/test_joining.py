@@ -27,8 +27,7 @@ def _full_again(log: list[Step], count: int = 3, num_steps: int = 5) -> bool:
 
 def _until_lost(training: Training, count: int) -> None:
     """Waits until a member has made a step with fewer members."""
-    while not any(len(members) < count for members, _ in list(training.log)):
-        assert training.error is None
+    training.until(lambda: any(len(members) < count for members, _ in list(training.log)))
 
 
 def _check_logs(trainings: list[Training]) -> None:
@@ -81,8 +80,7 @@ def test_two_processes_join_one_after_the_other_or_together() -> None:
     for lost in (0, 2):
         trainings[lost].group.close()
     left = [trainings[1], trainings[3]]
-    while (1, 3) not in members_of(list(left[0].log)):
-        assert left[0].error is None
+    left[0].until(lambda: (1, 3) in members_of(list(left[0].log)))
     left += [Training(cluster.member(lost), is_over) for lost in (0, 2)]
     _check_logs(left)
     _close(left)
@@ -96,9 +94,7 @@ def test_a_spare_takes_the_place_of_a_lost_member_in_the_same_change() -> None:
 
     trainings = [Training(group, is_over, may_retry=True) for group in cluster.started(3)]
     trainings.append(Training(cluster.member(3), is_over))
-    while not trainings[0].group._inbox.has_candidate(PLACE, (0, 1, 2)):
-        assert trainings[0].error is None
-    assert (0, 1, 2) in {*members_of(list(trainings[0].log)), (0, 1, 2)}
+    trainings[0].until(lambda: trainings[0].group._inbox.has_candidate(PLACE, (0, 1, 2)))
     lost = trainings.pop(1)
     lost.group.close()
     _check_logs(trainings)
@@ -163,8 +159,7 @@ def test_a_candidate_finds_the_next_member_if_the_first_is_lost() -> None:
 
     trainings = [Training(group, is_over) for group in cluster.started(2)]
     trainings.append(Training(cluster.member(3), is_over))
-    while not trainings[0].group._inbox.has_candidate(PLACE, (0, 1)):
-        assert trainings[0].error is None
+    trainings[0].until(lambda: trainings[0].group._inbox.has_candidate(PLACE, (0, 1)))
     trainings.pop(0).group.close()
     _check_logs(trainings)
     _close(trainings)
@@ -177,11 +172,9 @@ def test_members_wait_until_all_are_prepared_for_one_more() -> None:
     _until_lost(trainings[0], 2)
     trainings.append(Training(cluster.member(1), _two_again))
     group = trainings[0].group
-    while group.admissions.wanted_size is None:
-        assert trainings[0].error is None
+    trainings[0].until(lambda: group.admissions.wanted_size is not None)
     num_steps = len(trainings[0].log)
-    while len(trainings[0].log) < num_steps + 5:
-        assert trainings[0].error is None
+    trainings[0].until(lambda: len(trainings[0].log) >= num_steps + 5)
     assert members_of(list(trainings[0].log))[-1] == (0,)
     group.admissions.prepared_for = 2
     _check_logs(trainings)

@@ -167,7 +167,7 @@ def _counted(model: keras.Model, deaths: _Deaths, members: list[Any]) -> list[fl
         num_steps.assign_add(1)
 
     def batch_of(number: int) -> Any:
-        start = number % NUM_BATCHES * BATCH
+        start = number % (NUM_BATCHES - 1) * BATCH  # without the last one, which is shorter
         [batch] = _STRATEGY.distribute_dataset([(x[start:][:BATCH], y[start:][:BATCH])])
         return batch
 

@@ -236,6 +236,11 @@ class TrainOrTestFunction(_GroupedStepFunction):
             self._last_logs = weakref.ref(logs)
         return logs, tuple([] for _ in range(self._num_states))
 
+    def compile_ahead(self, batch: Any) -> None:
+        """Compiles the step and its logs, in a process that has not joined yet."""
+        super().compile_ahead(batch)
+        self.metric_logs.compile_ahead()
+
     def _report(self, logs: Any, *, are_real: bool) -> None:
         """Records logs every few seconds; reading those of several processes takes all of them."""
         if self.events is not None and are_real:
