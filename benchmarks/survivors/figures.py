@@ -37,7 +37,8 @@ class SurvivorFigures:
         num_losses: changes in which workers were lost.
         num_joins: changes in which workers joined.
         step_s: median time of a step.
-        goodput: share of the time that the steps would have taken at that pace.
+        goodput: share of the time without these pauses and stops. What a start of a process takes
+            from the others on the same cores is not in it.
         pause_s: median and 99th percentile of what a step with a loss took longer.
         join_steps: median and 99th percentile of what a step with a join took longer, in steps.
     """
@@ -78,7 +79,7 @@ def changes_of(steps: Sequence[Step]) -> tuple[list[tuple[int, int]], list[int]]
 
 
 def figures_of(steps: Sequence[Step]) -> SurvivorFigures:
-    """Returns what kills and joins have cost; epochs' ends count as part of their first step."""
+    """Returns what kills and joins have cost; an epoch's end counts as part of the next step."""
     times = np.diff([step.time_s for step in steps])
     step_s = float(np.median(times))
     kills, joins = changes_of(steps)
@@ -87,16 +88,17 @@ def figures_of(steps: Sequence[Step]) -> SurvivorFigures:
     # A step that a spare has taken over as well is a pause of a loss.
     joined = [number - first for number in joins if number - first not in losses]
     pauses = np.maximum(0, times[losses] - step_s) if losses else np.zeros(1)
-    stops = np.maximum(0, times[joined] - step_s) / step_s if joined else np.zeros(1)
+    stops = np.maximum(0, times[joined] - step_s) if joined else np.zeros(1)
+    wall_s = float(times.sum())
     return SurvivorFigures(
-        wall_s=float(times.sum()),
+        wall_s=wall_s,
         num_steps=len(steps),
         num_losses=len(losses),
         num_joins=len(joins),
         step_s=step_s,
-        goodput=float(np.minimum(times, step_s).sum() / times.sum()),
+        goodput=1 - float(pauses.sum() + stops.sum()) / wall_s,
         pause_s=_spread(pauses),
-        join_steps=_spread(stops),
+        join_steps=_spread(stops / step_s),
     )
 
 

@@ -86,28 +86,29 @@ def _run_twice(
 ) -> tuple[Path, Path]:
     with console.status(f"a run of {run_s:.0f} s with a kill each {between_s:.0f} s"):
         first = _folder(base, "first")
-        end_s = time.time() + run_s
-        with _launched(first, environments, end_s=end_s) as launcher:
-            _kill_workers(first, launcher, end_s, between_s)
-            _await_end(first, launcher, end_s + _LIMIT_S)
+        with _launched(first, environments) as launcher:
+            _kill_workers(first, launcher, run_s, between_s)
+            (first / "stop").touch()
+            _await_end(first, launcher, time.time() + _LIMIT_S)
     kills, joins = changes_of(read_steps(first))
     with console.status(f"the replay of {len(kills)} kills and {len(joins)} joins"):
         again = _folder(base, "again")
         told = {"kills": kills, "joins": joins, "epochs": len(_bits(first))}
-        with _launched(again, environments, end_s=1e12, **told) as launcher:
+        with _launched(again, environments, **told) as launcher:
             _await_end(again, launcher, time.time() + 3 * run_s + _LIMIT_S)
     return first, again
 
 
 def _kill_workers(
-    folder: Path, launcher: subprocess.Popen[bytes], end_s: float, between_s: float
+    folder: Path, launcher: subprocess.Popen[bytes], run_s: float, between_s: float
 ) -> None:
-    """Kills a worker at random, once all train, until the end comes near."""
+    """Kills a worker at random from time to time, once all train."""
     chance = random.Random(1)
     while not any(len(one.members) == _NUM_WORKERS for one in read_steps(folder)):
         _check(folder, launcher)
         time.sleep(0.5)
-    while time.time() + between_s < end_s:
+    end_s = time.time() + run_s
+    while time.time() < end_s:
         time.sleep(between_s + chance.uniform(-0.2, 0.2))
         _check(folder, launcher)
         pid = (folder / f"pid-{chance.randrange(_NUM_WORKERS)}").read_text(encoding="ascii")
@@ -166,7 +167,7 @@ def _launched(
             stdout=log,
             stderr=log,
             cwd=_REPOSITORY,
-            env={**variables, "PYTHONPATH": str(_REPOSITORY)},
+            env={**variables, "PYTHONPATH": f"{_REPOSITORY / 'src'}{os.pathsep}{_REPOSITORY}"},
         )
         try:
             yield launcher

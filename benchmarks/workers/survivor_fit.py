@@ -1,8 +1,9 @@
 """Ours: `fit` of the MLP under `ElasticStrategy`, whose workers are killed and join again.
 
 `stratagem launch --survivors survivor_fit.py OPTIONS`: a JSON object of `folder`, with the data in
-`x.npy` and `y.npy`; `batch_size`; `end_s`, on the machine's clock; and for a replay `epochs`,
-`kills` as pairs of a worker and a step, and `joins`, the steps before which a worker joins.
+`x.npy` and `y.npy`; `batch_size`; and for a replay `epochs`, `kills` as pairs of a worker and a
+step, and `joins`, the steps before which a worker joins. Without `epochs`, it ends with the epoch in
+which the file `stop` appears.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class _Told(keras.callbacks.Callback):
 
     def __init__(self, strategy: Any, folder: Path, options: dict[str, Any]) -> None:
         super().__init__()
-        self._strategy, self._options = strategy, options
+        self._strategy, self._stop = strategy, folder / "stop"
         self._group: Any = current_group()
         own = self._group.member
         self._kills = {step for worker, step in options["kills"] if worker == own}
@@ -82,7 +83,7 @@ class _Told(keras.callbacks.Callback):
         for variable in [*self.model.variables, *self.model.optimizer.variables]:
             bits = zlib.crc32(np.ascontiguousarray(variable.numpy()), bits)
         os.write(self._bits, f"{epoch} {bits:08x}\n".encode())
-        if any(self._group.exchange("end of the benchmark", time.time() > self._options["end_s"])):
+        if any(self._group.exchange("end of the benchmark", self._stop.exists())):
             self.model.stop_training = True
 
 
