@@ -22,7 +22,7 @@ from benchmarks.cases import Environments, whole_side
 from benchmarks.machine import describe_machine
 from benchmarks.report import write_json
 from benchmarks.runner import Effort
-from benchmarks.survivors.figures import changes_of, figures_of, read_steps
+from benchmarks.survivors.figures import Step, changes_of, figures_of, read_steps
 from benchmarks.worker_process import WorkerError
 from benchmarks.workloads import WORKLOADS
 
@@ -34,6 +34,7 @@ _NUM_WORKERS = 3
 _RUN_S, _BRIEF_RUN_S = 3600.0, 60.0
 _BETWEEN_S, _BRIEF_BETWEEN_S = 36.0, 15.0
 _LIMIT_S = 600.0
+_NO_STEP = Step(0, 0.0, ())
 
 
 def run_survivors(
@@ -102,18 +103,23 @@ def _run_twice(
 def _kill_workers(
     folder: Path, launcher: subprocess.Popen[bytes], run_s: float, between_s: float
 ) -> None:
-    """Kills a worker at random from time to time, once all train."""
+    """Kills a worker at random from time to time, while all train."""
     chance = random.Random(1)
-    while not any(len(one.members) == _NUM_WORKERS for one in read_steps(folder)):
-        _check(folder, launcher)
-        time.sleep(0.5)
+    _await_all(folder, launcher)
     end_s = time.time() + run_s
     while time.time() < end_s:
+        _await_all(folder, launcher)  # on a busy machine a start takes longer
         time.sleep(between_s + chance.uniform(-0.2, 0.2))
         _check(folder, launcher)
         pid = (folder / f"pid-{chance.randrange(_NUM_WORKERS)}").read_text(encoding="ascii")
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(pid), signal.SIGKILL)
+
+
+def _await_all(folder: Path, launcher: subprocess.Popen[bytes]) -> None:
+    while len(next(iter(read_steps(folder)[-1:]), _NO_STEP).members) < _NUM_WORKERS:
+        _check(folder, launcher)
+        time.sleep(0.5)
 
 
 def _check(folder: Path, launcher: subprocess.Popen[bytes]) -> None:

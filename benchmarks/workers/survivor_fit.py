@@ -2,8 +2,8 @@
 
 `stratagem launch --survivors survivor_fit.py OPTIONS`: a JSON object of `folder`, with the data in
 `x.npy` and `y.npy`; `batch_size`; and for a replay `epochs`, `kills` as pairs of a worker and a
-step, and `joins`, the steps before which a worker joins. Without `epochs`, it ends with the epoch in
-which the file `stop` appears.
+step, and `joins`, the steps before which a worker joins. Without `epochs`, it ends with the epoch
+in which the file `stop` appears.
 """
 
 from __future__ import annotations

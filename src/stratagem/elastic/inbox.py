@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from stratagem.elastic.member_messages import send_message
 from stratagem.messages import explain
 
-__all__ = ["DATA", "PROBE", "READY", "REPORT", "Candidate", "Inbox", "Stage"]
+__all__ = ["Candidate", "DATA", "Inbox", "PROBE", "READY", "REPORT", "Stage"]
 
 _Key = TypeVar("_Key")
 DATA, REPORT, PROBE, READY = "data", "report", "probe", "ready"

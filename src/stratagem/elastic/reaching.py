@@ -13,7 +13,7 @@ from stratagem.authentication.connections import reach
 from stratagem.elastic.inbox import DATA, PROBE, READY, REPORT
 from stratagem.elastic.member_messages import receive_message
 
-__all__ = ["PURPOSE", "EndedError", "Peers"]
+__all__ = ["EndedError", "PURPOSE", "Peers"]
 
 PURPOSE = "elastic group"
 _PROBE_S = 1.0

@@ -29,7 +29,7 @@ _LOOP = "loop"
 
 
 class ElasticAdmission:
-    """Admits processes to an elastic group, and joins one. See `Admission`."""
+    """Admits processes to an elastic group, and joins one. See `FitAdmission`."""
 
     def __init__(self, strategy: Strategy, group: ElasticGroup) -> None:
         self._strategy, self._group = strategy, group

@@ -16,12 +16,12 @@ from stratagem.keras.training.active_fit import call_after_fit, epoch_iterator
 from stratagem.keras.training.dataset_adapter import DatasetAdapter
 from stratagem.keras.training.step_functions import TrainOrTestFunction
 
-__all__ = ["Admission", "JoiningFit"]
+__all__ = ["FitAdmission", "JoiningFit"]
 
 _FitState = dict[str, Any]
 
 
-class Admission(Protocol):
+class FitAdmission(Protocol):
     """How processes join a group at places of the program."""
 
     @property
@@ -59,7 +59,7 @@ class JoiningFit(keras.callbacks.Callback):
     runs_last = True
     needs_batch_logs = False
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: FitAdmission) -> None:
         super().__init__()
         self._admission = admission
         self.callback_list: Any = None  # Keras's list of all callbacks
