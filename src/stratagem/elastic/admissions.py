@@ -19,7 +19,7 @@ Delivery = Callable[[PeerConnections, int, Sequence[int]], None]
 
 
 class Admissions:
-    """What a member says in each commit, and what all conclude from it.
+    """Flags of the members in each commit, and the conclusion that all draw.
 
     The lowest member says that it wants a change if a candidate waits. Each member says if it is
     prepared for one member more. All see the same answers in the same round. If all are prepared,

@@ -24,7 +24,7 @@ _RETRY_S = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class RunningGroup:
-    """What the members of a group say of it.
+    """Description of a group by its members.
 
     `place` is where processes can join now, or None. `num_calls` counts the calls of `fit` that
     have begun.

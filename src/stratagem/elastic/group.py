@@ -140,7 +140,7 @@ class ElasticGroup(Closing):
 
     @property
     def member(self) -> int:
-        """Id of this process in the cluster, whoever the other members are."""
+        """Id of this process in the cluster."""
         return self._first.process_id
 
     @property

@@ -27,7 +27,7 @@ _NOT_A_MEMBER = explain(
 
 
 class Stage:
-    """What a process says of itself when it is probed."""
+    """Stages of a process, as it answers probes."""
 
     STARTS, TRAINS, WAITS = "starts", "trains", "waits"
 

@@ -50,12 +50,11 @@ class View:
     @classmethod
     def of_message(cls, message: Mapping[str, Any]) -> View:
         """Returns the view of a received message; raises TypeError for other fields."""
-        return cls(
-            **{
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in message.items()
-            }
-        )
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in message.items()
+        }
+        return cls(**fields)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -75,8 +75,7 @@ class ElasticAdmission:
             return False
 
         if not self._wait(place, look):
-            text = f"Call {self._call} of fit is over: the others are at call"
-            logs.announce(_logger, f"{text} {self._group.look().num_calls}.")
+            logs.announce(_logger, f"Call {self._call} of fit is over, and is skipped.")
             return None
         self._take_over()
         assert self._received is not None

@@ -129,7 +129,7 @@ def _first_batch(adapter: Any) -> Any:
         return None
     before = RandomState().get_state()
     try:
-        batches = iter(adapter.get_jax_iterator())
+        batches: Any = iter(adapter.get_jax_iterator())
         batch = next(batches, None)
         with contextlib.suppress(AttributeError):  # optional in iterators
             batches.close()
