@@ -224,8 +224,9 @@ class ViewChanges:
 
     def _has_candidates(self, found: View, safe: SafePoint | None) -> bool:
         """Returns True if processes wait that can join at the next safe point."""
-        has_room = safe is not None and len(found.members) < self._most
-        return has_room and self._inbox.has_candidate(safe.place, found.members)
+        if safe is None or len(found.members) >= self._most:
+            return False
+        return self._inbox.has_candidate(safe.place, found.members)
 
     def _candidates(self, found: View, safe: SafePoint | None) -> dict[int, Candidate]:
         """Returns the processes to add, if no round was committed since the safe point."""

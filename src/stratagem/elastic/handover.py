@@ -67,7 +67,7 @@ def receive(
     connections.broadcast(source, newcomers, [_bytes_of(size)])
     text = np.empty(int(size[0]), np.uint8)
     connections.broadcast(source, newcomers, [_bytes_of(text)])
-    _check_sum(zlib.crc32(text), int(size[1]), "the description of the state")
+    _check_sum(zlib.crc32(_bytes_of(text)), int(size[1]), "the description of the state")
     document, layout = json.loads(text.tobytes())
     check(document)
     arrays = [np.empty(shape, _dtype(name)) for name, shape, _ in layout]
