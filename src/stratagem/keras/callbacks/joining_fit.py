@@ -22,7 +22,7 @@ _FitState = dict[str, Any]
 
 
 class FitAdmission(Protocol):
-    """How processes join a group at places of the program."""
+    """Joining of a group at places of the program."""
 
     @property
     def is_waiting(self) -> bool:
