@@ -150,9 +150,9 @@ def _loop(model: keras.Model, deaths: _Deaths, members: list[Any]) -> list[float
 
 def _counted(model: keras.Model, deaths: _Deaths, members: list[Any]) -> list[float]:
     """Trains in a loop that counts its steps in a variable, on batches that 2 and 3 divide."""
-    optimizer = keras.optimizers.Adam(0.01)
     x, y = data()
-    with _STRATEGY.scope():
+    with _STRATEGY.scope():  # a new member receives only variables of the strategy
+        optimizer = keras.optimizers.Adam(0.01)
         optimizer.build(model.trainable_variables)
         num_steps = sg.Variable(0)
         total = keras.metrics.Sum()
