@@ -34,6 +34,7 @@ from benchmarks.scaling import efficiency
 from benchmarks.scaling.outlook import look_ahead
 from benchmarks.scaling.pictures import draw_efficiencies
 from benchmarks.slow_links import run_slow_links
+from benchmarks.survivors import run_survivors
 from benchmarks.transport import run_transport
 from benchmarks.worker_process import WorkerError, WorkerProcess
 from benchmarks.workers.protocol import WorkerOptions
@@ -54,7 +55,7 @@ _RATIOS = Form(make_rows, make_table, draw_ratios)
 _FORMS = {"scaling": Form(efficiency.make_rows, efficiency.make_table, draw_efficiencies)}
 _OUTLOOKS = {"scaling": look_ahead}
 # Benchmarks that compare no sides of training and print tables of their own.
-_ONLY_BY_NAME = ("published_scaling", "slow_links")
+_ONLY_BY_NAME = ("published_scaling", "slow_links", "survivors")
 _WHOLE = {
     "allreduce": run_allreduce,
     "checkpoint": run_checkpoint,
@@ -67,6 +68,7 @@ _WHOLE = {
     "published_scaling": run_published_scaling,
     "recovery": run_recovery,
     "slow_links": run_slow_links,
+    "survivors": run_survivors,
     "transport": run_transport,
 }
 _WIDTH_OF_A_FILE = 120
@@ -134,8 +136,8 @@ def main(
     Without a NAME the main cases of all, in short rounds: run_overhead, fit_overhead, callbacks,
     fit_peers, loop, input, files, scaling, allreduce, checkpoint, first_step, growth,
     parameter_server, parameter_server_failures, plan, placement, recovery, transport.
-    published_scaling measures nothing here, and slow_links needs root and an hour: they run only by
-    their names.
+    published_scaling measures nothing here, slow_links needs root and an hour, and survivors two
+    hours: they run only by their names.
     """
     unknown = sorted(set(names) - {*BENCHMARKS, *_WHOLE})
     if unknown:

@@ -45,6 +45,7 @@ __all__ = [
     "log_level",
     "max_handshakes",
     "max_handshakes_per_address",
+    "num_spares",
     "peer_timeout_s",
     "pod_grace_s",
     "program_cache_size",
@@ -259,6 +260,23 @@ def jobs_port() -> int:
     Source: specific to Stratagem.
     """
     return environment.read("jobs_port")
+
+
+def num_spares() -> int:
+    """Returns how many of the last processes of an `ElasticStrategy` wait to replace lost ones.
+
+    Returns:
+        The value of `STRATAGEM_NUM_SPARES`, which `stratagem launch --spares` sets.
+
+    Example:
+        >>> from unittest import mock
+        >>> with mock.patch.dict("os.environ", STRATAGEM_NUM_SPARES="1"):
+        ...     sg.config.num_spares()
+        1
+
+    Source: specific to Stratagem.
+    """
+    return environment.read("num_spares")
 
 
 def upload_limit_bytes() -> int:

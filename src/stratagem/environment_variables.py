@@ -133,6 +133,12 @@ VARIABLES = {
         parse=SECONDS,
         meaning="How long a job that ends with its client runs while the client is silent.",
     ),
+    "num_spares": EnvironmentVariable(
+        name="STRATAGEM_NUM_SPARES",
+        default=0,
+        parse=COUNT_OR_NONE,
+        meaning="How many of the last processes of an elastic group wait to replace lost ones.",
+    ),
     "jobs_port": EnvironmentVariable(
         name="STRATAGEM_JOBS_PORT",
         default=8265,

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import signal
 
-__all__ = ["FAILURE", "INTERRUPTED", "RESUMABLE", "SUCCESS", "TERMINATED", "USAGE"]
+__all__ = [
+    "FAILURE",
+    "INTERRUPTED",
+    "NOT_NEEDED",
+    "RESUMABLE",
+    "SUCCESS",
+    "TERMINATED",
+    "USAGE",
+]
 
 SUCCESS = 0
 # An error, or a check that found something.
@@ -13,6 +21,8 @@ FAILURE = 1
 USAGE = 2
 # Saved, to be resumed: the templates for Kubernetes and Slurm restart such a job.
 RESUMABLE = 42
+# Waited to join others, which ended before: it has done nothing.
+NOT_NEEDED = 43
 # As shells report a program that a signal ended.
 INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM

@@ -36,6 +36,7 @@ VALUES = {
     "rejoin_after_s": ("30", 30.0),
     "cold_restarts": (None, True),
     "survivors": (None, True),
+    "spares": ("1", 1),
     "evict_slow": ("1.5", 1.5),
     "evict_after_s": ("30", 30.0),
     "max_evictions": ("2", 2),

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
 
 from stratagem.authentication import Credentials
 from stratagem.elastic import ElasticGroup
+from stratagem.elastic.handover import TrainingState, hand_over, receive
+from stratagem.elastic.peer_connections import PeerConnections
 from stratagem.process_group import GroupLimits
 from tests.process_group.members import listed, together
 
 LIMITS = GroupLimits(join_s=20, peer_s=2, stuck_s=20, barrier_s=20)
+PLACE = "loop"
 
 
 def free_ports(count: int) -> list[int]:
@@ -23,5 +33,114 @@ def free_ports(count: int) -> list[int]:
 
 def started(count: int, limits: GroupLimits = LIMITS) -> list[ElasticGroup]:
     """Creates `count` members and waits until all have started."""
-    ports = free_ports(count)
-    return together(count, lambda index: ElasticGroup(listed(index, ports), limits, Credentials()))
+    return Cluster(free_ports(count), limits).started(count)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """Ports of the processes of one group, of which the last ones are spares."""
+
+    ports: Sequence[int]
+    limits: GroupLimits = LIMITS
+    num_spares: int = 0
+    prepares: bool = False
+
+    def member(self, index: int) -> ElasticGroup:
+        """Starts a process, again if one has been at its port before."""
+        return ElasticGroup(
+            listed(index, self.ports),
+            self.limits,
+            Credentials(),
+            num_spares=self.num_spares,
+            prepares=self.prepares,
+        )
+
+    def started(self, count: int) -> list[ElasticGroup]:
+        """Starts the first processes together."""
+        return together(count, self.member)
+
+
+Step = tuple[tuple[int, ...], float]
+
+
+class Training:
+    """A process that sums in rounds until `is_over`, and hands its log to those that join.
+
+    `log` has the participants and the sum of each step, the same on all. `is_over` is called with
+    it before each step.
+    """
+
+    def __init__(
+        self,
+        group: ElasticGroup,
+        is_over: Callable[[list[Step]], bool],
+        *,
+        may_retry: bool = False,
+        in_handover: Callable[[], None] | None = None,
+    ) -> None:
+        self.group, self._is_over, self._may_retry = group, is_over, may_retry
+        self._in_handover = in_handover
+        self.log: list[Step] = []
+        self.error: BaseException | None = None
+        self.has_new_view = threading.Event()
+        group.admissions.on_newcomers(self._deliver)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Waits for the end; raises the error of the training."""
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        if self.error is not None:
+            raise self.error
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Waits while the training goes on."""
+        while not condition():
+            assert self.error is None
+            time.sleep(0.005)
+
+    def _run(self) -> None:
+        try:
+            if self.group.is_candidate and not self.group.join(PLACE, lambda running: False):
+                return
+            while not self._is_over(self.log):
+                self._step()
+        except BaseException as error:  # noqa: BLE001 - raised by `join`
+            self.error = error
+            self.group.close()
+
+    def _step(self) -> None:
+        group = self.group
+        time.sleep(0.001)  # the other threads of this interpreter listen and answer
+        group.admit(PLACE, may_retry=self._may_retry)
+        own = np.full(20_000, 1 << group.member, np.float64)
+        total = np.empty_like(own)
+        while True:
+            group.begin_round("step")
+            group.operate(lambda peers: peers.reduce(own, total, np.add))
+            is_committed = group.commit()
+            group.tell()
+            if is_committed:
+                break
+            group.welcome()
+        self.log.append((group.participants, float(total[-1])))
+
+    def _deliver(self, connections: PeerConnections, source: int, newcomers: Sequence[int]) -> None:
+        if self._in_handover is not None:
+            self._in_handover()
+        own = self.group.member
+        if own not in newcomers:
+            hand_over(connections, source, newcomers, self._state if own == source else None)
+            return
+        received = receive(connections, source, newcomers, lambda document: None)
+        self.log = [(tuple(members), total) for members, total in received.document["log"]]
+        np.testing.assert_array_equal(received.arrays[0], np.arange(100_000))
+
+    def _state(self) -> TrainingState:
+        return TrainingState({"log": self.log}, [np.arange(100_000), np.float32(3)])
+
+
+def members_of(log: list[Any]) -> list[tuple[int, ...]]:
+    """Returns the participants of each step."""
+    return [members for members, _ in log]

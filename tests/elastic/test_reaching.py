@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from stratagem.authentication import Credentials
+from stratagem.authentication.gate import Gate
 from stratagem.elastic import reaching
-from stratagem.elastic.reaching import EndedError, Peers, receive_message
+from stratagem.elastic.inbox import Inbox
+from stratagem.elastic.reaching import PURPOSE, EndedError, Peers
 from tests.elastic.members import free_ports
 
 _PEER_S = 0.3
@@ -72,19 +74,13 @@ def test_another_program_at_the_port(has_started) -> None:
         thread.join()
 
 
-@pytest.mark.parametrize(
-    ("sent", "words"),
-    [
-        (b"\xff\xff\xff\xff", "which is too large"),
-        (b"\0\0\0\x02{]", "received no message"),
-        (b"\0\0\0\x02[]", "holds no JSON object"),
-        (b"\0\0", "closed by the other side"),
-    ],
-)
-def test_a_broken_message_is_an_error_of_the_connection(sent, words) -> None:
-    theirs, ours = socket.socketpair()
-    with ours:
-        with theirs:
-            theirs.sendall(sent)
-        with pytest.raises(ConnectionError, match=words):
-            receive_message(ours, 1)
+@pytest.mark.parametrize(("expected", "is_lost"), [(7, False), (8, True)])
+def test_another_process_at_the_address_of_a_member_proves_that_it_has_ended(
+    expected, is_lost
+) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    peers = _peers(listener.getsockname()[1])
+    peers.expected = {1: expected}
+    with Gate([listener], Credentials(), Inbox(7).admit, purpose=PURPOSE):
+        assert peers.is_lost(1) == is_lost
+        assert not peers.is_silent(1)

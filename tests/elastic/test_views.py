@@ -6,17 +6,18 @@ import itertools
 
 import pytest
 
-from stratagem.elastic.views import Report, View, next_view
+from stratagem.elastic.views import Report, View, next_view, with_newcomers
+from stratagem.errors import UnavailableError
 
 
 def test_a_round_that_not_all_completed_does_not_count() -> None:
     reports = [Report(0, 0, 7, is_complete=True), Report(2, 0, 7, is_complete=False)]
-    assert next_view(reports) == View(1, (0, 2), 7)
+    assert next_view(reports) == View(1, (0, 2), 7, (0, 0))
 
 
 def test_a_round_that_all_completed_counts() -> None:
     reports = [Report(2, 3, 7, is_complete=True), Report(1, 3, 7, is_complete=True)]
-    assert next_view(reports) == View(4, (1, 2), 8)
+    assert next_view(reports) == View(4, (1, 2), 8, (0, 0))
 
 
 @pytest.mark.parametrize("is_complete", [False, True])
@@ -50,3 +51,20 @@ def test_all_states_that_a_loss_can_leave_have_a_decision_that_each_member_can_f
                 decided == report.num_rounds + 1 and report.is_complete
             )
         assert decided == (5 if "before" in stages else 6)
+
+
+def test_one_without_the_state_stays_new_until_its_first_round_counts() -> None:
+    reports = [Report(0, 3, 7, is_complete=True), Report(1, 3, 7, is_complete=True, is_new=True)]
+    assert next_view(reports).newcomers == ()
+    reports[0] = Report(0, 3, 7, is_complete=False)
+    assert next_view(reports).newcomers == (1,)
+
+
+def test_no_view_has_only_members_without_the_state() -> None:
+    with pytest.raises(UnavailableError, match="All members that had the values"):
+        next_view([Report(1, 3, 7, is_complete=True, is_new=True)])
+
+
+def test_incarnations_and_newcomers_are_in_the_order_of_members() -> None:
+    view = next_view([Report(3, 0, 2, False, 33), Report(1, 0, 2, False, 11)])
+    assert with_newcomers(view, {2: 22}) == View(1, (1, 2, 3), 2, (11, 22, 33), (2,))

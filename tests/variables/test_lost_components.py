@@ -41,3 +41,16 @@ def test_flags_are_not_added() -> None:
     components = np.array([[True], [True]])
     rows = components_of_members(components, VariableAggregation.SUM, [1])
     assert rows.tolist() == [[True]]
+
+
+@pytest.mark.parametrize("aggregation", _AGGREGATIONS)
+@pytest.mark.parametrize("kept", [[0, None, 1], [None, 1], [None, 0, None]], ids=str)
+def test_new_members_do_not_change_the_value(aggregation, kept) -> None:
+    components = np.array([[1.0, 2.0], [5.0, 8.0]], np.float32)
+    present = [row for row in kept if row is not None]
+    rows = components_of_members(components, aggregation, kept)
+    is_mean = aggregation is VariableAggregation.MEAN
+    expected = aggregate_components(
+        components[present] if is_mean else components, aggregation, "v"
+    )
+    np.testing.assert_allclose(aggregate_components(rows, aggregation, "v"), expected)

@@ -64,6 +64,7 @@ class Gate(Closing):
         self._on_admitted = on_admitted
         self._limits = limits or HandshakeLimits.find()
         self._handshakes: dict[asyncio.Task[str | None], str] = {}  # the oldest first
+        self._is_closing = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="stratagem-gate", daemon=True)
         self._thread.start()
@@ -75,8 +76,10 @@ class Gate(Closing):
 
     def close(self) -> None:
         """Stops listening, and closes connections that were not handed over."""
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._loop.stop)
+        if not self._is_closing:  # a second stop would interrupt the end of its tasks
+            self._is_closing = True
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
@@ -84,10 +87,12 @@ class Gate(Closing):
         try:
             self._loop.run_forever()
         finally:
+            self._loop.run_until_complete(asyncio.sleep(0))  # closes what was just accepted
             tasks = [*accepting, *self._handshakes]
             for task in tasks:
                 task.cancel()
             self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self._loop.run_until_complete(asyncio.sleep(0))  # their callbacks close connections
             self._loop.close()
             for listener in self._listeners:
                 listener.close()
@@ -100,6 +105,9 @@ class Gate(Closing):
             except OSError:  # no descriptor is free, or the connection has ended already
                 await self._make_room(next(iter(self._handshakes), None))
                 continue
+            if self._is_closing:
+                connection.close()
+                return
             connection.settimeout(0)
             task = self._loop.create_task(self._shake_hands(connection))
             self._handshakes[task] = str(address[0])

@@ -119,6 +119,11 @@ def _read_config(context: click.Context, _: click.Parameter, path: Path | None) 
     help="Leave the other workers running if one fails, as ElasticStrategy needs it.",
 )
 @_option(
+    "spares",
+    type=click.IntRange(0),
+    help="Further workers, which wait to take the place of a lost one.  [default: 0]",
+)
+@_option(
     "evict_slow",
     type=click.FloatRange(1, min_open=True),
     metavar="FACTOR",

@@ -8,12 +8,14 @@ import select
 import socket
 import time
 
-from stratagem.elastic.reaching import Inbox, Peers, receive_message, send_message
-from stratagem.elastic.views import Report, View, next_view
+from stratagem.elastic.inbox import Candidate, Inbox, Stage
+from stratagem.elastic.member_messages import receive_message, send_message
+from stratagem.elastic.reaching import Peers
+from stratagem.elastic.views import Report, View, next_view, with_newcomers
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.messages import explain
 
-__all__ = ["ViewChanges"]
+__all__ = ["GroupRunsError", "SafePoint", "ViewChanges"]
 
 _logger = logging.getLogger(__name__)
 
@@ -22,47 +24,93 @@ _POLL_S = 0.02
 _PROBE_EVERY_S = 0.2
 
 
+class GroupRunsError(Exception):
+    """The others train already, so that this process can only join them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SafePoint:
+    """A place of the program at which processes can join, after a number of committed rounds."""
+
+    place: str
+    num_rounds: int
+
+
 class ViewChanges:
     """Finds the next view together with the other members.
 
     `start_s` is the time that members have to start, `stuck_s` that they have to notice a broken
-    view.
+    view. A view has at most `most` members.
     """
 
     def __init__(
-        self, peers: Peers, inbox: Inbox, *, peer_s: float, start_s: float, stuck_s: float
+        self,
+        peers: Peers,
+        inbox: Inbox,
+        *,
+        peer_s: float,
+        start_s: float,
+        stuck_s: float,
+        most: int,
     ) -> None:
         self._peers, self._inbox = peers, inbox
         self._peer_s, self._start_s, self._stuck_s = peer_s, start_s, stuck_s
+        self._most = most
 
-    def next_view(self, view: View, report: Report) -> View:
+    def next_view(self, view: View, report: Report, safe: SafePoint | None = None) -> View:
         """Returns the view after a broken one, the same on all members that are left.
 
-        Raises UnavailableError if most members do not answer, without having ended;
-        DeadlineExceededError if one answers, but does not report in time; RuntimeError if the
-        reports contradict each other.
+        At a safe point, the lowest member adds processes that wait there. Raises UnavailableError
+        if most members do not answer, without having ended; DeadlineExceededError if one answers,
+        but does not report in time; RuntimeError if the reports contradict each other.
         """
         for candidate in view.members:
             if candidate == self._peers.own:
-                return self._collect(view, report)
+                return self._collect(view, report, safe)
             found = self._ask(candidate, report)
             if found is not None:
                 return found
         raise AssertionError("a member is not in its own view")
 
     def first_view(self, members: tuple[int, ...]) -> View:
-        """Returns the first view once all members have started; raises DeadlineExceededError."""
+        """Returns the first view once all members have started.
+
+        Raises DeadlineExceededError, and GroupRunsError if the others have started before.
+        """
         own = self._peers.own
-        view, report = View(0, members), Report(own, 0, 0, is_complete=False)
+        view = View(0, members)
+        report = Report(own, 0, 0, is_complete=False, incarnation=self._peers.incarnation)
         if own == members[0]:
             return self._collect(view, report, starts=True)
         deadline = time.monotonic() + self._start_s
         while time.monotonic() < deadline:
-            found = self._ask(members[0], report)
-            if found is not None:
+            if own not in members or self._stage_of(members[0]) != Stage.STARTS:
+                self._check_others(self._peers.others)
+            elif (found := self._ask_first(members[0], report)) is not None:
                 return found
             time.sleep(_PROBE_EVERY_S)
         raise self._not_started([members[0]])
+
+    def _stage_of(self, member: int) -> str | None:
+        """Returns the stage of a process; None if it does not answer."""
+        try:
+            return self._peers.probe(member).get("stage")
+        except OSError:
+            return None
+
+    def _check_others(self, others: list[int]) -> None:
+        """Raises GroupRunsError if a process trains."""
+        self._inbox.check_open()
+        if any(self._stage_of(one) == Stage.TRAINS for one in others):
+            raise GroupRunsError
+
+    def _ask_first(self, candidate: int, report: Report) -> View | None:
+        """Reports to the first member; returns its answer, or None if it is lost."""
+        try:
+            return self._ask(candidate, report)
+        except UnavailableError:
+            self._check_others([candidate])  # it began in this moment, with the process before
+            raise
 
     def _ask(self, candidate: int, report: Report) -> View | None:
         """Reports to a member; returns its answer, or None if it is lost."""
@@ -92,9 +140,16 @@ class ViewChanges:
                 return None
         if "error" in answer:
             raise UnavailableError(answer["error"])
-        return View(answer["number"], tuple(answer["members"]), answer["num_rounds"])
+        return View.of_message(answer)
 
-    def _collect(self, view: View, own_report: Report, *, starts: bool = False) -> View:
+    def _collect(
+        self,
+        view: View,
+        own_report: Report,
+        safe: SafePoint | None = None,
+        *,
+        starts: bool = False,
+    ) -> View:
         reports = {own_report.member: own_report}
         connections: dict[int, socket.socket] = {}
         lost: set[int] = set()
@@ -102,18 +157,23 @@ class ViewChanges:
         try:
             while missing := set(view.members) - reports.keys() - lost:
                 self._inbox.check_open()
-                for member in missing:
+                # While a group starts, a process may be started again after its report.
+                for member in view.members if starts else missing:
                     self._take_report(member, reports, connections)
                 now_s = time.monotonic()
                 is_first = probed_s == begun_s
-                if not starts and (is_first or now_s - probed_s > _PROBE_EVERY_S):
-                    lost |= {one for one in missing - reports.keys() if self._peers.is_lost(one)}
+                if is_first or now_s - probed_s > _PROBE_EVERY_S:
+                    absent = sorted(missing - reports.keys())
+                    if starts:
+                        self._check_others(absent)
+                    else:
+                        lost |= {one for one in absent if self._peers.is_lost(one)}
                     probed_s = time.monotonic()
                 self._check_time(sorted(missing), now_s - begun_s, starts=starts)
                 with self._inbox.changed:
                     if not self._inbox.has_report():
                         self._inbox.changed.wait(_POLL_S)
-            return self._decide(view, reports, connections, lost)
+            return self._decide(view, reports, connections, lost, safe)
         finally:
             for connection in connections.values():
                 connection.close()
@@ -129,6 +189,8 @@ class ViewChanges:
         except (OSError, TypeError):  # it has given up, and will report again
             connection.close()
         else:
+            if (before := connections.get(member)) is not None:
+                before.close()
             connections[member] = connection
 
     def _decide(
@@ -137,6 +199,7 @@ class ViewChanges:
         reports: dict[int, Report],
         connections: dict[int, socket.socket],
         lost: set[int],
+        safe: SafePoint | None,
     ) -> View:
         """Sends the next view, or the error that ends the group, to all that report."""
         try:
@@ -146,9 +209,31 @@ class ViewChanges:
             for connection in connections.values():
                 _send(connection, {"error": str(error)}, self._peer_s)
             raise
-        for connection in connections.values():
+        candidates = self._candidates(found, safe)
+        found = with_newcomers(
+            found, {member: one.incarnation for member, one in candidates.items()}
+        )
+        is_due = not candidates and self._has_candidates(found, safe)
+        found = dataclasses.replace(found, is_change_due=is_due)
+        waiting = [one.connection for one in candidates.values()]
+        for connection in (*connections.values(), *waiting):
             _send(connection, dataclasses.asdict(found), self._peer_s)
+        for connection in waiting:
+            connection.close()
         return found
+
+    def _has_candidates(self, found: View, safe: SafePoint | None) -> bool:
+        """Returns True if processes wait that can join at the next safe point."""
+        if safe is None or len(found.members) >= self._most:
+            return False
+        return self._inbox.has_candidate(safe.place, found.members)
+
+    def _candidates(self, found: View, safe: SafePoint | None) -> dict[int, Candidate]:
+        """Returns the processes to add, if no round was committed since the safe point."""
+        room = self._most - len(found.members)
+        if safe is None or found.num_rounds != safe.num_rounds or room <= 0:
+            return {}
+        return self._inbox.take_candidates(safe.place, found.members, room)
 
     def _check_time(self, missing: list[int], waited_s: float, *, starts: bool) -> None:
         if starts and waited_s > self._start_s:

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import logging
 import math
-import socket
+import secrets
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NoReturn, TypeVar
@@ -17,13 +17,21 @@ from stratagem.authentication import Credentials
 from stratagem.authentication.gate import Gate
 from stratagem.authentication.listening import listening_sockets
 from stratagem.closing import Closing
-from stratagem.elastic.changes import ViewChanges
+from stratagem.elastic.admissions import Admissions
+from stratagem.elastic.candidacy import Candidacy, RunningGroup
+from stratagem.elastic.changes import GroupRunsError, ViewChanges
 from stratagem.elastic.exchange_times import ExchangeTimes
+from stratagem.elastic.group_messages import (
+    agreement_refused,
+    change_text,
+    not_joined,
+    waited_too_long,
+)
+from stratagem.elastic.inbox import Inbox, Stage
 from stratagem.elastic.peer_connections import PeerConnections, PeerLostError
-from stratagem.elastic.reaching import PURPOSE, Inbox, Peers
+from stratagem.elastic.reaching import PURPOSE, Peers
+from stratagem.elastic.view_connections import connect_view
 from stratagem.elastic.views import Report, View
-from stratagem.errors import DeadlineExceededError
-from stratagem.messages import explain
 from stratagem.process_group.identity import Identity
 from stratagem.process_group.verdict import Activity, GroupLimits
 from stratagem.process_group.wire import decode, encode
@@ -34,6 +42,8 @@ _logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 _PROBE_AFTER_S = 1.0
 _STUCK_SETTING = "STRATAGEM_STUCK_TIMEOUT_S"
+# Exchanges before training: a process that has not joined yet has only its own values.
+_BEFORE_TRAINING = ("the random state", "the initial values of ", "a call of ")
 
 
 class ElasticGroup(Closing):
@@ -44,13 +54,27 @@ class ElasticGroup(Closing):
     A round is a number of operations and a commit. If a member is lost before all have the values
     of a round, no member commits it. One thread at a time runs rounds.
 
+    If the others train already, this process is a candidate until it calls `join`. The last
+    `num_spares` processes are candidates from the beginning. With `prepares`, members admit others
+    once `admissions.prepared_for` has the larger number of members on all.
+
     Raises DeadlineExceededError, naming the missing processes, if some do not start in time.
     """
 
-    def __init__(self, identity: Identity, limits: GroupLimits, credentials: Credentials) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        limits: GroupLimits,
+        credentials: Credentials,
+        *,
+        num_spares: int = 0,
+        prepares: bool = False,
+    ) -> None:
         self._first, self.limits = identity, limits
         own = identity.process_id
-        self._inbox = Inbox()
+        self._most = identity.num_processes - num_spares
+        incarnation = secrets.randbits(62)
+        self._inbox = Inbox(incarnation)
         host, port = identity.addresses[own]
         self._gate = Gate(
             listening_sockets(host, port, identity.hosts),
@@ -59,7 +83,12 @@ class ElasticGroup(Closing):
             purpose=PURPOSE,
         )
         self._peers = Peers(
-            own, identity.labels, identity.addresses, credentials, peer_s=limits.peer_s
+            own,
+            identity.labels,
+            identity.addresses,
+            credentials,
+            peer_s=limits.peer_s,
+            incarnation=incarnation,
         )
         self._changes = ViewChanges(
             self._peers,
@@ -67,7 +96,11 @@ class ElasticGroup(Closing):
             peer_s=limits.peer_s,
             start_s=limits.join_s,
             stuck_s=limits.stuck_s,
+            most=self._most,
         )
+        self._candidacy = Candidacy(self._peers, self._inbox, peer_s=limits.peer_s)
+        self.admissions = Admissions(self._inbox, own, most=self._most, prepares=prepares)
+        self.is_candidate = False
         self._times = ExchangeTimes(_tasks_of(identity.labels))
         self._connections: PeerConnections | None = None
         self._num_rounds = 0
@@ -76,14 +109,23 @@ class ElasticGroup(Closing):
         self._probed_s = 0.0
         self._listeners: list[Callable[[View], None]] = []
         self.participants: tuple[int, ...] = ()  # whose values the last committed round combines
-        self._told = self.view = View(0, tuple(range(identity.num_processes)))
+        self._told = self.view = View(0, tuple(range(self._most)))
         self._limit_s, self._setting = limits.stuck_s, _STUCK_SETTING
         try:
-            self.view = self._told = self._changes.first_view(self.view.members)
-            self._connect()
+            self._start()
         except BaseException:
             self.close()
             raise
+
+    def _start(self) -> None:
+        try:
+            self.view = self._told = self._changes.first_view(self.view.members)
+        except GroupRunsError:
+            self.is_candidate = self._peers.have_started = True
+            self._inbox.tell(stage=Stage.WAITS)
+            self.expect(self._candidacy.look())
+        else:
+            self._connect()
 
     # What code for any group uses; see `process_group.Group`.
 
@@ -93,10 +135,15 @@ class ElasticGroup(Closing):
         members = self._told.members
         return dataclasses.replace(
             self._first,
-            process_id=members.index(self._first.process_id),
+            process_id=members.index(self.member),
             labels=tuple(self._first.labels[member] for member in members),
             addresses=tuple(self._first.addresses[member] for member in members),
         )
+
+    @property
+    def member(self) -> int:
+        """Id of this process in the cluster."""
+        return self._first.process_id
 
     @property
     def num_processes(self) -> int:
@@ -105,8 +152,9 @@ class ElasticGroup(Closing):
 
     @property
     def process_id(self) -> int:
-        """Rank of this process among the members."""
-        return self._told.members.index(self._first.process_id)
+        """Rank of this process among the members; never 0 before it has joined."""
+        rank = self._told.members.index(self.member)
+        return max(1, rank) if self.is_candidate else rank
 
     @contextlib.contextmanager
     def at(self, kind: Activity, name: str) -> Generator[None]:
@@ -133,6 +181,8 @@ class ElasticGroup(Closing):
         Members that were lost meanwhile are left out. `timeout_s` and `setting` are as for
         `process_group.Group`. Raises as `run_round`.
         """
+        if self.is_candidate and name.startswith(_BEFORE_TRAINING):
+            return [value] * self.num_processes
         content = json.dumps(encode(value), separators=(",", ":")).encode()
 
         def gather(connections: PeerConnections) -> dict[int, bytes]:
@@ -150,15 +200,7 @@ class ElasticGroup(Closing):
     def listen(self, topic: str, listener: object) -> NoReturn:
         """Refuses agreements on a step, which a lost member would leave open."""
         del listener
-        raise NotImplementedError(
-            explain(
-                f"{topic!r} was to be agreed on by the processes of an ElasticStrategy.",
-                expected="no PreemptionCheckpointHandler and no BackupAndRestore: members that are "
-                "left need no restart.",
-                fix="save with keras.callbacks.ModelCheckpoint, or use "
-                "MultiWorkerMirroredStrategy.",
-            )
-        )
+        raise agreement_refused(topic)
 
     # Rounds.
 
@@ -178,7 +220,9 @@ class ElasticGroup(Closing):
                 return results[-1]
 
     def begin_round(self, name: str) -> None:
-        """Begins a round, of the same name on all members."""
+        """Begins a round, of the same name on all members; RuntimeError before it has joined."""
+        if self.is_candidate:
+            raise not_joined(name)
         assert self._connections is not None
         self._is_broken = self._is_complete = False
         self._connections.begin_round(self._num_rounds + 1, name)
@@ -210,8 +254,14 @@ class ElasticGroup(Closing):
         """Ends a round; False if no member has committed it. Changes a broken view."""
         self._is_complete = not self._is_broken
         before, members = self._num_rounds, self.view.members
-        if self.operate(PeerConnections.barrier, follows_work=False):
+        flags: list[int] = []
+        own = self.admissions.flag(self.view)
+        if self.operate(
+            lambda connections: flags.extend(connections.barrier(own)), follows_work=False
+        ):
             self._num_rounds += 1
+            self._is_complete = False
+            self.admissions.note(flags)
         else:
             self._change()
         if self._num_rounds > before:
@@ -220,15 +270,21 @@ class ElasticGroup(Closing):
 
     def _change(self) -> None:
         begun_s = time.monotonic()
-        lost_from = self.view.members
+        before = self.view
         while True:
             self._inbox.check_open()
             if self._connections is not None:
                 self._connections.close()
             report = Report(
-                self._first.process_id, self.view.number, self._num_rounds, self._is_complete
+                self.member,
+                self.view.number,
+                self._num_rounds,
+                self._is_complete,
+                self._peers.incarnation,
+                self.admissions.is_new,
             )
-            self.view = self._changes.next_view(self.view, report)
+            self.view = self._changes.next_view(self.view, report, self.admissions.safe)
+            self.admissions.begin_view(self.view)
             self._num_rounds = self.view.num_rounds
             self._is_complete = False
             try:
@@ -237,44 +293,16 @@ class ElasticGroup(Closing):
                 _logger.info("A view is broken before its first round: %s.", error)
                 continue
             break
-        lost = [self._first.labels[one] for one in lost_from if one not in self.view.members]
-        logs.announce(
-            _logger,
-            f"Lost {', '.join(lost) or 'a connection, and no member'}: {len(self.view.members)} of "
-            f"{len(self._first.labels)} continue after {time.monotonic() - begun_s:.3f} s.",
-        )
+        text = change_text(before, self.view, self._first.labels, most=self._most)
+        logs.announce(_logger, f"{text} after {time.monotonic() - begun_s:.3f} s.")
 
     def _connect(self) -> None:
-        """Connects the members of a view; raises PeerLostError."""
-        view, own = self.view, self._first.process_id
-        self._inbox.begin_view(view.number, view.members)
-        with contextlib.ExitStack() as stack:
-            sockets: dict[int, socket.socket] = {}
-            try:
-                for member in view.members:
-                    if member < own:
-                        connection = self._peers.dial_data(member, view.number)
-                        sockets[member] = stack.enter_context(connection)
-            except OSError as error:
-                raise PeerLostError(str(error)) from error
-            for member in view.members:
-                if member > own:
-                    sockets[member] = stack.enter_context(self._awaited(member))
-            self._connections = PeerConnections(
-                view.number, view.members, own, sockets, self._check_view, self._times
-            )
-            self._inbox.check_open()
-            stack.pop_all()
-        self._peers.have_started = True
-
-    def _awaited(self, member: int) -> socket.socket:
-        """Returns the connection that a member opens for the present view."""
-        begun_s = time.monotonic()
-        while (connection := self._inbox.take_data(self.view.number, member)) is None:
-            with self._inbox.changed:
-                self._inbox.changed.wait(0.01)
-            self._check_view(time.monotonic() - begun_s)
-        return connection
+        """Connects the members of the view; raises PeerLostError."""
+        number, members = self.view.number, list(self.view.members)
+        self._inbox.tell(stage=Stage.TRAINS, view=number, members=members)
+        self._connections = connect_view(
+            self.view, self._peers, self._inbox, self._check_view, self._times
+        )
 
     def _check_view(self, waited_s: float) -> None:
         """Raises PeerLostError if the view is broken, and DeadlineExceededError if it is stuck."""
@@ -285,21 +313,13 @@ class ElasticGroup(Closing):
         if waited_s < _PROBE_AFTER_S or now_s - self._probed_s < _PROBE_AFTER_S:
             return
         for member in self.view.members:
-            if member != self._first.process_id and self._peers.is_lost(member):
+            if member != self.member and self._peers.is_lost(member):
                 raise PeerLostError(f"process {member} does not answer")
         self._probed_s = time.monotonic()
         if waited_s > self._limit_s:
             members = [self._first.labels[member] for member in self.view.members]
-            raise DeadlineExceededError(
-                explain(
-                    f"{self._first.label} waited {waited_s:.0f} s for values of other members; all "
-                    f"of {', '.join(members)} still run.",
-                    expected=f"progress within {self._limit_s:g} s ({self._setting}).",
-                    fix="check what the other processes do; raise the limit if a step takes that "
-                    "long.",
-                    code="SG508",
-                )
-            )
+            own = self._first.label
+            raise waited_too_long(own, members, waited_s, self._limit_s, self._setting)
 
     # Changes of the view.
 
@@ -313,6 +333,71 @@ class ElasticGroup(Closing):
             self._told = self.view
             for listener in self._listeners:
                 listener(self.view)
+
+    # Processes that join.
+
+    def admit(self, place: str, *, may_retry: bool = False) -> None:
+        """Admits candidates that wait at this place, if all members have agreed on that.
+
+        Call it on every member, between rounds. With `may_retry`, candidates may also join if the
+        next round is broken, after which `welcome` is called.
+        """
+        self.admissions.mark(place, self._num_rounds)
+        while self.admissions.is_change_due:
+            self._change()
+            self.tell()
+        self.welcome()
+        self.admissions.mark(place, self._num_rounds if may_retry else None)
+
+    def welcome(self) -> None:
+        """Hands the state over to new members, if there are any."""
+        had_newcomers = bool(self.admissions.newcomers)
+        while self.admissions.newcomers:
+            self.run_round("the state for new members", self._hand_over)
+            self.admissions.newcomers = ()
+        safe = self.admissions.safe
+        if had_newcomers and safe is not None:
+            self.admissions.mark(safe.place, self._num_rounds)
+
+    def _hand_over(self, connections: PeerConnections) -> None:
+        self.admissions.hand_over(connections, self.view)
+
+    def expect(self, running: RunningGroup) -> bool:
+        """Prepares a candidate for a group; returns True if that changes its number of members."""
+        before = self.num_processes
+        self.view = running.with_candidate(self.member, self._most)
+        is_other = before != len(self.view.members)
+        if is_other:
+            self.tell()
+        self._told = self.view
+        return is_other
+
+    def join(self, place: str, look: Callable[[RunningGroup], bool]) -> bool:
+        """Waits until the members admit this process; returns False if `look` ends the wait.
+
+        `look` is called with the group from time to time. Raises UnavailableError once all members
+        have ended.
+        """
+        found = self._candidacy.wait(place, look)
+        if found is None:
+            return False
+        begun_s = time.monotonic()
+        self.view, self._num_rounds = found, found.num_rounds
+        self.is_candidate = False
+        self.admissions.begin_view(found)
+        self.admissions.mark(place, found.num_rounds)
+        try:
+            self._connect()
+        except PeerLostError as error:
+            _logger.info("A view is broken before its first round: %s.", error)
+            self._change()
+        self.tell()
+        self.welcome()
+        logs.announce(
+            _logger,
+            f"Joined as one of {self.num_processes} after {time.monotonic() - begun_s:.3f} s.",
+        )
+        return True
 
     def close(self) -> None:
         """Leaves the group; the others continue."""

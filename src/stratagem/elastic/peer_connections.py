@@ -25,6 +25,7 @@ _HEADER = struct.Struct("!IQIIQ")
 _POLL_S = 0.2
 # Below this size every member sends its whole array to all others, which takes one message less.
 _SMALL_BYTES = 2**16
+_MOST_BUFFERS = 512  # in one call; Linux takes 1,024
 
 Brokenness = Callable[[float], None]
 """Called with the seconds waited; raises PeerLostError if the view is broken."""
@@ -66,9 +67,14 @@ class PeerConnections:
         for one in self._sockets.values():
             one.close()
 
-    def barrier(self) -> None:
-        """Returns once all members have called it."""
-        self._swap({peer: [] for peer in self._sockets}, {peer: [] for peer in self._sockets})
+    def barrier(self, flag: int = 0) -> list[int]:
+        """Returns the flags of all members, each a byte, once all have called it."""
+        return self._gather_array(np.array([flag], np.uint8))[:, 0].tolist()
+
+    def broadcast(self, source: int, targets: Sequence[int], buffers: Sequence[memoryview]) -> None:
+        """Fills the buffers of some members from those of one; all members call it."""
+        outgoing = {target: buffers for target in targets if self._own == source}
+        self._swap(outgoing, {source: buffers} if self._own in targets else {})
 
     def gather(self, content: bytes) -> list[bytes]:
         """Returns the bytes of all members, in the order of members."""
@@ -182,7 +188,7 @@ class PeerConnections:
     def _send(self, peer: int, sending: dict[int, list[memoryview]]) -> bool:
         buffers = sending[peer]
         try:
-            count = self._sockets[peer].sendmsg(buffers)
+            count = self._sockets[peer].sendmsg(buffers[:_MOST_BUFFERS])
         except BlockingIOError:
             return False
         except OSError as error:

@@ -1,117 +1,33 @@
-"""Connections that members of an elastic group open to each other, and where they arrive."""
+"""Ways to reach the other processes of an elastic group."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import socket
-import threading
 import time
-from collections.abc import Collection, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from stratagem.authentication import Credentials
 from stratagem.authentication.connections import reach
-from stratagem.frames import MAX_FRAME_BYTES, frame
-from stratagem.messages import explain
+from stratagem.elastic.inbox import DATA, PROBE, READY, REPORT
+from stratagem.elastic.member_messages import receive_message
 
-__all__ = ["EndedError", "Inbox", "Peers", "receive_message", "send_message"]
+__all__ = ["EndedError", "PURPOSE", "Peers"]
 
-_Key = TypeVar("_Key")
 PURPOSE = "elastic group"
-_REFUSAL_S = 1.0
-_NOT_A_MEMBER = explain(
-    "The other members continued without this process.",
-    expected="a process that answers within STRATAGEM_PEER_TIMEOUT_S.",
-    fix="check if its host was stopped or cut off; raise the limit if that may take so long.",
-    code="SG506",
-)
-_DATA, _REPORT, _PROBE = "data", "report", "probe"
+_PROBE_S = 1.0
 
 
 class EndedError(ConnectionError):
     """A process has ended: its port refuses connections, or belongs to another program."""
 
 
-class Inbox:
-    """Connections of other members that wait for this process. Any thread may use it."""
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self._data: dict[tuple[int, int], socket.socket] = {}
-        self._reports: dict[int, socket.socket] = {}
-        self._members: Collection[int] = ()
-        self._is_closed = False
-
-    def check_open(self) -> None:
-        """Raises RuntimeError if this process has left the group."""
-        if self._is_closed:
-            raise RuntimeError("This process has left its elastic group.")
-
-    def admit(self, connection: socket.socket, claim: str) -> None:
-        """Takes an authenticated connection by its claim."""
-        kind, *numbers = claim.split()
-        with self.changed:
-            if self._is_closed:
-                connection.close()
-            elif kind == _DATA:
-                _replace(self._data, (int(numbers[0]), int(numbers[1])), connection)
-            elif kind == _REPORT and int(numbers[0]) in (self._members or (int(numbers[0]),)):
-                _replace(self._reports, int(numbers[0]), connection)
-            elif kind == _REPORT:
-                _refuse(connection)
-            else:
-                connection.close()
-            self.changed.notify_all()
-
-    def take_data(self, view: int, member: int) -> socket.socket | None:
-        """Returns the connection of a member for a view, once."""
-        with self.changed:
-            return self._data.pop((view, member), None)
-
-    def take_report(self, member: int) -> socket.socket | None:
-        """Returns the connection over which a member reports, once."""
-        with self.changed:
-            return self._reports.pop(member, None)
-
-    def has_report(self) -> bool:
-        """Returns True if a member reports that the view is broken."""
-        return bool(self._reports)
-
-    def begin_view(self, view: int, members: Collection[int]) -> None:
-        """Closes connections for earlier views; refuses reports of other processes."""
-        with self.changed:
-            self._members = members
-            for key in [key for key in self._data if key[0] < view]:
-                self._data.pop(key).close()
-            for member in [one for one in self._reports if one not in members]:
-                _refuse(self._reports.pop(member))
-
-    def close(self) -> None:
-        """Closes all connections."""
-        with self.changed:
-            self._is_closed = True
-            for one in (*self._data.values(), *self._reports.values()):
-                one.close()
-            self._data.clear()
-            self._reports.clear()
-
-
-def _replace(connections: dict[_Key, socket.socket], key: _Key, connection: socket.socket) -> None:
-    """Stores a connection, and closes that of an earlier attempt."""
-    if (before := connections.get(key)) is not None:
-        before.close()
-    connections[key] = connection
-
-
-def _refuse(connection: socket.socket) -> None:
-    with connection, contextlib.suppress(OSError):
-        send_message(connection, {"error": _NOT_A_MEMBER}, _REFUSAL_S)
-
-
 class Peers:
-    """Ways to reach the members of a group, by process id."""
+    """Ways to reach the processes of a group, by process id.
+
+    `incarnation` is this process's own, by which others tell it from one with the same id.
+    """
 
     def __init__(
         self,
@@ -121,25 +37,46 @@ class Peers:
         credentials: Credentials,
         *,
         peer_s: float,
+        incarnation: int = 0,
     ) -> None:
-        self.own, self.labels = own, tuple(labels)
+        self.own, self.labels, self.incarnation = own, tuple(labels), incarnation
         self._addresses, self._credentials = tuple(addresses), credentials
         self._peer_s = peer_s
         self._silent_since: dict[int, float] = {}
+        self.expected: dict[int, int] = {}  # incarnations of the members
         self.have_started = False  # then another program at an address has replaced a member
+
+    @property
+    def others(self) -> list[int]:
+        """Ids of all other processes, members or not."""
+        return [one for one in range(len(self.labels)) if one != self.own]
 
     def dial_data(self, member: int, view: int) -> socket.socket:
         """Returns a connection for the rounds of a view; raises OSError."""
-        return self._dial(member, f"{_DATA} {view} {self.own}", self._peer_s)
+        return self._dial(member, f"{DATA} {view} {self.own}", self._peer_s)
 
     def dial_report(self, member: int) -> socket.socket:
         """Returns a connection for a report; raises OSError."""
-        return self._dial(member, f"{_REPORT} {self.own}", self._peer_s)
+        return self._dial(member, f"{REPORT} {self.own} {self.incarnation}", self._peer_s)
+
+    def dial_ready(self, member: int, place: str) -> socket.socket:
+        """Returns a connection on which the next view with this process arrives; raises OSError."""
+        claim = f"{READY} {self.own} {self.incarnation} {place}"
+        return self._dial(member, claim, self._peer_s)
+
+    def probe(self, member: int) -> dict[str, Any]:
+        """Returns what a process says of itself; raises EndedError or another OSError."""
+        limit_s = min(_PROBE_S, self._peer_s)
+        with self._dial(member, PROBE, limit_s) as connection:
+            return receive_message(connection, limit_s)
 
     def is_lost(self, member: int) -> bool:
-        """Returns True if a process has ended, or has not answered for the limit."""
+        """Returns True if a process has ended, or has not answered for the limit.
+
+        Another incarnation of a member proves that the member has ended.
+        """
         try:
-            self._dial(member, _PROBE, min(1.0, self._peer_s)).close()
+            incarnation = self.probe(member).get("incarnation")
         except EndedError:
             self._silent_since.pop(member, None)
             return True
@@ -147,7 +84,7 @@ class Peers:
             since = self._silent_since.setdefault(member, time.monotonic())
             return time.monotonic() - since > self._peer_s
         self._silent_since.pop(member, None)
-        return False
+        return self.expected.get(member, incarnation) != incarnation
 
     def is_silent(self, member: int) -> bool:
         """Returns True if a lost process may still run: it did not answer, and refused nothing."""
@@ -172,34 +109,3 @@ class Peers:
             if not self.have_started:
                 raise
             raise EndedError(str(error)) from error
-
-
-def send_message(connection: socket.socket, message: dict[str, Any], limit_s: float) -> None:
-    """Sends a message; raises OSError."""
-    connection.settimeout(limit_s)
-    connection.sendall(frame(message))
-
-
-def receive_message(connection: socket.socket, limit_s: float) -> dict[str, Any]:
-    """Receives a message; raises OSError, TimeoutError among them."""
-    connection.settimeout(limit_s)
-    size = int.from_bytes(_receive(connection, 4), "big")
-    if size > MAX_FRAME_BYTES:
-        raise ConnectionError(f"received a frame of {size} bytes, which is too large")
-    try:
-        message = json.loads(_receive(connection, size))
-    except ValueError as error:
-        raise ConnectionError(f"received no message: {error}") from error
-    if not isinstance(message, dict):
-        raise ConnectionError("received a frame that holds no JSON object")
-    return message
-
-
-def _receive(connection: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        part = connection.recv(size - len(data))
-        if not part:
-            raise ConnectionError("closed by the other side")
-        data += part
-    return bytes(data)

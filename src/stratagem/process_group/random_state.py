@@ -22,6 +22,7 @@ def agree_on_random_state() -> None:
     is_first = group.process_id == 0
     own = (random.getstate(), np.random.get_state()) if is_first else None
     state = group.exchange("the random state", own)[0]
-    if not is_first:
+    # A process that joins an elastic group later has only its own values until then.
+    if not is_first and state is not None:
         random.setstate(state[0])
         np.random.set_state(state[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, final
 
 import jax
@@ -11,10 +12,12 @@ from stratagem.collectives.elastic_rounds import serve_rounds
 from stratagem.communication import CommunicationOptions
 from stratagem.elastic import ElasticGroup, View
 from stratagem.execution import ElasticLockstep, Lockstep
+from stratagem.keras.callbacks.joining_fit import JoiningFit
 from stratagem.process_group import agree_on_random_state
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.base.recreate import recreatable
 from stratagem.strategies.base.strategy import Strategy
+from stratagem.strategies.elastic_admission import ElasticAdmission
 from stratagem.strategies.elastic_members import join_elastic_group, move_variables
 from stratagem.strategies.local_topology import local_topology
 from stratagem.strategies.membership import check_resolver, copy_refused
@@ -31,6 +34,9 @@ class ElasticStrategy(Strategy):
     changed by the step that it broke. The others split the same batch among themselves, and run the
     step again: in the same processes, from the weights that they have. So the global batch stays as
     it is, and the weights are those of an uninterrupted run with these members in each step.
+
+    A process that is started again joins the others, before a batch of `fit` or at a call of
+    `admit`, and continues from their values.
 
     All processes read the same data, and each uses its rows. Metrics count what a lost process has
     counted.
@@ -66,6 +72,7 @@ class ElasticStrategy(Strategy):
         self._resolver = cluster_resolver or detect() or TFConfigClusterResolver()
         processes = self._resolver.processes()
         self._group: ElasticGroup | None = None
+        self._admission: ElasticAdmission | None = None
         self._devices: tuple[jax.Device, ...] = ()
         if processes.num_processes == 1:
             topology = local_topology(["cpu:0"], name="devices")
@@ -82,6 +89,8 @@ class ElasticStrategy(Strategy):
             executor=ElasticLockstep,
         )
         group.on_change(self._continue)
+        admission = self._admission = ElasticAdmission(self, group)
+        self.fit_callbacks = lambda: [JoiningFit(admission)]
         agree_on_random_state()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
@@ -118,10 +127,61 @@ class ElasticStrategy(Strategy):
         """
         return (0,) if self._group is None else self._group.participants
 
+    def admit(
+        self,
+        fn: Callable[..., Any] | None = None,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        """Admits processes that were started again, in a custom loop; `fit` does it by itself.
+
+        Call it on every process before each step, outside of `run`. In a process that joins, the
+        first call waits until the others admit it. Then all variables have the values of the
+        others, so a loop that counts its steps in a variable continues with their step.
+
+        Args:
+            fn: the function of the next `run`; a process that joins compiles it before the others
+                wait for it. None compiles nothing.
+            args: arguments of that `run`, which may have other values.
+            kwargs: its keyword arguments.
+
+        Raises:
+            UnavailableError: all others ended before this process could join.
+            ValueError: this process has other variables than the others.
+
+        Example:
+            >>> strategy = sg.ElasticStrategy()
+            >>> with strategy.scope():
+            ...     num_steps = sg.Variable(0)
+            >>> while True:
+            ...     strategy.admit()
+            ...     if int(num_steps) == 3:  # read after `admit`
+            ...         break
+            ...     _ = strategy.run(lambda: num_steps.assign_add(1))
+            >>> int(num_steps)
+            3
+
+        Source: specific to Stratagem.
+        """
+        admission, executor = self._admission, self.executor
+        if admission is None:
+            return
+        if not admission.is_waiting:
+            admission.admit()
+            return
+
+        def prepare() -> None:
+            if fn is not None and isinstance(executor, ElasticLockstep):
+                with self.scope():
+                    executor.compile_call(fn, args, kwargs or {})
+
+        admission.join_loop(prepare)
+
     def _topology_of(self, view: View) -> Topology:
         return Topology(tuple(self._devices[member] for member in view.members))
 
     def _continue(self, view: View) -> None:
         """Continues with the members of a view, and the values that this process has."""
         before, self.topology = self.topology, self._topology_of(view)
-        move_variables(self.variables, before, self.topology)
+        if self._admission is not None and self._admission.has_values(before):
+            move_variables(self.variables, before, self.topology)

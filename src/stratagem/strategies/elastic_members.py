@@ -1,4 +1,4 @@
-"""Joining of an elastic group, and the variables of the members that are left."""
+"""Joining of an elastic group, and the variables of its present members."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from stratagem.authentication import Credentials
 from stratagem.cluster import ClusterResolver
 from stratagem.elastic import ElasticGroup
 from stratagem.messages import explain
+from stratagem.options import VariableAggregation
 from stratagem.process_group import GroupLimits, set_current_group
 from stratagem.strategies.membership import identity_of
 from stratagem.topology import Topology
@@ -31,6 +32,16 @@ __all__ = ["join_elastic_group", "move_variables"]
 def join_elastic_group(resolver: ClusterResolver, *, allow_unauthenticated: bool) -> ElasticGroup:
     """Joins the group of a cluster; raises ValueError if it has no addresses, or uses TLS."""
     identity = identity_of(resolver, resolver.processes(), with_addresses=True)
+    num_spares = config.num_spares()
+    if num_spares >= identity.num_processes:
+        raise ValueError(
+            explain(
+                f"STRATAGEM_SPARES is {num_spares}, but the cluster has {identity.num_processes} "
+                "processes.",
+                expected="at least one process that is no spare.",
+                fix="add workers, or lower STRATAGEM_SPARES.",
+            )
+        )
     credentials = Credentials.find(
         identity.label, identity.hosts, allow_unauthenticated=allow_unauthenticated
     )
@@ -49,17 +60,18 @@ def join_elastic_group(resolver: ClusterResolver, *, allow_unauthenticated: bool
         stuck_s=config.stuck_timeout_s(),
         barrier_s=config.barrier_timeout_s(),
     )
-    group = ElasticGroup(identity, limits, credentials)
+    group = ElasticGroup(identity, limits, credentials, num_spares=num_spares, prepares=True)
     joined: Any = group
     set_current_group(joined)
     return group
 
 
 def move_variables(variables: VariableRegistry, before: Topology, after: Topology) -> None:
-    """Moves variables to the members that are left, whose devices are among those before."""
+    """Moves variables to the present members, this process among them before and after."""
     places = [_process_of(device) for device in before.devices or ()]
-    kept = [places.index(_process_of(device)) for device in after.devices or ()]
-    own = kept.index(places.index(jax.process_index()))
+    members = [_process_of(device) for device in after.devices or ()]
+    kept = [places.index(one) if one in places else None for one in members]
+    own = members.index(jax.process_index())
     moved: list[Any] = variables.live()
     for variable in moved:
         home = home_of(variable)
@@ -75,11 +87,16 @@ def _process_of(device: jax.Device) -> int:
     return device.process_index
 
 
-def _components(variable: Any, home: Home, kept: Sequence[int], own: int) -> np.ndarray[Any, Any]:
+def _components(
+    variable: Any, home: Home, kept: Sequence[int | None], own: int
+) -> np.ndarray[Any, Any]:
     if variable.whole.storage is variable.stored:
         gathered = np.asarray(variable.whole.gathered)
         return components_of_members(gathered, home.aggregation, kept)
     # An initial value, of which each process knows its own component.
+    value = variable.stored.addressable_data(0)[0]
+    if home.aggregation is not VariableAggregation.SUM:
+        return np.broadcast_to(value, (len(kept), *variable.shape))
     rows = np.zeros((len(kept), *variable.shape), variable.dtype)
-    rows[own] = variable.stored.addressable_data(0)[0]
+    rows[own] = value
     return rows

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import stratagem as sg
+from stratagem.exit_codes import NOT_NEEDED
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.restart import policy
 from stratagem.launch.restart.launcher import launch
@@ -128,3 +129,44 @@ def test_folder_for_compiled_programs_lives_as_long_as_the_launch(
     (folder,) = printed  # the same for both starts
     assert (folder != "False") is kept
     assert not Path(folder).exists()
+
+
+def test_a_lost_worker_starts_again_while_the_others_run(capfd, script, folder) -> None:
+    path = script(
+        f"""{AFTER}{SELF}
+attempt = os.environ["STRATAGEM_RESTART_COUNT"]
+Path(f"{{name}}-{{attempt}}").write_text(os.environ["TF_CONFIG"])
+if task["index"] == 1:
+    raise SystemExit(3 if attempt == "0" else 0)
+while not Path("worker-1-1").exists():
+    time.sleep(0.01)
+"""
+    )
+    sg.launch.run(path, workers=3, max_restarts=4, survivors=True)
+    err = capfd.readouterr().err
+    assert "worker 1 failed: exit code 3. 2 continue." in err
+    assert "Starting worker 1 again after 1 s: restart 1 of 4." in err
+    assert sorted(one.name for one in folder.glob("worker-*")) == [
+        "worker-0-0",
+        "worker-1-0",
+        "worker-1-1",
+        "worker-2-0",
+    ]
+    # It has the address of the one before.
+    assert (folder / "worker-1-0").read_text() == (folder / "worker-1-1").read_text()
+
+
+def test_spares_are_further_workers_and_need_not_be_used(capfd, script, folder) -> None:
+    path = script(
+        f"""{AFTER}{SELF}
+number = int(os.environ["STRATAGEM_NUM_SPARES"])
+workers = len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
+Path(name).write_text(f"{{workers - number}}")
+raise SystemExit({NOT_NEEDED} if task["index"] >= workers - number else 0)
+"""
+    )
+    sg.launch.run(path, workers=2, spares=1, max_restarts=4)
+    assert [(folder / f"worker-{index}").read_text() for index in range(3)] == ["2"] * 3
+    err = capfd.readouterr().err
+    assert "failed" not in err
+    assert "again" not in err

@@ -1,8 +1,8 @@
 """A member of an elastic group that trains, and is killed at the steps in its arguments.
 
-Arguments: a folder, "fit" or "loop", and moments "MEMBER:STEP" or "MEMBER:STEP:in", at the start of
-a step or after the member has sent its first values of it. At "MEMBER:STEP:cut" its host loses its
-network.
+Arguments: a folder, a kind of training, and moments. "MEMBER:STEP" and "MEMBER:STEP:in" kill
+a member at the start of a step, or after it has sent its first values of it. At "MEMBER:STEP:cut"
+its host loses its network. At "join:STEP" the members wait for a process that was started again.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +24,17 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
 from stratagem.elastic.peer_connections import PeerConnections  # noqa: E402
+from stratagem.process_group import current_group  # noqa: E402
+from tests.multiprocess.programs.elastic_data import (  # noqa: E402
+    BATCH,
+    NUM_BATCHES,
+    data,
+    make_model,
+    random_callbacks,
+)
 
-_BATCH, _NUM_BATCHES, _NUM_EPOCHS = 32, 6, 2
-
-
-def data() -> tuple[np.ndarray, np.ndarray]:
-    """Returns inputs and targets."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(_BATCH * _NUM_BATCHES - 5, 8)).astype(np.float32)
-    return x, (x[:, :1] * x[:, 1:2]).astype(np.float32)
-
-
-def make_model() -> keras.Model:
-    """Returns the model, the same on all members."""
-    keras.utils.set_random_seed(7)
-    return keras.Sequential(
-        [keras.Input((8,)), keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(1)]
-    )
+_NUM_EPOCHS = 2
+_EVEN_BATCH = 30
 
 
 class _Deaths:
@@ -47,10 +42,14 @@ class _Deaths:
 
     def __init__(self, own: int, moments: list[str]) -> None:
         parts = [one.split(":") for one in moments]
-        self._moments = {int(one[1]): one[2:] for one in parts if int(one[0]) == own}
+        self._joins = {int(one[1]) for one in parts if one[0] == "join"}
+        is_first = os.environ.get("STRATAGEM_RESTART_COUNT", "0") == "0"
+        self._moments = {int(one[1]): one[2:] for one in parts if one[0] == str(own) and is_first}
 
     def begin(self, step: int) -> None:
         """Call before a step."""
+        if step in self._joins:
+            _await_candidate()
         if step not in self._moments:
             return
         if not self._moments[step]:
@@ -67,19 +66,27 @@ class _Deaths:
         PeerConnections._swap = swap  # ty: ignore
 
 
+def _await_candidate() -> None:
+    """Waits on the member that others ask to join."""
+    group: Any = current_group()
+    if group.view.members[0] == group.member:
+        while not group._inbox.has_candidate(group.admissions.safe.place, group.view.members):
+            time.sleep(0.01)
+
+
 class _Watch(keras.callbacks.Callback):
     def __init__(self, deaths: _Deaths, members: list[Any]) -> None:
         super().__init__()
         self._deaths, self._log = deaths, members
 
     def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
-        self._deaths.begin(len(self._log))
+        self._deaths.begin(int(self.model.optimizer.iterations))
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         self._log.append(_STRATEGY.participants)
 
     def on_predict_batch_begin(self, batch: int, logs: object = None) -> None:
-        self._deaths.begin(_NUM_EPOCHS * _NUM_BATCHES + batch)
+        self._deaths.begin(_NUM_EPOCHS * NUM_BATCHES + batch)
 
 
 def _fit(model: keras.Model, deaths: _Deaths, members: list[Any]) -> list[float]:
@@ -89,31 +96,47 @@ def _fit(model: keras.Model, deaths: _Deaths, members: list[Any]) -> list[float]
     history = model.fit(
         x,
         y,
-        _BATCH,
+        BATCH,
         _NUM_EPOCHS,
         shuffle=False,
         verbose=0,
         callbacks=[watch],
         validation_data=(x, y),
     ).history
-    predicted = model.predict(x, _BATCH, verbose=0, callbacks=[watch])
+    return _logs_of(model, history, watch)
+
+
+def _logs_of(model: keras.Model, history: dict[str, Any], watch: _Watch) -> list[float]:
+    x, _ = data()
+    predicted = model.predict(x, BATCH, verbose=0, callbacks=[watch])
     np.testing.assert_allclose(predicted, model(x), atol=1e-6)
     assert len(predicted) == len(x)
     return [*history["loss"], *history["mae"], *history["val_loss"], *history["val_mae"]]
+
+
+def _random(model: keras.Model, deaths: _Deaths, members: list[Any]) -> list[float]:
+    """Trains on shuffled data."""
+    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    x, y = data()
+    watch = _Watch(deaths, members)
+    callbacks = [watch, *random_callbacks()]
+    keras.utils.set_random_seed(8)
+    history = model.fit(x, y, BATCH, 2 * _NUM_EPOCHS, verbose=0, callbacks=callbacks).history
+    return [*history["loss"], *history["mae"], *history["learning_rate"]]
 
 
 def _loop(model: keras.Model, deaths: _Deaths, members: list[Any]) -> list[float]:
     optimizer = keras.optimizers.Adam(0.01)
     x, y = data()
     batches = [
-        (x[start : start + _BATCH], y[start : start + _BATCH]) for start in range(0, len(x), _BATCH)
+        (x[start : start + BATCH], y[start : start + BATCH]) for start in range(0, len(x), BATCH)
     ]
     dataset = _STRATEGY.distribute_dataset(batches)
 
     def step(batch: Any) -> Any:
         def loss() -> Any:
             error = keras.ops.square(model(batch[0]) - batch[1])
-            return sg.nn.compute_average_loss(error, global_batch_size=_BATCH)
+            return sg.nn.compute_average_loss(error, global_batch_size=BATCH)
 
         value, gradients = sg.value_and_grad(loss, model.trainable_variables)
         optimizer.apply(gradients, model.trainable_variables)
@@ -129,6 +152,40 @@ def _loop(model: keras.Model, deaths: _Deaths, members: list[Any]) -> list[float
     return losses
 
 
+def _counted(model: keras.Model, deaths: _Deaths, members: list[Any]) -> list[float]:
+    """Trains in a loop that counts its steps in a variable, on batches that 2 and 3 divide."""
+    x, y = data()
+    with _STRATEGY.scope():  # a new member receives only variables of the strategy
+        optimizer = keras.optimizers.Adam(0.01)
+        optimizer.build(model.trainable_variables)
+        num_steps = sg.Variable(0)
+        total = keras.metrics.Sum()
+
+    def step(batch: Any) -> None:
+        def loss() -> Any:
+            error = keras.ops.square(model(batch[0]) - batch[1])
+            return sg.nn.compute_average_loss(error, global_batch_size=_EVEN_BATCH)
+
+        value, gradients = sg.value_and_grad(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        total.update_state(value)
+        num_steps.assign_add(1)
+
+    def batch_of(number: int) -> Any:
+        start = number % (NUM_BATCHES - 1) * BATCH
+        [batch] = _STRATEGY.distribute_dataset([(x[start:][:_EVEN_BATCH], y[start:][:_EVEN_BATCH])])
+        return batch
+
+    while True:
+        _STRATEGY.admit(step, args=(batch_of(0),))
+        number = int(num_steps)
+        if number == _NUM_EPOCHS * NUM_BATCHES:
+            return [float(total.result())]
+        deaths.begin(number)
+        _STRATEGY.run(step, args=(batch_of(number),))
+        members.append(_STRATEGY.participants)
+
+
 def main() -> None:
     """Trains, and writes the weights, the members at each step, and the losses."""
     folder, kind, *moments = sys.argv[1:]
@@ -136,7 +193,7 @@ def main() -> None:
     with _STRATEGY.scope():
         model = make_model()
     members: list[Any] = []
-    run = _fit if kind == "fit" else _loop
+    run = {"fit": _fit, "loop": _loop, "random": _random, "counted": _counted}[kind]
     losses = run(model, _Deaths(own, moments), members)
     np.savez(
         Path(folder) / f"member-{own}.npz",

@@ -43,19 +43,19 @@ class ElasticLockstep(Lockstep):
         self._topology: Topology = strategy.topology
         self._by_size: dict[int, OrderedDict[Any, Program]] = {}
         self._noted_size = self._topology.num_replicas
+        self._larger: dict[tuple[Any, int], ElasticProgram | None] = {}
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Calls a function once per replica, again if a member is lost; see `Executor.run`."""
         _refuse_eager(fn)
+        return self._run_until_committed(fn, lambda: self._flattened(args, kwargs))
 
-        def flattened() -> Arguments:
-            topology = self._strategy.topology
-            own_args, own_kwargs = jax.tree.map(
-                functools.partial(_on, topology), (tuple(args), kwargs), is_leaf=_is_per_replica
-            )
-            return flatten_arguments(own_args, own_kwargs, num_replicas=topology.num_replicas)
-
-        return self._run_until_committed(fn, flattened)
+    def _flattened(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
+        topology = self._strategy.topology
+        own_args, own_kwargs = jax.tree.map(
+            functools.partial(_on, topology), (tuple(args), kwargs), is_leaf=_is_per_replica
+        )
+        return flatten_arguments(own_args, own_kwargs, num_replicas=topology.num_replicas)
 
     def run_batches(
         self, fn: Callable[..., Any], batches: list[HostBatch], arguments: Arguments | None
@@ -83,31 +83,77 @@ class ElasticLockstep(Lockstep):
         self, fn: Callable[..., Any], arguments_of: Callable[[], Arguments]
     ) -> Any:
         """Runs a step; `arguments_of` returns its arguments for the present members."""
+        group: Any = current_group()
         while True:
             arguments = arguments_of()
             program = self.program(fn, arguments)
             try:
                 result = program.run(arguments)
             except RoundAbortedError:
+                group.welcome()  # processes that take the places of lost ones begin with this step
                 continue
-            if isinstance(program, ElasticProgram) and program.is_worth_preparing():
-                self._prepare(fn, arguments_of)
+            if isinstance(program, ElasticProgram):
+                if program.is_worth_preparing():
+                    self._prepare_smaller(fn, arguments_of)
+                if (size := group.admissions.wanted_size) is not None:
+                    self._prepare_larger(fn, arguments_of, size)
             return result
 
-    def _prepare(self, fn: Callable[..., Any], arguments_of: Callable[[], Arguments]) -> None:
+    def _prepare_smaller(
+        self, fn: Callable[..., Any], arguments_of: Callable[[], Arguments]
+    ) -> None:
         """Compiles a step for one member less, in a thread, before one is lost."""
-        topology = self._strategy.topology
         own = jax.process_index()
-        devices = list(topology.devices or ())
+        devices = list(self._strategy.topology.devices or ())
         devices.remove(next(one for one in reversed(devices) if one.process_index != own))
-        self._strategy.topology = Topology(tuple(devices))
+        self._prepare(fn, arguments_of, Topology(tuple(devices)))
+
+    def _prepare_larger(
+        self, fn: Callable[..., Any], arguments_of: Callable[[], Arguments], size: int
+    ) -> None:
+        """Compiles a step for a process that waits to join, and says when that is done."""
+        key = self._keys.key(fn), size
+        program = self._larger.get(key)
+        if program is None:
+            members = self._strategy.topology.devices or ()
+            others = [one for one in jax.devices() if one not in members]
+            topology = Topology((*members, *others[:1]))
+            program = self._larger[key] = self._prepare(fn, arguments_of, topology)
+        group: Any = current_group()
+        if program is None or program.is_compiled:
+            group.admissions.prepared_for = size
+
+    def _prepare(
+        self, fn: Callable[..., Any], arguments_of: Callable[[], Arguments], topology: Topology
+    ) -> ElasticProgram | None:
+        """Compiles a step for other members, in a thread; returns its program."""
+        before, self._strategy.topology = self._strategy.topology, topology
         try:
             arguments = arguments_of()
             program = self.program(fn, arguments)
         finally:
-            self._strategy.topology = topology
+            self._strategy.topology = before
+        if not isinstance(program, ElasticProgram):
+            return None
+        program.prepare(arguments)
+        return program
+
+    def compile_ahead(self, fn: Callable[..., Any], batch: HostBatch) -> None:
+        """Compiles a step for batches such as this one, before this process joins the others."""
+        topology = self._strategy.topology
+        self._compile(fn, batch_arguments(place([split_again(batch, topology)], topology)))
+
+    def compile_call(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> None:
+        """Compiles a function for arguments of `run`, before this process joins the others."""
+        self._compile(fn, self._flattened(args, kwargs))
+
+    def _compile(self, fn: Callable[..., Any], arguments: Arguments) -> None:
+        program = self.program(fn, arguments)
         if isinstance(program, ElasticProgram):
             program.prepare(arguments)
+            program.wait_until_compiled()
 
     def program(self, fn: Callable[..., Any], arguments: Arguments) -> Program:
         """Returns the program for the present number of members; see `Lockstep.program`."""

@@ -15,14 +15,16 @@ from jax.sharding import PartitionSpec, Sharding
 
 from stratagem.collectives.elastic_rounds import Rounds, error_of_rounds
 from stratagem.elastic import ElasticGroup
+from stratagem.elastic.peer_connections import DivergedError
 from stratagem.execution.analysis.retracing import retrace
 from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.programs.destination import Destination
 from stratagem.execution.programs.member_rules import member_rules
 from stratagem.execution.programs.program import POOLS, Program
 from stratagem.execution.tracing.arguments import Arguments
-from stratagem.execution.tracing.program_fingerprint import agree_on_program
+from stratagem.execution.tracing.program_fingerprint import operations_digest
 from stratagem.execution.tracing.trace import Trace
+from stratagem.messages import explain
 from stratagem.topology import Topology
 
 __all__ = ["ElasticProgram", "RoundAbortedError"]
@@ -61,6 +63,21 @@ class ElasticProgram(Program):
         """Returns True once, if one member less can be expected to run it."""
         self._num_calls += 1
         return self._num_calls == _MANY and self._topology.num_replicas > 1
+
+    @property
+    def is_compiled(self) -> bool:
+        """True if a call would not compile it."""
+        return bool(self._called) or (self._compiled is not None and self._compiled.done())
+
+    @functools.cached_property
+    def _round_name(self) -> str:
+        # Members that joined later have traced the step by themselves: all rounds compare it.
+        return f"{self._name} {operations_digest(self.trace.jaxpr)}"
+
+    def wait_until_compiled(self) -> None:
+        """Waits for the thread of `prepare`."""
+        if self._compiled is not None:
+            self._compiled.result()
 
     def prepare(self, arguments: Arguments) -> None:
         """Compiles it in a thread; the first call waits for that."""
@@ -135,12 +152,6 @@ class ElasticProgram(Program):
     ) -> list[Any]:
         written, read_only, constants = self._lasting_inputs()
         summaries = self._summaries
-        if not self._is_agreed:
-            agree_on_program(self._name, self.trace.jaxpr)
-            self._is_agreed = True
-            if self._group.view.members != self._members:
-                self._group.tell()
-                raise RoundAbortedError
         before = self._held_components()
         inputs = [
             list(map(_local, pool)) for pool in (written, read_only, split, shared, constants)
@@ -149,14 +160,17 @@ class ElasticProgram(Program):
             self._step = function = self._compiled.result()
             self._compiled = None
         self._called.add(function)
-        self._group.begin_round(self._name)
+        self._group.begin_round(self._round_name)
         try:
             values, components, results, is_committed = function(
                 jnp.int32(self._group.process_id), *inputs, list(rows)
             )
             was_committed = bool(is_committed)
         except (jax.errors.JaxRuntimeError, ValueError) as error:  # the latter of small programs
-            raise error_of_rounds() or error from error
+            found = error_of_rounds()
+            if isinstance(found, DivergedError):
+                raise _diverged(self._group.identity.label, self._name, found) from error
+            raise found or error from error
         self._written.replace(
             [
                 self._on_all(value, self._sharding_of(place.spec))
@@ -200,6 +214,18 @@ class ElasticProgram(Program):
         if sharding is topology.stacked:
             shape = (topology.num_replicas, *shape[1:])
         return jax.make_array_from_single_device_arrays(shape, sharding, [value])
+
+
+def _diverged(label: str, name: str, error: DivergedError) -> RuntimeError:
+    return RuntimeError(
+        explain(
+            f"{label} called {name}, but {error}.",
+            expected="the same calls and programs on all processes.",
+            fix="compare the functions and their arguments: find a condition on the process, "
+            "another batch size, or an option set on one process only.",
+            code="SG402",
+        )
+    )
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from stratagem.execution.analysis.replication import inner_jaxprs
 from stratagem.messages import explain
 from stratagem.process_group import current_group
 
-__all__ = ["agree_on_program", "name_of"]
+__all__ = ["agree_on_program", "name_of", "operations_digest"]
 
 
 def name_of(fn: Callable[..., Any]) -> str:
@@ -27,13 +27,10 @@ def agree_on_program(name: str, jaxpr: ClosedJaxpr) -> None:
     """Compares a program with those of the other processes; raises RuntimeError if one differs."""
     group = current_group()
     assert group is not None
-    digest = hashlib.sha256()
-    for line in _lines(jaxpr.jaxpr):
-        digest.update(line.encode())
     own = {
         "arguments": str([str(aval) for aval in jaxpr.in_avals]),
         "results": str([str(aval) for aval in jaxpr.out_avals]),
-        "operations": digest.hexdigest()[:12],
+        "operations": operations_digest(jaxpr),
     }
     received = group.exchange(f"the program of {name}", own)
     for label, other in zip(group.identity.labels, received, strict=True):
@@ -49,6 +46,14 @@ def agree_on_program(name: str, jaxpr: ClosedJaxpr) -> None:
                         code="SG402",
                     )
                 )
+
+
+def operations_digest(jaxpr: ClosedJaxpr) -> str:
+    """Returns a digest of the operations of a program, without names that differ by process."""
+    digest = hashlib.sha256()
+    for line in _lines(jaxpr.jaxpr):
+        digest.update(line.encode())
+    return digest.hexdigest()[:12]
 
 
 def _lines(jaxpr: Jaxpr) -> Iterator[str]:

@@ -25,10 +25,9 @@ from stratagem.checkpoint.group_calls import run_on_first
 from stratagem.checkpoint.preemption_exit import PreemptionExit
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.keras.callbacks.backup_run import BackupProgress, BackupRun
-from stratagem.keras.callbacks.callback_state import callback_states, set_callback_states
 from stratagem.keras.callbacks.data_position import DataPosition
+from stratagem.keras.callbacks.fit_position import FitPosition
 from stratagem.keras.callbacks.snapshot_interval import AUTO, SnapshotInterval
-from stratagem.keras.numerics.random_state import Draws, RandomState
 from stratagem.keras.private import set_initial_epoch
 from stratagem.keras.training.active_fit import epoch_iterator
 from stratagem.messages import explain
@@ -177,32 +176,19 @@ class BackupAndRestore(keras.callbacks.Callback):
         leaving = None
         if self.termination_config is not None:
             leaving = PreemptionExit(self.termination_config, manager, type(self).__name__)
-        data = DataPosition.of(iterator)
+        position = FitPosition(DataPosition.of(iterator), others)
         interval = SnapshotInterval(self.memory_save_freq)
-        self._run = BackupRun(manager, memory, interval, leaving, progress, data, others)
+        self._run = BackupRun(manager, memory, interval, leaving, progress, position)
         self._num_unsaved = self._num_done = 0
         restore = self._run.restore()
         self._restored = None if restore is None else (restore, progress.restored)
         if restore is not None:
             self._num_done = progress.restored["num_done"]
-            self._go_to(progress.restored)
+            params: Any = self.params
+            position.go_to(self.model, params["epochs"], progress.restored)
         if self.options is not None and self.options.is_async:
             with contextlib.suppress(ValueError):  # variables that are created later
                 checkpoint.prepare()
-
-    def _go_to(self, state: Mapping[str, Any]) -> None:
-        assert self._run is not None
-        # A training stopped by a callback has no epochs left.
-        params: Any = self.params
-        epoch = params["epochs"] if state["is_stopped"] else state["epoch"]
-        set_initial_epoch(self.model, epoch)
-        self._run.data.go_to(state["data"], state["batch"])
-        self._set(state)
-
-    def _set(self, state: Mapping[str, Any]) -> None:
-        assert self._run is not None
-        set_callback_states(self._run.others, state["callbacks"])
-        RandomState().set_state(state["random"])
 
     def _synchronised_model(self) -> Any:
         """Returns the model; Keras updates its variables when this attribute is read."""
@@ -220,7 +206,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         if state["data"]["is_within"]:
             restore()
             self._batch = state["batch"]
-            self._set(state)
+            self._run.position.set_state(state)
 
     def _on_train_batch_begin(self, batch: int, logs: object = None) -> None:
         assert self._run is not None
@@ -241,7 +227,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         # Called on every process, even one whose memory was full, so that all agree.
         in_memory = self._memory_dir is not None and self._run.interval.is_due(num_batches)
         # An epoch without more batches is saved in on_epoch_end, after validation.
-        if (on_disk or in_memory) and self._run.data.has_more(self._batch):
+        if (on_disk or in_memory) and self._run.position.data.has_more(self._batch):
             self._save(
                 self._epoch,
                 self._batch,
@@ -281,16 +267,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         run, model = self._run, self._synchronised_model()
 
         def progress() -> dict[str, Any]:
-            now = Draws.now()
-            return {
-                "epoch": epoch,
-                "batch": batch,
-                "num_done": self._num_done,
-                "is_stopped": bool(model.stop_training),
-                "data": run.data.state(batch, now, is_within=is_within),
-                "random": RandomState.state_with(now),
-                "callbacks": callback_states(run.others),
-            }
+            state = run.position.state(model, epoch, batch, is_within=is_within)
+            return {"num_done": self._num_done, **state}
 
         run.progress.current = progress
         if in_memory and run.memory is not None:

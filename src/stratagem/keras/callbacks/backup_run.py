@@ -8,7 +8,7 @@ from typing import Any
 
 from stratagem.checkpoint import CheckpointManager, CheckpointOptions, MemoryBackup
 from stratagem.checkpoint.preemption_exit import PreemptionExit
-from stratagem.keras.callbacks.data_position import DataPosition
+from stratagem.keras.callbacks.fit_position import FitPosition
 from stratagem.keras.callbacks.snapshot_interval import SnapshotInterval
 
 __all__ = ["BackupProgress", "BackupRun"]
@@ -34,8 +34,7 @@ class BackupProgress:
 class BackupRun:
     """Backups of one `fit`, and the state that they hold.
 
-    `memory` is None if nothing is saved in memory, and `leaving` if notices are ignored. `others`
-    are the other callbacks.
+    `memory` is None if nothing is saved in memory, and `leaving` if notices are ignored.
     """
 
     manager: CheckpointManager
@@ -43,8 +42,7 @@ class BackupRun:
     interval: SnapshotInterval
     leaving: PreemptionExit | None
     progress: BackupProgress
-    data: DataPosition
-    others: list[Any]
+    position: FitPosition
 
     def restore(self) -> Callable[[], object] | None:
         """Restores the newest state; returns a function that restores it again, or None if none."""

@@ -45,6 +45,7 @@ backend.compute_output_spec           calls a function with shapes alone
 models.functional.Functional          its `call` returns the outputs that it was made from
 trainer._initial_epoch                the first epoch of fit, set by a callback
 PyDatasetAdapter, TFDatasetAdapter    kinds of data that resume in different ways
+ArrayDataAdapter                      likewise
 GeneratorDataAdapter                  likewise
 TorchDataLoaderAdapter._dataloader    the loader, whose generator has a state
 global_state                          the default seed of keras.random

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 from jax.core import Tracer
 
 from stratagem.keras.private import get_stateless_scope
@@ -17,7 +18,6 @@ from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.messages import explain
 from stratagem.topology.abstract_devices import placeholder
 from stratagem.topology.lockstep import (
-    gathered,
     run_together,
     runs_separately,
     wait_until_ready,
@@ -111,7 +111,7 @@ class MetricLogs:
         if not self._strategy.topology.spans_processes:
             return dict(self._program(stored))
         if runs_separately():
-            return dict(self._program(gathered(stored)))
+            return dict(self._program(self._of_members()))
 
         def start() -> tuple[Any, Any]:
             results = self._program(stored)
@@ -120,6 +120,27 @@ class MetricLogs:
         results = run_together("metrics", start, platform=self._strategy.topology.platform)
         wait_until_ready(results)
         return {name: value.addressable_data(0) for name, value in results.items()}
+
+    def _of_members(self) -> list[Any]:
+        """Returns all components in an elastic group, which each process has after a step."""
+        asking = [one for one in self._variables if _is_on_read(one)]
+        gather_together([(variable.whole, variable.storage) for variable in asking])
+        return [
+            variable.whole.gathered if _is_on_read(variable) else _own(variable)
+            for variable in self._variables
+        ]
+
+    def compile_ahead(self) -> None:
+        """Compiles the program of results, in a process that has not joined its group yet."""
+        self._stored()
+        count = self._strategy.topology.num_replicas
+        stored = [
+            np.zeros((count, *variable.shape), variable.dtype)
+            if _is_on_read(variable)
+            else _own(variable)
+            for variable in self._variables
+        ]
+        self._names = list(self._program(stored))
 
     def late(self) -> dict[str, Any]:
         """Returns the results so far, computed only if they are used.
@@ -171,9 +192,20 @@ class MetricLogs:
     def _results(self, stored: list[Any]) -> Any:
         mapping: list[tuple[Any, Any]] = []
         for variable, value in zip(self._variables, stored, strict=True):
-            home = home_of(variable)
-            if home is not None and home.kind is VariableKind.ON_READ:
+            if _is_on_read(variable):
+                home = home_of(variable)
+                assert home is not None
                 value = aggregate_components(value, home.aggregation, variable.path)
             mapping.append((variable, value))
         with keras.StatelessScope(mapping):
             return self._model.get_metrics_result()
+
+
+def _is_on_read(variable: Any) -> bool:
+    home = home_of(variable)
+    return home is not None and home.kind is VariableKind.ON_READ
+
+
+def _own(variable: Any) -> Any:
+    """Returns a value that is the same on all processes, as this one has it."""
+    return variable.storage.addressable_data(0) if home_of(variable) else variable.value

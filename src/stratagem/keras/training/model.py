@@ -160,6 +160,10 @@ def entering_scope(original: Callable[..., Any]) -> Any:
         if strategy.topology.spans_processes and not name.endswith("_on_batch"):
             wanted = settle_call(bound.arguments, wanted)
             args, kwargs = bound.args[1:], bound.kwargs
+        if name == "fit" and strategy.fit_callbacks is not None:
+            callbacks = listed(bound.arguments.get("callbacks"))
+            bound.arguments["callbacks"] = [*callbacks, *strategy.fit_callbacks()]
+            args, kwargs = bound.args[1:], bound.kwargs
         strategy.executor.settle()  # Steps of earlier calls must not count here.
         previous = logs_wanted.value
         if name != "predict":

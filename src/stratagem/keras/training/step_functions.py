@@ -173,6 +173,12 @@ class _GroupedStepFunction(StepFunction):
                 if run.arguments is None:
                     run.arguments = batch_arguments(place(run.batches, self._strategy.topology))
 
+    def compile_ahead(self, batch: Any) -> None:
+        """Compiles the step for batches such as this one, in a process that has not joined yet."""
+        host = HostBatches([batch], None).take(self._strategy.topology)
+        assert isinstance(self._execution, ElasticLockstep)
+        self._execution.compile_ahead(self._step, host)
+
     def _num_passed(self, iterator: HostBatches) -> int:
         """Returns the number of groups skipped by an iterator that starts midway."""
         return iterator.num_passed // self._model.steps_per_execution
@@ -282,6 +288,11 @@ class TrainOrTestFunction(_GroupedStepFunction):
         if isinstance(logs, LateLogs):
             self._last_logs = weakref.ref(logs)
         return logs, tuple([] for _ in range(self._num_states))
+
+    def compile_ahead(self, batch: Any) -> None:
+        """Compiles the step and its logs, in a process that has not joined yet."""
+        super().compile_ahead(batch)
+        self.metric_logs.compile_ahead()
 
     def _report(self, logs: Any, *, are_real: bool) -> None:
         """Records logs every few seconds; reading those of several processes takes all of them."""

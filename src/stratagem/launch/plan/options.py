@@ -23,6 +23,7 @@ _LEAST = {
     "devices_per_worker": 1,
     "max_restarts": 0,
     "min_workers": 1,
+    "spares": 0,
     "max_workers": 1,
     "node_rank": 0,
     "max_evictions": 0,
@@ -53,6 +54,7 @@ class LaunchArguments(TypedDict, total=False):
     rejoin_after_s: float
     cold_restarts: bool
     survivors: bool
+    spares: int
     evict_slow: float | None
     evict_after_s: float
     max_evictions: int
@@ -92,7 +94,10 @@ class LaunchOptions:
             exit, so that `max_workers` can start.
         cold_restarts: True to load JAX and Keras again in each restarted task.
         survivors: True if workers continue without one that fails, as under `ElasticStrategy`.
-            The job fails if no worker ends well.
+            A lost worker starts again while the others run, up to `max_restarts` times in all. The
+            job fails if no worker ends well.
+        spares: number of further workers, which wait to take the place of a lost one; the workers
+            then continue without one that fails.
         evict_slow: ends a worker that makes steps take this many times as long, if the others then
             continue or restart. None ends none.
         evict_after_s: seconds for which it must be that slow.
@@ -137,6 +142,7 @@ class LaunchOptions:
     rejoin_after_s: float = 60.0
     cold_restarts: bool = False
     survivors: bool = False
+    spares: int = 0
     evict_slow: float | None = None
     evict_after_s: float = 60.0
     max_evictions: int = 1
@@ -194,6 +200,7 @@ class LaunchOptions:
             )
         self._check_membership()
         self._check_eviction()
+        self._check_spares()
         self._check_nodes()
 
     def _check_membership(self) -> None:
@@ -222,6 +229,18 @@ class LaunchOptions:
                 )
             )
 
+    def _check_spares(self) -> None:
+        several = [name for name in ("nnodes", "hosts", "hostfile") if getattr(self, name)]
+        if self.spares and several:
+            raise ValueError(
+                explain(
+                    f"spares={self.spares} was passed with {several[0]}.",
+                    expected="spares on one machine.",
+                    fix="start more workers, and set STRATAGEM_NUM_SPARES to the number of those "
+                    "that wait.",
+                )
+            )
+
     def _check_nodes(self) -> None:
         for name, (wanted, expected) in _NODE_TYPES.items():
             if getattr(self, name) is not None:
@@ -242,6 +261,11 @@ class LaunchOptions:
         return dataclasses.replace(self, workers=num_workers)
 
     @property
+    def may_survive(self) -> bool:
+        """True if workers continue without one that fails."""
+        return self.survivors or self.spares > 0
+
+    @property
     def full_workers(self) -> int:
         """Number of workers when all are available."""
         return self.workers if self.max_workers is None else self.max_workers
@@ -251,7 +275,7 @@ class LaunchOptions:
         """The type of every task, the leader first."""
         return (
             *(["chief"] if self.chief else []),
-            *(["worker"] * self.workers),
+            *(["worker"] * (self.workers + self.spares)),
             *(["ps"] * self.ps),
             *(["evaluator"] if self.evaluator else []),
         )

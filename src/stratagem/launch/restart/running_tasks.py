@@ -68,6 +68,7 @@ class RunningTask:
     status: ExitStatus | None = None
     stopped_at_s: float | None = None
     evicted_for: str = ""
+    started_s: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
     def state(self) -> TaskState:
@@ -127,6 +128,19 @@ class RunningTasks:
         self._guardian.watch(process.group)
         for index, stream in enumerate(process.streams):
             self._selector.register(stream, selectors.EVENT_READ, (task, index))
+
+    def restart(
+        self, index: int, plan: TaskPlan, base: Mapping[str, str], warm: TaskForker | None
+    ) -> None:
+        """Starts a task again that has ended, in its place among all."""
+        before = self.tasks[index]
+        for stream in before.process.streams:
+            with contextlib.suppress(KeyError, ValueError):  # its end was read
+                self._selector.unregister(stream)
+        before.process.close()
+        before.output.close()
+        self.start(plan, base, warm, is_leader=index == 0)
+        self.tasks[index] = self.tasks.pop()
 
     def read(self) -> None:
         """Shows new output; waits for it a little."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from stratagem.exit_codes import NOT_NEEDED
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.task_plan import TaskPlan
 from stratagem.launch.prefork.warm_start import WARM_UP_AFTER_S, WarmStart
@@ -22,6 +24,7 @@ from stratagem.launch.restart.report import stop_report
 from stratagem.launch.restart.running_tasks import RunningTask, RunningTasks
 from stratagem.launch.restart.signals import ENDING, CaughtSignals
 from stratagem.launch.restart.slow_tasks import SlowTasks
+from stratagem.launch.restart.worker_restarts import WorkerRestarts
 from stratagem.launch.tasks.exit_status import ExitStatus
 from stratagem.launch.tasks.guardian import Guardian
 from stratagem.launch.tasks.output.screen import Screen
@@ -63,6 +66,7 @@ def run_group(
     if the tasks were asked to exit. After an OSError, no task is left.
     """
     made = _TaskGroup(options, screen, caught, guardian, events, kills_interrupted, slow)
+    made.restarts_with(base, warm if nodes is None else None, is_alone=nodes is None)
     with contextlib.closing(made) as group:
         if warm is not None:
             warm.load([plan for plan in plans if plan.command], lambda: caught.ending is not None)
@@ -99,7 +103,11 @@ class _TaskGroup:
         self._events = events
         self._running = RunningTasks(options, screen, guardian)
         self._tasks = self._running.tasks
-        self._num_interrupts = self._num_lost = 0
+        self._num_interrupts = 0
+        self._reported: list[ExitStatus] = []
+        self._restarts = WorkerRestarts(0)
+        self._base: Mapping[str, str] = {}
+        self._warm: WarmStart | None = None
         self._has_reported = False
         self.were_asked = False
 
@@ -133,12 +141,56 @@ class _TaskGroup:
         self._report_slow(now_s)
         self._stop_and_kill(now_s)
 
-    def _report_lost(self, trainers: Sequence[ExitStatus | None]) -> None:
-        lost = [status for status in trainers if status is not None and status.failed]
-        for status in lost[self._num_lost :]:
-            num_left = sum(one is None for one in trainers)
-            self._screen.say([f"{status.culprit} failed: {status.why}. {num_left} continue."])
-        self._num_lost = len(lost)
+    def restarts_with(
+        self, base: Mapping[str, str], warm: WarmStart | None, *, is_alone: bool
+    ) -> None:
+        """Allows restarts of workers that others have survived; of other nodes, none."""
+        self._base, self._warm = base, warm
+        if self._options.may_survive and is_alone:
+            self._restarts = WorkerRestarts(self._options.max_restarts)
+
+    def _note_lost(self, now_s: float) -> None:
+        """Reports workers that others have survived, and starts them again."""
+        trainers = [task for task in self._tasks if task.process.plan.trains]
+        statuses = [task.status for task in trainers]
+        num_left = statuses.count(None)
+        is_ending = (
+            self.were_asked
+            or self._caught.ending is not None
+            or any(status is not None and not status.failed for status in statuses)
+        )
+        for task in trainers:
+            status = task.status
+            if status is None or not status.failed or status.returncode == NOT_NEEDED:
+                continue
+            if not any(status is one for one in self._reported):
+                self._reported.append(status)
+                self._screen.say([f"{status.culprit} failed: {status.why}. {num_left} continue."])
+                if num_left and not is_ending:
+                    self._plan_restart(task, now_s)
+        for index in self._restarts.take_due(now_s, self._is_gone) if num_left else []:
+            if not is_ending:
+                self._restart(index)
+
+    def _is_gone(self, index: int) -> bool:
+        return self._tasks[index].process.is_gone
+
+    def _plan_restart(self, task: RunningTask, now_s: float) -> None:
+        index = next(place for place, one in enumerate(self._tasks) if one is task)
+        ran_s = now_s - task.started_s
+        delay_s = self._restarts.note_loss(index, ran_s=ran_s, now_s=now_s)
+        if delay_s is not None:
+            number, most = self._restarts.num_restarts, self._options.max_restarts
+            after = f" after {delay_s:g} s" if delay_s else ""
+            name = task.process.plan.name
+            self._screen.say([f"Starting {name} again{after}: restart {number} of {most}."])
+
+    def _restart(self, index: int) -> None:
+        plan = self._tasks[index].process.plan
+        count = int(plan.variables["STRATAGEM_RESTART_COUNT"]) + 1
+        variables = {**plan.variables, "STRATAGEM_RESTART_COUNT": str(count)}
+        plan = dataclasses.replace(plan, variables=variables)
+        self._running.restart(index, plan, self._base, self._warm)
 
     def _report_slow(self, now_s: float) -> None:
         """Reports slow tasks, and ends those that are chosen for it."""
@@ -193,12 +245,12 @@ class _TaskGroup:
             states,
             now_s,
             evaluator_grace_s=options.evaluator_grace_s,
-            may_survive=options.survivors,
+            may_survive=options.may_survive,
         )
         cause = cause_of_failure(self.statuses)
         trainers = [state.status for state in states if state.trains]
-        if options.survivors and have_survivors(trainers):
-            self._report_lost(trainers)
+        if options.may_survive and have_survivors(trainers):
+            self._note_lost(now_s)
             cause = None
         others_run = any(states[index].status is None for index in to_stop)
         is_new = others_run and self._caught.ending is None and not self._has_reported

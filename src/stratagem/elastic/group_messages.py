@@ -1,0 +1,60 @@
+"""Messages of an elastic group: changes of its members, and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stratagem.elastic.views import View
+from stratagem.errors import DeadlineExceededError
+from stratagem.messages import explain
+
+__all__ = ["agreement_refused", "change_text", "not_joined", "waited_too_long"]
+
+
+def change_text(before: View, after: View, labels: Sequence[str], *, most: int) -> str:
+    """Returns a text about a change of the members, without its end."""
+    old, new = before.expected.items(), after.expected.items()
+    lost = [labels[one] for one, _ in sorted(old - new)]
+    joined = [labels[one] for one, _ in sorted(new - old)]
+    texts = [f"Lost {', '.join(lost)}"] if lost else []
+    texts += [f"{', '.join(joined)} joined"] if joined else []
+    text = "; ".join(texts) or "Lost a connection, and no member"
+    return f"{text}: {len(after.members)} of {most} continue"
+
+
+def not_joined(name: str) -> RuntimeError:
+    """Returns the error of a process that calls a step before it has joined."""
+    return RuntimeError(
+        explain(
+            f"{name!r} was called in a process that has not joined the others yet.",
+            expected="the values of the others, from which it continues.",
+            fix="call strategy.admit() before each step of a custom loop; fit joins by itself.",
+        )
+    )
+
+
+def agreement_refused(topic: str) -> NotImplementedError:
+    """Returns the error for an agreement on a step, which a lost member would leave open."""
+    return NotImplementedError(
+        explain(
+            f"{topic!r} was to be agreed on by the processes of an ElasticStrategy.",
+            expected="no PreemptionCheckpointHandler and no BackupAndRestore: members that are "
+            "left need no restart.",
+            fix="save with keras.callbacks.ModelCheckpoint, or use MultiWorkerMirroredStrategy.",
+        )
+    )
+
+
+def waited_too_long(
+    label: str, members: Sequence[str], waited_s: float, limit_s: float, setting: str
+) -> DeadlineExceededError:
+    """Returns the error of a member that waits for others, which run without coming."""
+    return DeadlineExceededError(
+        explain(
+            f"{label} waited {waited_s:.0f} s for values of other members; all of "
+            f"{', '.join(members)} still run.",
+            expected=f"progress within {limit_s:g} s ({setting}).",
+            fix="check what the other processes do; raise the limit if a step takes that long.",
+            code="SG508",
+        )
+    )

@@ -1,0 +1,144 @@
+"""`fit` of processes that others can join, and that can join others."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import keras
+
+from stratagem.keras.callbacks.data_position import DataPosition
+from stratagem.keras.callbacks.fit_position import FitPosition
+from stratagem.keras.numerics.random_state import RandomState
+from stratagem.keras.private import ArrayDataAdapter, TFDatasetAdapter, set_initial_epoch
+from stratagem.keras.training.active_fit import call_after_fit, epoch_iterator
+from stratagem.keras.training.dataset_adapter import DatasetAdapter
+from stratagem.keras.training.step_functions import TrainOrTestFunction
+
+__all__ = ["FitAdmission", "JoiningFit"]
+
+_FitState = dict[str, Any]
+
+
+class FitAdmission(Protocol):
+    """Joining of a group at places of the program."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """True in a process that has not joined yet."""
+        ...
+
+    def begin_call(self) -> str:
+        """Begins a call of `fit`; returns its place."""
+        ...
+
+    def admit(self, place: str, state: Callable[[], _FitState], *, may_retry: bool) -> None:
+        """Admits processes that wait at a place; `state` returns where they continue."""
+        ...
+
+    def join(self, place: str, prepare: Callable[[], None]) -> _FitState | None:
+        """Waits to join at a place; returns where to continue, or None if the call is over.
+
+        `prepare` is called before, and whenever the expected number of members changes.
+        """
+        ...
+
+    def restore(self) -> None:
+        """Sets all variables to the values received."""
+        ...
+
+    def end_place(self) -> None:
+        """Ends the place."""
+        ...
+
+
+class JoiningFit(keras.callbacks.Callback):
+    """Admits processes before each batch. In a process that joins, `fit` begins at their batch."""
+
+    runs_last = True
+    needs_batch_logs = False
+
+    def __init__(self, admission: FitAdmission) -> None:
+        super().__init__()
+        self._admission = admission
+        self.callback_list: Any = None  # Keras's list of all callbacks
+        self._place = ""
+        self._position: FitPosition | None = None
+        self._received: _FitState | None = None
+        self._epoch = self._batch = 0  # batches completed in this epoch
+        self._may_retry = True
+
+    def on_train_begin(self, logs: object = None) -> None:
+        """Joins the others, if they train already."""
+        model: Any = self.model
+        self._may_retry = model.steps_per_execution == 1
+        others = [one for one in self.callback_list.callbacks if one is not self]
+        iterator = epoch_iterator()
+        self._place = self._admission.begin_call()
+        self._received = None
+        call_after_fit(self._admission.end_place)
+        if not self._admission.is_waiting:
+            self._position = FitPosition(DataPosition.of(iterator), others)
+            return
+        batch = _first_batch(iterator.data_adapter)
+        self._position = FitPosition(DataPosition.of(iterator), others)
+        params: Any = self.params
+        state = self._admission.join(self._place, lambda: _compile(model, batch))
+        if state is None:
+            set_initial_epoch(model, params["epochs"])
+            return
+        self._position.go_to(model, params["epochs"], state)
+        self._received = state
+
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
+        """In the first epoch after joining, undoes the changes at its start."""
+        self._epoch, self._batch = epoch, 0
+        received, self._received = self._received, None
+        if received is None:
+            return
+        set_initial_epoch(self.model, None)
+        self._admission.restore()
+        self._batch = received["batch"]
+        assert self._position is not None
+        self._position.set_state(received)
+
+    def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
+        """Admits processes that wait."""
+        self._admission.admit(self._place, self._state, may_retry=self._may_retry)
+
+    def _state(self) -> _FitState:
+        assert self._position is not None
+        return self._position.state(self.model, self._epoch, self._batch, is_within=True)
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        """Counts batches."""
+        self._batch = batch + 1
+
+    def on_train_end(self, logs: object = None) -> None:
+        """Ends a call that was skipped."""
+        set_initial_epoch(self.model, None)
+
+
+def _first_batch(adapter: Any) -> Any:
+    """Returns a batch for its shapes; None if reading one would change those that follow."""
+    is_harmless = isinstance(adapter, ArrayDataAdapter | TFDatasetAdapter) or (
+        isinstance(adapter, DatasetAdapter) and adapter.can_go_to
+    )
+    if not is_harmless:
+        return None
+    before = RandomState().get_state()
+    try:
+        batches: Any = iter(adapter.get_jax_iterator())
+        batch = next(batches, None)
+        with contextlib.suppress(AttributeError):  # optional in iterators
+            batches.close()
+        return batch
+    finally:
+        RandomState().set_state(before)
+
+
+def _compile(model: Any, batch: Any) -> None:
+    """Compiles the step of training for the expected number of members."""
+    if batch is not None and isinstance(model.train_function, TrainOrTestFunction):
+        model.train_function.compile_ahead(batch)

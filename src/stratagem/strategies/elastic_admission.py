@@ -1,0 +1,200 @@
+"""State of an elastic training that processes receive when they join."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from stratagem import logs
+from stratagem.elastic import ElasticGroup
+from stratagem.elastic.candidacy import RunningGroup
+from stratagem.elastic.handover import TrainingState, hand_over, receive
+from stratagem.elastic.peer_connections import PeerConnections, PeerLostError
+from stratagem.errors import UnavailableError
+from stratagem.exit_codes import NOT_NEEDED
+from stratagem.keras.numerics.random_state import RandomState
+from stratagem.messages import explain
+from stratagem.strategies.base.strategy import Strategy
+from stratagem.topology import Topology
+from stratagem.variables import VariableKind, home_of, store_components
+
+__all__ = ["ElasticAdmission"]
+
+_logger = logging.getLogger(__name__)
+_LOOP = "loop"
+
+
+class ElasticAdmission:
+    """Admits processes to an elastic group, and joins one. See `FitAdmission`."""
+
+    def __init__(self, strategy: Strategy, group: ElasticGroup) -> None:
+        self._strategy, self._group = strategy, group
+        self._call = 0
+        self._fit_state: Callable[[], dict[str, Any]] | None = None
+        self._received: TrainingState | None = None
+        self._is_restored = True
+        group.admissions.on_newcomers(self._deliver)
+
+    @property
+    def is_waiting(self) -> bool:
+        """True in a process that has not joined yet."""
+        return self._group.is_candidate
+
+    def begin_call(self) -> str:
+        """Begins a call of `fit`; returns its place."""
+        self._call = self._group.admissions.begin_call()
+        return f"fit:{self._call}"
+
+    def admit(
+        self,
+        place: str = _LOOP,
+        state: Callable[[], dict[str, Any]] | None = None,
+        *,
+        may_retry: bool = False,
+    ) -> None:
+        """Admits processes that wait at a place; `state` returns where they continue."""
+        self._fit_state = state
+        self._group.admit(place, may_retry=may_retry)
+
+    def join(self, place: str, prepare: Callable[[], None]) -> dict[str, Any] | None:
+        """Waits to join at a place; returns where to continue, or None if the call is over.
+
+        `prepare` is called before, and whenever the expected number of members changes.
+        """
+        prepare()
+
+        def look(running: RunningGroup) -> bool:
+            if running.num_calls > self._call and place != _LOOP:
+                return True
+            if self._group.expect(running):
+                prepare()
+            return False
+
+        if not self._wait(place, look):
+            logs.announce(_logger, f"Call {self._call} of fit is over, and is skipped.")
+            return None
+        self._take_over()
+        assert self._received is not None
+        return self._received.document["fit"]
+
+    def _wait(self, place: str, look: Callable[[RunningGroup], bool]) -> bool:
+        """Waits to join; ends this process if it is not needed, since all others have ended."""
+        try:
+            return self._group.join(place, look)
+        except UnavailableError as error:
+            if not self._group.is_candidate:
+                raise
+            logs.announce(_logger, str(error))
+            raise SystemExit(NOT_NEEDED) from None
+
+    def _take_over(self) -> None:
+        """Sets all variables, and keeps their values until the call of `fit` begins."""
+        assert self._received is not None
+        if not self._is_restored:
+            self.restore()
+        live: list[Any] = self._strategy.variables.live()
+        document, arrays = self._received.document, [_value(variable) for variable in live]
+        self._received = TrainingState(document, arrays)
+
+    def has_values(self, topology: Topology) -> bool:
+        """Returns True once variables have the values of the others, which are set if necessary.
+
+        `topology` is that of the members that were there when they were sent.
+        """
+        if self._group.is_candidate or self._group.admissions.is_new:
+            return False
+        if not self._is_restored:
+            self.restore(topology)
+        return True
+
+    def join_loop(self, prepare: Callable[[], None]) -> None:
+        """Waits to join at a call of `admit`, and takes the values of the others."""
+        self.join(_LOOP, prepare)
+        assert self._received is not None
+        RandomState().set_state(self._received.document["random"])
+        self._received = None
+
+    def restore(self, topology: Topology | None = None) -> None:
+        """Sets all variables to the values received, for the present members or those before."""
+        assert self._received is not None
+        self._is_restored = True
+        topology = topology or self._strategy.topology
+        variables: list[Any] = self._strategy.variables.live()
+        for variable, array in zip(variables, self._received.arrays, strict=True):
+            if _is_on_read(variable):
+                store_components(variable, array, topology)
+            else:
+                variable.stored = topology.replicate(array)
+
+    def end_place(self) -> None:
+        """Ends the place of a call of `fit`."""
+        self._fit_state = self._received = None
+        self._group.admissions.end_place()
+
+    def _deliver(self, connections: PeerConnections, source: int, newcomers: Sequence[int]) -> None:
+        """Sends the state, or receives it; all members call this in one round."""
+        own = jax.process_index()
+        if own not in newcomers:
+            hand_over(connections, source, newcomers, self._state if own == source else None)
+            return
+        try:
+            self._received = receive(connections, source, newcomers, self._check)
+            self._is_restored = False
+        except PeerLostError:
+            raise
+        except Exception:
+            self._group.close()  # the others need not wait for the end of this process
+            raise
+
+    def _state(self) -> TrainingState:
+        variables: list[Any] = self._strategy.variables.live()
+        document = {
+            "variables": [_description(variable) for variable in variables],
+            "random": RandomState().get_state(),
+            "fit": None if self._fit_state is None else self._fit_state(),
+        }
+        return TrainingState(document, [_value(variable) for variable in variables])
+
+    def _check(self, document: dict[str, Any]) -> None:
+        """Raises ValueError if this process has other variables than the others."""
+        own = [_description(variable) for variable in self._strategy.variables.live()]
+        others: list[Any] = document["variables"]
+        for place in range(max(len(own), len(others))):
+            mine = own[place] if place < len(own) else None
+            theirs = others[place] if place < len(others) else None
+            if mine != theirs:
+                raise ValueError(
+                    explain(
+                        f"Variable {place} is {_named(mine)} in this process, but "
+                        f"{_named(theirs)} in the others.",
+                        expected="the variables of the others, made in the same order.",
+                        fix="run the same program as the others. Make all variables before "
+                        "strategy.admit() is called for the first time.",
+                    )
+                )
+
+
+def _is_on_read(variable: Any) -> bool:
+    home = home_of(variable)
+    return home is not None and home.kind is VariableKind.ON_READ
+
+
+def _description(variable: Any) -> list[Any]:
+    return [variable.path, list(variable.shape), str(variable.dtype), _is_on_read(variable)]
+
+
+def _value(variable: Any) -> np.ndarray[Any, Any]:
+    if _is_on_read(variable):  # components of all members, held since their last change
+        return np.asarray(variable.whole.gathered)
+    return np.asarray(variable.stored.addressable_data(0))
+
+
+def _named(description: list[Any] | None) -> str:
+    if description is None:
+        return "missing"
+    path, shape, dtype, _ = description
+    return f"{path!r} of shape {tuple(shape)} and dtype {dtype}"

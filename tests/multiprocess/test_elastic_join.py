@@ -1,0 +1,146 @@
+"""Killed members of an elastic group are started again, and join the others in their training."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from tests.multiprocess.cluster import PROGRAMS, addresses, ended, environment
+from tests.multiprocess.programs.elastic_data import data, make_model, random_callbacks
+
+_PROGRAM = str(PROGRAMS / "elastic.py")
+_NUM_MEMBERS = 3
+_Results = dict[int, np.lib.npyio.NpzFile]
+
+
+def _start(
+    index: int, workers: list[str], arguments: list[str], **variables: str
+) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, _PROGRAM, *arguments],
+        env=environment(index, workers, **variables),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def _train(folder: Path, kind: str, *moments: str, num_spares: int = 0) -> _Results:
+    """Trains with members that are killed and start again; returns the results of all.
+
+    With spares, those that are killed do not start again.
+    """
+    folder.mkdir(exist_ok=True)
+    arguments = [str(folder), kind, *moments]
+    workers = addresses(_NUM_MEMBERS + num_spares)
+    spares = {"STRATAGEM_NUM_SPARES": str(num_spares)}
+    processes = {
+        index: _start(index, workers, arguments, **spares) for index in range(len(workers))
+    }
+    killed = [int(one.split(":")[0]) for one in moments if not one.startswith("join")]
+    try:
+        for index in killed:
+            one = ended(processes.pop(index))
+            assert one.code == -signal.SIGKILL, one.errors
+            if not num_spares:
+                again = {"STRATAGEM_RESTART_COUNT": "1", **spares}
+                processes[index] = _start(index, workers, arguments, **again)
+        for process in processes.values():
+            one = ended(process)
+            assert one.code == 0, one.errors
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.communicate()
+    return {index: np.load(folder / f"member-{index}.npz") for index in processes}
+
+
+def _weights(result: np.lib.npyio.NpzFile) -> list[np.ndarray]:
+    return [result[f"arr_{place}"] for place in range(4)]
+
+
+def _check(results: _Results, weights: list[np.ndarray], logs: list[float]) -> None:
+    """All have the weights and logs of one device, and the same bits."""
+    first = next(iter(results.values()))
+    for result in results.values():
+        for mine, theirs in zip(_weights(result), _weights(first), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+        for mine, wanted in zip(_weights(result), weights, strict=True):
+            np.testing.assert_allclose(mine, wanted, atol=2e-5)
+        np.testing.assert_allclose(result["losses"], logs, rtol=1e-4)
+
+
+def _reference() -> tuple[list[np.ndarray], list[float]]:
+    """Returns the weights and logs of Keras alone, on shuffled data."""
+    model = make_model()
+    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    x, y = data()
+    keras.utils.set_random_seed(8)
+    history = model.fit(x, y, 32, 4, verbose=0, callbacks=random_callbacks()).history
+    logs = [*history["loss"], *history["mae"], *history["learning_rate"]]
+    assert len(set(history["learning_rate"])) > 1
+    return [np.asarray(variable.value) for variable in model.weights], logs
+
+
+_EVERYONE = 0b111
+# Keras reads the learning rate for the logs.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+
+@pytest.mark.parametrize(
+    "moments",
+    [
+        ("1:8:in", "join:10"),
+        pytest.param(("0:3", "join:5", "2:13", "join:16"), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_fit_of_one_that_is_started_again_continues_with_the_others(
+    tmp_path: Path, moments
+) -> None:
+    results = _train(tmp_path, "random", *moments)
+    assert sorted(results) == [0, 1, 2]
+    _check(results, *_reference())
+    stayed = next(result for result in results.values() if len(result["members"]) == 24)
+    assert stayed["members"][-1] == _EVERYONE
+    assert len(set(stayed["members"].tolist())) == 1 + len(moments) // 2
+
+
+@pytest.mark.slow
+def test_a_spare_takes_the_place_of_a_killed_member(tmp_path: Path) -> None:
+    """It waits when the member is killed, and trains in the step that this has broken."""
+    results = _train(tmp_path, "random", "join:6", "1:8:in", num_spares=1)
+    assert sorted(results) == [0, 2, 3]
+    _check(results, *_reference())
+    assert results[0]["members"].tolist() == [0b0111] * 8 + [0b1101] * 16
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(
+    reason="weights and iterations of the new member keep initial values", strict=True
+)
+def test_a_loop_of_one_that_is_started_again_continues_with_the_others(tmp_path: Path) -> None:
+    whole = _train(tmp_path / "whole", "counted")
+    results = _train(tmp_path / "again", "counted", "2:4:in", "join:6")
+    _check(results, _weights(whole[0]), whole[0]["losses"].tolist())
+
+
+@pytest.mark.slow
+def test_a_replay_of_the_participants_gives_the_same_bits(tmp_path: Path) -> None:
+    """A member is killed and joins at steps that the log of the first run shows."""
+    first = _train(tmp_path / "first", "random", "1:7:in", "join:9")
+    log = first[0]["members"].tolist()
+    assert 0b101 in log
+    killed_at = log.index(0b101)
+    joined_at = killed_at + log[killed_at:].index(0b111)
+    again = _train(tmp_path / "again", "random", f"1:{killed_at}", f"join:{joined_at - 2}")
+    assert again[0]["members"].tolist() == log
+    for mine, theirs in zip(_weights(first[0]), _weights(again[1]), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    np.testing.assert_array_equal(first[2]["losses"], again[1]["losses"])
