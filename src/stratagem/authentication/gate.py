@@ -64,6 +64,7 @@ class Gate(Closing):
         self._on_admitted = on_admitted
         self._limits = limits or HandshakeLimits.find()
         self._handshakes: dict[asyncio.Task[str | None], str] = {}  # the oldest first
+        self._is_closing = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="stratagem-gate", daemon=True)
         self._thread.start()
@@ -80,32 +81,38 @@ class Gate(Closing):
         self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
-        accepting = [self._loop.create_task(self._accept(one)) for one in self._listeners]
+        for one in self._listeners:
+            one.settimeout(0)
+            self._listen(one)
         try:
             self._loop.run_forever()
         finally:
-            tasks = [*accepting, *self._handshakes]
-            for task in tasks:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-            self._loop.close()
+            self._is_closing = True
             for listener in self._listeners:
+                self._loop.remove_reader(listener)
                 listener.close()
+            self._loop.run_until_complete(self._cut_short())
+            self._loop.close()
 
-    async def _accept(self, listener: socket.socket) -> None:
-        listener.settimeout(0)
-        while True:
-            try:
-                connection, address = await self._loop.sock_accept(listener)
-            except OSError:  # no descriptor is free, or the connection has ended already
-                await self._make_room(next(iter(self._handshakes), None))
-                continue
-            connection.settimeout(0)
-            task = self._loop.create_task(self._shake_hands(connection))
-            self._handshakes[task] = str(address[0])
-            task.add_done_callback(functools.partial(self._finish, connection))
-            if (oldest := self._excess(str(address[0]))) is not None:
-                await self._make_room(oldest)
+    def _listen(self, listener: socket.socket) -> None:
+        if not self._is_closing:
+            self._loop.add_reader(listener, self._accept, listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Accepts a connection. A coroutine that is cancelled might lose it unclosed."""
+        try:
+            connection, address = listener.accept()
+        except BlockingIOError:  # the client has gone
+            return
+        except OSError:  # no descriptor is free, or the connection has ended already
+            self._make_room(listener, next(iter(self._handshakes), None))
+            return
+        connection.settimeout(0)
+        task = self._loop.create_task(self._shake_hands(connection))
+        self._handshakes[task] = str(address[0])
+        task.add_done_callback(functools.partial(self._finish, connection))
+        if (oldest := self._excess(str(address[0]))) is not None:
+            self._make_room(listener, oldest)
 
     def _excess(self, address: str) -> asyncio.Task[str | None] | None:
         """Returns the handshake to cut short, if there are too many."""
@@ -114,10 +121,17 @@ class Gate(Closing):
             return next(task for task, one in self._handshakes.items() if one == address)
         return next(iter(self._handshakes)) if len(self._handshakes) > limits.total else None
 
-    async def _make_room(self, oldest: asyncio.Task[str | None] | None) -> None:
+    def _make_room(self, listener: socket.socket, oldest: asyncio.Task[str | None] | None) -> None:
         if oldest is not None:
             oldest.cancel()
-        await asyncio.sleep(_PAUSE_S)
+        self._loop.remove_reader(listener)
+        self._loop.call_later(_PAUSE_S, self._listen, listener)
+
+    async def _cut_short(self) -> None:
+        """Ends all handshakes."""
+        for task in self._handshakes:
+            task.cancel()
+        await asyncio.gather(*self._handshakes, return_exceptions=True)
 
     async def _shake_hands(self, connection: socket.socket) -> str | None:
         with contextlib.suppress(OSError):  # a stranger, or a member that connects again
