@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import socket
 import threading
 import time
@@ -142,3 +143,16 @@ def test_nothing_is_left_after_the_end(admitted) -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
     assert "stratagem-gate" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_connection_that_arrives_at_the_end_is_closed(admitted) -> None:
+    """It is accepted in the same turn of the loop in which the loop stops."""
+    held = threading.Event()
+    with gate(admitted) as (made, port):
+        made._loop.call_soon_threadsafe(held.wait, 10)
+        late = socket.create_connection(("127.0.0.1", port), timeout=10)
+        made._loop.call_soon_threadsafe(made._loop.stop)
+        held.set()
+    with late:
+        assert is_closed(late)
+    gc.collect()  # a socket that is lost unclosed is an error of this test

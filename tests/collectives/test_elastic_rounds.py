@@ -46,6 +46,21 @@ def test_operations_run_in_order_and_keep_dtypes(group, dtype) -> None:
         assert group._num_rounds == number
 
 
+def test_denormal_numbers_are_zero_after_an_operation_as_before_it(group) -> None:
+    """A program continues in a thread of ours, which must compute as one of XLA's does."""
+    x = jnp.full(1000, 2e-38)
+
+    @jax.jit
+    def step(x: Any) -> Any:
+        rounds = Rounds()
+        total = rounds.combine(RoundOperation.SUM, x)
+        return x * 0.01, total * 0.01, jnp.where(rounds.commit(), total, x) * 0.01
+
+    for _ in range(20):
+        group.begin_round("step")
+        np.testing.assert_array_equal(step(x), np.zeros((3, 1000)))
+
+
 def test_a_broken_round_ends_with_zeros_and_is_not_committed(group, monkeypatch) -> None:
     monkeypatch.setattr(group, "operate", lambda operation: False)
     monkeypatch.setattr(group, "commit", lambda: False)

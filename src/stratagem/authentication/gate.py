@@ -76,44 +76,44 @@ class Gate(Closing):
 
     def close(self) -> None:
         """Stops listening, and closes connections that were not handed over."""
-        if not self._is_closing:  # a second stop would interrupt the end of its tasks
+        if not self._is_closing:  # a second stop would interrupt the end of handshakes
             self._is_closing = True
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
-        accepting = [self._loop.create_task(self._accept(one)) for one in self._listeners]
+        for one in self._listeners:
+            one.settimeout(0)
+            self._listen(one)
         try:
             self._loop.run_forever()
         finally:
-            self._loop.run_until_complete(asyncio.sleep(0))  # closes what was just accepted
-            tasks = [*accepting, *self._handshakes]
-            for task in tasks:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-            self._loop.run_until_complete(asyncio.sleep(0))  # their callbacks close connections
-            self._loop.close()
             for listener in self._listeners:
+                self._loop.remove_reader(listener)
                 listener.close()
+            self._loop.run_until_complete(self._cut_short())
+            self._loop.close()
 
-    async def _accept(self, listener: socket.socket) -> None:
-        listener.settimeout(0)
-        while True:
-            try:
-                connection, address = await self._loop.sock_accept(listener)
-            except OSError:  # no descriptor is free, or the connection has ended already
-                await self._make_room(next(iter(self._handshakes), None))
-                continue
-            if self._is_closing:
-                connection.close()
-                return
-            connection.settimeout(0)
-            task = self._loop.create_task(self._shake_hands(connection))
-            self._handshakes[task] = str(address[0])
-            task.add_done_callback(functools.partial(self._finish, connection))
-            if (oldest := self._excess(str(address[0]))) is not None:
-                await self._make_room(oldest)
+    def _listen(self, listener: socket.socket) -> None:
+        if not self._is_closing:
+            self._loop.add_reader(listener, self._accept, listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Accepts a connection. A coroutine that is cancelled might lose it unclosed."""
+        try:
+            connection, address = listener.accept()
+        except BlockingIOError:  # the client has gone
+            return
+        except OSError:  # no descriptor is free, or the connection has ended already
+            self._make_room(listener, next(iter(self._handshakes), None))
+            return
+        connection.settimeout(0)
+        task = self._loop.create_task(self._shake_hands(connection))
+        self._handshakes[task] = str(address[0])
+        task.add_done_callback(functools.partial(self._finish, connection))
+        if (oldest := self._excess(str(address[0]))) is not None:
+            self._make_room(listener, oldest)
 
     def _excess(self, address: str) -> asyncio.Task[str | None] | None:
         """Returns the handshake to cut short, if there are too many."""
@@ -122,10 +122,17 @@ class Gate(Closing):
             return next(task for task, one in self._handshakes.items() if one == address)
         return next(iter(self._handshakes)) if len(self._handshakes) > limits.total else None
 
-    async def _make_room(self, oldest: asyncio.Task[str | None] | None) -> None:
+    def _make_room(self, listener: socket.socket, oldest: asyncio.Task[str | None] | None) -> None:
         if oldest is not None:
             oldest.cancel()
-        await asyncio.sleep(_PAUSE_S)
+        self._loop.remove_reader(listener)
+        self._loop.call_later(_PAUSE_S, self._listen, listener)
+
+    async def _cut_short(self) -> None:
+        """Ends all handshakes."""
+        for task in self._handshakes:
+            task.cancel()
+        await asyncio.gather(*self._handshakes, return_exceptions=True)
 
     async def _shake_hands(self, connection: socket.socket) -> str | None:
         with contextlib.suppress(OSError):  # a stranger, or a member that connects again

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from stratagem.collectives.denormals import flush_denormals
 from stratagem.collectives.xla_handler import (
     DTYPES,
     PendingCall,
@@ -103,6 +104,7 @@ class _Server:
             threading.Thread(target=self._serve, name=name, daemon=True).start()
 
     def _serve(self) -> None:
+        flush_denormals()
         while True:
             call = self._calls.get()
             try:

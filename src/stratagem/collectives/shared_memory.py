@@ -27,6 +27,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from stratagem.collectives.denormals import flush_denormals
+
 if sys.platform != "win32":
     import fcntl
 
@@ -43,8 +45,6 @@ _BANKS = 2
 _BLOCK_BYTES, _LEAST_SHARD_BYTES = 2**21, 2**13
 # Linux on x86-64.
 _FUTEX, _WAIT, _WAKE, _EVERYONE = 202, 0, 1, 2**31 - 1
-# The last of the 8 words of `fenv_t` is MXCSR; its bits "flush to zero" and "denormals are zero".
-_MATH, _NUM_WORDS, _FLUSHES = "libm.so.6", 8, 0x8040
 _CHECK_S = 0.1
 _TURN_S = 1e-4
 _LOST = "another process was lost during a sum in shared memory"
@@ -196,14 +196,6 @@ def _open(offer: dict[str, Any]) -> int:
     return file
 
 
-def _flush_denormals() -> None:
-    """Makes this thread compute with zeros for denormal numbers, as the threads of XLA do."""
-    library, words = ctypes.CDLL(_MATH), (ctypes.c_uint32 * _NUM_WORDS)()
-    library.fegetenv(words)
-    words[_NUM_WORDS - 1] |= _FLUSHES
-    library.fesetenv(words)
-
-
 class _Turns:
     """The turns of Python's threads, which are short while sums are under way.
 
@@ -261,7 +253,7 @@ class SumServer:
             thread.join()
 
     def _serve(self) -> None:
-        _flush_denormals()  # the program may continue in this thread
+        flush_denormals()
         while (call := self._calls.get()) is not None:
             try:
                 self._add(call.addend, call.total)

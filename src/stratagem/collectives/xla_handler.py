@@ -184,7 +184,10 @@ class PendingCall:
         self.arguments, self.results = _arrays(frame.arguments), _arrays(frame.results)
 
     def complete(self) -> None:
-        """Marks the results as written. The program may continue within this call."""
+        """Marks the results as written. The program may continue within this call.
+
+        Call it in a thread that has called `flush_denormals`.
+        """
         arguments = _FutureArguments(_FutureArguments.error.offset, None, self._future)
         self._api.future_set_available(ctypes.addressof(arguments))
 
