@@ -13,6 +13,7 @@ from stratagem.elastic.inbox import Inbox, Stage
 from stratagem.elastic.member_messages import receive_message, send_message
 from stratagem.elastic.views import Report, View
 from stratagem.errors import DeadlineExceededError, UnavailableError
+from stratagem.process_group import GroupLimits
 
 _LABELS = tuple(f"worker {member}" for member in range(4))
 
@@ -52,9 +53,10 @@ def _changes(
         theirs, ours = socket.socketpair()
         inbox.admit(ours, f"ready {member} {100 + member} fit:1")
         sides.append(theirs)
-    return ViewChanges(peers, inbox, peer_s=1, start_s=0.1, stuck_s=0.1, most=4), sides
+    return ViewChanges(peers, inbox, _LIMITS, most=4), sides
 
 
+_LIMITS = GroupLimits(join_s=0.1, peer_s=1, stuck_s=0.1, barrier_s=1)
 _OWN = Report(0, 0, 5, is_complete=True)
 _VIEW = View(0, (0, 1, 2, 3), 0, (0, 0, 0, 0))
 

@@ -14,6 +14,7 @@ from stratagem.elastic.reaching import Peers
 from stratagem.elastic.views import Report, View, next_view, with_newcomers
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.messages import explain
+from stratagem.process_group.verdict import GroupLimits
 
 __all__ = ["GroupRunsError", "SafePoint", "ViewChanges"]
 
@@ -39,23 +40,13 @@ class SafePoint:
 class ViewChanges:
     """Finds the next view together with the other members.
 
-    `start_s` is the time that members have to start, `stuck_s` that they have to notice a broken
-    view. A view has at most `most` members.
+    Members have `limits.join_s` to start, and `limits.stuck_s` to notice a broken view. A view has
+    at most `most` members.
     """
 
-    def __init__(
-        self,
-        peers: Peers,
-        inbox: Inbox,
-        *,
-        peer_s: float,
-        start_s: float,
-        stuck_s: float,
-        most: int,
-    ) -> None:
-        self._peers, self._inbox = peers, inbox
-        self._peer_s, self._start_s, self._stuck_s = peer_s, start_s, stuck_s
-        self._most = most
+    def __init__(self, peers: Peers, inbox: Inbox, limits: GroupLimits, *, most: int) -> None:
+        self._peers, self._inbox, self._most = peers, inbox, most
+        self._peer_s, self._start_s, self._stuck_s = limits.peer_s, limits.join_s, limits.stuck_s
 
     def next_view(self, view: View, report: Report, safe: SafePoint | None = None) -> View:
         """Returns the view after a broken one, the same on all members that are left.

@@ -7,31 +7,18 @@ import dataclasses
 import json
 import logging
 import math
-import secrets
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from typing import Any, NoReturn, TypeVar
 
 from stratagem import logs
 from stratagem.authentication import Credentials
-from stratagem.authentication.gate import Gate
-from stratagem.authentication.listening import listening_sockets
-from stratagem.closing import Closing
-from stratagem.elastic.admissions import Admissions
 from stratagem.elastic.candidacy import Candidacy, RunningGroup
-from stratagem.elastic.changes import GroupRunsError, ViewChanges
-from stratagem.elastic.exchange_times import ExchangeTimes
-from stratagem.elastic.group_messages import (
-    agreement_refused,
-    change_text,
-    not_joined,
-    waited_too_long,
-)
-from stratagem.elastic.inbox import Inbox, Stage
+from stratagem.elastic.changes import GroupRunsError
+from stratagem.elastic.group_messages import agreement_refused
+from stratagem.elastic.inbox import Stage
 from stratagem.elastic.peer_connections import PeerConnections, PeerLostError
-from stratagem.elastic.reaching import PURPOSE, Peers
-from stratagem.elastic.view_connections import connect_view
-from stratagem.elastic.views import Report, View
+from stratagem.elastic.rounds import STUCK_SETTING, ElasticRounds
 from stratagem.process_group.identity import Identity
 from stratagem.process_group.verdict import Activity, GroupLimits
 from stratagem.process_group.wire import decode, encode
@@ -40,13 +27,11 @@ __all__ = ["ElasticGroup"]
 
 _logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
-_PROBE_AFTER_S = 1.0
-_STUCK_SETTING = "STRATAGEM_STUCK_TIMEOUT_S"
 # Exchanges before training: a process that has not joined yet has only its own values.
 _BEFORE_TRAINING = ("the random state", "the initial values of ", "a call of ")
 
 
-class ElasticGroup(Closing):
+class ElasticGroup(ElasticRounds):
     """The processes that train together and continue without lost ones. Joins on construction.
 
     `identity.addresses` has the address of each process, at which it listens.
@@ -70,47 +55,8 @@ class ElasticGroup(Closing):
         num_spares: int = 0,
         prepares: bool = False,
     ) -> None:
-        self._first, self.limits = identity, limits
-        own = identity.process_id
-        self._most = identity.num_processes - num_spares
-        incarnation = secrets.randbits(62)
-        self._inbox = Inbox(incarnation)
-        host, port = identity.addresses[own]
-        self._gate = Gate(
-            listening_sockets(host, port, identity.hosts),
-            credentials,
-            self._inbox.admit,
-            purpose=PURPOSE,
-        )
-        self._peers = Peers(
-            own,
-            identity.labels,
-            identity.addresses,
-            credentials,
-            peer_s=limits.peer_s,
-            incarnation=incarnation,
-        )
-        self._changes = ViewChanges(
-            self._peers,
-            self._inbox,
-            peer_s=limits.peer_s,
-            start_s=limits.join_s,
-            stuck_s=limits.stuck_s,
-            most=self._most,
-        )
+        super().__init__(identity, limits, credentials, num_spares=num_spares, prepares=prepares)
         self._candidacy = Candidacy(self._peers, self._inbox, peer_s=limits.peer_s)
-        self.admissions = Admissions(self._inbox, own, most=self._most, prepares=prepares)
-        self.is_candidate = False
-        self._times = ExchangeTimes(_tasks_of(identity.labels))
-        self._connections: PeerConnections | None = None
-        self._num_rounds = 0
-        self._is_broken = False
-        self._is_complete = False
-        self._probed_s = 0.0
-        self._listeners: list[Callable[[View], None]] = []
-        self.participants: tuple[int, ...] = ()  # whose values the last committed round combines
-        self._told = self.view = View(0, tuple(range(self._most)))
-        self._limit_s, self._setting = limits.stuck_s, _STUCK_SETTING
         try:
             self._start()
         except BaseException:
@@ -139,11 +85,6 @@ class ElasticGroup(Closing):
             labels=tuple(self._first.labels[member] for member in members),
             addresses=tuple(self._first.addresses[member] for member in members),
         )
-
-    @property
-    def member(self) -> int:
-        """Id of this process in the cluster."""
-        return self._first.process_id
 
     @property
     def num_processes(self) -> int:
@@ -193,7 +134,7 @@ class ElasticGroup(Closing):
         try:
             received = self.run_round(name, gather)
         finally:
-            self._limit_s, self._setting = self.limits.stuck_s, _STUCK_SETTING
+            self._limit_s, self._setting = self.limits.stuck_s, STUCK_SETTING
         members = [member for member in self.view.members if member in received]
         return [decode(json.loads(received[member])) for member in members]
 
@@ -201,8 +142,6 @@ class ElasticGroup(Closing):
         """Refuses agreements on a step, which a lost member would leave open."""
         del listener
         raise agreement_refused(topic)
-
-    # Rounds.
 
     def run_round(self, name: str, body: Callable[[PeerConnections], _Result]) -> _Result:
         """Returns what `body` returns in a round that is committed; it may run several times.
@@ -218,121 +157,6 @@ class ElasticGroup(Closing):
             self.tell()
             if is_committed:
                 return results[-1]
-
-    def begin_round(self, name: str) -> None:
-        """Begins a round, of the same name on all members; RuntimeError before it has joined."""
-        if self.is_candidate:
-            raise not_joined(name)
-        assert self._connections is not None
-        self._is_broken = self._is_complete = False
-        self._connections.begin_round(self._num_rounds + 1, name)
-
-    def operate(
-        self, operation: Callable[[PeerConnections], None], *, follows_work: bool = True
-    ) -> bool:
-        """Runs an operation of the round; False if the round is broken.
-
-        One that `follows_work` begins when this member has computed its values.
-
-        Raises RuntimeError if this member has left.
-        """
-        self._inbox.check_open()
-        if not self._is_broken:
-            assert self._connections is not None
-            try:
-                self._times.begin_operation(follows_work=follows_work)
-                operation(self._connections)
-            except PeerLostError as error:
-                _logger.info("A round is broken: %s.", error)
-                self._inbox.check_open()  # another thread closes the connections
-                self._is_broken = True
-            finally:
-                self._times.end_operation()
-        return not self._is_broken
-
-    def commit(self) -> bool:
-        """Ends a round; False if no member has committed it. Changes a broken view."""
-        self._is_complete = not self._is_broken
-        before, members = self._num_rounds, self.view.members
-        flags: list[int] = []
-        own = self.admissions.flag(self.view)
-        if self.operate(
-            lambda connections: flags.extend(connections.barrier(own)), follows_work=False
-        ):
-            self._num_rounds += 1
-            self._is_complete = False
-            self.admissions.note(flags)
-        else:
-            self._change()
-        if self._num_rounds > before:
-            self.participants = members
-        return self._num_rounds > before
-
-    def _change(self) -> None:
-        begun_s = time.monotonic()
-        before = self.view
-        while True:
-            self._inbox.check_open()
-            if self._connections is not None:
-                self._connections.close()
-            report = Report(
-                self.member,
-                self.view.number,
-                self._num_rounds,
-                self._is_complete,
-                self._peers.incarnation,
-                self.admissions.is_new,
-            )
-            self.view = self._changes.next_view(self.view, report, self.admissions.safe)
-            self.admissions.begin_view(self.view)
-            self._num_rounds = self.view.num_rounds
-            self._is_complete = False
-            try:
-                self._connect()
-            except PeerLostError as error:
-                _logger.info("A view is broken before its first round: %s.", error)
-                continue
-            break
-        text = change_text(before, self.view, self._first.labels, most=self._most)
-        logs.announce(_logger, f"{text} after {time.monotonic() - begun_s:.3f} s.")
-
-    def _connect(self) -> None:
-        """Connects the members of the view; raises PeerLostError."""
-        number, members = self.view.number, list(self.view.members)
-        self._inbox.tell(stage=Stage.TRAINS, view=number, members=members)
-        self._connections = connect_view(
-            self.view, self._peers, self._inbox, self._check_view, self._times
-        )
-
-    def _check_view(self, waited_s: float) -> None:
-        """Raises PeerLostError if the view is broken, and DeadlineExceededError if it is stuck."""
-        self._inbox.check_open()
-        if self._inbox.has_report():
-            raise PeerLostError("another member reports a broken view")
-        now_s = time.monotonic()
-        if waited_s < _PROBE_AFTER_S or now_s - self._probed_s < _PROBE_AFTER_S:
-            return
-        for member in self.view.members:
-            if member != self.member and self._peers.is_lost(member):
-                raise PeerLostError(f"process {member} does not answer")
-        self._probed_s = time.monotonic()
-        if waited_s > self._limit_s:
-            members = [self._first.labels[member] for member in self.view.members]
-            own = self._first.label
-            raise waited_too_long(own, members, waited_s, self._limit_s, self._setting)
-
-    # Changes of the view.
-
-    def on_change(self, listener: Callable[[View], None]) -> None:
-        """Registers a function that `tell` calls after each change of the view."""
-        self._listeners.append(listener)
-
-    def tell(self) -> None:
-        """Calls the listeners if the view has changed; call it between rounds."""
-        if self._told is not self.view:
-            self._told = self.view
-            for listener in self._listeners:
-                listener(self.view)
 
     # Processes that join.
 
@@ -398,15 +222,3 @@ class ElasticGroup(Closing):
             f"Joined as one of {self.num_processes} after {time.monotonic() - begun_s:.3f} s.",
         )
         return True
-
-    def close(self) -> None:
-        """Leaves the group; the others continue."""
-        self._inbox.close()
-        if self._connections is not None:
-            self._connections.close()
-        self._gate.close()
-
-
-def _tasks_of(labels: Sequence[str]) -> dict[int, str]:
-    """Returns the task of each process, without its address."""
-    return {member: label.partition(" (")[0] for member, label in enumerate(labels)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, final
 
 import jax
@@ -10,15 +9,15 @@ import jax
 from stratagem.cluster import ClusterResolver, TFConfigClusterResolver, detect
 from stratagem.collectives.elastic_rounds import serve_rounds
 from stratagem.communication import CommunicationOptions
-from stratagem.elastic import ElasticGroup, View
+from stratagem.elastic import View
 from stratagem.execution import ElasticLockstep, Lockstep
 from stratagem.keras.callbacks.joining_fit import JoiningFit
 from stratagem.process_group import agree_on_random_state
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.base.recreate import recreatable
-from stratagem.strategies.base.strategy import Strategy
 from stratagem.strategies.elastic_admission import ElasticAdmission
 from stratagem.strategies.elastic_members import join_elastic_group, move_variables
+from stratagem.strategies.elastic_membership import ElasticMembership
 from stratagem.strategies.local_topology import local_topology
 from stratagem.strategies.membership import check_resolver, copy_refused
 from stratagem.topology import Topology, start_separately
@@ -27,7 +26,7 @@ __all__ = ["ElasticStrategy"]
 
 
 @final
-class ElasticStrategy(Strategy):
+class ElasticStrategy(ElasticMembership):
     """Trains one model in several processes in lockstep, which continue if some of them are lost.
 
     Each process has one CPU device and a copy of the model. If a process dies, no variable has
@@ -71,8 +70,6 @@ class ElasticStrategy(Strategy):
         check_resolver(cluster_resolver, "cluster_resolver")
         self._resolver = cluster_resolver or detect() or TFConfigClusterResolver()
         processes = self._resolver.processes()
-        self._group: ElasticGroup | None = None
-        self._admission: ElasticAdmission | None = None
         self._devices: tuple[jax.Device, ...] = ()
         if processes.num_processes == 1:
             topology = local_topology(["cpu:0"], name="devices")
@@ -95,87 +92,6 @@ class ElasticStrategy(Strategy):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         raise copy_refused(self)
-
-    @property
-    def cluster_resolver(self) -> ClusterResolver:
-        """The resolver of the cluster."""
-        return self._resolver
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """Ids of the processes that train, in replica order.
-
-        Example:
-            >>> sg.ElasticStrategy().members
-            (0,)
-
-        Source: specific to Stratagem.
-        """
-        return (0,) if self._group is None else self._group.view.members
-
-    @property
-    def participants(self) -> tuple[int, ...]:
-        """Ids of the processes whose values the last step has combined, in replica order.
-
-        A process that is lost at the end of a step may have taken part in it.
-
-        Example:
-            >>> sg.ElasticStrategy().participants
-            (0,)
-
-        Source: specific to Stratagem.
-        """
-        return (0,) if self._group is None else self._group.participants
-
-    def admit(
-        self,
-        fn: Callable[..., Any] | None = None,
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> None:
-        """Admits processes that were started again, in a custom loop; `fit` does it by itself.
-
-        Call it on every process before each step, outside of `run`. In a process that joins, the
-        first call waits until the others admit it. Then all variables have the values of the
-        others, so a loop that counts its steps in a variable continues with their step.
-
-        Args:
-            fn: the function of the next `run`; a process that joins compiles it before the others
-                wait for it. None compiles nothing.
-            args: arguments of that `run`, which may have other values.
-            kwargs: its keyword arguments.
-
-        Raises:
-            UnavailableError: all others ended before this process could join.
-            ValueError: this process has other variables than the others.
-
-        Example:
-            >>> strategy = sg.ElasticStrategy()
-            >>> with strategy.scope():
-            ...     num_steps = sg.Variable(0)
-            >>> while True:
-            ...     strategy.admit()
-            ...     if int(num_steps) == 3:  # read after `admit`
-            ...         break
-            ...     _ = strategy.run(lambda: num_steps.assign_add(1))
-            >>> int(num_steps)
-            3
-
-        Source: specific to Stratagem.
-        """
-        admission, executor = self._admission, self.executor
-        if admission is None:
-            return
-        if not admission.is_waiting:
-            admission.admit()
-            return
-
-        def prepare() -> None:
-            if fn is not None and isinstance(executor, ElasticLockstep):
-                with self.scope():
-                    executor.compile_call(fn, args, kwargs or {})
-
-        admission.join_loop(prepare)
 
     def _topology_of(self, view: View) -> Topology:
         return Topology(tuple(self._devices[member] for member in view.members))
