@@ -155,8 +155,8 @@ def _loop(model: keras.Model, deaths: _Deaths, members: list[Any]) -> list[float
 def _counted(model: keras.Model, deaths: _Deaths, members: list[Any]) -> list[float]:
     """Trains in a loop that counts its steps in a variable, on batches that 2 and 3 divide."""
     x, y = data()
-    with _STRATEGY.scope():  # a new member receives only variables of the strategy
-        optimizer = keras.optimizers.Adam(0.01)
+    optimizer = keras.optimizers.Adam(0.01)  # its number of steps is a variable of no strategy
+    with _STRATEGY.scope():
         optimizer.build(model.trainable_variables)
         num_steps = sg.Variable(0)
         total = keras.metrics.Sum()

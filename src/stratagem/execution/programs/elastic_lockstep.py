@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from stratagem.messages import explain
 from stratagem.process_group import current_group
 from stratagem.topology import Topology
 from stratagem.values import PerReplica
+from stratagem.variables import home_of
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
@@ -44,6 +46,18 @@ class ElasticLockstep(Lockstep):
         self._by_size: dict[int, OrderedDict[Any, Program]] = {}
         self._noted_size = self._topology.num_replicas
         self._larger: dict[tuple[Any, int], ElasticProgram | None] = {}
+        self._outside: list[weakref.ref[Any]] = []
+        self._has_joined = False
+
+    @property
+    def outside_variables(self) -> list[Any]:
+        """Variables of no strategy that steps use, in the order of their first use."""
+        variables = [reference() for reference in self._outside]
+        return [variable for variable in variables if variable is not None]
+
+    def note_joined(self) -> None:
+        """Refuses variables of no strategy that are used for the first time from now on."""
+        self._has_joined = True
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Calls a function once per replica, again if a member is lost; see `Executor.run`."""
@@ -176,12 +190,32 @@ class ElasticLockstep(Lockstep):
             super()._note_compilation(fn, arguments, program)
 
     def _program_of(self, trace: Trace, name: str) -> Program:
+        self._note_outside([*trace.written, *trace.read_only], name)
         group: Any = current_group()
         make = functools.partial(ElasticProgram, topology=self._topology, name=name, group=group)
         program = make(trace)
         if trace.summaries is not None:
             program.make_plain = functools.cache(lambda: make(trace.without_summaries()))
         return program
+
+    def _note_outside(self, variables: Sequence[Any], name: str) -> None:
+        known = self.outside_variables
+        for variable in variables:
+            if home_of(variable) is not None or any(variable is one for one in known):
+                continue
+            if self._has_joined:
+                raise ValueError(_not_received(variable, name))
+            self._outside.append(weakref.ref(variable))
+
+
+def _not_received(variable: Any, name: str) -> str:
+    return explain(
+        f"{name} uses variable {variable.path!r}, which was made outside of the strategy's scope. "
+        "This process joined the others, and did not receive its value.",
+        expected="a variable of the strategy, or of a step that was compiled before joining.",
+        fix="make it in strategy.scope(); an optimizer has variables as well. Or pass the step to "
+        "strategy.admit(fn, args).",
+    )
 
 
 def _refuse_eager(fn: Callable[..., Any]) -> None:
