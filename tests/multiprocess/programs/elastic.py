@@ -18,7 +18,7 @@ from typing import Any
 
 import stratagem as sg
 
-_STRATEGY = sg.ElasticStrategy()
+_STRATEGY = sg.ElasticStrategy(constant_batch="worker" if "worker" in sys.argv else "global")
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
@@ -192,7 +192,7 @@ def main() -> None:
     with _STRATEGY.scope():
         model = make_model()
     members: list[Any] = []
-    run = {"fit": _fit, "loop": _loop, "random": _random, "counted": _counted}[kind]
+    run = {"fit": _fit, "loop": _loop, "random": _random, "worker": _fit, "counted": _counted}[kind]
     losses = run(model, _Deaths(own, moments), members)
     np.savez(
         Path(folder) / f"member-{own}.npz",
