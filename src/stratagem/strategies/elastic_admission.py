@@ -103,7 +103,7 @@ class ElasticAdmission:
         self._received = TrainingState(self._received.document, [*arrays, *outside])
         executor = self._strategy.executor
         if isinstance(executor, ElasticLockstep):
-            executor.note_joined()
+            executor.outside_variables.end()
 
     def has_values(self, topology: Topology) -> bool:
         """Returns True once variables have the values of the others, which are set if necessary.
@@ -173,7 +173,7 @@ class ElasticAdmission:
 
     def _outside_variables(self) -> list[Any]:
         executor = self._strategy.executor
-        return executor.outside_variables if isinstance(executor, ElasticLockstep) else []
+        return [*executor.outside_variables] if isinstance(executor, ElasticLockstep) else []
 
     def _check(self, document: dict[str, Any]) -> None:
         """Raises ValueError if this process has other variables than the others."""

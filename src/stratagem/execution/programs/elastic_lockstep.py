@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from stratagem import config
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution.programs.elastic_program import ElasticProgram, RoundAbortedError
 from stratagem.execution.programs.lockstep import Lockstep
+from stratagem.execution.programs.outside_variables import OutsideVariables
 from stratagem.execution.programs.program import Program
 from stratagem.execution.tracing.arguments import (
     Arguments,
@@ -29,7 +29,6 @@ from stratagem.messages import explain
 from stratagem.process_group import current_group
 from stratagem.topology import Topology
 from stratagem.values import PerReplica
-from stratagem.variables import home_of
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
@@ -47,18 +46,9 @@ class ElasticLockstep(Lockstep):
         self._noted_size = self._topology.num_replicas
         self._larger: dict[tuple[Any, int], list[ElasticProgram]] = {}
         self.keeps_worker_rows = False  # a step has no more rows for a member if others are lost
-        self._outside: list[weakref.ref[Any]] = []
-        self._has_joined = False
-
-    @property
-    def outside_variables(self) -> list[Any]:
-        """Variables of no strategy that steps use, in the order of their first use."""
-        variables = [reference() for reference in self._outside]
-        return [variable for variable in variables if variable is not None]
-
-    def note_joined(self) -> None:
-        """Refuses variables of no strategy that are used for the first time from now on."""
-        self._has_joined = True
+        given = getattr(strategy, "executor", None)  # each `fit` has an executor of its own
+        is_first = not isinstance(given, ElasticLockstep)
+        self.outside_variables = OutsideVariables() if is_first else given.outside_variables
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Calls a function once per replica, again if a member is lost; see `Executor.run`."""
@@ -236,32 +226,13 @@ class ElasticLockstep(Lockstep):
             super()._note_compilation(fn, arguments, program)
 
     def _program_of(self, trace: Trace, name: str) -> Program:
-        self._note_outside([*trace.written, *trace.read_only], name)
+        self.outside_variables.note([*trace.written, *trace.read_only], name)
         group: Any = current_group()
         make = functools.partial(ElasticProgram, topology=self._topology, name=name, group=group)
         program = make(trace)
         if trace.summaries is not None:
             program.make_plain = functools.cache(lambda: make(trace.without_summaries()))
         return program
-
-    def _note_outside(self, variables: Sequence[Any], name: str) -> None:
-        known = self.outside_variables
-        for variable in variables:
-            if home_of(variable) is not None or any(variable is one for one in known):
-                continue
-            if self._has_joined:
-                raise ValueError(_not_received(variable, name))
-            self._outside.append(weakref.ref(variable))
-
-
-def _not_received(variable: Any, name: str) -> str:
-    return explain(
-        f"{name} uses variable {variable.path!r}, which was made outside of the strategy's scope. "
-        "This process joined the others, and did not receive its value.",
-        expected="a variable of the strategy, or of a step that was compiled before joining.",
-        fix="make it in strategy.scope(); an optimizer has variables as well. Or pass the step to "
-        "strategy.admit(fn, args).",
-    )
 
 
 def _refuse_eager(fn: Callable[..., Any]) -> None:
