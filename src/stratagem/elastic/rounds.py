@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from stratagem import logs
 from stratagem.authentication import Credentials
@@ -68,7 +69,7 @@ class ElasticRounds(Closing):
         )
         self._changes = ViewChanges(self._peers, self._inbox, limits, most=self._most)
         self.admissions = Admissions(self._inbox, own, most=self._most, prepares=prepares)
-        self.is_candidate = False
+        self.is_candidate = self._rehearses = False
         self._times = ExchangeTimes(_tasks_of(identity.labels))
         self._connections: PeerConnections | None = None
         self._num_rounds = 0
@@ -92,8 +93,21 @@ class ElasticRounds(Closing):
 
     # Rounds.
 
+    @contextlib.contextmanager
+    def rehearsal(self) -> Generator[None]:
+        """Ends rounds at once, without the others; none is committed. For one that will join."""
+        assert self.is_candidate
+        self._rehearses = True
+        try:
+            yield
+        finally:
+            self._rehearses = False
+
     def begin_round(self, name: str) -> None:
         """Begins a round, of the same name on all members; RuntimeError before it has joined."""
+        if self._rehearses:
+            self._is_broken = True
+            return
         if self.is_candidate:
             raise not_joined(name)
         assert self._connections is not None
@@ -125,6 +139,8 @@ class ElasticRounds(Closing):
 
     def commit(self) -> bool:
         """Ends a round; False if no member has committed it. Changes a broken view."""
+        if self._rehearses:
+            return False
         self._is_complete = not self._is_broken
         before, members = self._num_rounds, self.view.members
         flags: list[int] = []

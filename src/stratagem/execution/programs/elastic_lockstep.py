@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -204,12 +205,20 @@ class ElasticLockstep(Lockstep):
     def _compile(
         self, fn: Callable[..., Any], arguments_of: Callable[[], Iterable[Arguments]]
     ) -> None:
-        """Compiles a step for the expected members, and for one less: the others have both."""
+        """Compiles a step for the expected members, and for one less: the others have both.
+
+        Runs the former once without the others, since a first run takes longer.
+        """
         programs = self._started(fn, arguments_of())
         if self._strategy.topology.num_replicas > 1:
             programs += self._prepare_smaller(fn, arguments_of)
         for program in programs:
             program.wait_until_compiled()
+        group: Any = current_group()
+        with group.rehearsal():
+            for arguments in arguments_of():
+                with contextlib.suppress(RoundAbortedError):
+                    self.program(fn, arguments).run(arguments)
 
     def program(self, fn: Callable[..., Any], arguments: Arguments) -> Program:
         """Returns the program for the present number of members; see `Lockstep.program`."""
