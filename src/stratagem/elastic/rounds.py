@@ -25,7 +25,7 @@ from stratagem.elastic.views import Report, View
 from stratagem.process_group.identity import Identity
 from stratagem.process_group.verdict import GroupLimits
 
-__all__ = ["STUCK_SETTING", "ElasticRounds"]
+__all__ = ["ElasticRounds", "STUCK_SETTING"]
 
 _logger = logging.getLogger(__name__)
 _PROBE_AFTER_S = 1.0
