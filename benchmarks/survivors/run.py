@@ -162,7 +162,13 @@ def _bits(folder: Path) -> dict[int, str]:
 def _launched(
     folder: Path, environments: Environments, **told: Any
 ) -> Generator[subprocess.Popen[bytes]]:
-    options: dict[str, Any] = {"kills": [], "joins": [], "epochs": None, "step_s": 0.0, "folder": str(folder)}
+    options: dict[str, Any] = {
+        "kills": [],
+        "joins": [],
+        "epochs": None,
+        "step_s": 0.0,
+        "folder": str(folder),
+    }
     options |= {"batch_size": _NUM_WORKERS * WORKLOADS["mlp"].batch_size, **told}
     script = str(_REPOSITORY / f"{_SIDE.module.replace('.', '/')}.py")
     command = [str(environments.ours.with_name("stratagem")), "launch", "--survivors"]

@@ -59,8 +59,9 @@ class _Told(keras.callbacks.Callback):
         return None if self._step is None else self._step + self._is_in_step
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        model: Any = self.model
         if self._step is None:
-            self._step = int(self.model.optimizer.iterations)
+            self._step = int(model.optimizer.iterations)
         time.sleep(max(0.0, self._begun_s + self._least_s - time.monotonic()))
         self._begun_s = time.monotonic()
         if self._step in self._joins and self._group.view.members[0] == self._group.member:
@@ -84,11 +85,12 @@ class _Told(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         bits = 0
-        for variable in [*self.model.variables, *self.model.optimizer.variables]:
-            bits = zlib.crc32(np.ascontiguousarray(variable.numpy()), bits)
+        model: Any = self.model
+        for variable in [*model.variables, *model.optimizer.variables]:
+            bits = zlib.crc32(variable.numpy().tobytes(), bits)
         os.write(self._bits, f"{epoch} {bits:08x}\n".encode())
         if any(self._group.exchange("end of the benchmark", self._stop.exists())):
-            self.model.stop_training = True
+            model.stop_training = True
 
 
 def _join_only_at(steps: Sequence[int]) -> None:
@@ -96,13 +98,13 @@ def _join_only_at(steps: Sequence[int]) -> None:
     wanted = {*steps}
     note, begin_view = Admissions.note, Admissions.begin_view
 
-    def noted(own: Admissions, flags: Sequence[int]) -> None:
-        note(own, flags)
-        own.is_change_due = own.is_change_due and _told[0].next_step in wanted
+    def noted(self: Admissions, flags: Sequence[int]) -> None:
+        note(self, flags)
+        self.is_change_due = self.is_change_due and _told[0].next_step in wanted
 
-    def began(own: Admissions, view: View) -> None:
-        begin_view(own, view)
-        own.is_change_due = own.is_change_due and _told[0].next_step in wanted
+    def began(self: Admissions, view: View) -> None:
+        begin_view(self, view)
+        self.is_change_due = self.is_change_due and _told[0].next_step in wanted
 
     Admissions.note, Admissions.begin_view = noted, began  # ty: ignore
 

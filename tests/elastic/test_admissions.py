@@ -71,3 +71,14 @@ def test_a_new_view_starts_again(inbox) -> None:
     assert not first.is_change_due
     assert first.newcomers == (1,)
     assert not first.is_new
+
+
+def test_a_round_that_is_no_step_adds_no_member_after_a_loss(inbox) -> None:
+    """Those that join begin with a step, and would not take part in it."""
+    one = _admissions(inbox)
+    one.pass_by()
+    assert one.safe is not None
+    assert (one.safe.place, one.safe.num_rounds) == ("fit:1", -1)
+    one.end_place()
+    one.pass_by()
+    assert one.safe is None

@@ -165,3 +165,19 @@ def test_a_member_that_makes_no_progress_is_an_error(make_cluster) -> None:
     groups[0].begin_round("step")
     with pytest.raises(DeadlineExceededError, match="STRATAGEM_STUCK_TIMEOUT_S"):
         groups[0].operate(PeerConnections.barrier)
+
+
+def test_a_rehearsal_ends_its_rounds_at_once_and_counts_none(make_cluster) -> None:
+    cluster = make_cluster(3, num_spares=1)
+    cluster.started(2)
+    with pytest.raises(AssertionError), cluster.groups[0].rehearsal():
+        pass
+    candidate = cluster.member(2)
+    called = []
+    with candidate.rehearsal():
+        candidate.begin_round("step")
+        assert not candidate.operate(called.append)
+        assert not candidate.commit()
+    assert not called
+    with pytest.raises(RuntimeError, match="has not joined"):
+        candidate.begin_round("step")

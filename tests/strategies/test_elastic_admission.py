@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
@@ -16,6 +17,7 @@ import stratagem as sg
 from stratagem.elastic.candidacy import RunningGroup
 from stratagem.elastic.peer_connections import PeerConnections, PeerLostError
 from stratagem.errors import DataLossError, UnavailableError
+from stratagem.execution import ElasticLockstep
 from stratagem.exit_codes import NOT_NEEDED
 from stratagem.strategies import elastic_admission
 from stratagem.strategies.elastic_admission import ElasticAdmission
@@ -144,6 +146,36 @@ def test_a_process_that_joins_has_the_values_of_the_others(connections) -> None:
     assert second.values == first.values == [[5.0] * 3, 5, 10.0]
     shards = second.variables[2].stored.addressable_shards
     assert [float(one.data[0]) for one in shards] == [4.0, 6.0]
+
+
+def _with_outside(side: _Side, *variables: keras.Variable) -> None:
+    """Makes a step use variables of no strategy."""
+    executor = side.strategy.executor = ElasticLockstep(side.strategy)
+    executor.outside_variables.note(variables, "step")
+
+
+def test_variables_of_no_strategy_are_received_if_steps_use_them(connections) -> None:
+    """They are found by their names, and one that no step of this process uses may be missing."""
+    first, second = _Side(5.0), _Side(1.0)
+    first.hold([4.0, 6.0])
+    theirs = [keras.Variable(value, name=name) for value, name in [(7.0, "rate"), (8.0, "count")]]
+    own = keras.Variable(0.0, name="count")
+    _with_outside(first, *theirs)
+    _with_outside(second, own)
+    assert _deliver(connections, [first, second]) == [None, None]
+    second.admission.restore()
+    assert float(own.value) == 8.0
+    assert second.values == first.values
+
+
+def test_a_variable_of_no_strategy_that_the_others_do_not_use_is_an_error(connections) -> None:
+    first, second = _Side(5.0), _Side(1.0)
+    first.hold([4.0, 6.0])
+    own = keras.Variable(0.0, name="own_count")
+    _with_outside(second, own)
+    error = _deliver(connections, [first, second])[1]
+    assert isinstance(error, ValueError)
+    assert "A step of this process uses variable 'own_count' of shape ()" in str(error)
 
 
 def test_a_loop_continues_with_the_random_numbers_of_the_others(connections) -> None:
