@@ -59,9 +59,7 @@ def spans(
         failures,
         changes,
         RetainedSteps(()),
-        begin_s=0.0,
-        first_start_s=first_start_s,
-        end_s=end_s,
+        times_s=(0.0, first_start_s, end_s),
     )
     assert all(isinstance(one, Span) and one.cause in CAUSES for one in found)
     return [(one.begin_s, one.end_s, one.cause) for one in found]

@@ -150,21 +150,13 @@ def account_for(run: RunEvents) -> Account:
     group = [one for one in run.processes if one.trains or one.start.task_type == "launcher"]
     histories = [history_of(process) for process in trainers]
     intervals = [interval for history in histories for interval in history.intervals]
-    stalls = [stall for history in histories for stall in history.stalls]
     retained = RetainedSteps(point for history in histories for point in history.resume_points)
     changes = member_changes(trainers)
     lost = lost_processes(trainers, changes)
+    stalls = [stall for history in histories for stall in history.stalls]
     failures = failures_of(group, StepTimes(intervals), stalls, lost=lost)
-    begin_s, end_s = _bounds(group)
-    spans = spans_of(
-        histories,
-        failures,
-        changes,
-        retained,
-        begin_s=begin_s,
-        first_start_s=min((one.at_s(one.start) for one in trainers), default=begin_s),
-        end_s=end_s,
-    )
+    times_s = begin_s, _, end_s = _bounds(group)
+    spans = spans_of(histories, failures, changes, retained, times_s=times_s)
     return Account(
         begin_s=begin_s,
         whole_s=end_s - begin_s,
@@ -180,11 +172,12 @@ def account_for(run: RunEvents) -> Account:
     )
 
 
-def _bounds(processes: Sequence[ProcessEvents]) -> tuple[float, float]:
-    """Returns the times of the first start and of the last event."""
+def _bounds(processes: Sequence[ProcessEvents]) -> tuple[float, float, float]:
+    """Returns the times of the first start, of the first one that trains, and of the last event."""
     times_s = [process.at_s(event) for process in processes for event in process.events]
     begin_s = min((process.at_s(process.start) for process in processes), default=0.0)
-    return begin_s, max(times_s, default=begin_s)
+    starts_s = [process.at_s(process.start) for process in processes if process.trains]
+    return begin_s, min(starts_s, default=begin_s), max(times_s, default=begin_s)
 
 
 def _time_by_cause(spans: Sequence[Span]) -> dict[str, float]:

@@ -87,24 +87,13 @@ def failures_of(
     training processes and the launcher, ordered by start time. The ends of the `lost` ones, without
     which others continue, are no failures.
     """
-    reports = [
-        report
-        for process in processes
-        if process.start not in lost
-        for report in _reported_failures(process)
-    ]
-    times_s = sorted(report.at_s for report in reports)
-    for report, since_s in sorted(_implied_failures(processes, lost), key=lambda one: one[0].at_s):
-        if not _has_any(times_s, since_s, report.at_s):
-            reports.append(report)
-        bisect.insort(times_s, report.at_s)
     saves_s = sorted(stall.end_s for stall in stalls if not stall.failed)
     starts_s: dict[str, list[float]] = {}
     for process in processes:
         bisect.insort(starts_s.setdefault(process.task, []), process.at_s(process.start))
     failures: list[Failure] = []
     lost_s: dict[str, float] = {}
-    for report in sorted(reports, key=lambda report: report.at_s):
+    for report in _reports(processes, lost):
         last = failures[-1] if failures else None
         if _is_known_loss(report, lost_s, starts_s):
             continue
@@ -125,6 +114,24 @@ def failures_of(
                 )
             )
     return tuple(failures)
+
+
+def _reports(
+    processes: Sequence[ProcessEvents], lost: Collection[StartEvent]
+) -> list[_FailureReport]:
+    """Returns the failures that processes report, and those without a report, in order."""
+    reports = [
+        report
+        for process in processes
+        if process.start not in lost
+        for report in _reported_failures(process)
+    ]
+    times_s = sorted(report.at_s for report in reports)
+    for report, since_s in sorted(_implied_failures(processes, lost), key=lambda one: one[0].at_s):
+        if not _has_any(times_s, since_s, report.at_s):
+            reports.append(report)
+        bisect.insort(times_s, report.at_s)
+    return sorted(reports, key=lambda report: report.at_s)
 
 
 def _is_known_loss(

@@ -77,11 +77,13 @@ def spans_of(
     changes: Sequence[MemberChange],
     retained: RetainedSteps,
     *,
-    begin_s: float,
-    first_start_s: float,
-    end_s: float,
+    times_s: tuple[float, float, float],
 ) -> tuple[Span, ...]:
-    """Returns consecutive spans from `begin_s` to `end_s`, training from `first_start_s`."""
+    """Returns consecutive spans.
+
+    `times_s` has the beginning of the run, the first start of a process that trains, and the end.
+    """
+    begin_s, first_start_s, end_s = times_s
     intervals = [interval for history in histories for interval in history.intervals]
     stalls = [stall for history in histories for stall in history.stalls]
     layers = [*_step_layers(intervals, retained), *_stall_layers(stalls)]
