@@ -96,6 +96,8 @@ class ElasticAdmission:
         assert self._received is not None
         if not self._is_restored:
             self.restore()
+        # A process that could not compile its step before would agree on initial values now.
+        self._strategy.variables.take_unsettled()
         live: list[Any] = self._strategy.variables.live()
         document, arrays = self._received.document, [_value(variable) for variable in live]
         self._received = TrainingState(document, arrays)
