@@ -149,9 +149,16 @@ def test_a_spare_takes_the_place_of_a_killed_member(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    reason="weights and iterations of the new member keep initial values", strict=True
-)
+def test_one_that_cannot_compile_its_step_before_it_joins(tmp_path: Path) -> None:
+    """It has no batch to compile for, so it sees its variables for the first time in the step."""
+    whole = _train(tmp_path / "whole", "sequence")
+    results = _train(tmp_path / "again", "sequence", "1:3:in", "join:5")
+    assert sorted(results) == [0, 1, 2]
+    _check(results, _weights(whole[0]), whole[0]["losses"].tolist())
+    assert results[0]["members"].tolist().count(0b101) > 0
+
+
+@pytest.mark.slow
 def test_a_loop_of_one_that_is_started_again_continues_with_the_others(tmp_path: Path) -> None:
     whole = _train(tmp_path / "whole", "counted")
     results = _train(tmp_path / "again", "counted", "2:4:in", "join:6")
