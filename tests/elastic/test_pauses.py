@@ -132,9 +132,9 @@ def test_members_of_a_group_record_a_loss_and_a_join(monkeypatch) -> None:
         return 2 in log_sizes(log) and log_sizes(log)[-3:] == [3] * 3
 
     trainings = [Training(group, is_over) for group in groups]
-    trainings[0].until(lambda: len(trainings[0].log) > 3)
+    trainings[0].until(lambda log: len(log) > 3)
     trainings.pop(1).group.close()
-    trainings[0].until(lambda: 2 in log_sizes(list(trainings[0].log)))
+    trainings[0].until(lambda log: 2 in log_sizes(log))
     again = cluster.member(1)
     record(again)
     trainings.append(Training(again, is_over))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from stratagem import logs
 from stratagem.authentication import Credentials
@@ -25,7 +26,7 @@ from stratagem.elastic.views import Report, View
 from stratagem.process_group.identity import Identity
 from stratagem.process_group.verdict import GroupLimits
 
-__all__ = ["STUCK_SETTING", "ElasticRounds"]
+__all__ = ["ElasticRounds", "STUCK_SETTING"]
 
 _logger = logging.getLogger(__name__)
 _PROBE_AFTER_S = 1.0
@@ -69,7 +70,7 @@ class ElasticRounds(Closing):
         )
         self._changes = ViewChanges(self._peers, self._inbox, limits, most=self._most)
         self.admissions = Admissions(self._inbox, own, most=self._most, prepares=prepares)
-        self.is_candidate = False
+        self.is_candidate = self._rehearses = False
         tasks = _tasks_of(identity.labels)
         self._times = ExchangeTimes(tasks)
         self._pauses = TrainingPauses(tasks, most=self._most)
@@ -88,13 +89,31 @@ class ElasticRounds(Closing):
         """Id of this process in the cluster."""
         return self._first.process_id
 
+    @property
+    def num_places(self) -> int:
+        """Number of members if none is lost."""
+        return self._most
+
     # Rounds.
+
+    @contextlib.contextmanager
+    def rehearsal(self) -> Generator[None]:
+        """Ends rounds at once, without the others; none is committed. For one that will join."""
+        assert self.is_candidate
+        self._rehearses = True
+        try:
+            yield
+        finally:
+            self._rehearses = False
 
     def begin_round(self, name: str, *, is_step: bool = True) -> None:
         """Begins a round, of the same name on all members; RuntimeError before it has joined.
 
         One that `is_step` counts for the time of steps, and for the pauses between them.
         """
+        if self._rehearses:
+            self._is_broken = True
+            return
         if self.is_candidate:
             raise not_joined(name)
         assert self._connections is not None
@@ -127,6 +146,8 @@ class ElasticRounds(Closing):
 
     def commit(self) -> bool:
         """Ends a round; False if no member has committed it. Changes a broken view."""
+        if self._rehearses:
+            return False
         self._is_complete = not self._is_broken
         before, view = self._num_rounds, self.view
         flags: list[int] = []

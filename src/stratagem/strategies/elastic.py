@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, final
+from typing import Any, Literal, NoReturn, final
 
 import jax
 
@@ -16,7 +16,11 @@ from stratagem.process_group import agree_on_random_state
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.base.recreate import recreatable
 from stratagem.strategies.elastic_admission import ElasticAdmission
-from stratagem.strategies.elastic_members import join_elastic_group, move_variables
+from stratagem.strategies.elastic_members import (
+    check_constant_batch,
+    join_elastic_group,
+    move_variables,
+)
 from stratagem.strategies.elastic_membership import ElasticMembership
 from stratagem.strategies.local_topology import local_topology
 from stratagem.strategies.membership import check_resolver, copy_refused
@@ -43,10 +47,15 @@ class ElasticStrategy(ElasticMembership):
     Args:
         cluster_resolver: the cluster and this process's task; None reads the environment. It lists
             the address of every process.
+        constant_batch: rows of a step of `fit` if members are lost. With "global", those left take
+            more rows each, and the steps are those of all members. With "worker", each takes at
+            most as many rows as with all members, so its memory is enough; a batch then takes
+            several steps, each with an update of the weights.
         allow_unauthenticated: as for `MultiWorkerMirroredStrategy`.
 
     Raises:
-        ValueError: an invalid cluster, a task that does not train, several hosts without a secret.
+        ValueError: an invalid cluster, a task that does not train, several hosts without a secret,
+            another `constant_batch`.
         TypeError: an argument of another type.
         DeadlineExceededError: not all processes came in time; the message names the missing ones.
         RuntimeError: JAX has started already, or a process has several devices.
@@ -65,9 +74,11 @@ class ElasticStrategy(ElasticMembership):
         self,
         cluster_resolver: ClusterResolver | None = None,
         *,
+        constant_batch: Literal["global", "worker"] = "global",
         allow_unauthenticated: bool = False,
     ) -> None:
         check_resolver(cluster_resolver, "cluster_resolver")
+        check_constant_batch(constant_batch)
         self._resolver = cluster_resolver or detect() or TFConfigClusterResolver()
         processes = self._resolver.processes()
         self._devices: tuple[jax.Device, ...] = ()
@@ -85,6 +96,8 @@ class ElasticStrategy(ElasticMembership):
             AutomaticOps(CommunicationOptions()),
             executor=ElasticLockstep,
         )
+        executor: Any = self.executor
+        executor.keeps_worker_rows = constant_batch == "worker"
         group.on_change(self._continue)
         admission = self._admission = ElasticAdmission(self, group)
         self.fit_callbacks = lambda: [JoiningFit(admission)]

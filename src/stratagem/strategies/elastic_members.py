@@ -26,7 +26,7 @@ from stratagem.variables import (
     store_components,
 )
 
-__all__ = ["join_elastic_group", "move_variables"]
+__all__ = ["check_constant_batch", "join_elastic_group", "move_variables"]
 
 
 def join_elastic_group(resolver: ClusterResolver, *, allow_unauthenticated: bool) -> ElasticGroup:
@@ -64,6 +64,18 @@ def join_elastic_group(resolver: ClusterResolver, *, allow_unauthenticated: bool
     joined: Any = group
     set_current_group(joined)
     return group
+
+
+def check_constant_batch(constant_batch: object) -> None:
+    """Raises ValueError for another value than "global" and "worker"."""
+    if constant_batch not in ("global", "worker"):
+        raise ValueError(
+            explain(
+                f"constant_batch={constant_batch!r} was passed.",
+                expected='"global" or "worker".',
+                fix='use "worker" if the memory of a worker has no room for more rows.',
+            )
+        )
 
 
 def move_variables(variables: VariableRegistry, before: Topology, after: Topology) -> None:
