@@ -126,7 +126,7 @@ def test_members_of_a_group_record_a_loss_and_a_join(monkeypatch) -> None:
 
     for group in groups:
         record(group)
-    log_sizes = lambda log: [len(members) for members, _ in log]  # noqa: E731
+    log_sizes = lambda log: [len(step.members) for step in log]  # noqa: E731
 
     def is_over(log: list[Any]) -> bool:
         return 2 in log_sizes(log) and log_sizes(log)[-3:] == [3] * 3
