@@ -15,7 +15,7 @@ from tests.goodput.runs import long_run, write
 
 _FOLDER = Path(__file__).parents[2] / "docs" / "how_to"
 _PAGE = (_FOLDER / "goodput.md").read_text(encoding="utf-8")
-_ROW = re.compile(r"^\| `(\w+)` \| (.*) \|$", re.MULTILINE)
+_ROW = re.compile(r"^\| `([\w ]+)` \| (.*) \|$", re.MULTILINE)
 
 
 def _stripped(text: str) -> list[str]:

@@ -11,6 +11,7 @@ from stratagem.run_events.records import (
     EndEvent,
     Event,
     FailureEvent,
+    MembersEvent,
     MemoryEvent,
     NoticeEvent,
     ProgressEvent,
@@ -145,6 +146,33 @@ def straggler(
     )
 
 
+def members(
+    at_s: float,
+    view: int,
+    num_members: int,
+    *,
+    lost: str = "",
+    joined: str = "",
+    pause_s: float | None = None,
+    step_s: float | None = 0.5,
+) -> MembersEvent:
+    """A report at the end of the first step in a view; `lost` and `joined` are indices of workers.
+
+    The pause ends `step_s` before it.
+    """
+    return MembersEvent(
+        **at(at_s),
+        view=view,
+        lost=[f"worker {index}" for index in lost.split()],
+        joined=[f"worker {index}" for index in joined.split()],
+        num_members=num_members,
+        num_expected=3,
+        change_s=0.25,
+        pause_s=pause_s,
+        step_s=step_s,
+    )
+
+
 def warning(at_s: float, text: str) -> WarningEvent:
     return WarningEvent(**at(at_s), text=text, category="UserWarning", origin="train.py:3")
 
@@ -169,6 +197,55 @@ def straggling() -> RunEvents:
             )
             for task, own_s in own.items()
         )
+    )
+
+
+def members_come_and_go() -> RunEvents:
+    """Three workers; worker 1 is killed twice, and joins again twice. Two steps a second.
+
+    The last step before a loss or a join ends at second 20, 30, 40 and 50. The first one after it
+    ends 1.5, 1, 2 and 1 seconds later.
+    """
+    stayed = (
+        members(5, 0, 3, pause_s=None, step_s=None),
+        first_step(10, 1),
+        steps(10, 20, 2, 21),
+        members(21.5, 1, 2, lost="1", pause_s=1.0),
+        steps(20, 21.5, 22, 22),
+        steps(21.5, 30, 23, 39),
+        members(31, 2, 3, joined="1", pause_s=0.5),
+        steps(30, 31, 40, 40),
+        steps(31, 40, 41, 58),
+        members(42, 3, 2, lost="1", pause_s=1.5),
+        steps(40, 42, 59, 59),
+        steps(42, 50, 60, 75),
+        members(51, 4, 3, joined="1", pause_s=0.5),
+        steps(50, 51, 76, 76),
+        steps(51, 60, 77, 94),
+        end(62),
+    )
+    return run(
+        process("launcher 0", 0, end(63)),
+        process("worker 0", 0, *stayed),
+        process("worker 1", 0, *stayed[:3]),
+        process("worker 2", 0, *stayed),
+        process(
+            "worker 1",
+            22,
+            members(30.25, 2, 3, pause_s=None, step_s=None),
+            first_step(31, 40),
+            steps(31, 40, 41, 58),
+            attempt=1,
+        ),
+        process(
+            "worker 1",
+            43,
+            members(50.25, 4, 3, pause_s=None, step_s=None),
+            first_step(51, 76),
+            steps(51, 60, 77, 94),
+            end(62),
+            attempt=2,
+        ),
     )
 
 

@@ -10,8 +10,19 @@ import pytest
 
 from stratagem.goodput import CAUSES, Account, account_for
 from stratagem.goodput.plot import draw, figure_of, shares_over_time
+from stratagem.goodput.report import shown_causes
 from stratagem.run_events.reader import RunEvents
-from tests.goodput.runs import end, failure, first_step, gang_restart, long_run, process, run, steps
+from tests.goodput.runs import (
+    end,
+    failure,
+    first_step,
+    gang_restart,
+    long_run,
+    members_come_and_go,
+    process,
+    run,
+    steps,
+)
 
 
 def _close_failures() -> RunEvents:
@@ -94,7 +105,9 @@ def test_losses_are_those_of_the_account() -> None:
     account = account_for(gang_restart())
     _, losses = figure_of(account).axes
     widths = [bar.get_width() for bar in losses.patches]
-    expected = [100 * account.time_s[cause] / 78 for cause in CAUSES if cause != "useful"]
+    expected = [
+        100 * account.time_s[cause] / 78 for cause in shown_causes(account) if cause != "useful"
+    ]
     assert widths == pytest.approx(expected)
 
 
@@ -124,3 +137,13 @@ def test_run_without_time_has_empty_columns() -> None:
 def test_picture_is_written_into_a_new_folder(tmp_path: Path) -> None:
     draw(account_for(gang_restart()), tmp_path / "new" / "run.png")
     assert (tmp_path / "new" / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_losses_of_a_group_are_drawn_only_for_a_group() -> None:
+    def names(account: Account) -> list[str]:
+        return [label.get_text() for label in figure_of(account).axes[1].get_yticklabels()]
+
+    group = names(account_for(members_come_and_go()))
+    assert group == [cause for cause in CAUSES if cause != "useful"]
+    other = names(account_for(gang_restart()))
+    assert set(group) - set(other) == {"members lost", "members joined"}

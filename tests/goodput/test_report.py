@@ -9,13 +9,15 @@ import pytest
 from rich.console import Console
 
 from stratagem.goodput import account_for
-from stratagem.goodput.report import duration_text, show
+from stratagem.goodput.report import changes_line, duration_text, show
 from tests.goodput.runs import (
     end,
     failure,
     first_step,
     gang_restart,
     long_run,
+    members,
+    members_come_and_go,
     notice,
     process,
     run,
@@ -109,3 +111,16 @@ def test_text_of_a_run_is_not_markup() -> None:
     text = shown(account)
     assert "[red]worker[/red] lost" in text
     assert "Unreadable: [bold]torn[/bold]" in text
+
+
+def test_group_shows_its_members_and_its_pauses() -> None:
+    lines = shown(account_for(members_come_and_go()))
+    assert "3 of 3 members; lost 2 times, joined 2 times; training stood still for 3.5 s" in lines
+    assert "94 steps, 0 failures" in lines
+    assert "members lost" in lines
+    assert "members" not in shown(account_for(gang_restart()))
+
+
+def test_group_without_changes_shows_its_members() -> None:
+    events = run(process("worker 0", 0, members(1, 0, 3, pause_s=None), first_step(2, 1)))
+    assert changes_line(account_for(events)) == "3 of 3 members"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stratagem.monitoring.cell import Cell
 from stratagem.monitoring.chart_cells import (
+    members_cell,
     memory_cell,
     speed_cell,
     time_cell,
@@ -11,7 +12,7 @@ from stratagem.monitoring.chart_cells import (
 )
 from stratagem.monitoring.charts import TimeFrame
 from stratagem.monitoring.reported_run import load_run
-from tests.goodput.runs import gang_restart, process, run, straggling, write
+from tests.goodput.runs import gang_restart, members_come_and_go, process, run, straggling, write
 
 
 def made(cell, folder, events) -> Cell:
@@ -42,3 +43,14 @@ def test_empty_cells_say_why_and_how_to_fill_them(tmp_path) -> None:
     assert "sg.goodput.progress" in made(values_cell, tmp_path / "a", alone).empty
     assert "sg.goodput.step" in made(speed_cell, tmp_path / "b", alone).empty
     assert "STRATAGEM_RUN_DIR" in made(memory_cell, tmp_path / "d", alone).empty
+
+
+def test_changes_of_members_are_in_a_table(tmp_path) -> None:
+    found = made(members_cell, tmp_path / "a", members_come_and_go())
+    assert len(found.charts) == 1
+    assert found.rows[:2] == (
+        ("20.0 s", "worker 1", "-", "2 of 3", "250 ms", "1.0 s"),
+        ("30.0 s", "-", "worker 1", "3 of 3", "250 ms", "500 ms"),
+    )
+    assert len(found.rows) == 4
+    assert "ElasticStrategy" in made(members_cell, tmp_path / "b", gang_restart()).empty

@@ -10,12 +10,14 @@ from stratagem.goodput import account_for
 from stratagem.monitoring.charts import (
     COLORS,
     TimeFrame,
+    cause_role,
     line_chart,
+    members_chart,
     straggler_chart,
     time_chart,
 )
 from stratagem.monitoring.run_series import Line, series_of
-from tests.goodput.runs import gang_restart, straggling
+from tests.goodput.runs import gang_restart, members_come_and_go, straggling
 
 FRAME = TimeFrame(78.0, [45.0])
 
@@ -67,3 +69,21 @@ def test_straggler_chart_is_redder_where_a_worker_is_slow() -> None:
 )
 def test_time_is_shown_in_a_sensible_unit(whole_s, unit) -> None:
     assert TimeFrame(whole_s, []).unit == unit
+
+
+def test_each_loss_and_join_of_a_member_is_marked() -> None:
+    """Two of each, after the beginning of the group."""
+    account = account_for(members_come_and_go())
+    frame = TimeFrame(account.whole_s, [])
+    svg = members_chart(account.member_changes, frame, account.whole_s)
+    assert {"members", "0", "1", "2", "3"} <= set(texts(svg))
+    marks = [one for one in ET.fromstring(svg).iter() if one.tag.endswith("use")]
+    for role in ("failure", "cause-useful"):
+        assert sum(f"fill: var(--{role})" in one.get("style", "") for one in marks) == 2
+    without = members_chart(account.member_changes[:1], frame, account.whole_s)
+    assert "var(--failure)" not in without
+
+
+def test_role_of_a_cause_is_a_name_of_a_variable() -> None:
+    assert all(" " not in role for role in COLORS)
+    assert cause_role("members lost") == "cause-members-lost"

@@ -93,3 +93,13 @@ def test_time_on_the_host_excludes_waits() -> None:
     assert state_of(first_step(10, 1), waits, read_s=20).host_s_per_step() == pytest.approx(0.04)
     assert state_of(*RUNNING, read_s=20).host_s_per_step() is None
     assert state_of(read_s=20).host_s_per_step() is None
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"), [(None, "lost"), (0, "finished"), (1, "lost")], ids=str
+)
+def test_process_without_which_others_continue(code, expected) -> None:
+    last = () if code is None else (end(21, code),)
+    state = state_of(*RUNNING, *last, read_s=22)
+    state.has_survivors = True
+    assert phase(state, 22) == expected

@@ -18,7 +18,15 @@ from stratagem.monitoring import prometheus_export
 from stratagem.monitoring.prometheus_export import RunCollector, serve
 from stratagem.monitoring.watcher import Watcher
 from stratagem.run_events.records import encode
-from tests.goodput.runs import EPOCH_S, process, progress, run, straggling, write
+from tests.goodput.runs import (
+    EPOCH_S,
+    members_come_and_go,
+    process,
+    progress,
+    run,
+    straggling,
+    write,
+)
 
 client = pytest.importorskip("prometheus_client")
 parser = pytest.importorskip("prometheus_client.parser")
@@ -48,10 +56,18 @@ def test_metrics_are_those_of_the_run(tmp_path) -> None:
     assert found["step_delay_seconds", "worker 1"] == pytest.approx(0.2)
     assert found["waited_for_seconds", "unknown", "worker 1"] == pytest.approx(0.2)
     assert ("waited_for_seconds", "unknown", "worker 0") not in found
+    assert ("members",) not in found
     assert found["host_memory_bytes", "worker 0"] == 300 * 1024**2
     assert found["time_seconds", "starting"] == pytest.approx(10)
     assert found["goodput_with_startup_ratio",] < found["goodput_after_startup_ratio",] <= 1
     assert found["warnings",] == 2
+
+
+def test_members_of_a_group_are_metrics(tmp_path) -> None:
+    write(tmp_path, members_come_and_go())
+    found = scraped(Watcher(tmp_path, clock=lambda: EPOCH_S + 62))
+    assert (found["members",], found["expected_members",]) == (3, 3)
+    assert found["time_seconds", "members lost"] == pytest.approx(2.5)
 
 
 def test_each_scrape_reads_what_is_new(tmp_path) -> None:

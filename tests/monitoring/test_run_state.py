@@ -15,6 +15,8 @@ from tests.goodput.runs import (
     failure,
     first_step,
     gang_restart,
+    members,
+    members_come_and_go,
     memory,
     process,
     progress,
@@ -155,3 +157,47 @@ def test_folder_without_events_and_json() -> None:
     values = json.loads(json.dumps(snapshot(straggling(), 41).as_dict()))
     assert values.keys() == {field.name for field in dataclasses.fields(RunSnapshot)}
     assert values["tasks"][1]["task"] == "worker 1"
+
+
+def test_restarts_of_members_are_none_of_the_run() -> None:
+    shown = snapshot(members_come_and_go(), 62)
+    assert (shown.num_members, shown.num_expected, shown.num_restarts) == (3, 3, 0)
+    assert [(task.task, task.phase) for task in shown.tasks if "worker" in task.task] == [
+        (f"worker {index}", "finished") for index in range(3)
+    ]
+    other = snapshot(gang_restart(), 78)
+    assert (other.num_members, other.num_restarts) == (None, 1)
+
+
+def lost_for_good(*last) -> ProcessEvents:
+    return process("worker 1", 0, first_step(2, 1), *last)
+
+
+@pytest.mark.parametrize("last", [(), (end(3.5, 1, "ValueError: bad"),)], ids=["killed", "failed"])
+def test_run_is_over_without_a_member_that_stays_lost(last) -> None:
+    stayed = (
+        first_step(2, 1),
+        steps(2, 3, 2, 3),
+        members(4, 1, 1, lost="1", pause_s=0.5),
+        steps(3, 4, 4, 4),
+    )
+    shown = snapshot(run(process("worker 0", 0, *stayed), lost_for_good(*last)), 5)
+    assert not shown.is_over
+    events = run(process("worker 0", 0, *stayed, end(5)), lost_for_good(*last))
+    shown = snapshot(events, 6)
+    assert shown.is_over
+    lost = shown.tasks[1]
+    assert (lost.phase, lost.note) == ("lost", "the others continue")
+
+
+def test_process_that_started_after_a_loss_is_not_the_lost_one() -> None:
+    """Worker 1 starts at 3.25, before the others report that it was lost at 3."""
+    stayed = (
+        first_step(2, 1),
+        steps(2, 3, 2, 3),
+        members(4, 1, 1, lost="1", pause_s=0.5),
+        steps(3, 4, 4, 4),
+    )
+    again = process("worker 1", 3.25, attempt=1)
+    shown = snapshot(run(process("worker 0", 0, *stayed), lost_for_good(), again), 5)
+    assert [task.phase for task in shown.tasks] == ["running", "restarting"]

@@ -6,7 +6,7 @@ import pytest
 
 from stratagem import optional_libraries
 from stratagem.monitoring.span_export import SpanExport
-from tests.goodput.runs import EPOCH_S, end, gang_restart, process, run, save, straggling
+from tests.goodput.runs import EPOCH_S, end, gang_restart, members, process, run, save, straggling
 
 sdk = pytest.importorskip("opentelemetry.sdk.trace")
 export = pytest.importorskip("opentelemetry.sdk.trace.export")
@@ -35,6 +35,14 @@ def test_checkpoints_and_start_ups_have_a_length() -> None:
     assert found["checkpoint"].end_time == pytest.approx((EPOCH_S + 24) * 1e9)
     assert found["checkpoint"].attributes["stratagem.step"] == 7
     assert found["checkpoint"].attributes["stratagem.process"] == "worker 0"
+
+
+def test_change_of_members_is_as_long_as_its_pause() -> None:
+    events = run(process("worker 0", 0, members(8, 1, 2, lost="1 3", pause_s=1.5)))
+    (change,) = [span for span in spans(events) if span.name == "members"]
+    assert length_s(change) == pytest.approx(1.5)
+    assert change.attributes["stratagem.lost"] == "worker 1, worker 3"
+    assert "stratagem.joined" not in change.attributes
 
 
 def test_failures_are_errors_and_other_events_are_not() -> None:

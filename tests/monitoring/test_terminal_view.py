@@ -11,11 +11,13 @@ from rich.console import Console
 from stratagem.goodput import account_for
 from stratagem.monitoring.run_state import RunState
 from stratagem.monitoring.terminal_view import frame
+from stratagem.run_events.reader import ProcessEvents
 from stratagem.run_events.records import StepEvent
 from tests.goodput.runs import (
     EPOCH_S,
     first_step,
     gang_restart,
+    members_come_and_go,
     process,
     progress,
     run,
@@ -111,3 +113,29 @@ def measured(input_s: float) -> StepEvent:
     """50 steps in 20 s, with 5 s of computing and some of input."""
     line = steps(10, 30, 2, 51, waited=15.0 - input_s)
     return dataclasses.replace(line, input_s=input_s)
+
+
+def before(second: float):
+    """The events of a run with changes of members, up to a moment."""
+    whole = members_come_and_go()
+    return run(
+        *(
+            ProcessEvents(
+                start=one.start,
+                events=tuple(event for event in one.events if event.monotonic_s <= second),
+            )
+            for one in whole.processes
+            if one.start.monotonic_s <= second
+        )
+    )
+
+
+def test_members_of_a_group_are_counted() -> None:
+    text = shown(before(21.75), 21.75)
+    assert text.startswith("runs/digits  running  21.8 s since the start, 2 of 3 workers\n")
+    assert row(text, "worker 1")[1] == "lost"
+    assert row(text, "worker 1")[-1] == "the others continue"
+    assert "2 of 3 members; lost 1 time, joined 0 times; training stood still for 1.0 s" in text
+    text = shown(before(32), 32)
+    assert text.startswith("runs/digits  running  32.0 s since the start, 3 of 3 workers\n")
+    assert "workers" not in shown(gang_restart(), 30).splitlines()[0]

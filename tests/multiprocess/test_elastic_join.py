@@ -11,8 +11,14 @@ import keras
 import numpy as np
 import pytest
 
+from stratagem.goodput import Account, account_for, read_run
 from tests.multiprocess.cluster import PROGRAMS, addresses, ended, environment
-from tests.multiprocess.programs.elastic_data import data, make_model, random_callbacks
+from tests.multiprocess.programs.elastic_data import (
+    NUM_BATCHES,
+    data,
+    make_model,
+    random_callbacks,
+)
 
 _PROGRAM = str(PROGRAMS / "elastic.py")
 _NUM_MEMBERS = 3
@@ -39,7 +45,10 @@ def _train(folder: Path, kind: str, *moments: str, num_spares: int = 0) -> _Resu
     folder.mkdir(exist_ok=True)
     arguments = [str(folder), kind, *moments]
     workers = addresses(_NUM_MEMBERS + num_spares)
-    spares = {"STRATAGEM_NUM_SPARES": str(num_spares)}
+    spares = {
+        "STRATAGEM_NUM_SPARES": str(num_spares),
+        "STRATAGEM_RUN_DIR": str(folder / "run"),
+    }
     processes = {
         index: _start(index, workers, arguments, **spares) for index in range(len(workers))
     }
@@ -110,6 +119,24 @@ def test_fit_of_one_that_is_started_again_continues_with_the_others(
     stayed = next(result for result in results.values() if len(result["members"]) == 24)
     assert stayed["members"][-1] == _EVERYONE
     assert len(set(stayed["members"].tolist())) == 1 + len(moments) // 2
+    lost = [f"worker {one.split(':')[0]}" for one in moments if not one.startswith("join")]
+    _check_account(account_for(read_run(tmp_path / "run")), lost)
+
+
+def _check_account(account: Account, lost: list[str]) -> None:
+    """Each loss and each join is there once, with its pause, and none is a failure."""
+    begin, *changes = account.member_changes
+    assert (begin.cause, begin.num_members) == (None, 3)
+    assert [change.lost for change in changes[::2]] == [(task,) for task in lost]
+    assert [change.joined for change in changes[1::2]] == [(task,) for task in lost]
+    assert [change.num_members for change in changes] == [2, 3] * len(lost)
+    for cause, found in (("members lost", changes[::2]), ("members joined", changes[1::2])):
+        pauses_s = [change.pause_s for change in found]
+        assert all(pause_s is not None and pause_s >= 0 for pause_s in pauses_s)
+        assert account.time_s[cause] <= sum(pause_s or 0.0 for pause_s in pauses_s) + 1e-6
+    assert (account.failures, account.num_repeated) == ((), 0)
+    assert account.num_steps == 4 * NUM_BATCHES
+    assert account.is_over
 
 
 @pytest.mark.slow
@@ -119,6 +146,16 @@ def test_a_spare_takes_the_place_of_a_killed_member(tmp_path: Path) -> None:
     assert sorted(results) == [0, 2, 3]
     _check(results, *_reference())
     assert results[0]["members"].tolist() == [0b0111] * 8 + [0b1101] * 16
+
+
+@pytest.mark.slow
+def test_one_that_cannot_compile_its_step_before_it_joins(tmp_path: Path) -> None:
+    """It has no batch to compile for, so it sees its variables for the first time in the step."""
+    whole = _train(tmp_path / "whole", "sequence")
+    results = _train(tmp_path / "again", "sequence", "1:3:in", "join:5")
+    assert sorted(results) == [0, 1, 2]
+    _check(results, _weights(whole[0]), whole[0]["losses"].tolist())
+    assert results[0]["members"].tolist().count(0b101) > 0
 
 
 @pytest.mark.slow

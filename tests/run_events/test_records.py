@@ -13,6 +13,7 @@ from tests.goodput.runs import (
     failure,
     first_step,
     gang_restart,
+    members,
     memory,
     notice,
     progress,
@@ -37,6 +38,8 @@ ONE_OF_EACH: list[Event] = [
     dataclasses.replace(steps(3, 4, 2, 3, waited=0.5), input_s=0.1, peers_s=0.2, transfer_s=0.3),
     dataclasses.replace(steps(3, 4, 2, 3), received_s={"worker 1": 0.5, "worker 2": 1}),
     straggler(8, "worker 1", late_s=0.1, step_s=0.4),
+    members(8, 0, 3, pause_s=None, step_s=None),
+    members(8, 3, 2, lost="0 2", joined="1", pause_s=0.5),
     progress(8, 7, 10, loss=0.5, accuracy=None),
     memory(8, None),
     memory(8, 12, 34),
@@ -118,4 +121,11 @@ def test_torn_line_is_refused(line) -> None:
 def test_times_of_receiving_of_another_form_are_refused(received_s) -> None:
     line = json.dumps(json.loads(encode(first_step(3, 1))) | {"received_s": received_s})
     with pytest.raises(ValueError, match="its received_s is"):
+        decode(line)
+
+
+@pytest.mark.parametrize("lost", ["worker 1", None, [1], [None], {"worker 1": 1.0}])
+def test_members_of_another_form_are_refused(lost) -> None:
+    line = json.dumps(json.loads(encode(members(8, 1, 2, lost="1"))) | {"lost": lost})
+    with pytest.raises(ValueError, match="its lost is"):
         decode(line)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from stratagem.goodput import EventWriter, account_for, read_run
+from stratagem.run_events.records import MembersEvent
 
 _KILLED = """
 import os, signal, sys
@@ -281,3 +282,30 @@ def test_slow_worker_is_written_beside_the_steps(tmp_path) -> None:
     assert (event["kind"], event["task"], event["cause"]) == ("straggler", "worker 1", "input")
     assert (event["late_s"], event["step_s"], event["is_evicted"]) == (0.5, 1.0, False)
     assert (rest["step"], rest["num_steps"]) == (4, 3)
+
+
+def test_step_with_a_pause_is_written_by_itself(tmp_path) -> None:
+    """The change is reported at the end of a step, before the step is."""
+    with open_writer(tmp_path, interval_s=1e9) as writer:
+        for step in range(1, 4):
+            writer.step(step)
+        writer.members(
+            MembersEvent(
+                time_s=time.time(),
+                monotonic_s=time.monotonic(),
+                view=1,
+                lost=["worker 1"],
+                joined=[],
+                num_members=2,
+                num_expected=3,
+                change_s=0.25,
+                pause_s=0.5,
+                step_s=1.0,
+            )
+        )
+        for step in range(4, 7):
+            writer.step(step, duration_s=0.5)
+    _, _, before, event, *after = written(tmp_path)
+    assert (before["step"], before["num_steps"]) == (3, 2)
+    assert (event["kind"], event["lost"], event["num_members"]) == ("members", ["worker 1"], 2)
+    assert [(one["step"], one["num_steps"]) for one in after] == [(4, 1), (6, 2)]

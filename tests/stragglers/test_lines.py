@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stratagem.run_events.reader import ProcessEvents
 from stratagem.stragglers.lines import SettledLines
-from tests.goodput.runs import EPOCH_S, failure, first_step, process, restored, steps
+from tests.goodput.runs import EPOCH_S, failure, first_step, members, process, restored, steps
 
 
 def test_first_lines_are_left_out() -> None:
@@ -19,12 +19,16 @@ def test_first_lines_are_left_out() -> None:
         failure(16, "worker 0"),
         steps(17, 18, 21, 22),
         steps(18, 19, 23, 30),
+        members(20, 1, 2, lost="0", pause_s=0.5),
+        steps(19, 20, 31, 31),
+        steps(20, 21, 32, 41),
     )
     found = SettledLines().pick(news)
     assert [(task, at_s - EPOCH_S, event.step) for task, at_s, event in found] == [
         ("worker 1", 11, 9),
         ("worker 1", 15, 20),
         ("worker 1", 19, 30),
+        ("worker 1", 21, 41),
     ]
 
 

@@ -72,6 +72,7 @@ class ElasticGroup(ElasticRounds):
             self.expect(self._candidacy.look())
         else:
             self._connect()
+            self._pauses.begin(self.view)
 
     # What code for any group uses; see `process_group.Group`.
 
@@ -152,7 +153,7 @@ class ElasticGroup(ElasticRounds):
         """
         results: list[_Result] = []
         while True:
-            self.begin_round(name)
+            self.begin_round(name, is_step=False)
             self.operate(lambda connections: results.append(body(connections)))
             is_committed = self.commit()
             self.tell()
@@ -216,6 +217,7 @@ class ElasticGroup(ElasticRounds):
         except PeerLostError as error:
             _logger.info("A view is broken before its first round: %s.", error)
             self._change()
+        self._pauses.begin(self.view)
         self.tell()
         self.welcome()
         logs.announce(

@@ -18,6 +18,7 @@ from stratagem.elastic.changes import ViewChanges
 from stratagem.elastic.exchange_times import ExchangeTimes
 from stratagem.elastic.group_messages import change_text, not_joined, waited_too_long
 from stratagem.elastic.inbox import Inbox, Stage
+from stratagem.elastic.pauses import TrainingPauses
 from stratagem.elastic.peer_connections import PeerConnections, PeerLostError
 from stratagem.elastic.reaching import PURPOSE, Peers
 from stratagem.elastic.view_connections import connect_view
@@ -70,11 +71,13 @@ class ElasticRounds(Closing):
         self._changes = ViewChanges(self._peers, self._inbox, limits, most=self._most)
         self.admissions = Admissions(self._inbox, own, most=self._most, prepares=prepares)
         self.is_candidate = self._rehearses = False
-        self._times = ExchangeTimes(_tasks_of(identity.labels))
+        tasks = _tasks_of(identity.labels)
+        self._times = ExchangeTimes(tasks)
+        self._pauses = TrainingPauses(tasks, most=self._most)
         self._connections: PeerConnections | None = None
         self._num_rounds = 0
-        self._is_broken = False
-        self._is_complete = False
+        self._is_broken = self._is_complete = False
+        self._is_step = False
         self._probed_s = 0.0
         self._listeners: list[Callable[[View], None]] = []
         self.participants: tuple[int, ...] = ()  # whose values the last committed round combines
@@ -103,8 +106,11 @@ class ElasticRounds(Closing):
         finally:
             self._rehearses = False
 
-    def begin_round(self, name: str) -> None:
-        """Begins a round, of the same name on all members; RuntimeError before it has joined."""
+    def begin_round(self, name: str, *, is_step: bool = True) -> None:
+        """Begins a round, of the same name on all members; RuntimeError before it has joined.
+
+        One that `is_step` counts for the time of steps, and for the pauses between them.
+        """
         if self._rehearses:
             self._is_broken = True
             return
@@ -112,6 +118,7 @@ class ElasticRounds(Closing):
             raise not_joined(name)
         assert self._connections is not None
         self._is_broken = self._is_complete = False
+        self._is_step = is_step
         self._connections.begin_round(self._num_rounds + 1, name)
 
     def operate(
@@ -142,7 +149,7 @@ class ElasticRounds(Closing):
         if self._rehearses:
             return False
         self._is_complete = not self._is_broken
-        before, members = self._num_rounds, self.view.members
+        before, view = self._num_rounds, self.view
         flags: list[int] = []
         own = self.admissions.flag(self.view)
         if self.operate(
@@ -151,10 +158,14 @@ class ElasticRounds(Closing):
             self._num_rounds += 1
             self._is_complete = False
             self.admissions.note(flags)
+            ended_s = time.monotonic()
         else:
+            ended_s = time.monotonic()  # of a step that counts: the change comes after it
             self._change()
         if self._num_rounds > before:
-            self.participants = members
+            self.participants = view.members
+            if self._is_step:
+                self._pauses.end_step(view.number, ended_s)
         return self._num_rounds > before
 
     def _change(self) -> None:
@@ -182,8 +193,10 @@ class ElasticRounds(Closing):
                 _logger.info("A view is broken before its first round: %s.", error)
                 continue
             break
+        change_s = time.monotonic() - begun_s
+        self._pauses.note_change(before, self.view, change_s)
         text = change_text(before, self.view, self._first.labels, most=self._most)
-        logs.announce(_logger, f"{text} after {time.monotonic() - begun_s:.3f} s.")
+        logs.announce(_logger, f"{text} after {change_s:.3f} s.")
 
     def _connect(self) -> None:
         """Connects the members of the view; raises PeerLostError."""

@@ -1,7 +1,9 @@
 """Goodput: event logs and the useful share of a run's wall time. Does not import JAX."""
 
-from stratagem.goodput.account import CAUSES, Account, Span, account_for
+from stratagem.goodput.account import Account, account_for
 from stratagem.goodput.failures import Failure
+from stratagem.goodput.membership import MemberChange
+from stratagem.goodput.time_spans import CAUSES, Span
 from stratagem.run_events.process_writer import close_events, current_events, progress, step
 from stratagem.run_events.reader import RunEvents, RunFollower, read_run
 from stratagem.run_events.wait_clock import StepWaits
@@ -12,6 +14,7 @@ __all__ = [
     "CAUSES",
     "EventWriter",
     "Failure",
+    "MemberChange",
     "RunEvents",
     "RunFollower",
     "Span",

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import heapq
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from stratagem.goodput.failures import Failure, failures_of
@@ -17,47 +15,12 @@ from stratagem.goodput.history import (
     StepTimes,
     history_of,
 )
+from stratagem.goodput.membership import MemberChange, lost_processes, member_changes
+from stratagem.goodput.time_spans import CAUSES, Span, spans_of
 from stratagem.run_events.reader import ProcessEvents, RunEvents
 from stratagem.run_events.records import EndEvent
 
-__all__ = ["Account", "CAUSES", "Span", "account_for"]
-
-CAUSES = ("useful", "repeated", "detecting", "restarting", "saving", "starting", "waiting")
-
-# If several apply at the same time, the first one counts.
-_SAVED, _KEPT, _REPEATED, _DETECTING, _RESTARTING, _NOT_SAVED, _STARTING, _WAITING = range(8)
-_CAUSE_OF = {
-    _SAVED: "saving",
-    _KEPT: "useful",
-    _REPEATED: "repeated",
-    _DETECTING: "detecting",
-    _RESTARTING: "restarting",
-    _NOT_SAVED: "saving",
-    _STARTING: "starting",
-    _WAITING: "waiting",
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Span:
-    """An interval of wall time with a single cause.
-
-    Args:
-        begin_s: start, in seconds after the run's start.
-        end_s: end, in seconds after the run's start.
-        cause: one of `CAUSES`.
-
-    Example:
-        >>> span = sg.goodput.Span(begin_s=10.0, end_s=12.5, cause="saving")
-        >>> span.cause in sg.goodput.CAUSES, span.end_s - span.begin_s
-        (True, 2.5)
-
-    Source: specific to Stratagem.
-    """
-
-    begin_s: float
-    end_s: float
-    cause: str
+__all__ = ["Account", "account_for"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,6 +38,8 @@ class Account:
         is_over: True if each training task's last process recorded its exit.
         num_processes: number of event files read.
         problems: one line per file or line that could not be read.
+        member_changes: changes of an elastic group's members in order; their times are seconds
+            after the run's start.
 
     Example:
         >>> import tempfile
@@ -100,6 +65,7 @@ class Account:
     is_over: bool
     num_processes: int
     problems: tuple[str, ...]
+    member_changes: tuple[MemberChange, ...] = ()
 
     @property
     def goodput(self) -> float:
@@ -149,6 +115,7 @@ class Account:
                 }
                 for failure in self.failures
             ],
+            "member_changes": [dataclasses.asdict(change) for change in self.member_changes],
             "problems": list(self.problems),
         }
 
@@ -156,7 +123,8 @@ class Account:
 def account_for(run: RunEvents) -> Account:
     """Breaks down the wall time from the first start to the last event.
 
-    Training tasks run in lockstep: a step counts once, however many processes ran it. See
+    Training tasks run in lockstep: a step counts once, however many processes ran it. A process
+    without which the others continue is no failure, and neither is its next start. See
     docs/how_to/goodput.md for the definition of each cause.
 
     Args:
@@ -182,13 +150,13 @@ def account_for(run: RunEvents) -> Account:
     group = [one for one in run.processes if one.trains or one.start.task_type == "launcher"]
     histories = [history_of(process) for process in trainers]
     intervals = [interval for history in histories for interval in history.intervals]
-    stalls = [stall for history in histories for stall in history.stalls]
     retained = RetainedSteps(point for history in histories for point in history.resume_points)
-    failures = failures_of(group, StepTimes(intervals), stalls)
-    begin_s, end_s = _bounds(group)
-    layers = [*_step_layers(intervals, retained), *_pause_layers(histories)]
-    layers += [*_failure_layers(failures, end_s), *_launcher_layer(trainers, begin_s)]
-    spans = tuple(_merged_spans(layers, begin_s, end_s))
+    changes = member_changes(trainers)
+    lost = lost_processes(trainers, changes)
+    stalls = [stall for history in histories for stall in history.stalls]
+    failures = failures_of(group, StepTimes(intervals), stalls, lost=lost)
+    times_s = begin_s, _, end_s = _bounds(group)
+    spans = spans_of(histories, failures, changes, retained, times_s=times_s)
     return Account(
         begin_s=begin_s,
         whole_s=end_s - begin_s,
@@ -197,17 +165,19 @@ def account_for(run: RunEvents) -> Account:
         num_steps=_num_useful(intervals, retained),
         num_repeated=_num_repeated(histories),
         failures=tuple(_relative_to(failure, begin_s) for failure in failures),
-        is_over=_is_over(trainers),
+        is_over=_is_over([one for one in trainers if one.start not in lost]),
         num_processes=len(run.processes),
         problems=run.problems,
+        member_changes=tuple(_change_relative_to(change, begin_s) for change in changes),
     )
 
 
-def _bounds(processes: Sequence[ProcessEvents]) -> tuple[float, float]:
-    """Returns the times of the first start and of the last event."""
+def _bounds(processes: Sequence[ProcessEvents]) -> tuple[float, float, float]:
+    """Returns the times of the first start, of the first one that trains, and of the last event."""
     times_s = [process.at_s(event) for process in processes for event in process.events]
     begin_s = min((process.at_s(process.start) for process in processes), default=0.0)
-    return begin_s, max(times_s, default=begin_s)
+    starts_s = [process.at_s(process.start) for process in processes if process.trains]
+    return begin_s, min(starts_s, default=begin_s), max(times_s, default=begin_s)
 
 
 def _time_by_cause(spans: Sequence[Span]) -> dict[str, float]:
@@ -220,92 +190,6 @@ def _time_by_cause(spans: Sequence[Span]) -> dict[str, float]:
 def _is_over(trainers: Sequence[ProcessEvents]) -> bool:
     latest = {process.task: process for process in trainers}.values()
     return all(any(isinstance(event, EndEvent) for event in one.events) for one in latest)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Layer:
-    begin_s: float
-    end_s: float
-    rank: int
-    share: float = 1.0
-    snapshot_share: float = 0.0
-
-
-def _step_layers(intervals: Iterable[StepInterval], retained: RetainedSteps) -> Iterator[_Layer]:
-    for interval in intervals:
-        if not interval.is_first:
-            part = retained.num_useful(interval) / interval.num_steps
-            middle_s = interval.begin_s + part * (interval.end_s - interval.begin_s)
-            shares = (interval.share, interval.snapshot_share)
-            yield _Layer(interval.begin_s, middle_s, _KEPT, *shares)
-            yield _Layer(middle_s, interval.end_s, _REPEATED, *shares)
-
-
-def _pause_layers(histories: Iterable[History]) -> Iterator[_Layer]:
-    """Yields the times in which no step runs: checkpoints and startups."""
-    for history in histories:
-        for stall in history.stalls:
-            yield _Layer(stall.begin_s, stall.end_s, _NOT_SAVED if stall.failed else _SAVED)
-        for startup in history.startups:
-            rank = _STARTING if startup.is_start else _RESTARTING
-            yield _Layer(startup.begin_s, startup.end_s, rank)
-
-
-def _failure_layers(failures: Iterable[Failure], end_s: float) -> Iterator[_Layer]:
-    for failure in failures:
-        if failure.sign_of_life_s is not None:
-            yield _Layer(failure.sign_of_life_s, failure.told_s, _DETECTING)
-        resumed_s = end_s if failure.resumed_s is None else failure.resumed_s
-        yield _Layer(failure.told_s, resumed_s, _RESTARTING)
-
-
-def _launcher_layer(trainers: Sequence[ProcessEvents], begin_s: float) -> Iterator[_Layer]:
-    """Counts the launcher's setup, before any training task starts, as starting."""
-    first_s = min((process.at_s(process.start) for process in trainers), default=begin_s)
-    yield _Layer(begin_s, first_s, _STARTING)
-
-
-def _merged_spans(layers: Iterable[_Layer], begin_s: float, end_s: float) -> Iterator[Span]:
-    """Yields one span per run of moments with the same cause."""
-    cause, from_s, to_s = "", 0.0, 0.0
-    for moment in _sweep(layers, begin_s, end_s):
-        length_s = moment.end_s - moment.begin_s
-        done_s = moment.begin_s + moment.share * length_s
-        parts = (
-            (done_s, moment.rank),
-            (min(done_s + moment.snapshot_share * length_s, moment.end_s), _SAVED),
-            (moment.end_s, _WAITING),
-        )
-        for part_end_s, part_rank in parts:
-            part_cause = _CAUSE_OF[part_rank]
-            if part_end_s - begin_s <= to_s:
-                continue
-            if part_cause != cause:
-                if cause:
-                    yield Span(from_s, to_s, cause)
-                cause, from_s = part_cause, to_s
-            to_s = part_end_s - begin_s
-    if cause:
-        yield Span(from_s, to_s, cause)
-
-
-def _sweep(layers: Iterable[_Layer], begin_s: float, end_s: float) -> Iterator[_Layer]:
-    """Sweeps through time once; at each moment the layer with the lowest rank wins."""
-    waiting = [layer for layer in layers if max(layer.begin_s, begin_s) < min(layer.end_s, end_s)]
-    waiting.sort(key=lambda layer: layer.begin_s, reverse=True)
-    edges = {edge for layer in waiting for edge in (layer.begin_s, layer.end_s)}
-    inside = sorted(edge for edge in edges if begin_s < edge < end_s)
-    # Of layers with the same rank, the least busy one counts: the others waited for it.
-    active: list[tuple[int, float, float, float]] = []
-    for from_s, to_s in itertools.pairwise([begin_s, *inside, end_s]):
-        while waiting and waiting[-1].begin_s <= from_s:
-            layer = waiting.pop()
-            order = (layer.rank, layer.share, layer.snapshot_share, layer.end_s)
-            heapq.heappush(active, order)
-        while active and active[0][-1] <= from_s:
-            heapq.heappop(active)
-        rank, share, snapshot_share = active[0][:-1] if active else (_WAITING, 1.0, 0.0)
-        yield _Layer(from_s, to_s, rank, share, snapshot_share)
 
 
 def _num_useful(intervals: Iterable[StepInterval], retained: RetainedSteps) -> int:
@@ -345,6 +229,12 @@ def _relative_to(failure: Failure, begin_s: float) -> Failure:
         told_s=failure.told_s - begin_s,
         sign_of_life_s=None if life_s is None else life_s - begin_s,
         resumed_s=None if resumed_s is None else resumed_s - begin_s,
+    )
+
+
+def _change_relative_to(change: MemberChange, begin_s: float) -> MemberChange:
+    return dataclasses.replace(
+        change, at_s=change.at_s - begin_s, resumed_s=change.resumed_s - begin_s
     )
 
 

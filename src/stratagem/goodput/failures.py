@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from stratagem.goodput.history import CheckpointStall, StepTimes
 from stratagem.run_events.reader import ProcessEvents
@@ -73,28 +73,27 @@ class _FailureReport:
 
 
 def failures_of(
-    processes: Sequence[ProcessEvents], steps: StepTimes, stalls: Iterable[CheckpointStall]
+    processes: Sequence[ProcessEvents],
+    steps: StepTimes,
+    stalls: Iterable[CheckpointStall],
+    *,
+    lost: Collection[StartEvent] = (),
 ) -> tuple[Failure, ...]:
     """Finds the failures of a run, in order.
 
     Failures are reported by `failure` events and by `end` events with a nonzero code. Reports
     without a step in between count as one failure, unless the reporting process restored or started
     since. A process that restarts without any report also counts as a failure. `processes` are the
-    training processes and the launcher, ordered by start time.
+    training processes and the launcher, ordered by start time. The ends of the `lost` ones, without
+    which others continue, are no failures.
     """
-    reports = [report for process in processes for report in _reported_failures(process)]
-    times_s = sorted(report.at_s for report in reports)
-    for report, since_s in sorted(_implied_failures(processes), key=lambda one: one[0].at_s):
-        if not _has_any(times_s, since_s, report.at_s):
-            reports.append(report)
-        bisect.insort(times_s, report.at_s)
     saves_s = sorted(stall.end_s for stall in stalls if not stall.failed)
     starts_s: dict[str, list[float]] = {}
     for process in processes:
         bisect.insort(starts_s.setdefault(process.task, []), process.at_s(process.start))
     failures: list[Failure] = []
     lost_s: dict[str, float] = {}
-    for report in sorted(reports, key=lambda report: report.at_s):
+    for report in _reports(processes, lost):
         last = failures[-1] if failures else None
         if _is_known_loss(report, lost_s, starts_s):
             continue
@@ -115,6 +114,24 @@ def failures_of(
                 )
             )
     return tuple(failures)
+
+
+def _reports(
+    processes: Sequence[ProcessEvents], lost: Collection[StartEvent]
+) -> list[_FailureReport]:
+    """Returns the failures that processes report, and those without a report, in order."""
+    reports = [
+        report
+        for process in processes
+        if process.start not in lost
+        for report in _reported_failures(process)
+    ]
+    times_s = sorted(report.at_s for report in reports)
+    for report, since_s in sorted(_implied_failures(processes, lost), key=lambda one: one[0].at_s):
+        if not _has_any(times_s, since_s, report.at_s):
+            reports.append(report)
+        bisect.insort(times_s, report.at_s)
+    return sorted(reports, key=lambda report: report.at_s)
 
 
 def _is_known_loss(
@@ -156,7 +173,9 @@ def _reported_failures(process: ProcessEvents) -> Iterator[_FailureReport]:
             )
 
 
-def _implied_failures(processes: Sequence[ProcessEvents]) -> Iterator[tuple[_FailureReport, float]]:
+def _implied_failures(
+    processes: Sequence[ProcessEvents], lost: Collection[StartEvent]
+) -> Iterator[tuple[_FailureReport, float]]:
     """Yields implied failures, each with the earliest time of a report that would explain it."""
     latest: dict[str, ProcessEvents] = {}
     for process in processes:
@@ -168,7 +187,8 @@ def _implied_failures(processes: Sequence[ProcessEvents]) -> Iterator[tuple[_Fai
                 yield _FailureReport(at_s=at_s, what=what, life_s=at_s), restarted_s
                 restarted_s = at_s
         before = latest.get(process.task)
-        if before is not None and process.trains and not _exited_cleanly(before):
+        is_unexplained = before is not None and before.start not in lost
+        if before is not None and is_unexplained and process.trains and not _exited_cleanly(before):
             at_s = process.at_s(process.start)
             what = f"{process.task} exited without reporting"
             yield _FailureReport(at_s=at_s, what=what, life_s=at_s), _last_work_s(before)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stratagem.goodput.account import CAUSES, Account
-from stratagem.goodput.report import counts_line, duration_text, goodput_lines
+from stratagem.goodput.account import Account
+from stratagem.goodput.report import counts_line, duration_text, goodput_lines, shown_causes
+from stratagem.goodput.time_spans import CAUSES
 from stratagem.optional_libraries import load
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ __all__ = ["CAUSE_COLORS", "draw", "figure_of", "shares_over_time"]
 CAUSE_COLORS = {
     "useful": "#3a9a5b",
     "repeated": "#8a5bb8",
+    "members lost": "#7a4a21",
+    "members joined": "#3fb0a8",
     "detecting": "#c8372d",
     "restarting": "#e8862e",
     "saving": "#2a78b8",
@@ -122,7 +125,7 @@ def _label_failures(axes: Axes, failure_times: Sequence[float], whole: float) ->
 
 
 def _draw_losses(axes: Axes, account: Account) -> None:
-    causes = [cause for cause in CAUSES if cause != "useful"]
+    causes = [cause for cause in shown_causes(account) if cause != "useful"]
     shares = [100 * account.time_s[cause] / (account.whole_s or 1.0) for cause in causes]
     # Useful time is omitted: next to it, losses would be too small to see.
     longest = max([0.1, *shares])

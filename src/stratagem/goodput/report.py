@@ -6,19 +6,31 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stratagem.goodput.account import CAUSES, Account
+from stratagem.goodput.account import Account
+from stratagem.goodput.time_spans import CAUSES
 
-__all__ = ["CAUSE_MEANINGS", "duration_text", "goodput_lines", "show"]
+__all__ = [
+    "CAUSE_MEANINGS",
+    "changes_line",
+    "counts_line",
+    "duration_text",
+    "goodput_lines",
+    "show",
+    "shown_causes",
+]
 
 CAUSE_MEANINGS = {
     "useful": "steps that count",
     "repeated": "steps lost and run again",
+    "members lost": "training stood still because members were lost",
+    "members joined": "training stood still because members joined",
     "detecting": "from the last step to the detection of a failure",
     "restarting": "from detection to the next step",
     "saving": "training waited for a checkpoint",
     "starting": "start-up: from a start to the end of the first step",
     "waiting": "waiting for data, evaluation, everything else",
 }
+_OF_ELASTIC_GROUPS = ("members lost", "members joined")
 _MAX_FAILURES = 20
 
 
@@ -75,11 +87,44 @@ def counts_line(account: Account) -> str:
     )
 
 
+def changes_line(account: Account) -> str:
+    """Describes the changes of an elastic group's members; empty without any.
+
+    Example:
+        >>> from tests.goodput.runs import members_come_and_go
+        >>> changes_line(sg.goodput.account_for(members_come_and_go()))
+        '3 of 3 members; lost 2 times, joined 2 times; training stood still for 3.5 s'
+    """
+    changes = account.member_changes
+    if not changes:
+        return ""
+    num_lost = sum(len(change.lost) for change in changes)
+    num_joined = sum(len(change.joined) for change in changes)
+    pause_s = sum(account.time_s[cause] for cause in _OF_ELASTIC_GROUPS)
+    text = f"{changes[-1].num_members} of {changes[-1].num_expected} members"
+    if num_lost or num_joined:
+        text += f"; lost {_times(num_lost)}, joined {_times(num_joined)}"
+        text += f"; training stood still for {duration_text(pause_s)}"
+    return text
+
+
+def _times(number: int) -> str:
+    return f"{number} time{'' if number == 1 else 's'}"
+
+
+def shown_causes(account: Account) -> tuple[str, ...]:
+    """Returns the causes to show: those of elastic groups only if they took any time."""
+    return tuple(
+        cause for cause in CAUSES if cause not in _OF_ELASTIC_GROUPS or account.time_s[cause] > 0
+    )
+
+
 def show(account: Account, console: Console | None = None) -> None:
     """Prints goodput, the breakdown by cause, and the failures."""
     console = console or Console()
-    for line in (*goodput_lines(account), counts_line(account)):
-        console.print(line, highlight=False)
+    for line in (*goodput_lines(account), counts_line(account), changes_line(account)):
+        if line:
+            console.print(line, highlight=False)
     console.print(_time_table(account))
     if account.failures:
         console.print(_failure_table(account))
@@ -93,7 +138,7 @@ def _time_table(account: Account) -> Table:
     table.add_column("time", justify="right", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
     table.add_column("meaning")
-    for cause in CAUSES:
+    for cause in shown_causes(account):
         time_s = account.time_s[cause]
         share = time_s / account.whole_s if account.whole_s > 0 else 0.0
         table.add_row(cause, duration_text(time_s), f"{share:.1%}", CAUSE_MEANINGS[cause])

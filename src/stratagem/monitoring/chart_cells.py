@@ -1,4 +1,4 @@
-"""Cells with charts: time, values, speed and memory."""
+"""Cells with charts: time, values, speed, members and memory."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ from collections.abc import Mapping
 from stratagem.goodput import CAUSES
 from stratagem.goodput.report import CAUSE_MEANINGS, duration_text
 from stratagem.monitoring.cell import Cell
-from stratagem.monitoring.charts import TimeFrame, line_chart, time_chart
+from stratagem.monitoring.charts import (
+    TimeFrame,
+    cause_role,
+    line_chart,
+    members_chart,
+    time_chart,
+)
 from stratagem.monitoring.reported_run import ReportedRun
 from stratagem.monitoring.run_series import Line
 
-__all__ = ["memory_cell", "speed_cell", "time_cell", "values_cell"]
+__all__ = ["members_cell", "memory_cell", "speed_cell", "time_cell", "values_cell"]
+
+
+_MAX_ROWS = 20
 
 
 def time_cell(one: ReportedRun, frame: TimeFrame) -> Cell:
@@ -30,7 +39,7 @@ def time_cell(one: ReportedRun, frame: TimeFrame) -> Cell:
     )
     return Cell(
         charts=(time_chart(account, frame),),
-        legend=tuple((f"cause-{cause}", names[cause]) for cause in shown),
+        legend=tuple((cause_role(cause), names[cause]) for cause in shown),
         headers=("cause", "time", "share", "meaning"),
         rows=rows,
         note=" ".join(f"Unreadable: {problem}" for problem in one.run.problems),
@@ -70,6 +79,33 @@ def speed_cell(one: ReportedRun, frame: TimeFrame) -> Cell:
         {"speed": series.speed}, frame, "steps/s", top=frame.top_speed, is_stepped=True
     )
     return Cell(charts=(drawn,))
+
+
+def members_cell(one: ReportedRun, frame: TimeFrame) -> Cell:
+    """Shows the members of an elastic group over time, and each change of them."""
+    changes = one.account.member_changes
+    if not changes:
+        return Cell(empty="This run has no ElasticStrategy, whose members may change.")
+    rows = [
+        (
+            duration_text(change.at_s),
+            ", ".join(change.lost) or "-",
+            ", ".join(change.joined) or "-",
+            f"{change.num_members} of {change.num_expected}",
+            duration_text(change.change_s),
+            "unknown" if change.pause_s is None else duration_text(change.pause_s),
+        )
+        for change in changes
+        if change.cause is not None
+    ]
+    more = len(rows) - _MAX_ROWS
+    return Cell(
+        charts=(members_chart(changes, frame, one.account.whole_s),),
+        legend=(("failure", "lost"), ("cause-useful", "joined")),
+        headers=("at", "lost", "joined", "members", "change of the group", "training stood still"),
+        rows=tuple(rows[:_MAX_ROWS]),
+        note=f"{more} more are left out." if more > 0 else "",
+    )
 
 
 def memory_cell(one: ReportedRun, frame: TimeFrame) -> Cell:

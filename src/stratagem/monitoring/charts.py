@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stratagem.goodput import CAUSES, Account
+from stratagem.goodput import CAUSES, Account, MemberChange
 from stratagem.goodput.plot import CAUSE_COLORS, shares_over_time
 from stratagem.monitoring.run_series import NUM_COLUMNS, Line, StragglerMap
 from stratagem.optional_libraries import load
@@ -16,12 +16,26 @@ from stratagem.optional_libraries import load
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["COLORS", "TimeFrame", "line_chart", "straggler_chart", "time_chart"]
+__all__ = [
+    "COLORS",
+    "TimeFrame",
+    "cause_role",
+    "line_chart",
+    "members_chart",
+    "straggler_chart",
+    "time_chart",
+]
+
+
+def cause_role(cause: str) -> str:
+    """Returns the role of the color of a cause."""
+    return f"cause-{cause.replace(' ', '-')}"
+
 
 # Colors by role. Each is unique, and becomes a variable of the page's style sheet.
 _LINE_COLORS = ("#2a78b9", "#e8862f", "#3a9a5c", "#8a5bb9", "#c8378d", "#4bb4c4", "#8c8c2b")
 COLORS = {
-    **{f"cause-{cause}": color for cause, color in CAUSE_COLORS.items()},
+    **{cause_role(cause): color for cause, color in CAUSE_COLORS.items()},
     **{f"line-{number}": color for number, color in enumerate(_LINE_COLORS)},
     "text": "#010203",
     "faint": "#d9d9da",
@@ -56,7 +70,7 @@ def time_chart(account: Account, frame: TimeFrame) -> str:
         width = account.whole_s / frame.unit_s / _NUM_TIME_COLUMNS
         edges = [index * width for index in range(_NUM_TIME_COLUMNS + 1)]
         rows = [[*row, row[-1]] for row in shares.values()]
-        colors = [COLORS[f"cause-{cause}"] for cause in CAUSES]
+        colors = [COLORS[cause_role(cause)] for cause in CAUSES]
         causes.stackplot(edges, rows, step="post", colors=colors, linewidth=0)
         causes.set_ylim(0, 1)
         causes.set_yticks([])
@@ -106,6 +120,37 @@ def line_chart(
         chart.set_ylabel(label, rotation=0, ha="right", va="center")
 
     return _svg(draw, frame, heights=(1.3,))
+
+
+def members_chart(changes: Sequence[MemberChange], frame: TimeFrame, whole_s: float) -> str:
+    """Draws the number of members over time, with a mark for each loss and each join."""
+
+    def draw(axes: Sequence[Axes]) -> None:
+        (chart,) = axes
+        times = [change.at_s / frame.unit_s for change in changes]
+        numbers = [change.num_members for change in changes]
+        style: dict[str, Any] = {"drawstyle": "steps-post"}
+        chart.plot(
+            [*times, whole_s / frame.unit_s],
+            [*numbers, *numbers[-1:]],
+            color=_LINE_COLORS[0],
+            linewidth=1.6,
+            **style,
+        )
+        most = max(change.num_expected for change in changes)
+        for marker, role, height, named in (
+            ("v", "failure", most + 0.35, [change.lost for change in changes]),
+            ("^", "cause-useful", most + 0.75, [change.joined for change in changes]),
+        ):
+            marked = [time for time, tasks in zip(times, named, strict=True) if tasks]
+            if marked:
+                heights = [height] * len(marked)
+                chart.plot(marked, heights, marker, color=COLORS[role], markersize=4, linewidth=0)
+        chart.set_ylim(0, most + 1.1)
+        chart.set_yticks(range(0, most + 1, 1 + most // 8))
+        chart.set_ylabel("members", rotation=0, ha="right", va="center")
+
+    return _svg(draw, frame, heights=(0.9,))
 
 
 def straggler_chart(stragglers: StragglerMap, frame: TimeFrame, whole_s: float) -> str:

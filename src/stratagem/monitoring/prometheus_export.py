@@ -90,6 +90,10 @@ class RunCollector:
             "steps_per_second", "Speed over the last ten seconds of steps.", state.steps_per_s
         )
         yield from self._single("restarts", "Restarts of this launch.", state.num_restarts)
+        yield from self._single("members", "Workers of an elastic group.", state.num_members)
+        yield from self._single(
+            "expected_members", "Workers of a full elastic group.", state.num_expected
+        )
         yield from self._single("warnings", "Recorded warnings.", state.num_warnings)
         values = (([name], value) for name, value in state.values.items())
         yield self._family(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from stratagem.monitoring.cell import Cell
 from stratagem.monitoring.chart_cells import (
+    members_cell,
     memory_cell,
     speed_cell,
     time_cell,
@@ -46,6 +47,13 @@ _SECTIONS: tuple[tuple[str, str, Callable[[ReportedRun, TimeFrame], Cell]], ...]
         "Steps per second, including steps that were lost and run again. "
         "It is 0 where no step ended.",
         speed_cell,
+    ),
+    (
+        "Members",
+        "Workers that train in an elastic group. Triangles are losses and joins. Training stands "
+        "still from the last step before a change to the first one after it, less the time of a "
+        "step.",
+        members_cell,
     ),
     (
         "Stragglers",

@@ -12,6 +12,7 @@ from stratagem.monitoring.process_state import Phase, ProcessState
 from stratagem.run_events.reader import ProcessEvents
 from stratagem.run_events.records import (
     FailureEvent,
+    MembersEvent,
     ProgressEvent,
     RestartEvent,
     StartEvent,
@@ -66,7 +67,8 @@ class RunSnapshot:
 
     Speed is the fastest worker's over the last ten seconds of steps. `values` are the latest loss
     and metrics, and a value of None is not finite; `history` has earlier values of the first one.
-    `stragglers` has a sentence for each slow worker.
+    `stragglers` has a sentence for each slow worker. In an elastic group, `num_members` of
+    `num_expected` workers train.
     """
 
     age_s: float
@@ -85,10 +87,22 @@ class RunSnapshot:
     num_warnings: int
     warnings: tuple[NotedWarning, ...]
     stragglers: tuple[str, ...]
+    num_members: int | None
+    num_expected: int | None
 
     def as_dict(self) -> dict[str, Any]:
         """Returns all fields, ready for JSON."""
         return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Loss:
+    """A report that a task was lost: the times of the last step before it and of the report."""
+
+    since_s: float
+    at_s: float
+    why: str
+    has_survivors: bool
 
 
 class RunState:
@@ -118,14 +132,15 @@ class RunState:
     def snapshot(self, now_s: float) -> RunSnapshot:
         """Returns the state at `now_s` on the viewer's clock."""
         latest = {one.task: one for one in sorted(self._processes.values(), key=_start_s)}
-        for task, (lost_s, _) in self._losses.items():
-            if task in latest and lost_s >= latest[task].start.time_s:
-                latest[task].lost_s = lost_s
+        for task, loss in self._losses.items():
+            if task in latest and loss.since_s >= latest[task].start.time_s:
+                latest[task].lost_s = loss.at_s
+                latest[task].has_survivors = loss.has_survivors
         trainers = [one for one in latest.values() if _trains(one.start)]
         leader = max(trainers, key=lambda one: one.step_s or 0.0, default=None)
         # A launcher may start ended tasks again.
         group = [*trainers, *(one for one in latest.values() if one.start.task_type == "launcher")]
-        is_over = bool(trainers) and all(one.end is not None for one in group)
+        is_over = bool(trainers) and all(one.end is not None or one.has_survivors for one in group)
         progress = self._progress
         total = None if progress is None else progress.total_steps
         step = self._step(leader)
@@ -134,6 +149,9 @@ class RunState:
         left_s = max(0, total - step) / speed if total and step and speed and is_moving else None
         end_s = max((one.last_s for one in latest.values()), default=0.0) if is_over else now_s
         assessment = _assessment(trainers)
+        members = self._members
+        # The others do not start again with a member of an elastic group.
+        attempts = [one.start.attempt for one in trainers] if members is None else []
         return RunSnapshot(
             age_s=max(0.0, end_s - self._begin_s) if latest else 0.0,
             num_launches=self._num_launches,
@@ -146,7 +164,7 @@ class RunState:
             left_s=left_s,
             values=dict(self._values),
             history=tuple(self._history),
-            num_restarts=max([self._num_restarts, *(one.start.attempt for one in trainers)]),
+            num_restarts=max([self._num_restarts, *attempts]),
             tasks=_task_views(list(latest.values()), now_s, self._losses, assessment),
             num_warnings=self._num_warnings,
             warnings=tuple(self._warnings),
@@ -154,6 +172,8 @@ class RunState:
                 sentence(one.task, one.cause, one.late_s, assessment.step_s)
                 for one in assessment.stragglers
             ),
+            num_members=None if members is None else members.num_members,
+            num_expected=None if members is None else members.num_expected,
         )
 
     def _reset(self) -> None:
@@ -164,7 +184,9 @@ class RunState:
         self._history: collections.deque[float] = collections.deque(maxlen=_NUM_POINTS)
         self._values_s = 0.0
         self._num_restarts = 0
-        self._losses: dict[str, tuple[float, str]] = {}  # by task: when, and why
+        self._losses: dict[str, _Loss] = {}  # by task
+        self._members: MembersEvent | None = None
+        self._members_s = 0.0
         self._num_warnings = 0
         self._warnings: collections.deque[NotedWarning] = collections.deque(maxlen=_NUM_WARNINGS)
 
@@ -205,7 +227,20 @@ class RunState:
             elif isinstance(event, RestartEvent):
                 self._num_restarts = max(self._num_restarts, event.attempt)
             elif isinstance(event, FailureEvent) and event.lost is not None:
-                self._losses[event.lost] = (at_s, event.reason)
+                self._losses[event.lost] = _Loss(
+                    since_s=at_s, at_s=at_s, why=event.reason, has_survivors=False
+                )
+            elif isinstance(event, MembersEvent):
+                self._add_members(event, at_s)
+
+    def _add_members(self, event: MembersEvent, at_s: float) -> None:
+        if at_s >= self._members_s:
+            self._members, self._members_s = event, at_s
+        since_s = at_s - (event.pause_s or 0.0) - (event.step_s or 0.0)
+        for task in event.lost:
+            self._losses[task] = _Loss(
+                since_s=since_s, at_s=at_s, why="the others continue", has_survivors=True
+            )
 
     def _add_progress(self, event: ProgressEvent, at_s: float) -> None:
         if at_s >= self._progress_s:
@@ -237,7 +272,7 @@ def _assessment(trainers: Sequence[ProcessState]) -> Assessment:
 def _task_views(
     processes: Sequence[ProcessState],
     now_s: float,
-    losses: Mapping[str, tuple[float, str]],
+    losses: Mapping[str, _Loss],
     assessment: Assessment,
 ) -> tuple[TaskView, ...]:
     own_s = {
@@ -272,11 +307,12 @@ def _task_views(
     return tuple(views)
 
 
-def _note(process: ProcessState, phase: Phase, losses: Mapping[str, tuple[float, str]]) -> str:
+def _note(process: ProcessState, phase: Phase, losses: Mapping[str, _Loss]) -> str:
     restarted = f"restarted {process.start.attempt}x" if process.start.attempt else ""
     why = ""
     if phase is Phase.FAILED and process.end is not None:
         why = process.end.reason or f"exit code {process.end.code}"
     elif phase is Phase.LOST:
-        why = losses.get(process.task, (0.0, "no sign of life"))[1]
+        loss = losses.get(process.task)
+        why = "no sign of life" if loss is None else loss.why
     return "; ".join(part for part in (restarted, why) if part)

@@ -15,6 +15,7 @@ from stratagem.run_events.records import (
     EndEvent,
     Event,
     FailureEvent,
+    MembersEvent,
     NoticeEvent,
     ProgressEvent,
     RestartEvent,
@@ -40,6 +41,7 @@ _NAMES: dict[type[Event], str] = {
     RestartEvent: "restart",
     NoticeEvent: "preemption notice",
     StragglerEvent: "slow worker",
+    MembersEvent: "members",
     WarningEvent: "warning",
     ProgressEvent: "progress",
     EndEvent: "process ended",
@@ -47,8 +49,9 @@ _NAMES: dict[type[Event], str] = {
 
 
 class SpanExport:
-    """Ends one span per event: a checkpoint and the start-up have a length, others are moments.
+    """Ends one span per event.
 
+    Checkpoints, start-ups, and pauses for a change of members have a length, others are moments.
     All spans of a run folder are in one trace, whose number is a hash of the folder's path. Lines
     of steps and memory are left out: they are metrics. `provider` is a tracer provider; None takes
     the global one, which environment variables or the program configure.
@@ -81,6 +84,8 @@ class SpanExport:
                 begin_s = at_s
                 if isinstance(event, SaveEndedEvent):
                     begin_s -= max(0.0, event.duration_s)
+                elif isinstance(event, MembersEvent):
+                    begin_s -= max(0.0, event.pause_s or 0.0)
                 is_error = (
                     isinstance(event, FailureEvent)
                     or (isinstance(event, EndEvent) and event.code != 0)
@@ -133,5 +138,8 @@ def _attributes(event: Event) -> Iterator[tuple[str, str | int | float | bool]]:
             for key, number in value.items():
                 if number is not None:
                     yield f"stratagem.values.{key}", number
+        elif isinstance(value, list):
+            if value:
+                yield f"stratagem.{name}", ", ".join(value)
         elif value is not None and name not in ("time_s", "monotonic_s"):
             yield f"stratagem.{name}", value

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stratagem.goodput import CAUSES, Account
-from stratagem.goodput.report import counts_line, duration_text, goodput_lines
+from stratagem.goodput.report import changes_line, counts_line, duration_text, goodput_lines
 from stratagem.monitoring.run_state import RunSnapshot, TaskView
 from stratagem.stragglers import Cause
 
@@ -30,6 +30,8 @@ _PHASE_STYLES = {
 _CAUSE_STYLES = {
     "useful": "green",
     "repeated": "magenta",
+    "members lost": "bright_red",
+    "members joined": "cyan",
     "detecting": "red",
     "restarting": "dark_orange",
     "saving": "blue",
@@ -76,6 +78,12 @@ def bytes_text(number: int | None) -> str:
 def _headline(name: str, state: RunSnapshot) -> RenderableType:
     text = Text.assemble((name, "bold"), "  ", (_run_phase(state), "bold"))
     text.append(f"  {duration_text(state.age_s)} since the start")
+    if state.num_members is not None and state.num_expected is not None:
+        is_full = state.num_members >= state.num_expected
+        text.append(
+            f", {state.num_members} of {state.num_expected} workers",
+            style="" if is_full else "yellow",
+        )
     if state.num_restarts:
         noun = "restart" if state.num_restarts == 1 else "restarts"
         text.append(f", {state.num_restarts} {noun}", style="yellow")
@@ -143,6 +151,7 @@ def _goodput(account: Account) -> RenderableType:
         bar,
         legend,
         Text(counts_line(account).partition(";")[0], "dim"),
+        *([Text(changes, "dim")] if (changes := changes_line(account)) else []),
     )
     return Padding(lines, (1, 0, 0, 0))
 

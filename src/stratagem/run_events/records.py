@@ -14,6 +14,7 @@ __all__ = [
     "Event",
     "FORMAT_VERSION",
     "FailureEvent",
+    "MembersEvent",
     "MemoryEvent",
     "NoticeEvent",
     "ProgressEvent",
@@ -190,6 +191,26 @@ class StragglerEvent(Event):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class MembersEvent(Event):
+    """An elastic group began, or its members changed: `num_members` of `num_expected` train.
+
+    Each member writes it, at the end of its first step in view number `view`. `lost` and `joined`
+    are tasks, such as "worker 1". `change_s` is the time until the members were connected again.
+    `pause_s` is the time from the end of the step before, less `step_s`, the median time of a step;
+    None without steps before.
+    """
+
+    view: int
+    lost: list[str]
+    joined: list[str]
+    num_members: int
+    num_expected: int
+    change_s: float
+    pause_s: float | None
+    step_s: float | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class EndEvent(Event):
     """The process is about to exit."""
 
@@ -211,6 +232,7 @@ _KINDS: dict[str, type[Event]] = {
     "memory": MemoryEvent,
     "warning": WarningEvent,
     "straggler": StragglerEvent,
+    "members": MembersEvent,
 }
 _KIND_OF = {event_type: kind for kind, event_type in _KINDS.items()}
 _TYPES: dict[str, tuple[type[Any], ...]] = {
@@ -221,6 +243,7 @@ _TYPES: dict[str, tuple[type[Any], ...]] = {
     "None": (type(None),),
     "dict[str, float | None]": (dict,),
     "dict[str, float] | None": (dict, type(None)),
+    "list[str]": (list,),
 }
 
 
@@ -281,16 +304,18 @@ def decode(line: str) -> Event:
     values = _DEFAULTS[event_type] | values
     for name, types in allowed.items():
         value = values.get(name)
-        if name not in values or type(value) not in types or not _is_finite(value):
+        if name not in values or type(value) not in types or not _is_valid(value):
             raise _unreadable_error(f"its {name} is {value!r}")
     return event_type(**{name: values[name] for name in allowed})
 
 
-def _is_finite(value: object) -> bool:
-    """Returns False for a number that is not finite, and for a dict of other than numbers."""
+def _is_valid(value: object) -> bool:
+    """Returns False for a number that is not finite, and for other contents than declared."""
     if isinstance(value, dict):
         numbers = _TYPES["float"] + _TYPES["None"]
-        return all(type(one) in numbers and _is_finite(one) for one in value.values())
+        return all(type(one) in numbers and _is_valid(one) for one in value.values())
+    if isinstance(value, list):
+        return all(isinstance(one, str) for one in value)
     return not isinstance(value, float) or math.isfinite(value)
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import SupportsFloat
 
-from stratagem import environment
 from stratagem.messages import explain
 from stratagem.run_events.event_log import EventLog
 from stratagem.run_events.records import (
     EndEvent,
     Event,
     FailureEvent,
+    MembersEvent,
     MemoryEvent,
     NoticeEvent,
     ProgressEvent,
@@ -30,6 +30,7 @@ from stratagem.run_events.records import (
     WarningEvent,
     encode,
 )
+from stratagem.run_events.restart_count import restart_count
 from stratagem.run_events.step_aggregator import NO_WAITS, StepAggregator, StepRecord
 from stratagem.run_events.wait_clock import StepWaits
 
@@ -95,7 +96,7 @@ class EventWriter:
         self._lock = threading.RLock()
         self._last_step = 0
         self._has_ended = False
-        attempt = _restart_count() if attempt is None else attempt
+        attempt = restart_count() if attempt is None else attempt
         name = f"{task_type}-{task_index}.attempt-{attempt}.pid-{os.getpid()}"
         self._log = EventLog(Path(run_dir) / "events", name)
         self._steps = StepAggregator(interval_s, time.monotonic())
@@ -336,6 +337,15 @@ class EventWriter:
         )
         self._record_beside(event)
 
+    def members(self, event: MembersEvent) -> None:
+        """Records the members of an elastic group, at the end of their first step together.
+
+        Args:
+            event: the members, with the times of the change.
+        """
+        # The step that ends now contains the pause, so it is written by itself.
+        self._record(event, is_restart=True)
+
     def end(self, code: int = 0, reason: str | None = None) -> None:
         """Records that the process is about to exit. Only the first call counts.
 
@@ -383,16 +393,3 @@ class EventWriter:
 
 def _now() -> dict[str, float]:
     return {"time_s": time.time(), "monotonic_s": time.monotonic()}
-
-
-def _restart_count() -> int:
-    text = environment.lookup("STRATAGEM_RESTART_COUNT") or "0"
-    if not text.isdecimal():
-        raise ValueError(
-            explain(
-                f"STRATAGEM_RESTART_COUNT={text!r} is not a count.",
-                expected="the number of earlier starts: 0, 1, 2, ...",
-                fix="unset it (the launcher sets it), or pass attempt=.",
-            )
-        )
-    return int(text)

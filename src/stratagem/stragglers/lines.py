@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from stratagem.run_events.reader import ProcessEvents
-from stratagem.run_events.records import FailureEvent, RestoredEvent, StartEvent, StepEvent
+from stratagem.run_events.records import (
+    FailureEvent,
+    MembersEvent,
+    RestoredEvent,
+    StartEvent,
+    StepEvent,
+)
 
 __all__ = ["SettledLines"]
 
@@ -11,8 +17,8 @@ __all__ = ["SettledLines"]
 class SettledLines:
     """Picks the lines of steps from events as they arrive.
 
-    It leaves out the first line after a start, a restored state and a failure, which contains a
-    compilation.
+    It leaves out the first line after a start, a restored state, a failure and a change of the
+    members, which contains a compilation or a pause.
     """
 
     def __init__(self) -> None:
@@ -28,6 +34,6 @@ class SettledLines:
                 if news.start in self._settled:
                     found.append((news.task, news.at_s(event), event))
                 self._settled.add(news.start)
-            elif isinstance(event, RestoredEvent | FailureEvent):
+            elif isinstance(event, RestoredEvent | FailureEvent | MembersEvent):
                 self._settled.discard(news.start)
         return found

@@ -97,6 +97,8 @@ class ElasticAdmission:
         assert self._received is not None
         if not self._is_restored:
             self.restore()
+        # A process that could not compile its step before would agree on initial values now.
+        self._strategy.variables.take_unsettled()
         live: list[Any] = self._strategy.variables.live()
         arrays = [_value(variable) for variable in live]
         outside = self._received.arrays[len(live) :]

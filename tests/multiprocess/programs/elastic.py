@@ -113,6 +113,29 @@ def _logs_of(model: keras.Model, history: dict[str, Any], watch: _Watch) -> list
     return [*history["loss"], *history["mae"], *history["val_loss"], *history["val_mae"]]
 
 
+class _Batches(keras.utils.PyDataset):
+    """Batches that a process cannot read before it joins."""
+
+    def __len__(self) -> int:
+        return NUM_BATCHES
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.1)  # the others train while a process starts to join
+        x, y = data()
+        rows = slice(BATCH * index, BATCH * (index + 1))
+        return x[rows], y[rows]
+
+
+def _sequence(model: keras.Model, deaths: _Deaths, members: list[Any]) -> list[float]:
+    """Trains on a dataset whose first batch is unknown before a process joins."""
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    watch = _Watch(deaths, members)
+    history = model.fit(
+        _Batches(), epochs=2 * _NUM_EPOCHS, shuffle=False, verbose=0, callbacks=[watch]
+    ).history
+    return history["loss"]
+
+
 def _random(model: keras.Model, deaths: _Deaths, members: list[Any]) -> list[float]:
     """Trains on shuffled data."""
     model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
@@ -192,7 +215,14 @@ def main() -> None:
     with _STRATEGY.scope():
         model = make_model()
     members: list[Any] = []
-    run = {"fit": _fit, "loop": _loop, "random": _random, "worker": _fit, "counted": _counted}[kind]
+    run = {
+        "fit": _fit,
+        "loop": _loop,
+        "random": _random,
+        "worker": _fit,
+        "counted": _counted,
+        "sequence": _sequence,
+    }[kind]
     losses = run(model, _Deaths(own, moments), members)
     np.savez(
         Path(folder) / f"member-{own}.npz",
