@@ -203,9 +203,17 @@ def skipped(monkeypatch) -> Callable[..., tuple[list[Any], list[Any]]]:
 
 
 def test_the_step_is_compiled_for_a_batch_of_the_data_whose_order_stays(skipped) -> None:
-    (batch,), draws = skipped(_X, _Y, _BATCH, look=lambda: np.random.get_state()[2])
+    (batch, last), draws = skipped(_X, _Y, _BATCH, look=lambda: np.random.get_state()[2])
     assert draws[0] == draws[1]
     assert [np.shape(one) for one in batch[:2]] == [(_BATCH, 4), (_BATCH,)]
+    num_last = len(_X) % _BATCH
+    assert num_last
+    assert [np.shape(one) for one in last[:2]] == [(num_last, 4), (num_last,)]
+
+
+def test_batches_of_one_size_have_one_program(skipped) -> None:
+    (batch,), _ = skipped(_X[: 2 * _BATCH], _Y[: 2 * _BATCH], _BATCH, look=lambda: None)
+    assert np.shape(batch[0]) == (_BATCH, 4)
 
 
 def test_no_batch_is_read_from_data_that_cannot_be_read_again(skipped) -> None:

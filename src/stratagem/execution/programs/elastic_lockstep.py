@@ -46,6 +46,7 @@ class ElasticLockstep(Lockstep):
         self._by_size: dict[int, OrderedDict[Any, Program]] = {}
         self._noted_size = self._topology.num_replicas
         self._larger: dict[tuple[Any, int], list[ElasticProgram]] = {}
+        self._prepared = set[Any]()  # functions that were compiled for one member less
         self.keeps_worker_rows = False  # a step has no more rows for a member if others are lost
         given = getattr(strategy, "executor", None)  # each `fit` has an executor of its own
         is_first = not isinstance(given, ElasticLockstep)
@@ -137,7 +138,9 @@ class ElasticLockstep(Lockstep):
                 group.welcome()  # processes that take the places of lost ones begin with this step
                 continue
             if isinstance(program, ElasticProgram):
-                if program.is_worth_preparing():
+                key = self._keys.key(fn)
+                if program.is_worth_preparing(has_siblings=key in self._prepared):
+                    self._prepared.add(key)
                     self._prepare_smaller(fn, arguments_of)
                 if (size := group.admissions.wanted_size) is not None:
                     self._prepare_larger(fn, arguments_of, size)

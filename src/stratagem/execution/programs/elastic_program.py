@@ -59,10 +59,13 @@ class ElasticProgram(Program):
         moved._constants = None
         return moved
 
-    def is_worth_preparing(self) -> bool:
-        """Returns True once, if one member less can be expected to run it."""
+    def is_worth_preparing(self, *, has_siblings: bool) -> bool:
+        """Returns True once, if one member less can be expected to run it.
+
+        One with siblings is of a function that many calls have proved, for other shapes.
+        """
         self._num_calls += 1
-        return self._num_calls == _MANY and self._topology.num_replicas > 1
+        return self._num_calls == (1 if has_siblings else _MANY) and self._topology.num_replicas > 1
 
     @property
     def is_compiled(self) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import jax
 import keras
 
 from stratagem.keras.callbacks.data_position import DataPosition
@@ -81,10 +82,10 @@ class JoiningFit(keras.callbacks.Callback):
         if not self._admission.is_waiting:
             self._position = FitPosition(DataPosition.of(iterator), others)
             return
-        batch = _first_batch(iterator.data_adapter)
+        batches = _sample_batches(iterator.data_adapter)
         self._position = FitPosition(DataPosition.of(iterator), others)
         params: Any = self.params
-        state = self._admission.join(self._place, lambda: _compile(model, batch))
+        state = self._admission.join(self._place, lambda: _compile(model, batches))
         if state is None:
             set_initial_epoch(model, params["epochs"])
             return
@@ -120,25 +121,32 @@ class JoiningFit(keras.callbacks.Callback):
         set_initial_epoch(self.model, None)
 
 
-def _first_batch(adapter: Any) -> Any:
-    """Returns a batch for its shapes; None if reading one would change those that follow."""
+def _sample_batches(adapter: Any) -> list[Any]:
+    """Returns a batch for its shapes, and one as short as the last of an epoch, if that is known.
+
+    Returns none if reading them would change those that follow.
+    """
     is_harmless = isinstance(adapter, ArrayDataAdapter | TFDatasetAdapter) or (
         isinstance(adapter, DatasetAdapter) and adapter.can_go_to
     )
     if not is_harmless:
-        return None
+        return []
     before = RandomState().get_state()
     try:
         batches: Any = iter(adapter.get_jax_iterator())
         batch = next(batches, None)
         with contextlib.suppress(AttributeError):  # optional in iterators
             batches.close()
-        return batch
     finally:
         RandomState().set_state(before)
+    if batch is None:
+        return []
+    size = adapter.partial_batch_size
+    return [batch] if size is None else [batch, jax.tree.map(lambda array: array[:size], batch)]
 
 
-def _compile(model: Any, batch: Any) -> None:
+def _compile(model: Any, batches: Sequence[Any]) -> None:
     """Compiles the step of training for the expected number of members."""
-    if batch is not None and isinstance(model.train_function, TrainOrTestFunction):
-        model.train_function.compile_ahead(batch)
+    if isinstance(model.train_function, TrainOrTestFunction):
+        for batch in batches:
+            model.train_function.compile_ahead(batch)
