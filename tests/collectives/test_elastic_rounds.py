@@ -31,7 +31,7 @@ def _all_operations(x: Any) -> Any:
     smallest = rounds.combine(RoundOperation.MIN, largest)
     rows = rounds.gather(smallest, 1)
     swapped = rounds.all_to_all(rows)
-    return swapped, rounds.commit()
+    return swapped, rounds.commit()[0]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool"])
@@ -47,7 +47,7 @@ def test_operations_run_in_order_and_keep_dtypes(group, dtype) -> None:
 
 
 def test_a_broken_round_ends_with_zeros_and_is_not_committed(group, monkeypatch) -> None:
-    monkeypatch.setattr(group, "operate", lambda operation: False)
+    monkeypatch.setattr(group, "operate", lambda *arguments: False)
     monkeypatch.setattr(group, "commit", lambda: False)
     result, is_committed = jax.jit(_all_operations)(jnp.ones((2, 2)))
     assert not bool(is_committed)
@@ -55,7 +55,7 @@ def test_a_broken_round_ends_with_zeros_and_is_not_committed(group, monkeypatch)
 
 
 def test_an_error_of_the_group_ends_the_program(group, monkeypatch) -> None:
-    def fail(operation: object) -> bool:
+    def fail(*arguments: object) -> bool:
         raise ValueError("no such operation")
 
     monkeypatch.setattr(group, "operate", fail)

@@ -21,7 +21,11 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def started(count: int, limits: GroupLimits = LIMITS) -> list[ElasticGroup]:
+def started(count: int, limits: GroupLimits = LIMITS, num_backups: int = 0) -> list[ElasticGroup]:
     """Creates `count` members and waits until all have started."""
     ports = free_ports(count)
-    return together(count, lambda index: ElasticGroup(listed(index, ports), limits, Credentials()))
+
+    def start(index: int) -> ElasticGroup:
+        return ElasticGroup(listed(index, ports), limits, Credentials(), num_backups)
+
+    return together(count, start)

@@ -51,7 +51,8 @@ def test_all_get_the_view_of_those_that_are_left() -> None:
     changes, sides = _changes(_Peers(lost=[2]), 1, 3)
     assert changes.next_view(View(0, (0, 1, 2, 3)), _OWN) == View(1, (0, 1, 3), 5)
     for one in sides:
-        assert receive_message(one, 1) == {"number": 1, "members": [0, 1, 3], "num_rounds": 5}
+        wanted = {"number": 1, "members": [0, 1, 3], "num_rounds": 5, "behind": []}
+        assert receive_message(one, 1) == wanted
         one.close()
 
 

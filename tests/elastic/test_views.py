@@ -50,3 +50,33 @@ def test_all_states_that_a_loss_can_leave_have_a_decision_that_each_member_can_f
                 decided == report.num_rounds + 1 and report.is_complete
             )
         assert decided == (5 if "before" in stages else 6)
+
+
+def _report(member: int, num_rounds: int, *participants: int, is_complete: bool = False) -> Report:
+    return Report(member, 0, num_rounds, is_complete, participants, num_backups=1)
+
+
+def test_a_round_counts_if_its_participants_have_it_and_another_member_gets_it() -> None:
+    reports = [_report(0, 7, 0, 1, is_complete=True), _report(1, 7, 0, 1, is_complete=True)]
+    assert next_view([*reports, _report(2, 7)]) == View(1, (0, 1, 2), 8, ((2, 7),))
+    assert next_view([*reports, _report(2, 4)]) == View(1, (0, 1, 2), 8, ((2, 4),))
+
+
+def test_a_round_that_a_participant_lacks_counts_for_none() -> None:
+    reports = [_report(0, 7, 0, 1, is_complete=True), _report(1, 7, 0, 1), _report(2, 5)]
+    assert next_view(reports) == View(1, (0, 1, 2), 7, ((2, 5),))
+
+
+def test_a_round_that_a_lost_participant_has_sent_on_counts() -> None:
+    """It has left the barrier, so the other participants are in it."""
+    reports = [_report(1, 7, 0, 1, is_complete=True), _report(2, 8), _report(3, 6)]
+    assert next_view(reports) == View(1, (1, 2, 3), 8, ((3, 6),))
+
+
+def test_one_that_is_left_alone_goes_on_from_what_it_has() -> None:
+    assert next_view([_report(2, 5)]) == View(1, (2,), 5)
+
+
+def test_members_with_other_numbers_of_backups_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="exclude each other"):
+        next_view([_report(0, 0), Report(1, 0, 0, is_complete=False)])

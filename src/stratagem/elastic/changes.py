@@ -50,10 +50,11 @@ class ViewChanges:
                 return found
         raise AssertionError("a member is not in its own view")
 
-    def first_view(self, members: tuple[int, ...]) -> View:
+    def first_view(self, members: tuple[int, ...], num_backups: int = 0) -> View:
         """Returns the first view once all members have started; raises DeadlineExceededError."""
         own = self._peers.own
-        view, report = View(0, members), Report(own, 0, 0, is_complete=False)
+        view = View(0, members)
+        report = Report(own, 0, 0, is_complete=False, num_backups=num_backups)
         if own == members[0]:
             return self._collect(view, report, starts=True)
         deadline = time.monotonic() + self._start_s
@@ -92,7 +93,8 @@ class ViewChanges:
                 return None
         if "error" in answer:
             raise UnavailableError(answer["error"])
-        return View(answer["number"], tuple(answer["members"]), answer["num_rounds"])
+        behind = tuple((member, number) for member, number in answer["behind"])
+        return View(answer["number"], tuple(answer["members"]), answer["num_rounds"], behind)
 
     def _collect(self, view: View, own_report: Report, *, starts: bool = False) -> View:
         reports = {own_report.member: own_report}

@@ -9,14 +9,17 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NoReturn, TypeVar
+
+import numpy as np
 
 from stratagem import logs
 from stratagem.authentication import Credentials
 from stratagem.authentication.gate import Gate
 from stratagem.authentication.listening import listening_sockets
 from stratagem.closing import Closing
+from stratagem.elastic.backed_rounds import BackedRounds
 from stratagem.elastic.changes import ViewChanges
 from stratagem.elastic.peer_connections import PeerConnections, PeerLostError
 from stratagem.elastic.reaching import PURPOSE, Inbox, Peers
@@ -41,12 +44,19 @@ class ElasticGroup(Closing):
     `identity.addresses` has the address of each process, at which it listens.
 
     A round is a number of operations and a commit. If a member is lost before all have the values
-    of a round, no member commits it. One thread at a time runs rounds.
+    of a round, no member commits it. One thread at a time runs rounds. With `num_backups`, so many
+    members may be left out of a round that allows it; they commit its results later.
 
     Raises DeadlineExceededError, naming the missing processes, if some do not start in time.
     """
 
-    def __init__(self, identity: Identity, limits: GroupLimits, credentials: Credentials) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        limits: GroupLimits,
+        credentials: Credentials,
+        num_backups: int = 0,
+    ) -> None:
         self._first, self.limits = identity, limits
         own = identity.process_id
         self._inbox = Inbox()
@@ -68,6 +78,8 @@ class ElasticGroup(Closing):
             stuck_s=limits.stuck_s,
         )
         self._connections: PeerConnections | None = None
+        self.num_backups = num_backups
+        self._backing = BackedRounds(own, num_backups) if num_backups else None
         self._num_rounds = 0
         self._is_broken = False
         self._is_complete = False
@@ -77,7 +89,7 @@ class ElasticGroup(Closing):
         self._told = self.view = View(0, tuple(range(identity.num_processes)))
         self._limit_s, self._setting = limits.stuck_s, _STUCK_SETTING
         try:
-            self.view = self._told = self._changes.first_view(self.view.members)
+            self.view = self._told = self._changes.first_view(self.view.members, num_backups)
             self._connect()
         except BaseException:
             self.close()
@@ -175,14 +187,34 @@ class ElasticGroup(Closing):
             if is_committed:
                 return results[-1]
 
-    def begin_round(self, name: str) -> None:
-        """Begins a round, of the same name on all members."""
+    def begin_round(
+        self, name: str, *, is_backed: bool = False, lengths: Sequence[int] | None = None
+    ) -> None:
+        """Begins a round, of the same name on all members.
+
+        If it is backed, members that are late are left out: sums of floats then stand for the rows
+        of all. `lengths` are the rows of each member, or None if all have as many.
+        """
         assert self._connections is not None
         self._is_broken = self._is_complete = False
         self._connections.begin_round(self._num_rounds + 1, name)
+        if self._backing is not None and is_backed:
+            self._backing.begin(self._num_rounds + 1, lengths)
+        elif self._backing is not None:
+            self._backing.end()
 
-    def operate(self, operation: Callable[[PeerConnections], None]) -> bool:
-        """Runs an operation of the round; False if the round is broken.
+    def is_late(self) -> bool:
+        """Returns True if the others have begun the next round without this member."""
+        return self._backing is not None and self._backing.is_chosen(self._num_rounds + 1)
+
+    def operate(
+        self,
+        operation: Callable[[PeerConnections], None],
+        result: np.ndarray[Any, Any] | None = None,
+    ) -> bool:
+        """Runs an operation of the round, with its result; False if the round is broken.
+
+        In a backed round that leaves this member out, it receives the result instead.
 
         Raises RuntimeError if this member has left.
         """
@@ -190,7 +222,10 @@ class ElasticGroup(Closing):
         if not self._is_broken:
             assert self._connections is not None
             try:
-                operation(self._connections)
+                if result is None or self._backing is None or self._backing.participants is None:
+                    operation(self._connections)
+                else:
+                    self._backing.run(operation, result)
             except PeerLostError as error:
                 _logger.info("A round is broken: %s.", error)
                 self._inbox.check_open()  # another thread closes the connections
@@ -199,28 +234,42 @@ class ElasticGroup(Closing):
 
     def commit(self) -> bool:
         """Ends a round; False if no member has committed it. Changes a broken view."""
-        self._is_complete = not self._is_broken
-        before, members = self._num_rounds, self.view.members
-        if self.operate(PeerConnections.barrier):
-            self._num_rounds += 1
+        backing, before = self._backing, self._num_rounds
+        chosen = None if backing is None else backing.participants
+        participants = self.view.members if chosen is None else chosen
+        is_late = backing is not None and backing.is_late
+        self._is_complete = not self._is_broken and not is_late
+        if backing is not None and is_late:
+            is_committed = self.operate(lambda _: backing.receive())
+        else:
+            is_committed = self.operate(PeerConnections.barrier)
+        if is_committed:
+            self._count_round(send=True)
         else:
             self._change()
         if self._num_rounds > before:
-            self.participants = members
+            self.participants = participants
         return self._num_rounds > before
 
+    def _count_round(self, *, send: bool) -> None:
+        self._num_rounds += 1
+        if self._backing is not None:
+            self._backing.commit(self._num_rounds, send=send)
+
+    @property
+    def has_taken_part(self) -> bool:
+        """True if the last committed round combines values of this member."""
+        return self._first.process_id in self.participants
+
     def _change(self) -> None:
-        begun_s = time.monotonic()
+        begun_s, own = time.monotonic(), self._first.process_id
         lost_from = self.view.members
         while True:
             self._inbox.check_open()
-            if self._connections is not None:
-                self._connections.close()
-            report = Report(
-                self._first.process_id, self.view.number, self._num_rounds, self._is_complete
-            )
-            self.view = self._changes.next_view(self.view, report)
-            self._num_rounds = self.view.num_rounds
+            self._disconnect()
+            self.view = self._changes.next_view(self.view, self._report())
+            if dict(self.view.behind).get(own, self.view.num_rounds) > self._num_rounds:
+                self._count_round(send=False)
             self._is_complete = False
             try:
                 self._connect()
@@ -234,6 +283,23 @@ class ElasticGroup(Closing):
             f"Lost {', '.join(lost) or 'a connection, and no member'}: {len(self.view.members)} of "
             f"{len(self._first.labels)} continue after {time.monotonic() - begun_s:.3f} s.",
         )
+
+    def _report(self) -> Report:
+        chosen = None if self._backing is None else self._backing.participants
+        return Report(
+            self._first.process_id,
+            self.view.number,
+            self._num_rounds,
+            self._is_complete,
+            chosen or (),
+            self.num_backups,
+        )
+
+    def _disconnect(self) -> None:
+        if self._backing is not None:
+            self._backing.end_view()
+        if self._connections is not None:
+            self._connections.close()
 
     def _connect(self) -> None:
         """Connects the members of a view; raises PeerLostError."""
@@ -250,18 +316,40 @@ class ElasticGroup(Closing):
                 raise PeerLostError(str(error)) from error
             for member in view.members:
                 if member > own:
-                    sockets[member] = stack.enter_context(self._awaited(member))
+                    sockets[member] = stack.enter_context(
+                        self._awaited(member, self._inbox.take_data)
+                    )
             self._connections = PeerConnections(
                 view.number, view.members, own, sockets, self._check_view
             )
+            if self._backing is not None:
+                controls = self._controls(stack)
+                stack.callback(self._backing.end_view)
+                self._backing.begin_view(view, self._connections, controls, self._check_view)
             self._inbox.check_open()
             stack.pop_all()
         self._peers.have_started = True
 
-    def _awaited(self, member: int) -> socket.socket:
+    def _controls(self, stack: contextlib.ExitStack) -> dict[int, socket.socket]:
+        """Returns the connections for the choice of participants."""
+        lowest, *others = self.view.members
+        if self._first.process_id == lowest:
+            return {
+                member: stack.enter_context(self._awaited(member, self._inbox.take_control))
+                for member in others
+            }
+        try:
+            connection = self._peers.dial_control(lowest, self.view.number)
+        except OSError as error:
+            raise PeerLostError(str(error)) from error
+        return {lowest: stack.enter_context(connection)}
+
+    def _awaited(
+        self, member: int, take: Callable[[int, int], socket.socket | None]
+    ) -> socket.socket:
         """Returns the connection that a member opens for the present view."""
         begun_s = time.monotonic()
-        while (connection := self._inbox.take_data(self.view.number, member)) is None:
+        while (connection := take(self.view.number, member)) is None:
             with self._inbox.changed:
                 self._inbox.changed.wait(0.01)
             self._check_view(time.monotonic() - begun_s)
@@ -299,15 +387,24 @@ class ElasticGroup(Closing):
         self._listeners.append(listener)
 
     def tell(self) -> None:
-        """Calls the listeners if the view has changed; call it between rounds."""
-        if self._told is not self.view:
-            self._told = self.view
+        """Calls the listeners if the view has changed; call it between rounds.
+
+        A member that lacks rounds of earlier views commits those first, with the members of then.
+        """
+        backing, view = self._backing, self.view
+        members = None if backing is None else backing.members_of(self._num_rounds + 1)
+        if members is not None:
+            same = members == self._told.members
+            view = self._told if same else dataclasses.replace(view, members=members)
+        if self._told is not view:
+            self._told = view
             for listener in self._listeners:
-                listener(self.view)
+                listener(view)
 
     def close(self) -> None:
         """Leaves the group; the others continue."""
+        if self._backing is not None:
+            self._backing.finish(self._num_rounds, self.limits.peer_s)
         self._inbox.close()
-        if self._connections is not None:
-            self._connections.close()
+        self._disconnect()
         self._gate.close()

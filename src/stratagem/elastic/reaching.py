@@ -27,7 +27,7 @@ _NOT_A_MEMBER = explain(
     fix="check if its host was stopped or cut off; raise the limit if that may take so long.",
     code="SG506",
 )
-_DATA, _REPORT, _PROBE = "data", "report", "probe"
+_DATA, _CONTROL, _REPORT, _PROBE = "data", "control", "report", "probe"
 
 
 class EndedError(ConnectionError):
@@ -39,7 +39,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self._data: dict[tuple[int, int], socket.socket] = {}
+        self._data: dict[tuple[int, int, str], socket.socket] = {}
         self._reports: dict[int, socket.socket] = {}
         self._members: Collection[int] = ()
         self._is_closed = False
@@ -55,8 +55,8 @@ class Inbox:
         with self.changed:
             if self._is_closed:
                 connection.close()
-            elif kind == _DATA:
-                _replace(self._data, (int(numbers[0]), int(numbers[1])), connection)
+            elif kind in (_DATA, _CONTROL):
+                _replace(self._data, (int(numbers[0]), int(numbers[1]), kind), connection)
             elif kind == _REPORT and int(numbers[0]) in (self._members or (int(numbers[0]),)):
                 _replace(self._reports, int(numbers[0]), connection)
             elif kind == _REPORT:
@@ -66,9 +66,14 @@ class Inbox:
             self.changed.notify_all()
 
     def take_data(self, view: int, member: int) -> socket.socket | None:
-        """Returns the connection of a member for a view, once."""
+        """Returns the connection of a member for the rounds of a view, once."""
         with self.changed:
-            return self._data.pop((view, member), None)
+            return self._data.pop((view, member, _DATA), None)
+
+    def take_control(self, view: int, member: int) -> socket.socket | None:
+        """Returns the connection of a member for the choice of participants in a view, once."""
+        with self.changed:
+            return self._data.pop((view, member, _CONTROL), None)
 
     def take_report(self, member: int) -> socket.socket | None:
         """Returns the connection over which a member reports, once."""
@@ -131,6 +136,10 @@ class Peers:
     def dial_data(self, member: int, view: int) -> socket.socket:
         """Returns a connection for the rounds of a view; raises OSError."""
         return self._dial(member, f"{_DATA} {view} {self.own}", self._peer_s)
+
+    def dial_control(self, member: int, view: int) -> socket.socket:
+        """Returns a connection for the choice of participants in a view; raises OSError."""
+        return self._dial(member, f"{_CONTROL} {view} {self.own}", self._peer_s)
 
     def dial_report(self, member: int) -> socket.socket:
         """Returns a connection for a report; raises OSError."""

@@ -23,12 +23,14 @@ __all__ = ["Report", "View", "next_view"]
 class View:
     """The members between two changes: process ids, ascending.
 
-    `num_rounds` rounds were committed when it began.
+    `num_rounds` rounds were committed when it began. With backup workers, some members may lack the
+    values of the last ones: `behind` pairs each with the number of rounds that it has.
     """
 
     number: int
     members: tuple[int, ...]
     num_rounds: int = 0
+    behind: tuple[tuple[int, int], ...] = ()
 
     def rank(self, member: int) -> int:
         """Returns the place of a member among all."""
@@ -39,13 +41,16 @@ class View:
 class Report:
     """State of a member whose view is broken.
 
-    `is_complete` is True if it has all values of the round after its last committed one.
+    `is_complete` is True if it has all values of the round after its last committed one, in which
+    `participants` take part: all members if it is empty. `num_backups` members may be left out.
     """
 
     member: int
     view: int
     num_rounds: int
     is_complete: bool
+    participants: Sequence[int] = ()
+    num_backups: int = 0
 
 
 def next_view(reports: Sequence[Report]) -> View:
@@ -55,16 +60,21 @@ def next_view(reports: Sequence[Report]) -> View:
     Raises RuntimeError if the reports contradict each other.
     """
     most = max(report.num_rounds for report in reports)
-    if all(report.num_rounds == most and report.is_complete for report in reports):
+    complete = [one for one in reports if one.num_rounds == most and one.is_complete]
+    takes_part = set(complete[0].participants) if complete else set[int]()
+    concerned = [one for one in reports if not takes_part or one.member in takes_part]
+    if all(one in complete for one in concerned):
         most += 1
     behind = [
         report
         for report in reports
         if report.num_rounds != most and not (report.num_rounds == most - 1 and report.is_complete)
     ]
-    if behind:
+    num_backups = {report.num_backups for report in reports}
+    if len(num_backups) > 1 or (behind and num_backups == {0}):
         raise RuntimeError(
             f"Members of an elastic group reported states that exclude each other: {reports}."
         )
     members = tuple(sorted(report.member for report in reports))
-    return View(max(report.view for report in reports) + 1, members, most)
+    lacking = tuple(sorted((report.member, report.num_rounds) for report in behind))
+    return View(max(report.view for report in reports) + 1, members, most, lacking)

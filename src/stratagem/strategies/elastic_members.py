@@ -25,12 +25,42 @@ from stratagem.variables import (
     store_components,
 )
 
-__all__ = ["join_elastic_group", "move_variables"]
+__all__ = ["check_num_backup_workers", "join_elastic_group", "move_variables"]
 
 
-def join_elastic_group(resolver: ClusterResolver, *, allow_unauthenticated: bool) -> ElasticGroup:
-    """Joins the group of a cluster; raises ValueError if it has no addresses, or uses TLS."""
+def check_num_backup_workers(number: object, num_processes: int | None = None) -> None:
+    """Raises TypeError for what is no number, ValueError for one that no cluster can have.
+
+    `num_processes` is the number of processes, if it is known.
+    """
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise TypeError(
+            explain(
+                f"num_backup_workers={number!r} is of type {type(number).__name__}.",
+                expected="an int.",
+                fix="pass the number of workers that a step need not wait for, such as 1.",
+            )
+        )
+    if number < 0 or (num_processes is not None and number >= num_processes):
+        several = "" if num_processes is None else f" of {num_processes} workers"
+        raise ValueError(
+            explain(
+                f"num_backup_workers={number}{several} is out of range.",
+                expected="0 or more, and less than the number of workers.",
+                fix="pass a smaller number: the others make each step.",
+            )
+        )
+
+
+def join_elastic_group(
+    resolver: ClusterResolver, *, num_backup_workers: int = 0, allow_unauthenticated: bool
+) -> ElasticGroup:
+    """Joins the group of a cluster.
+
+    Raises ValueError if it has no addresses, uses TLS, or has too few workers.
+    """
     identity = identity_of(resolver, resolver.processes(), with_addresses=True)
+    check_num_backup_workers(num_backup_workers, identity.num_processes)
     credentials = Credentials.find(
         identity.label, identity.hosts, allow_unauthenticated=allow_unauthenticated
     )
@@ -49,7 +79,7 @@ def join_elastic_group(resolver: ClusterResolver, *, allow_unauthenticated: bool
         stuck_s=config.stuck_timeout_s(),
         barrier_s=config.barrier_timeout_s(),
     )
-    group = ElasticGroup(identity, limits, credentials)
+    group = ElasticGroup(identity, limits, credentials, num_backup_workers)
     joined: Any = group
     set_current_group(joined)
     return group

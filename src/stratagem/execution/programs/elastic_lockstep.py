@@ -55,7 +55,7 @@ class ElasticLockstep(Lockstep):
             )
             return flatten_arguments(own_args, own_kwargs, num_replicas=topology.num_replicas)
 
-        return self._run_until_committed(fn, flattened)
+        return self._run_until_committed(fn, flattened, returns_parts=True)
 
     def run_batches(
         self, fn: Callable[..., Any], batches: list[HostBatch], arguments: Arguments | None
@@ -80,17 +80,27 @@ class ElasticLockstep(Lockstep):
         return self._run_until_committed(fn, placed)
 
     def _run_until_committed(
-        self, fn: Callable[..., Any], arguments_of: Callable[[], Arguments]
+        self,
+        fn: Callable[..., Any],
+        arguments_of: Callable[[], Arguments],
+        *,
+        returns_parts: bool = False,
     ) -> Any:
-        """Runs a step; `arguments_of` returns its arguments for the present members."""
+        """Runs a step; `arguments_of` returns its arguments for the present members.
+
+        `returns_parts` is True if the caller can take results that only some members have.
+        """
         while True:
             arguments = arguments_of()
             program = self.program(fn, arguments)
             try:
-                result = program.run(arguments)
+                if not isinstance(program, ElasticProgram):
+                    return program.run(arguments)
+                result = program.run_with(arguments, returns_parts=returns_parts)
             except RoundAbortedError:
                 continue
-            if isinstance(program, ElasticProgram) and program.is_worth_preparing():
+            if program.is_worth_preparing():
+                program.prepare_following(arguments)
                 self._prepare(fn, arguments_of)
             return result
 
