@@ -179,12 +179,14 @@ class ElasticGroup(Closing):
         not come.
         """
         results: list[_Result] = []
+        participants = self.participants  # of the last step, which this is not
         while True:
             self.begin_round(name)
             self.operate(lambda connections: results.append(body(connections)))
             is_committed = self.commit()
             self.tell()
             if is_committed:
+                self.participants = participants or self.participants
                 return results[-1]
 
     def begin_round(

@@ -17,7 +17,6 @@ from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.messages import explain
 from stratagem.topology.abstract_devices import placeholder
 from stratagem.topology.lockstep import (
-    gathered,
     run_together,
     runs_separately,
     wait_until_ready,
@@ -111,7 +110,7 @@ class MetricLogs:
         if not self._strategy.topology.spans_processes:
             return dict(self._program(stored))
         if runs_separately():
-            return dict(self._program(gathered(stored)))
+            return dict(self._program(self._gathered(stored)))
 
         def start() -> tuple[Any, Any]:
             results = self._program(stored)
@@ -159,6 +158,22 @@ class MetricLogs:
             copied = self._strategy.topology.replicated if several else None
             self._program = jax.jit(self._results, out_shardings=copied)
         return [variable.storage if home_of(variable) else variable.value for variable in variables]
+
+    def _gathered(self, stored: list[Any]) -> list[Any]:
+        """Returns the values of all members of an elastic group; each has them from its last step.
+
+        Otherwise all members must call this together.
+        """
+        values = [value.addressable_data(0) for value in stored]
+        counted = [
+            (place, variable.whole)
+            for place, variable in enumerate(self._variables)
+            if (home := home_of(variable)) is not None and home.kind is VariableKind.ON_READ
+        ]
+        gather_together([(whole, stored[place]) for place, whole in counted])
+        for place, whole in counted:
+            values[place] = whole.gathered
+        return values
 
     def placeholder(self) -> dict[str, Any]:
         """Returns metric names with zeros, for logs of which Keras uses only the names."""
