@@ -21,6 +21,7 @@ from stratagem.authentication.listening import listening_sockets
 from stratagem.closing import Closing
 from stratagem.elastic.backed_rounds import BackedRounds
 from stratagem.elastic.changes import ViewChanges
+from stratagem.elastic.control_connections import connect_controls
 from stratagem.elastic.peer_connections import PeerConnections, PeerLostError
 from stratagem.elastic.reaching import PURPOSE, Inbox, Peers
 from stratagem.elastic.views import Report, View
@@ -318,40 +319,22 @@ class ElasticGroup(Closing):
                 raise PeerLostError(str(error)) from error
             for member in view.members:
                 if member > own:
-                    sockets[member] = stack.enter_context(
-                        self._awaited(member, self._inbox.take_data)
-                    )
+                    sockets[member] = stack.enter_context(self._awaited(member))
             self._connections = PeerConnections(
                 view.number, view.members, own, sockets, self._check_view
             )
             if self._backing is not None:
-                controls = self._controls(stack)
+                controls = connect_controls(view, self._peers, self._inbox, self._check_view, stack)
                 stack.callback(self._backing.end_view)
                 self._backing.begin_view(view, self._connections, controls, self._check_view)
             self._inbox.check_open()
             stack.pop_all()
         self._peers.have_started = True
 
-    def _controls(self, stack: contextlib.ExitStack) -> dict[int, socket.socket]:
-        """Returns the connections for the choice of participants."""
-        lowest, *others = self.view.members
-        if self._first.process_id == lowest:
-            return {
-                member: stack.enter_context(self._awaited(member, self._inbox.take_control))
-                for member in others
-            }
-        try:
-            connection = self._peers.dial_control(lowest, self.view.number)
-        except OSError as error:
-            raise PeerLostError(str(error)) from error
-        return {lowest: stack.enter_context(connection)}
-
-    def _awaited(
-        self, member: int, take: Callable[[int, int], socket.socket | None]
-    ) -> socket.socket:
+    def _awaited(self, member: int) -> socket.socket:
         """Returns the connection that a member opens for the present view."""
         begun_s = time.monotonic()
-        while (connection := take(self.view.number, member)) is None:
+        while (connection := self._inbox.take_data(self.view.number, member)) is None:
             with self._inbox.changed:
                 self._inbox.changed.wait(0.01)
             self._check_view(time.monotonic() - begun_s)
@@ -407,6 +390,6 @@ class ElasticGroup(Closing):
         """Leaves the group; the others continue."""
         if self._backing is not None:
             self._backing.finish(self._num_rounds, self.limits.peer_s)
+        self._gate.close()  # first: members that notice the rest find that it has ended
         self._inbox.close()
         self._disconnect()
-        self._gate.close()

@@ -59,7 +59,7 @@ class BackedAllReduce(AllReduce):
         # A sum of a constant would be computed while the step is traced.
         one = jax.lax.optimization_barrier(jnp.ones((), jnp.float32))
         count = self.sums.one(ReduceOp.SUM, one)
-        return [(total / count).astype(total.dtype) for total in totals]
+        return [_quotient(total, count) for total in totals]
 
     def parts(self, op: ReduceOp, parts: Sequence[Any], *, are_gradients: bool) -> jax.Array:
         """Combines one array per replica, all of which are there."""
@@ -69,3 +69,8 @@ class BackedAllReduce(AllReduce):
 def _as_float(value: object) -> jax.Array:
     array = jnp.asarray(value)  # only sums of floats have the scale of the step
     return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(jnp.float32)
+
+
+def _quotient(total: jax.Array, count: jax.Array) -> jax.Array:
+    wide = jnp.promote_types(total.dtype, count.dtype)  # a scaled count is no short fraction
+    return (total.astype(wide) / count.astype(wide)).astype(total.dtype)

@@ -29,7 +29,7 @@ __all__ = ["check_num_backup_workers", "join_elastic_group", "move_variables"]
 
 
 def check_num_backup_workers(number: object, num_processes: int | None = None) -> None:
-    """Raises TypeError for what is no number, ValueError for one that no cluster can have.
+    """Raises TypeError unless it is an int, ValueError if it is out of range.
 
     `num_processes` is the number of processes, if it is known.
     """
