@@ -69,3 +69,22 @@ def test_a_version_without_handlers_is_refused(group, monkeypatch) -> None:
     monkeypatch.setattr(elastic_rounds, "handlers_work", lambda: False)
     with pytest.raises(RuntimeError, match="does not call handlers as expected"):
         serve_rounds(group)
+
+
+def test_one_that_is_left_out_takes_part_in_no_exchange() -> None:
+    with pytest.raises(NotImplementedError, match="receives no rows of its own"):
+        elastic_rounds.FollowedRounds().all_to_all(jnp.ones((1, 2)))
+
+
+def test_one_that_takes_part_cannot_receive(group) -> None:
+    def step(x: Any) -> Any:
+        rounds = elastic_rounds.FollowedRounds()
+        return rounds.combine(RoundOperation.SUM, x), rounds.commit()
+
+    group.begin_round("step")
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="in which it takes part"):
+        jax.block_until_ready(jax.jit(step)(jnp.ones(2)))
+    error = elastic_rounds.error_of_rounds()
+    assert error is not None
+    with pytest.raises(RuntimeError, match="has followed a round in which it takes part"):
+        raise error

@@ -12,6 +12,7 @@ import dataclasses
 import math
 import select
 import socket
+import statistics
 import struct
 import threading
 import time
@@ -101,7 +102,7 @@ class RoundChoice:
         return tuple(one for one in self._members if self._arrived.get(one, 0) > self._chosen)
 
     def _patience_s(self) -> float:
-        return _PATIENCE * max(0.0, min(self._intervals, default=0.0))
+        return _PATIENCE * statistics.median(self._intervals) if self._intervals else 0.0
 
 
 class ArrivalsThread:
@@ -119,7 +120,7 @@ class ArrivalsThread:
         self._is_closed = False
         self._passed = threading.Condition()
         for one in self._sockets.values():
-            one.settimeout(0)
+            _make_immediate(one)
         self._thread = threading.Thread(
             target=self._run, name="stratagem elastic arrivals", daemon=True
         )
@@ -200,7 +201,7 @@ class Arrivals:
         self._chosen: dict[int, Chosen] = {}
         self._has_ended = False
         self.passed_by_all = 0
-        connection.settimeout(0)
+        _make_immediate(connection)
 
     def arrive(self, number: int, check: Brokenness) -> tuple[int, ...]:
         """Returns the participants of a round, for which this member is ready.
@@ -274,3 +275,13 @@ class Arrivals:
             self._chosen[number] = Chosen(number, participants, passed_by_all)
             self.passed_by_all = max(self.passed_by_all, passed_by_all)
             del self._received[:size]
+
+
+def _make_immediate(connection: socket.socket) -> None:
+    """Makes a socket non-blocking, and its notices leave at once.
+
+    Otherwise TCP holds a notice until the one before is acknowledged, 40 ms later.
+    """
+    connection.settimeout(0)
+    if connection.family in (socket.AF_INET, socket.AF_INET6):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

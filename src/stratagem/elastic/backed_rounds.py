@@ -206,10 +206,12 @@ class BackedRounds:
             self._received[received.number] = received
         return self._received[one.number]
 
-    def receive(self) -> None:
-        """Receives the rest of a round in which this member takes no part."""
-        assert self._round is not None
-        self._combined(self._round)
+    def finish_round(self, connections: PeerConnections) -> None:
+        """Returns once this member may commit; raises PeerLostError."""
+        if self._round is not None and self._round.is_late:
+            self._combined(self._round)
+        else:
+            connections.barrier()
 
     def commit(self, number: int, *, send: bool) -> None:
         """Notes that this member has all values of a round.

@@ -238,15 +238,14 @@ class ElasticGroup(Closing):
     def commit(self) -> bool:
         """Ends a round; False if no member has committed it. Changes a broken view."""
         backing, before = self._backing, self._num_rounds
-        chosen = None if backing is None else backing.participants
-        participants = self.view.members if chosen is None else chosen
+        participants = self.view.members
+        if backing is not None and backing.participants is not None:
+            participants = backing.participants
         is_late = backing is not None and backing.is_late
         self._is_complete = not self._is_broken and not is_late
-        if backing is not None and is_late:
-            is_committed = self.operate(lambda _: backing.receive())
-        else:
-            is_committed = self.operate(PeerConnections.barrier)
-        if is_committed:
+        # One that is late has its results only after the others have left the barrier.
+        finish = PeerConnections.barrier if backing is None else backing.finish_round
+        if self.operate(finish):
             self._count_round(send=True)
         else:
             self._change()
@@ -288,15 +287,9 @@ class ElasticGroup(Closing):
         )
 
     def _report(self) -> Report:
-        chosen = None if self._backing is None else self._backing.participants
-        return Report(
-            self._first.process_id,
-            self.view.number,
-            self._num_rounds,
-            self._is_complete,
-            chosen or (),
-            self.num_backups,
-        )
+        chosen = () if self._backing is None else self._backing.participants or ()
+        own, count, is_complete = self._first.process_id, self._num_rounds, self._is_complete
+        return Report(own, self.view.number, count, is_complete, chosen, self.num_backups)
 
     def _disconnect(self) -> None:
         if self._backing is not None:

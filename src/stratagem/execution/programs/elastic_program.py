@@ -17,10 +17,10 @@ from jax.sharding import PartitionSpec, Sharding
 
 from stratagem.collectives.elastic_rounds import FollowedRounds, Rounds, error_of_rounds
 from stratagem.elastic import ElasticGroup, scale_of_sums
-from stratagem.execution.analysis.left_out_replicas import own_outputs, reason_to_wait
 from stratagem.execution.analysis.retracing import retrace
 from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.programs.destination import Destination
+from stratagem.execution.programs.left_out_replicas import own_outputs, reason_to_wait
 from stratagem.execution.programs.member_rules import member_rules
 from stratagem.execution.programs.program import POOLS, Program
 from stratagem.execution.tracing.arguments import Arguments
@@ -79,6 +79,7 @@ class ElasticProgram(Program):
 
         `returns_parts` is True if the caller can take results that only participants have.
         """
+        self.has_followed = False
         lengths = self._lengths = arguments.batch.lengths
         has_parts = any(self._own[len(self.trace.written) :])
         self._is_backed = (
@@ -208,10 +209,7 @@ class ElasticProgram(Program):
         before = self._held_components()
         # Components of one that is left out stay those that are held.
         is_backed = self._is_backed and all(one is not None for one in before)
-        self.has_followed = False
-        if is_backed and self._group.is_late() and _is_done(self._following):
-            function = self._following.result()
-            self.has_followed = True
+        function = self._followed(function) if is_backed else function
         inputs = [
             list(map(_local, pool)) for pool in (written, read_only, split, shared, constants)
         ]
@@ -233,10 +231,7 @@ class ElasticProgram(Program):
                 for value, place in zip(values, self._written.places, strict=True)
             ]
         )
-        participation = self._participation = self._participation_now() if was_committed else None
-        if participation is not None:
-            components = _merged(components, before, participation.replicas)
-        self._hold(components if was_committed else before)
+        self._hold(self._of_all(components, before) if was_committed else before)
         stacked = self._sharding_of(PartitionSpec("replica"))
         results = [self._on_all(result, stacked) for result in results]
         self._group.tell()
@@ -244,8 +239,24 @@ class ElasticProgram(Program):
             raise RoundAbortedError
         return results if summaries is None else summaries.end(results, None)
 
+    def _followed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the step of one that is left out, if the others have begun without it."""
+        self.has_followed = self._group.is_late() and _is_done(self._following)
+        if not self.has_followed or self._following is None:
+            return function
+        return self._following.result()
+
+    def _of_all(self, components: list[Any], before: list[Any]) -> list[Any]:
+        """Returns the components of all members after a step that some were left out of."""
+        participation = self._participation = self._participation_now()
+        if participation is None:  # all have taken part
+            return components
+        return _merged(components, before, participation.replicas)
+
     def _participation_now(self) -> Participation | None:
         """Returns who has taken part in the last step; None if all have."""
+        if not self._is_backed:
+            return None
         ranks = tuple(map(self._members.index, self._group.participants))
         count = self._topology.num_replicas
         if len(ranks) == count:
