@@ -168,7 +168,9 @@ class PeerConnections:
         self._transfer({}, {peer: _Incoming(b"", [memoryview(header)])})
         view, number, op, _, size = _HEADER.unpack(header)
         if (view, op) != (self._view, _COMBINED):
-            raise DivergedError(f"process {peer} sent operation {op} of round {number} instead")
+            raise DivergedError(
+                f"process {peer} sent another operation than a whole round: {op} of round {number}"
+            )
         content = bytearray(size)
         self._transfer({}, {peer: _Incoming(b"", [memoryview(content)])})
         return content

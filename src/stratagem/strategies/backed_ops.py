@@ -72,5 +72,6 @@ def _as_float(value: object) -> jax.Array:
 
 
 def _quotient(total: jax.Array, count: jax.Array) -> jax.Array:
-    wide = jnp.promote_types(total.dtype, count.dtype)  # a scaled count is no short fraction
+    # A scaled count is no short fraction.
+    wide = total.dtype if total.dtype.itemsize >= 4 else jnp.float32
     return (total.astype(wide) / count.astype(wide)).astype(total.dtype)
