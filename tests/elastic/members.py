@@ -31,9 +31,9 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def started(count: int, limits: GroupLimits = LIMITS) -> list[ElasticGroup]:
+def started(count: int, limits: GroupLimits = LIMITS, num_backups: int = 0) -> list[ElasticGroup]:
     """Creates `count` members and waits until all have started."""
-    return Cluster(free_ports(count), limits).started(count)
+    return Cluster(free_ports(count), limits, num_backups=num_backups).started(count)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Cluster:
 
     ports: Sequence[int]
     limits: GroupLimits = LIMITS
+    num_backups: int = 0
     num_spares: int = 0
     prepares: bool = False
 
@@ -51,6 +52,7 @@ class Cluster:
             listed(index, self.ports),
             self.limits,
             Credentials(),
+            num_backups=self.num_backups,
             num_spares=self.num_spares,
             prepares=self.prepares,
         )

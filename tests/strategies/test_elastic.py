@@ -29,6 +29,30 @@ def test_a_resolver_of_another_type_is_refused() -> None:
         sg.ElasticStrategy(resolver)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.parametrize(
+    ("number", "kind", "words"),
+    [
+        (-1, ValueError, "num_backup_workers=-1 is out of range"),
+        (1.0, TypeError, "num_backup_workers=1.0 is of type float"),
+        (True, TypeError, "num_backup_workers=True is of type bool"),
+    ],
+)
+def test_numbers_of_backup_workers_that_no_cluster_has_are_refused(number, kind, words) -> None:
+    with pytest.raises(kind, match=words):
+        sg.ElasticStrategy(num_backup_workers=number)
+
+
+def test_backup_workers_leave_one_to_make_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    _set_cluster(monkeypatch)
+    with pytest.raises(ValueError, match="num_backup_workers=2 of 2 workers is out of range"):
+        sg.ElasticStrategy(num_backup_workers=2)
+
+
+def test_a_process_alone_has_no_backup_workers() -> None:
+    strategy = sg.ElasticStrategy(num_backup_workers=1)
+    assert strategy.num_replicas_in_sync == 1
+
+
 def _set_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
     task = {"type": "worker", "index": 0}

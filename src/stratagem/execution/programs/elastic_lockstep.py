@@ -48,7 +48,9 @@ class ElasticLockstep(Lockstep):
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Calls a function once per replica, again if a member is lost; see `Executor.run`."""
         _refuse_eager(fn)
-        return self._run_until_committed(fn, lambda: self._flattened(args, kwargs))
+        return self._run_until_committed(
+            fn, lambda: self._flattened(args, kwargs), returns_parts=True
+        )
 
     def _flattened(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
         topology = self._strategy.topology
@@ -80,23 +82,32 @@ class ElasticLockstep(Lockstep):
         return self._run_until_committed(fn, placed)
 
     def _run_until_committed(
-        self, fn: Callable[..., Any], arguments_of: Callable[[], Arguments]
+        self,
+        fn: Callable[..., Any],
+        arguments_of: Callable[[], Arguments],
+        *,
+        returns_parts: bool = False,
     ) -> Any:
-        """Runs a step; `arguments_of` returns its arguments for the present members."""
+        """Runs a step; `arguments_of` returns its arguments for the present members.
+
+        `returns_parts` is True if the caller can take results that only some members have.
+        """
         group: Any = current_group()
         while True:
             arguments = arguments_of()
             program = self.program(fn, arguments)
             try:
-                result = program.run(arguments)
+                if not isinstance(program, ElasticProgram):
+                    return program.run(arguments)
+                result = program.run_with(arguments, returns_parts=returns_parts)
             except RoundAbortedError:
                 group.welcome()  # processes that take the places of lost ones begin with this step
                 continue
-            if isinstance(program, ElasticProgram):
-                if program.is_worth_preparing():
-                    self._prepare_smaller(fn, arguments_of)
-                if (size := group.admissions.wanted_size) is not None:
-                    self._prepare_larger(fn, arguments_of, size)
+            if program.is_worth_preparing():
+                program.prepare_following(arguments)
+                self._prepare_smaller(fn, arguments_of)
+            if (size := group.admissions.wanted_size) is not None:
+                self._prepare_larger(fn, arguments_of, size)
             return result
 
     def _prepare_smaller(
