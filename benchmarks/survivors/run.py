@@ -31,8 +31,8 @@ __all__ = ["run_survivors"]
 _REPOSITORY = Path(__file__).parents[2]
 _SIDE = whole_side("Stratagem", "survivor_fit")
 _NUM_WORKERS = 3
-_RUN_S, _BRIEF_RUN_S = 3600.0, 60.0
-_BETWEEN_S, _BRIEF_BETWEEN_S = 36.0, 15.0
+# Seconds of the run, between kills, and least of a step.
+_TIMES_S, _BRIEF_TIMES_S = (3600.0, 36.0, 0.1), (60.0, 15.0, 0.1)
 _LIMIT_S = 600.0
 _NO_STEP = Step(0, 0.0, ())
 
@@ -53,21 +53,21 @@ def run_survivors(
         effort: a brief one is a minute long.
         console: of the figures.
         output: folder of the results.
-        only: seconds of the run and between kills, such as "600/6"; "" for an hour and 36.
+        only: seconds of the run, between kills, and least of a step, such as "600/6/0"; "" for an
+            hour, 36 and 0.1.
         is_quick: a run of a minute.
 
     Returns:
         Whether all went well: a replay of the participants has the same bits.
     """
     is_brief = is_quick or effort.is_brief
-    run_s = _BRIEF_RUN_S if is_brief else _RUN_S
-    between_s = _BRIEF_BETWEEN_S if is_brief else _BETWEEN_S
+    run_s, between_s, step_s = _BRIEF_TIMES_S if is_brief else _TIMES_S
     if "/" in only:
-        run_s, between_s = map(float, only.split("/"))
+        run_s, between_s, step_s = map(float, only.split("/"))
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
         try:
-            first, again = _run_twice(base, environments, console, run_s, between_s)
+            first, again = _run_twice(base, environments, console, (run_s, between_s, step_s))
         except WorkerError as error:
             console.print(f"Failed: {error}", style="red", markup=False)
             return False
@@ -83,11 +83,12 @@ def run_survivors(
 
 
 def _run_twice(
-    base: Path, environments: Environments, console: Console, run_s: float, between_s: float
+    base: Path, environments: Environments, console: Console, times_s: tuple[float, float, float]
 ) -> tuple[Path, Path]:
+    run_s, between_s, step_s = times_s
     with console.status(f"a run of {run_s:.0f} s with a kill each {between_s:.0f} s"):
         first = _folder(base, "first")
-        with _launched(first, environments) as launcher:
+        with _launched(first, environments, step_s=step_s) as launcher:
             _kill_workers(first, launcher, run_s, between_s)
             (first / "stop").touch()
             _await_end(first, launcher, time.time() + _LIMIT_S)
@@ -106,10 +107,11 @@ def _kill_workers(
     """Kills a worker at random from time to time, while all train."""
     chance = random.Random(1)
     _await_all(folder, launcher)
-    end_s = time.time() + run_s
-    while time.time() < end_s:
+    begun_s = time.time()
+    for number in range(1, int(run_s / between_s) + 1):
+        due_s = begun_s + number * between_s + chance.uniform(-0.2, 0.2)
+        time.sleep(max(0.0, due_s - time.time()))
         _await_all(folder, launcher)  # on a busy machine a start takes longer
-        time.sleep(between_s + chance.uniform(-0.2, 0.2))
         _check(folder, launcher)
         pid = (folder / f"pid-{chance.randrange(_NUM_WORKERS)}").read_text(encoding="ascii")
         with contextlib.suppress(ProcessLookupError):
@@ -160,7 +162,7 @@ def _bits(folder: Path) -> dict[int, str]:
 def _launched(
     folder: Path, environments: Environments, **told: Any
 ) -> Generator[subprocess.Popen[bytes]]:
-    options: dict[str, Any] = {"kills": [], "joins": [], "epochs": None, "folder": str(folder)}
+    options: dict[str, Any] = {"kills": [], "joins": [], "epochs": None, "step_s": 0.0, "folder": str(folder)}
     options |= {"batch_size": _NUM_WORKERS * WORKLOADS["mlp"].batch_size, **told}
     script = str(_REPOSITORY / f"{_SIDE.module.replace('.', '/')}.py")
     command = [str(environments.ours.with_name("stratagem")), "launch", "--survivors"]

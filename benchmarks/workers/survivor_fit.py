@@ -1,7 +1,8 @@
 """Ours: `fit` of the MLP under `ElasticStrategy`, whose workers are killed and join again.
 
 `stratagem launch --survivors survivor_fit.py OPTIONS`: a JSON object of `folder`, with the data in
-`x.npy` and `y.npy`; `batch_size`; and for a replay `epochs`, `kills` as pairs of a worker and a
+`x.npy` and `y.npy`; `batch_size`; `step_s`, the least time of a step, as if a device computed it
+while the cores are free; and for a replay `epochs`, `kills` as pairs of a worker and a
 step, and `joins`, the steps before which a worker joins. Without `epochs`, it ends with the epoch
 in which the file `stop` appears.
 """
@@ -48,6 +49,7 @@ class _Told(keras.callbacks.Callback):
         self._file = os.open(folder / f"steps-{own}", flags, 0o644)
         self._bits = os.open(folder / f"bits-{own}", flags, 0o644)
         (folder / f"pid-{own}").write_text(str(os.getpid()), encoding="ascii")
+        self._least_s, self._begun_s = options["step_s"], 0.0
         self._step: int | None = None
         self._is_in_step = False
 
@@ -59,6 +61,8 @@ class _Told(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if self._step is None:
             self._step = int(self.model.optimizer.iterations)
+        time.sleep(max(0.0, self._begun_s + self._least_s - time.monotonic()))
+        self._begun_s = time.monotonic()
         if self._step in self._joins and self._group.view.members[0] == self._group.member:
             while not self._has_candidate():
                 time.sleep(0.002)

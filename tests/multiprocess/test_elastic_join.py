@@ -122,9 +122,6 @@ def test_a_spare_takes_the_place_of_a_killed_member(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    reason="weights and iterations of the new member keep initial values", strict=True
-)
 def test_a_loop_of_one_that_is_started_again_continues_with_the_others(tmp_path: Path) -> None:
     whole = _train(tmp_path / "whole", "counted")
     results = _train(tmp_path / "again", "counted", "2:4:in", "join:6")

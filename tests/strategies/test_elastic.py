@@ -53,6 +53,12 @@ def test_a_process_alone_has_no_backup_workers() -> None:
     assert strategy.num_replicas_in_sync == 1
 
 
+def test_another_constant_batch_is_refused() -> None:
+    batch: object = "both"
+    with pytest.raises(ValueError, match="constant_batch='both' was passed"):
+        sg.ElasticStrategy(constant_batch=batch)  # pyright: ignore[reportArgumentType]
+
+
 def _set_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
     task = {"type": "worker", "index": 0}

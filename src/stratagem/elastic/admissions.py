@@ -57,6 +57,11 @@ class Admissions:
         if is_other:
             self._inbox.tell(place=place)
 
+    def pass_by(self) -> None:
+        """Notes that a round follows which is no step: processes that join do not take part."""
+        if self.safe is not None:
+            self.mark(self.safe.place, None)
+
     def end_place(self) -> None:
         """Ends the place at which processes could join."""
         self.safe, self.is_change_due = None, False

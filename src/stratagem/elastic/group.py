@@ -139,6 +139,7 @@ class ElasticGroup(ElasticRounds):
         """
         if self.is_candidate and name.startswith(_BEFORE_TRAINING):
             return [value] * self.num_processes
+        self.admissions.pass_by()
         content = json.dumps(encode(value), separators=(",", ":")).encode()
 
         def gather(connections: PeerConnections) -> dict[int, bytes]:

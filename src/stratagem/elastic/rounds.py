@@ -95,6 +95,11 @@ class ElasticRounds(Closing):
         """Id of this process in the cluster."""
         return self._first.process_id
 
+    @property
+    def num_places(self) -> int:
+        """Number of members if none is lost."""
+        return self._most
+
     # Rounds.
 
     def begin_round(

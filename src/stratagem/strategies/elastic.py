@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, final
+from typing import Any, Literal, NoReturn, final
 
 import jax
 
@@ -18,6 +18,7 @@ from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.base.recreate import recreatable
 from stratagem.strategies.elastic_admission import ElasticAdmission
 from stratagem.strategies.elastic_members import (
+    check_constant_batch,
     check_num_backup_workers,
     join_elastic_group,
     move_variables,
@@ -52,12 +53,16 @@ class ElasticStrategy(ElasticMembership):
             n - k of n workers make the step; those that are late apply it, too, without their rows.
             0 waits for all. With more, lost workers cannot join again. A single process has no
             backup workers.
+        constant_batch: rows of a step of `fit` if members are lost. With "global", those left take
+            more rows each, and the steps are those of all members. With "worker", each takes at
+            most as many rows as with all members, so its memory is enough; a batch then takes
+            several steps, each with an update of the weights.
         allow_unauthenticated: as for `MultiWorkerMirroredStrategy`.
 
     Raises:
-        ValueError: an invalid cluster, a task that does not train, several hosts without a secret;
-            `num_backup_workers` is negative, or not less than the number of processes, or there are
-            spares as well.
+        ValueError: an invalid cluster, a task that does not train, several hosts without a secret,
+            another `constant_batch`; `num_backup_workers` is negative, or not less than the number
+            of processes, or there are spares as well.
         TypeError: an argument of another type.
         DeadlineExceededError: not all processes came in time; the message names the missing ones.
         RuntimeError: JAX has started already, or a process has several devices.
@@ -78,10 +83,12 @@ class ElasticStrategy(ElasticMembership):
         cluster_resolver: ClusterResolver | None = None,
         *,
         num_backup_workers: int = 0,
+        constant_batch: Literal["global", "worker"] = "global",
         allow_unauthenticated: bool = False,
     ) -> None:
         check_resolver(cluster_resolver, "cluster_resolver")
         check_num_backup_workers(num_backup_workers)
+        check_constant_batch(constant_batch)
         self._resolver = cluster_resolver or detect() or TFConfigClusterResolver()
         processes = self._resolver.processes()
         self._devices: tuple[jax.Device, ...] = ()
@@ -101,6 +108,8 @@ class ElasticStrategy(ElasticMembership):
             BackedOps() if num_backup_workers else AutomaticOps(CommunicationOptions()),
             executor=ElasticLockstep,
         )
+        executor: Any = self.executor
+        executor.keeps_worker_rows = constant_batch == "worker"
         group.on_change(self._continue)
         admission = self._admission = ElasticAdmission(self, group)
         self.fit_callbacks = lambda: [JoiningFit(admission)]

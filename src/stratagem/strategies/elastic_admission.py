@@ -15,6 +15,7 @@ from stratagem.elastic.candidacy import RunningGroup
 from stratagem.elastic.handover import TrainingState, hand_over, receive
 from stratagem.elastic.peer_connections import PeerConnections, PeerLostError
 from stratagem.errors import UnavailableError
+from stratagem.execution import ElasticLockstep
 from stratagem.exit_codes import NOT_NEEDED
 from stratagem.keras.numerics.random_state import RandomState
 from stratagem.messages import explain
@@ -97,8 +98,12 @@ class ElasticAdmission:
         if not self._is_restored:
             self.restore()
         live: list[Any] = self._strategy.variables.live()
-        document, arrays = self._received.document, [_value(variable) for variable in live]
-        self._received = TrainingState(document, arrays)
+        arrays = [_value(variable) for variable in live]
+        outside = self._received.arrays[len(live) :]
+        self._received = TrainingState(self._received.document, [*arrays, *outside])
+        executor = self._strategy.executor
+        if isinstance(executor, ElasticLockstep):
+            executor.outside_variables.end()
 
     def has_values(self, topology: Topology) -> bool:
         """Returns True once variables have the values of the others, which are set if necessary.
@@ -124,11 +129,15 @@ class ElasticAdmission:
         self._is_restored = True
         topology = topology or self._strategy.topology
         variables: list[Any] = self._strategy.variables.live()
-        for variable, array in zip(variables, self._received.arrays, strict=True):
+        arrays = self._received.arrays
+        for variable, array in zip(variables, arrays[: len(variables)], strict=True):
             if _is_on_read(variable):
                 store_components(variable, array, topology)
             else:
                 variable.stored = topology.replicate(array)
+        places = _places(self._outside_variables(), self._received.document["outside"])
+        for variable, place in places:
+            variable.assign(arrays[len(variables) + place])
 
     def end_place(self) -> None:
         """Ends the place of a call of `fit`."""
@@ -152,12 +161,19 @@ class ElasticAdmission:
 
     def _state(self) -> TrainingState:
         variables: list[Any] = self._strategy.variables.live()
+        outside = self._outside_variables()
         document = {
             "variables": [_description(variable) for variable in variables],
+            "outside": [_description(variable) for variable in outside],
             "random": RandomState().get_state(),
             "fit": None if self._fit_state is None else self._fit_state(),
         }
-        return TrainingState(document, [_value(variable) for variable in variables])
+        values = [_value(variable) for variable in variables]
+        return TrainingState(document, [*values, *(np.asarray(one.value) for one in outside)])
+
+    def _outside_variables(self) -> list[Any]:
+        executor = self._strategy.executor
+        return [*executor.outside_variables] if isinstance(executor, ElasticLockstep) else []
 
     def _check(self, document: dict[str, Any]) -> None:
         """Raises ValueError if this process has other variables than the others."""
@@ -176,6 +192,7 @@ class ElasticAdmission:
                         "strategy.admit() is called for the first time.",
                     )
                 )
+        _places(self._outside_variables(), document["outside"])
 
 
 def _is_on_read(variable: Any) -> bool:
@@ -191,6 +208,30 @@ def _value(variable: Any) -> np.ndarray[Any, Any]:
     if _is_on_read(variable):  # components of all members, held since their last change
         return np.asarray(variable.whole.gathered)
     return np.asarray(variable.stored.addressable_data(0))
+
+
+def _places(variables: Sequence[Any], descriptions: Sequence[list[Any]]) -> list[tuple[Any, int]]:
+    """Returns the place of each variable of no strategy among those that the others have.
+
+    Raises ValueError if the others have none of its name, shape and dtype.
+    """
+    left = dict(enumerate(descriptions))
+    places: list[tuple[Any, int]] = []
+    for variable in variables:
+        own = _description(variable)
+        place = next((place for place, one in left.items() if one == own), None)
+        if place is None:
+            raise ValueError(
+                explain(
+                    f"A step of this process uses variable {_named(own)}, which was made outside "
+                    "of the strategy's scope. No step of the others uses it.",
+                    expected="the variables of the others.",
+                    fix="make it in strategy.scope(); an optimizer has variables as well.",
+                )
+            )
+        del left[place]
+        places.append((variable, place))
+    return places
 
 
 def _named(description: list[Any] | None) -> str:

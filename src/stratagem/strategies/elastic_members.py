@@ -29,7 +29,12 @@ from stratagem.variables import (
     store_components,
 )
 
-__all__ = ["check_num_backup_workers", "join_elastic_group", "move_variables"]
+__all__ = [
+    "check_constant_batch",
+    "check_num_backup_workers",
+    "join_elastic_group",
+    "move_variables",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -72,10 +77,10 @@ def join_elastic_group(
     if num_spares >= identity.num_processes:
         raise ValueError(
             explain(
-                f"STRATAGEM_SPARES is {num_spares}, but the cluster has {identity.num_processes} "
-                "processes.",
+                f"STRATAGEM_NUM_SPARES is {num_spares}, but the cluster has "
+                f"{identity.num_processes} processes.",
                 expected="at least one process that is no spare.",
-                fix="add workers, or lower STRATAGEM_SPARES.",
+                fix="add workers, or lower STRATAGEM_NUM_SPARES.",
             )
         )
     if num_spares and num_backup_workers:
@@ -121,6 +126,18 @@ def join_elastic_group(
     joined: Any = group
     set_current_group(joined)
     return group
+
+
+def check_constant_batch(constant_batch: object) -> None:
+    """Raises ValueError for another value than "global" and "worker"."""
+    if constant_batch not in ("global", "worker"):
+        raise ValueError(
+            explain(
+                f"constant_batch={constant_batch!r} was passed.",
+                expected='"global" or "worker".',
+                fix='use "worker" if the memory of a worker has no room for more rows.',
+            )
+        )
 
 
 def move_variables(variables: VariableRegistry, before: Topology, after: Topology) -> None:

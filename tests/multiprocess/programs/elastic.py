@@ -18,7 +18,7 @@ from typing import Any
 
 import stratagem as sg
 
-_STRATEGY = sg.ElasticStrategy()
+_STRATEGY = sg.ElasticStrategy(constant_batch="worker" if "worker" in sys.argv else "global")
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
@@ -34,7 +34,6 @@ from tests.multiprocess.programs.elastic_data import (  # noqa: E402
 )
 
 _NUM_EPOCHS = 2
-_EVEN_BATCH = 30
 
 
 class _Deaths:
@@ -153,10 +152,10 @@ def _loop(model: keras.Model, deaths: _Deaths, members: list[Any]) -> list[float
 
 
 def _counted(model: keras.Model, deaths: _Deaths, members: list[Any]) -> list[float]:
-    """Trains in a loop that counts its steps in a variable, on batches that 2 and 3 divide."""
+    """Trains in a loop that counts its steps in a variable."""
     x, y = data()
-    with _STRATEGY.scope():  # a new member receives only variables of the strategy
-        optimizer = keras.optimizers.Adam(0.01)
+    optimizer = keras.optimizers.Adam(0.01)  # its number of steps is a variable of no strategy
+    with _STRATEGY.scope():
         optimizer.build(model.trainable_variables)
         num_steps = sg.Variable(0)
         total = keras.metrics.Sum()
@@ -164,7 +163,7 @@ def _counted(model: keras.Model, deaths: _Deaths, members: list[Any]) -> list[fl
     def step(batch: Any) -> None:
         def loss() -> Any:
             error = keras.ops.square(model(batch[0]) - batch[1])
-            return sg.nn.compute_average_loss(error, global_batch_size=_EVEN_BATCH)
+            return sg.nn.compute_average_loss(error, global_batch_size=BATCH)
 
         value, gradients = sg.value_and_grad(loss, model.trainable_variables)
         optimizer.apply(gradients, model.trainable_variables)
@@ -173,7 +172,7 @@ def _counted(model: keras.Model, deaths: _Deaths, members: list[Any]) -> list[fl
 
     def batch_of(number: int) -> Any:
         start = number % (NUM_BATCHES - 1) * BATCH
-        [batch] = _STRATEGY.distribute_dataset([(x[start:][:_EVEN_BATCH], y[start:][:_EVEN_BATCH])])
+        [batch] = _STRATEGY.distribute_dataset([(x[start:][:BATCH], y[start:][:BATCH])])
         return batch
 
     while True:
@@ -193,7 +192,7 @@ def main() -> None:
     with _STRATEGY.scope():
         model = make_model()
     members: list[Any] = []
-    run = {"fit": _fit, "loop": _loop, "random": _random, "counted": _counted}[kind]
+    run = {"fit": _fit, "loop": _loop, "random": _random, "worker": _fit, "counted": _counted}[kind]
     losses = run(model, _Deaths(own, moments), members)
     np.savez(
         Path(folder) / f"member-{own}.npz",

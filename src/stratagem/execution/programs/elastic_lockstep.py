@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -14,6 +14,7 @@ from stratagem import config
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution.programs.elastic_program import ElasticProgram, RoundAbortedError
 from stratagem.execution.programs.lockstep import Lockstep
+from stratagem.execution.programs.outside_variables import OutsideVariables
 from stratagem.execution.programs.program import Program
 from stratagem.execution.tracing.arguments import (
     Arguments,
@@ -22,7 +23,7 @@ from stratagem.execution.tracing.arguments import (
 )
 from stratagem.execution.tracing.program_fingerprint import name_of
 from stratagem.execution.tracing.trace import Trace
-from stratagem.input.batches import HostBatch, split_again
+from stratagem.input.batches import HostBatch, take_own_part
 from stratagem.input.placement import place
 from stratagem.messages import explain
 from stratagem.process_group import current_group
@@ -43,14 +44,19 @@ class ElasticLockstep(Lockstep):
         self._topology: Topology = strategy.topology
         self._by_size: dict[int, OrderedDict[Any, Program]] = {}
         self._noted_size = self._topology.num_replicas
-        self._larger: dict[tuple[Any, int], ElasticProgram | None] = {}
+        self._larger: dict[tuple[Any, int], list[ElasticProgram]] = {}
+        self.keeps_worker_rows = False  # a step has no more rows for a member if others are lost
+        given = getattr(strategy, "executor", None)  # each `fit` has an executor of its own
+        is_first = not isinstance(given, ElasticLockstep)
+        self.outside_variables = OutsideVariables() if is_first else given.outside_variables
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Calls a function once per replica, again if a member is lost; see `Executor.run`."""
         _refuse_eager(fn)
-        return self._run_until_committed(
-            fn, lambda: self._flattened(args, kwargs), returns_parts=True
+        result, _ = self._run_until_committed(
+            fn, lambda: [self._flattened(args, kwargs)], returns_parts=True
         )
+        return result
 
     def _flattened(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
         topology = self._strategy.topology
@@ -73,32 +79,67 @@ class ElasticLockstep(Lockstep):
     def _run_batch(
         self, fn: Callable[..., Any], batch: HostBatch, arguments: Arguments | None
     ) -> Any:
-        def placed() -> Arguments:
-            topology = self._strategy.topology
-            if arguments is not None and _is_split_for(arguments, topology):
-                return arguments
-            return batch_arguments(place([split_again(batch, topology)], topology))
+        """Runs a batch, in several steps if its rows are more than the members take in one."""
+        whole = batch if batch.origin is None else batch.origin
+        start = 0
 
-        return self._run_until_committed(fn, placed)
+        def placed() -> Iterable[Arguments]:
+            topology = self._strategy.topology
+            is_whole = not start and self._end(whole, 0, topology) == whole.num_examples
+            if arguments is not None and is_whole and _is_split_for(arguments, topology):
+                return [arguments]
+            return self._placed_parts(whole, start, topology)
+
+        while True:
+            result, topology = self._run_until_committed(fn, placed)
+            start = self._end(whole, start, topology)
+            if start >= whole.num_examples:
+                return result
+
+    def _placed_parts(
+        self, whole: HostBatch, start: int, topology: Topology
+    ) -> Iterator[Arguments]:
+        """Yields the arguments of the step that begins at a row, and of those after it."""
+        while True:
+            end = self._end(whole, start, topology)
+            yield batch_arguments(
+                place([take_own_part(whole.rows(start, end), topology)], topology)
+            )
+            start = end
+            if start >= whole.num_examples:
+                return
+
+    def _end(self, whole: HostBatch, start: int, topology: Topology) -> int:
+        """Returns the row with which a step ends that begins at another."""
+        if not self.keeps_worker_rows:
+            return whole.num_examples
+        group: Any = current_group()
+        rows_each = -(-whole.num_examples // group.num_places)
+        return min(whole.num_examples, start + rows_each * topology.num_replicas)
 
     def _run_until_committed(
         self,
         fn: Callable[..., Any],
-        arguments_of: Callable[[], Arguments],
+        arguments_of: Callable[[], Iterable[Arguments]],
         *,
         returns_parts: bool = False,
-    ) -> Any:
-        """Runs a step; `arguments_of` returns its arguments for the present members.
+    ) -> tuple[Any, Topology]:
+        """Runs a step; returns its result and the members that ran it.
 
-        `returns_parts` is True if the caller can take results that only some members have.
+        `arguments_of` returns its arguments for the present members, and those of the steps after
+        it with the same data. `returns_parts` is True if the caller can take results that only some
+        members have.
         """
         group: Any = current_group()
         while True:
-            arguments = arguments_of()
+            topology = self._strategy.topology
+            arguments = next(iter(arguments_of()))
             program = self.program(fn, arguments)
+            if topology is not self._strategy.topology:
+                continue  # a member was lost while initial values were exchanged
             try:
                 if not isinstance(program, ElasticProgram):
-                    return program.run(arguments)
+                    return program.run(arguments), topology
                 result = program.run_with(arguments, returns_parts=returns_parts)
             except RoundAbortedError:
                 group.welcome()  # processes that take the places of lost ones begin with this step
@@ -108,10 +149,10 @@ class ElasticLockstep(Lockstep):
                 self._prepare_smaller(fn, arguments_of)
             if (size := group.admissions.wanted_size) is not None:
                 self._prepare_larger(fn, arguments_of, size)
-            return result
+            return result, topology
 
     def _prepare_smaller(
-        self, fn: Callable[..., Any], arguments_of: Callable[[], Arguments]
+        self, fn: Callable[..., Any], arguments_of: Callable[[], Iterable[Arguments]]
     ) -> None:
         """Compiles a step for one member less, in a thread, before one is lost."""
         own = jax.process_index()
@@ -120,50 +161,57 @@ class ElasticLockstep(Lockstep):
         self._prepare(fn, arguments_of, Topology(tuple(devices)))
 
     def _prepare_larger(
-        self, fn: Callable[..., Any], arguments_of: Callable[[], Arguments], size: int
+        self, fn: Callable[..., Any], arguments_of: Callable[[], Iterable[Arguments]], size: int
     ) -> None:
         """Compiles a step for a process that waits to join, and says when that is done."""
         key = self._keys.key(fn), size
-        program = self._larger.get(key)
-        if program is None:
+        programs = self._larger.get(key)
+        if programs is None:
             members = self._strategy.topology.devices or ()
             others = [one for one in jax.devices() if one not in members]
             topology = Topology((*members, *others[:1]))
-            program = self._larger[key] = self._prepare(fn, arguments_of, topology)
+            programs = self._larger[key] = self._prepare(fn, arguments_of, topology)
         group: Any = current_group()
-        if program is None or program.is_compiled:
+        if all(program.is_compiled for program in programs):
             group.admissions.prepared_for = size
 
     def _prepare(
-        self, fn: Callable[..., Any], arguments_of: Callable[[], Arguments], topology: Topology
-    ) -> ElasticProgram | None:
-        """Compiles a step for other members, in a thread; returns its program."""
+        self,
+        fn: Callable[..., Any],
+        arguments_of: Callable[[], Iterable[Arguments]],
+        topology: Topology,
+    ) -> list[ElasticProgram]:
+        """Compiles steps for other members, in a thread; returns their programs."""
         before, self._strategy.topology = self._strategy.topology, topology
         try:
-            arguments = arguments_of()
-            program = self.program(fn, arguments)
+            return self._started(fn, arguments_of())
         finally:
             self._strategy.topology = before
-        if not isinstance(program, ElasticProgram):
-            return None
-        program.prepare(arguments)
-        return program
+
+    def _started(
+        self, fn: Callable[..., Any], arguments: Iterable[Arguments]
+    ) -> list[ElasticProgram]:
+        programs: list[ElasticProgram] = []
+        for one in arguments:
+            program = self.program(fn, one)
+            if isinstance(program, ElasticProgram):
+                program.prepare(one)
+                programs.append(program)
+        return programs
 
     def compile_ahead(self, fn: Callable[..., Any], batch: HostBatch) -> None:
         """Compiles a step for batches such as this one, before this process joins the others."""
-        topology = self._strategy.topology
-        self._compile(fn, batch_arguments(place([split_again(batch, topology)], topology)))
+        whole = batch if batch.origin is None else batch.origin
+        self._compile(fn, self._placed_parts(whole, 0, self._strategy.topology))
 
     def compile_call(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> None:
         """Compiles a function for arguments of `run`, before this process joins the others."""
-        self._compile(fn, self._flattened(args, kwargs))
+        self._compile(fn, [self._flattened(args, kwargs)])
 
-    def _compile(self, fn: Callable[..., Any], arguments: Arguments) -> None:
-        program = self.program(fn, arguments)
-        if isinstance(program, ElasticProgram):
-            program.prepare(arguments)
+    def _compile(self, fn: Callable[..., Any], arguments: Iterable[Arguments]) -> None:
+        for program in self._started(fn, arguments):
             program.wait_until_compiled()
 
     def program(self, fn: Callable[..., Any], arguments: Arguments) -> Program:
@@ -187,6 +235,7 @@ class ElasticLockstep(Lockstep):
             super()._note_compilation(fn, arguments, program)
 
     def _program_of(self, trace: Trace, name: str) -> Program:
+        self.outside_variables.note([*trace.written, *trace.read_only], name)
         group: Any = current_group()
         make = functools.partial(ElasticProgram, topology=self._topology, name=name, group=group)
         program = make(trace)
