@@ -13,7 +13,9 @@ import pytest
 from stratagem.authentication import Credentials
 from stratagem.elastic import ElasticGroup, backed_rounds, scale_of_sums
 from stratagem.elastic.backed_rounds import BackedRounds
+from stratagem.elastic.exchange_times import ExchangeTimes
 from stratagem.elastic.peer_connections import PeerConnections
+from stratagem.run_events.wait_clock import WaitClock
 from tests.elastic.members import LIMITS, free_ports, started
 from tests.process_group.members import listed, together
 
@@ -271,6 +273,34 @@ def test_those_that_leave_at_the_end_deliver_what_the_last_one_lacks() -> None:
     first, second, third = together(3, act)
     assert first == second == third
     assert third[4][0] == (0, 1)
+
+
+def test_one_that_is_left_out_waits_for_values_and_for_no_member() -> None:
+    groups = started(3, num_backups=1)
+    clocks = [WaitClock() for _ in groups]
+    for group, clock in zip(groups, clocks, strict=True):
+        group._times = ExchangeTimes({0: "a", 1: "b", 2: "c"}, clock, waits_for_all=False)
+        assert group._connections is not None
+        group._connections._times = group._times
+    are_done = threading.Barrier(3)
+
+    def act(member: int) -> None:
+        log: _Log = []
+        if member == 2:
+            are_done.wait(20)
+        for number in range(3):
+            assert _step(groups[member], number, log)
+        if member != 2:
+            are_done.wait(20)
+        assert [one for one, _ in log] == [(0, 1)] * 3
+
+    together(3, act)
+    assert clocks[0].received_s.keys() == {"b"}
+    assert clocks[1].received_s.keys() == {"a"}
+    assert (clocks[2].peers_s, clocks[2].received_s) == (0, {})
+    assert clocks[2].transfer_s > 0
+    for group in groups:
+        group.close()
 
 
 def test_members_with_other_numbers_of_backups_are_refused() -> None:

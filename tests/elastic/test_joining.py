@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
+from stratagem.elastic.group_messages import NotAdmittedError
 from stratagem.elastic.peer_connections import PeerLostError
 from stratagem.errors import UnavailableError
 from tests.elastic.members import (
@@ -15,6 +18,7 @@ from tests.elastic.members import (
     free_ports,
     members_of,
 )
+from tests.process_group.members import together
 
 _SHORT = LIMITS.__class__(join_s=5, peer_s=1, stuck_s=10, barrier_s=10)
 
@@ -216,4 +220,19 @@ def test_a_look_ends_the_wait() -> None:
     assert not spare.join("fit:1", lambda running: running.num_calls == 1)
     assert spare.is_candidate
     for group in (*groups, spare):
+        group.close()
+
+
+@pytest.mark.parametrize(("lost", "own"), [(0, 1), (2, 1), (1, 0)])
+def test_a_group_with_backups_admits_no_process_and_waits_for_none(lost, own) -> None:
+    cluster = Cluster(free_ports(3), num_backups=1)
+    groups = dict(enumerate(cluster.started(3)))
+    groups.pop(lost).close()
+    again = dataclasses.replace(cluster, num_backups=own)
+    with pytest.raises(NotAdmittedError, match=f"={own}, while the others train with num_backup"):
+        again.member(lost)
+    left = list(groups)
+    assert together(2, lambda place: groups[left[place]].exchange("it", left[place])) == [left] * 2
+    for group in groups.values():
+        assert group.view.members == tuple(left)
         group.close()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 
+from stratagem.exit_codes import NOT_NEEDED
 from stratagem.input.splitting import split_lengths
-from tests.multiprocess.cluster import PROGRAMS, run_cluster
+from tests.multiprocess.cluster import PROGRAMS, addresses, ended, environment, run_cluster
 
 _PROGRAM = str(PROGRAMS / "backup_workers.py")
 _NUM_MEMBERS = 3
@@ -122,3 +126,36 @@ def test_a_participant_is_killed_while_another_worker_is_late(tmp_path: Path, ki
     members_of = [[0, 1, 2] if step <= last else left for step in range(len(log))]
     _check(results, members_of)
     assert any(not bits & 0b100 for bits in log)
+
+
+@pytest.mark.slow
+def test_a_worker_that_starts_again_ends_and_the_others_go_on(tmp_path: Path) -> None:
+    workers = addresses(_NUM_MEMBERS)
+    moments = ["1:5:killed", "2:5:late", "0:8:held"]  # step 5 needs both of the others
+
+    def start(index: int) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, _PROGRAM, str(tmp_path), "fit", *moments],
+            env=environment(index, workers),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    with contextlib.ExitStack() as stack:
+        processes = [start(index) for index in range(_NUM_MEMBERS)]
+        for process in processes:
+            stack.callback(process.communicate)
+            stack.callback(process.kill)
+        assert ended(processes[1]).code == -signal.SIGKILL
+        again = ended(start(1))
+        assert again.code == NOT_NEEDED, again.errors
+        assert "while the others train with num_backup_workers=1" in again.errors
+        (tmp_path / "go").touch()
+        for index in (0, 2):
+            one = ended(processes[index])
+            assert one.code == 0, one.errors
+    results = {index: np.load(tmp_path / f"member-{index}.npz") for index in (0, 2)}
+    log = results[0]["participants"].tolist()
+    last = max(step for step, bits in enumerate(log) if bits & 0b010)
+    _check(results, [[0, 1, 2] if step <= last else [0, 2] for step in range(len(log))])

@@ -1,7 +1,7 @@
 """A member of an elastic group with a backup worker, which is late or killed at some steps.
 
 Arguments: a folder, "fit" or "loop", and moments "MEMBER:STEP:KIND". KIND is "late" (before a
-step), "computed" (after the work of a step), or "killed".
+step), "computed" (after the work of a step), "held" (until there is a file "go"), or "killed".
 """
 
 from __future__ import annotations
@@ -66,6 +66,8 @@ class _Moments:
         if kind == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         self.has_computed = kind == "computed"
+        while kind == "held" and not (Path(sys.argv[1]) / "go").exists():
+            time.sleep(0.05)
         if kind == "late":
             time.sleep(_PAUSE_S)
 
