@@ -74,25 +74,7 @@ def join_elastic_group(
     identity = identity_of(resolver, resolver.processes(), with_addresses=True)
     check_num_backup_workers(num_backup_workers, identity.num_processes)
     num_spares = config.num_spares()
-    if num_spares >= identity.num_processes:
-        raise ValueError(
-            explain(
-                f"STRATAGEM_NUM_SPARES is {num_spares}, but the cluster has "
-                f"{identity.num_processes} processes.",
-                expected="at least one process that is no spare.",
-                fix="add workers, or lower STRATAGEM_NUM_SPARES.",
-            )
-        )
-    if num_spares and num_backup_workers:
-        raise ValueError(
-            explain(
-                f"num_backup_workers is {num_backup_workers}, and STRATAGEM_NUM_SPARES is "
-                f"{num_spares}.",
-                expected="one of both: with backup workers no process joins later, since the "
-                "members that are late would not know of it.",
-                fix="start without --spares, or leave out num_backup_workers.",
-            )
-        )
+    _check_spares(num_spares, identity.num_processes, num_backup_workers)
     credentials = Credentials.find(
         identity.label, identity.hosts, allow_unauthenticated=allow_unauthenticated
     )
@@ -126,6 +108,28 @@ def join_elastic_group(
     joined: Any = group
     set_current_group(joined)
     return group
+
+
+def _check_spares(num_spares: int, num_processes: int, num_backup_workers: int) -> None:
+    if num_spares >= num_processes:
+        raise ValueError(
+            explain(
+                f"STRATAGEM_NUM_SPARES is {num_spares}, but the cluster has "
+                f"{num_processes} processes.",
+                expected="at least one process that is no spare.",
+                fix="add workers, or lower STRATAGEM_NUM_SPARES.",
+            )
+        )
+    if num_spares and num_backup_workers:
+        raise ValueError(
+            explain(
+                f"num_backup_workers is {num_backup_workers}, and STRATAGEM_NUM_SPARES is "
+                f"{num_spares}.",
+                expected="one of both: with backup workers no process joins later, since the "
+                "members that are late would not know of it.",
+                fix="start without --spares, or leave out num_backup_workers.",
+            )
+        )
 
 
 def check_constant_batch(constant_batch: object) -> None:
