@@ -7,18 +7,20 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from stratagem.authentication import Credentials
+from stratagem.closing import Closing
 from stratagem.elastic import ElasticGroup
 from stratagem.elastic.handover import TrainingState, hand_over, receive
 from stratagem.elastic.peer_connections import PeerConnections
 from stratagem.process_group import GroupLimits
 from tests.process_group.members import listed, together
 
-LIMITS = GroupLimits(join_s=20, peer_s=2, stuck_s=20, barrier_s=20)
+# Far above what a busy machine needs: no test waits until they are over.
+LIMITS = GroupLimits(join_s=60, peer_s=20, stuck_s=60, barrier_s=60)
 PLACE = "loop"
 
 
@@ -31,13 +33,8 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def started(count: int, limits: GroupLimits = LIMITS, num_backups: int = 0) -> list[ElasticGroup]:
-    """Creates `count` members and waits until all have started."""
-    return Cluster(free_ports(count), limits, num_backups=num_backups).started(count)
-
-
-@dataclasses.dataclass(frozen=True)
-class Cluster:
+@dataclasses.dataclass
+class Cluster(Closing):
     """Ports of the processes of one group, of which the last ones are spares."""
 
     ports: Sequence[int]
@@ -45,10 +42,11 @@ class Cluster:
     num_backups: int = 0
     num_spares: int = 0
     prepares: bool = False
+    groups: list[ElasticGroup] = dataclasses.field(default_factory=list)
 
     def member(self, index: int) -> ElasticGroup:
         """Starts a process, again if one has been at its port before."""
-        return ElasticGroup(
+        group = ElasticGroup(
             listed(index, self.ports),
             self.limits,
             Credentials(),
@@ -56,20 +54,31 @@ class Cluster:
             num_spares=self.num_spares,
             prepares=self.prepares,
         )
+        self.groups.append(group)
+        return group
 
     def started(self, count: int) -> list[ElasticGroup]:
         """Starts the first processes together."""
         return together(count, self.member)
 
+    def close(self) -> None:
+        """Ends all processes."""
+        for group in self.groups:
+            group.close()
 
-Step = tuple[tuple[int, ...], float]
+
+class Step(NamedTuple):
+    """A committed step of a training: its participants, their sum, and the view it began in."""
+
+    members: tuple[int, ...]
+    total: float
+    view: int
 
 
 class Training:
     """A process that sums in rounds until `is_over`, and hands its log to those that join.
 
-    `log` has the participants and the sum of each step, the same on all. `is_over` is called with
-    it before each step.
+    `log` has the same steps on all. `is_over` is called with it before each step.
     """
 
     def __init__(
@@ -84,7 +93,7 @@ class Training:
         self._in_handover = in_handover
         self.log: list[Step] = []
         self.error: BaseException | None = None
-        self.has_new_view = threading.Event()
+        self._changed = threading.Condition()
         group.admissions.on_newcomers(self._deliver)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -92,41 +101,48 @@ class Training:
     def join(self) -> None:
         """Waits for the end; raises the error of the training."""
         self._thread.join(60)
-        assert not self._thread.is_alive()
+        assert not self._thread.is_alive(), self.log[-5:]
         if self.error is not None:
             raise self.error
 
-    def until(self, condition: Callable[[], bool]) -> None:
-        """Waits while the training goes on."""
-        while not condition():
-            assert self.error is None
-            time.sleep(0.005)
+    def until(self, condition: Callable[[list[Step]], bool]) -> None:
+        """Waits for a condition on the log, which is looked at after each step."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.error or condition(self.log), 60)
+        assert self.error is None
 
     def _run(self) -> None:
         try:
             if self.group.is_candidate and not self.group.join(PLACE, lambda running: False):
                 return
             while not self._is_over(self.log):
-                self._step()
+                self._add(self._step())
         except BaseException as error:  # noqa: BLE001 - raised by `join`
-            self.error = error
+            with self._changed:
+                self.error = error
+                self._changed.notify_all()
             self.group.close()
 
-    def _step(self) -> None:
+    def _add(self, step: Step) -> None:
+        with self._changed:
+            self.log.append(step)
+            self._changed.notify_all()
+
+    def _step(self) -> Step:
         group = self.group
         time.sleep(0.001)  # the other threads of this interpreter listen and answer
         group.admit(PLACE, may_retry=self._may_retry)
         own = np.full(20_000, 1 << group.member, np.float64)
         total = np.empty_like(own)
         while True:
+            view = group.view.number
             group.begin_round("step")
             group.operate(lambda peers: peers.reduce(own, total, np.add))
             is_committed = group.commit()
             group.tell()
             if is_committed:
-                break
+                return Step(group.participants, float(total[-1]), view)
             group.welcome()
-        self.log.append((group.participants, float(total[-1])))
 
     def _deliver(self, connections: PeerConnections, source: int, newcomers: Sequence[int]) -> None:
         if self._in_handover is not None:
@@ -136,13 +152,18 @@ class Training:
             hand_over(connections, source, newcomers, self._state if own == source else None)
             return
         received = receive(connections, source, newcomers, lambda document: None)
-        self.log = [(tuple(members), total) for members, total in received.document["log"]]
+        self.log = [Step(tuple(one), *other) for one, *other in received.document["log"]]
         np.testing.assert_array_equal(received.arrays[0], np.arange(100_000))
 
     def _state(self) -> TrainingState:
         return TrainingState({"log": self.log}, [np.arange(100_000), np.float32(3)])
 
 
-def members_of(log: list[Any]) -> list[tuple[int, ...]]:
+def members_of(log: list[Step]) -> list[tuple[int, ...]]:
     """Returns the participants of each step."""
-    return [members for members, _ in log]
+    return [step.members for step in log]
+
+
+def started(count: int, limits: GroupLimits = LIMITS, num_backups: int = 0) -> list[ElasticGroup]:
+    """Creates `count` members and waits until all have started."""
+    return Cluster(free_ports(count), limits, num_backups).started(count)

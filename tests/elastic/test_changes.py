@@ -136,3 +136,15 @@ def test_one_that_waited_and_ended_is_not_added() -> None:
     found = changes.next_view(_VIEW, _OWN, SafePoint("fit:1", 5))
     assert found.members == (0, 1, 3)
     _close(changes, sides)
+
+
+def test_one_that_was_added_can_report_at_once_that_the_view_is_broken() -> None:
+    """Before the lowest member begins to connect: it must not take it for a stranger."""
+    changes, sides = _changes(_Peers(lost=[2]), 1, 3, waiting=[2])
+    changes._inbox.begin_view(_VIEW.number, _VIEW.expected)
+    changes.next_view(_VIEW, _OWN, SafePoint("fit:1", 5))
+    theirs, ours = socket.socketpair()
+    sides.append(theirs)
+    changes._inbox.admit(ours, "report 2 102")
+    assert changes._inbox.has_report()
+    _close(changes, sides)

@@ -1,29 +1,19 @@
-"""An elastic group whose members are lost at any moment of a round."""
+"""Exchanges of an elastic group whose members are lost."""
 
 from __future__ import annotations
 
-import random
 import threading
 import time
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from stratagem.authentication import Credentials
 from stratagem.elastic import ElasticGroup
-from stratagem.elastic.peer_connections import DivergedError, PeerConnections, PeerLostError
+from stratagem.elastic.peer_connections import DivergedError
 from stratagem.errors import DeadlineExceededError, UnavailableError
-from tests.elastic.members import LIMITS, free_ports, started
+from tests.elastic.members import LIMITS, free_ports
 from tests.process_group.members import listed, together
-
-
-@pytest.fixture
-def members() -> Iterator[list[ElasticGroup]]:
-    groups = started(3)
-    yield groups
-    for group in groups:
-        group.close()
 
 
 def test_all_get_the_values_of_all_in_order(members) -> None:
@@ -70,104 +60,6 @@ def test_a_member_that_computes_is_waited_for(members) -> None:
     assert together(2, exchange) == [[0, 1], [0, 1]]
 
 
-def test_rounds_count_for_all_or_for_none(members) -> None:
-    """A member is lost within a sum: the others combine their own values instead."""
-    own = [np.full(100_000, 1 << index, np.float32) for index in range(3)]
-    totals = [np.empty_like(one) for one in own]
-
-    def act(index: int) -> bool:
-        group = members[index]
-        group.begin_round("sum")
-        if index == 1:
-            group.close()
-            return False
-        group.operate(lambda peers: peers.reduce(own[index], totals[index], np.add))
-        return group.commit()
-
-    assert together(3, act) == [False] * 3
-
-    def again(index: int) -> float:
-        index *= 2
-        members[index].run_round(
-            "sum", lambda peers: peers.reduce(own[index], totals[index], np.add)
-        )
-        return float(totals[index][0])
-
-    assert together(2, again) == [5.0, 5.0]
-
-
-class _Training:
-    """Members that sum in rounds until two are left, and keep what they have committed."""
-
-    def __init__(self, groups: list[ElasticGroup]) -> None:
-        self.groups = groups
-        self.logs: list[list[float]] = [[] for _ in groups]
-        self._threads = [
-            threading.Thread(target=self._train, args=(index,), daemon=True)
-            for index in range(len(groups))
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def _train(self, index: int) -> None:
-        group = self.groups[index]
-        own = np.full(50_000, float(index), np.float64)
-        total = np.empty_like(own)
-        num_last = 0
-        while num_last < 20:
-            try:
-                group.begin_round("step")
-                group.operate(lambda peers: peers.reduce(own, total, np.add))
-                is_committed = group.commit()
-            except (RuntimeError, UnavailableError):  # closed, or refused by the others
-                return
-            if is_committed:
-                self.logs[index].append(float(total[0]))
-                num_last += len(group.view.members) == 2 and self.logs[index][-1] == total[-1]
-
-    def join(self, index: int) -> None:
-        self._threads[index].join(30)
-        assert not self._threads[index].is_alive()
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_logs_of_rounds_agree_whenever_members_are_lost(seed) -> None:
-    """Members are closed at random moments; the others have the same log."""
-    groups = started(5)
-    chance = random.Random(seed)
-    victims = chance.sample(range(5), 3)
-    training = _Training(groups)
-    for victim in victims:
-        time.sleep(chance.uniform(0.0, 0.3))
-        groups[victim].close()
-    survivors = [index for index in range(5) if index not in victims]
-    for index in survivors:
-        training.join(index)
-    first, second = (training.logs[index] for index in survivors)
-    assert first == second
-    assert first[-1] == sum(survivors)
-    for victim in victims:  # all have what it has committed
-        log = training.logs[victim]
-        assert first[: len(log)] == log
-    for index in survivors:
-        groups[index].close()
-
-
-def test_one_that_has_left_cannot_go_on(members) -> None:
-    members[0].close()
-    with pytest.raises(RuntimeError, match="has left its elastic group"):
-        members[0].exchange("place", 1)
-
-
-def test_a_report_of_a_broken_view_breaks_the_round_of_one_that_waits(members) -> None:
-    """Its own connections are whole, and tell it nothing."""
-    with members[1]._peers.dial_report(0):
-        with members[0]._inbox.changed:
-            members[0]._inbox.changed.wait_for(members[0]._inbox.has_report, 10)
-        with pytest.raises(PeerLostError, match="another member reports a broken view"):
-            members[0]._check_view(0.0)
-
-
 def test_one_that_others_have_given_up_gets_the_reason(members) -> None:
     """Its port refuses connections, though it runs: the others take it for ended."""
     members[2]._gate.close()
@@ -203,13 +95,22 @@ def test_a_member_that_never_starts_is_named() -> None:
     assert "worker 2 (host2:1)" in str(errors[0])
 
 
-def test_a_member_that_makes_no_progress_is_an_error() -> None:
-    limits = LIMITS.__class__(join_s=20, peer_s=2, stuck_s=1.5, barrier_s=20)
-    groups = started(2, limits)
-    try:
-        groups[0].begin_round("step")
-        with pytest.raises(DeadlineExceededError, match="STRATAGEM_STUCK_TIMEOUT_S"):
-            groups[0].operate(PeerConnections.barrier)
-    finally:
-        for group in groups:
-            group.close()
+def test_a_candidate_has_only_its_own_values_and_runs_no_rounds(make_cluster) -> None:
+    cluster = make_cluster(3, num_spares=1)
+    cluster.started(2)
+    spare = cluster.member(2)
+    assert spare.is_candidate
+    assert spare.process_id == 1
+    assert spare.exchange("the initial values of 3 variables", [1]) == [[1], [1]]
+    with pytest.raises(RuntimeError, match="has not joined the others yet"):
+        spare.exchange("model.save", None)
+
+
+def test_a_look_ends_the_wait_of_a_candidate(make_cluster) -> None:
+    cluster = make_cluster(3, num_spares=1)
+    groups = cluster.started(2)
+    spare = cluster.member(2)
+    for group in groups:
+        group.admissions.begin_call()
+    assert not spare.join("fit:1", lambda running: running.num_calls == 1)
+    assert spare.is_candidate

@@ -41,7 +41,7 @@ class RunningGroup:
         """Returns it from the answer to a probe."""
         members = tuple(message["members"])
         place, num_calls = message["place"], message["num_calls"]
-        return cls(message["view"], members, place, num_calls, message["num_backups"])
+        return cls(message["view"], members, place, num_calls, message.get("num_backups", 0))
 
     def with_candidate(self, own: int, most: int) -> View:
         """Returns the view that can be expected with another process: of at most `most` members."""

@@ -214,6 +214,8 @@ class ViewChanges:
         is_due = not candidates and self._has_candidates(found, safe)
         found = dataclasses.replace(found, is_change_due=is_due)
         waiting = [one.connection for one in candidates.values()]
+        # One that gets the view may report at once that it is broken.
+        self._inbox.begin_view(found.number, found.expected)
         for connection in (*connections.values(), *waiting):
             _send(connection, dataclasses.asdict(found), self._peer_s)
         for connection in waiting:

@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from stratagem.elastic.views import Report, View
 from stratagem.process_group.identity import Identity
 from stratagem.process_group.verdict import GroupLimits
 
-__all__ = ["STUCK_SETTING", "ElasticRounds"]
+__all__ = ["ElasticRounds", "STUCK_SETTING"]
 
 _logger = logging.getLogger(__name__)
 _PROBE_AFTER_S = 1.0
@@ -76,7 +76,7 @@ class ElasticRounds(Closing):
         )
         self._changes = ViewChanges(self._peers, self._inbox, limits, most=self._most)
         self.admissions = Admissions(self._inbox, own, most=self._most, prepares=prepares)
-        self.is_candidate = False
+        self.is_candidate = self._rehearses = False
         self._times = ExchangeTimes(_tasks_of(identity.labels), waits_for_all=not num_backups)
         self._connections: PeerConnections | None = None
         self.num_backups = num_backups
@@ -102,6 +102,16 @@ class ElasticRounds(Closing):
 
     # Rounds.
 
+    @contextlib.contextmanager
+    def rehearsal(self) -> Generator[None]:
+        """Ends rounds at once, without the others; none is committed. For one that will join."""
+        assert self.is_candidate
+        self._rehearses = True
+        try:
+            yield
+        finally:
+            self._rehearses = False
+
     def begin_round(
         self, name: str, *, is_backed: bool = False, lengths: Sequence[int] | None = None
     ) -> None:
@@ -110,6 +120,9 @@ class ElasticRounds(Closing):
         If it is backed, members that are late are left out: sums of floats then stand for the rows
         of all. `lengths` are the rows of each member, or None if all have as many.
         """
+        if self._rehearses:
+            self._is_broken = True
+            return
         if self.is_candidate:
             raise not_joined(name)
         assert self._connections is not None
@@ -157,6 +170,8 @@ class ElasticRounds(Closing):
 
     def commit(self) -> bool:
         """Ends a round; False if no member has committed it. Changes a broken view."""
+        if self._rehearses:
+            return False
         backing, before = self._backing, self._num_rounds
         participants = (None if backing is None else backing.participants) or self.view.members
         # A member that is late has the results only after the others have left the barrier.

@@ -145,15 +145,32 @@ writer.end(0)
 """
 
 
-@pytest.mark.parametrize("survivors", [True, pytest.param(False, marks=pytest.mark.slow)])
+_SURVIVORS = {"survivors": True}
+_RESTARTS = {"max_restarts": 1, "cold_restarts": True}
+_SURVIVORS_AND_RESTARTS = {**_SURVIVORS, **_RESTARTS}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        _SURVIVORS_AND_RESTARTS,
+        pytest.param(_SURVIVORS, marks=pytest.mark.slow),
+        pytest.param(_RESTARTS, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_slow_worker_is_ended_and_the_others_finish(
-    capfd, script, folder, monkeypatch, survivors
+    capfd, script, folder, monkeypatch, options
 ) -> None:
     monkeypatch.setattr(slow_tasks, "WINDOW_S", 0.5)
     monkeypatch.setattr(slow_tasks, "_POLL_EVERY_S", 0.1)
-    is_restarted = 'if os.environ["STRATAGEM_RESTART_COUNT"] == "1": raise SystemExit(0)\n'
+    is_restarted = """
+if os.environ["STRATAGEM_RESTART_COUNT"] == "1":
+    open("restarted", "a").close()
+    raise SystemExit(0)
+"""
     text = f"{is_restarted}{_TRAIN}"
-    options = {"survivors": True} if survivors else {"max_restarts": 1, "cold_restarts": True}
+    survivors = "survivors" in options
     outcome = scripts.run_script(
         script(text),
         workers=3,
@@ -168,6 +185,9 @@ def test_slow_worker_is_ended_and_the_others_finish(
     assert re.search(r"worker 1 is slow in input: the others wait \d+ ms of each \d+ ms step", err)
     why = "worker 1 failed{}: ended by the launcher: it has been slow for 0 s"
     assert why.format("" if survivors else " first") in err
+    assert (folder / "restarted").exists() is not survivors
+    text = "[launch] Not starting worker 1 again while others run: it would be as slow.\n"
+    assert err.count(text) == (options == _SURVIVORS_AND_RESTARTS)
     (launcher,) = [one for one in read_run("run").processes if one.task == "launcher 0"]
     (event,) = [one for one in launcher.events if isinstance(one, StragglerEvent)]
     assert (event.task, event.cause, event.is_evicted) == ("worker 1", "input", True)

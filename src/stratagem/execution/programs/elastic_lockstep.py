@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -153,12 +154,12 @@ class ElasticLockstep(Lockstep):
 
     def _prepare_smaller(
         self, fn: Callable[..., Any], arguments_of: Callable[[], Iterable[Arguments]]
-    ) -> None:
+    ) -> list[ElasticProgram]:
         """Compiles a step for one member less, in a thread, before one is lost."""
         own = jax.process_index()
         devices = list(self._strategy.topology.devices or ())
         devices.remove(next(one for one in reversed(devices) if one.process_index != own))
-        self._prepare(fn, arguments_of, Topology(tuple(devices)))
+        return self._prepare(fn, arguments_of, Topology(tuple(devices)))
 
     def _prepare_larger(
         self, fn: Callable[..., Any], arguments_of: Callable[[], Iterable[Arguments]], size: int
@@ -202,17 +203,31 @@ class ElasticLockstep(Lockstep):
     def compile_ahead(self, fn: Callable[..., Any], batch: HostBatch) -> None:
         """Compiles a step for batches such as this one, before this process joins the others."""
         whole = batch if batch.origin is None else batch.origin
-        self._compile(fn, self._placed_parts(whole, 0, self._strategy.topology))
+        self._compile(fn, lambda: self._placed_parts(whole, 0, self._strategy.topology))
 
     def compile_call(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> None:
         """Compiles a function for arguments of `run`, before this process joins the others."""
-        self._compile(fn, [self._flattened(args, kwargs)])
+        self._compile(fn, lambda: [self._flattened(args, kwargs)])
 
-    def _compile(self, fn: Callable[..., Any], arguments: Iterable[Arguments]) -> None:
-        for program in self._started(fn, arguments):
+    def _compile(
+        self, fn: Callable[..., Any], arguments_of: Callable[[], Iterable[Arguments]]
+    ) -> None:
+        """Compiles a step for the expected members, and for one less: the others have both.
+
+        Runs the former once without the others, since a first run takes longer.
+        """
+        programs = self._started(fn, arguments_of())
+        if self._strategy.topology.num_replicas > 1:
+            programs += self._prepare_smaller(fn, arguments_of)
+        for program in programs:
             program.wait_until_compiled()
+        group: Any = current_group()
+        with group.rehearsal():
+            for arguments in arguments_of():
+                with contextlib.suppress(RoundAbortedError):
+                    self.program(fn, arguments).run(arguments)
 
     def program(self, fn: Callable[..., Any], arguments: Arguments) -> Program:
         """Returns the program for the present number of members; see `Lockstep.program`."""

@@ -94,8 +94,8 @@ class LaunchOptions:
             exit, so that `max_workers` can start.
         cold_restarts: True to load JAX and Keras again in each restarted task.
         survivors: True if workers continue without one that fails, as under `ElasticStrategy`.
-            A lost worker starts again while the others run, up to `max_restarts` times in all. The
-            job fails if no worker ends well.
+            A lost worker starts again while the others run, up to `max_restarts` times in all,
+            unless it was ended because it was slow. The job fails if no worker ends well.
         spares: number of further workers, which wait to take the place of a lost one; the workers
             then continue without one that fails.
         evict_slow: ends a worker that makes steps take this many times as long, if the others then

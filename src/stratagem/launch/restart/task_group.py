@@ -177,13 +177,15 @@ class _TaskGroup:
 
     def _plan_restart(self, task: RunningTask, now_s: float) -> None:
         index = next(place for place, one in enumerate(self._tasks) if one is task)
-        ran_s = now_s - task.started_s
-        delay_s = self._restarts.note_loss(index, ran_s=ran_s, now_s=now_s)
-        if delay_s is not None:
-            number, most = self._restarts.num_restarts, self._options.max_restarts
-            after = f" after {delay_s:g} s" if delay_s else ""
-            name = task.process.plan.name
-            self._screen.say([f"Starting {name} again{after}: restart {number} of {most}."])
+        text = self._restarts.note_loss(
+            index,
+            task.process.plan.name,
+            ran_s=now_s - task.started_s,
+            now_s=now_s,
+            was_slow=bool(task.evicted_for),
+        )
+        if text:
+            self._screen.say([text])
 
     def _restart(self, index: int) -> None:
         plan = self._tasks[index].process.plan

@@ -1,0 +1,222 @@
+"""`fit` of a process that joins another's: it ends with the values of the one that was not joined.
+
+Both run in this process, one after the other, with an admission that is made up.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.errors import UnavailableError
+from stratagem.keras.callbacks.joining_fit import JoiningFit
+from stratagem.keras.training.step_functions import TrainOrTestFunction
+
+_EPOCHS, _NUM_BATCHES, _BATCH = 3, 4, 8
+_X = np.random.default_rng(0).random((_NUM_BATCHES * _BATCH - 3, 4)).astype(np.float32)
+_Y = _X.sum(1)
+
+
+def _values(model: Any) -> list[np.ndarray]:
+    return [np.array(one.value) for one in [*model.variables, *model.optimizer.variables]]
+
+
+def _set(model: Any, values: list[np.ndarray]) -> None:
+    for variable, value in zip([*model.variables, *model.optimizer.variables], values, strict=True):
+        variable.assign(value)
+
+
+class _Admission:
+    """Admission of a member, or of a process that joins with what `receive` returns."""
+
+    def __init__(self, model: Any, receive: Callable[[], Any] | None = None) -> None:
+        self._model, self._receive = model, receive
+        self.is_waiting = receive is not None
+        self.calls: list[Any] = []
+        self.states: list[tuple[str, list[np.ndarray]]] = []
+        self._values: list[np.ndarray] = []
+
+    def begin_call(self) -> str:
+        return "fit:1"
+
+    def admit(self, place: str, state: Callable[[], Any], *, may_retry: bool) -> None:
+        self.calls.append((place, may_retry))
+        self.states.append((json.dumps(state()), _values(self._model)))
+
+    def join(self, place: str, prepare: Callable[[], None]) -> Any:
+        assert self._receive is not None
+        prepare()
+        self.calls.append(place)
+        self.is_waiting = False
+        received = self._receive()
+        if received is None:
+            return None
+        text, self._values = received
+        return json.loads(text)
+
+    def restore(self) -> None:
+        self.calls.append("restore")
+        _set(self._model, self._values)
+
+    def end_place(self) -> None:
+        self.calls.append("end")
+
+
+@pytest.fixture(scope="module")
+def made() -> tuple[Any, list[np.ndarray]]:
+    """A compiled model that has trained a step, and its values."""
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dropout(0.3, seed=1), keras.layers.Dense(1)]
+    )
+    model.compile(keras.optimizers.SGD(0.01, 0.9), "mse")
+    model.fit(_X, _Y, _BATCH, verbose=0)
+    return model, _values(model)
+
+
+def _fit(made: Any, admission: Any, *, seed: int = 4, **options: Any) -> dict[str, Any]:
+    """Trains from the same values; returns the logs."""
+    model, values = made
+    _set(model, values)
+    keras.utils.set_random_seed(seed)
+    draw = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: np.random.random())
+    options["callbacks"] = [draw, *options.get("callbacks", ()), JoiningFit(admission)]
+    given = {"batch_size": _BATCH, "epochs": _EPOCHS, "verbose": 0, **options}
+    return model.fit(_X, _Y, **given).history
+
+
+@pytest.fixture(scope="module")
+def whole(made) -> tuple[_Admission, list[np.ndarray], dict[str, Any]]:
+    """A training that is not joined: its states before each batch, last values and logs."""
+    admission = _Admission(made[0])
+    logs = _fit(made, admission)
+    return admission, _values(made[0]), logs
+
+
+def test_a_member_admits_before_each_batch_and_ends_its_place(whole) -> None:
+    admission, _, _ = whole
+    assert admission.calls == [("fit:1", True)] * _EPOCHS * _NUM_BATCHES + ["end"]
+    positions = [json.loads(text) for text, _ in admission.states]
+    assert [(one["epoch"], one["batch"]) for one in positions] == [
+        (epoch, batch) for epoch in range(_EPOCHS) for batch in range(_NUM_BATCHES)
+    ]
+
+
+@pytest.mark.parametrize("step", [0, 1, _NUM_BATCHES, 2 * _NUM_BATCHES + 3])
+def test_one_that_joins_ends_with_the_bits_of_the_others(made, whole, step) -> None:
+    states, values, logs = whole[0].states, whole[1], whole[2]
+    admission = _Admission(made[0], lambda: states[step])
+    batches: list[int] = []
+    note = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda b, logs: batches.append(b))
+    joined = _fit(made, admission, seed=77, callbacks=[note])
+    for one, other in zip(_values(made[0]), values, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert list(joined) == list(logs)
+    for name in logs:
+        done = step // _NUM_BATCHES
+        assert joined[name][:done] == logs[name][:done]  # those of the other's `History`
+        assert joined[name][done + 1 :] == logs[name][done + 1 :]
+    assert len(batches) == _EPOCHS * _NUM_BATCHES - step
+    assert admission.calls[:2] == ["fit:1", "restore"]
+    assert admission.calls[-1] == "end"
+    for (text, _), (expected, _) in zip(admission.states, states[step:], strict=True):
+        for name in ("epoch", "batch", "random"):
+            assert json.loads(text)[name] == json.loads(expected)[name]
+
+
+def test_a_call_that_is_over_trains_nothing_and_the_next_one_all(made) -> None:
+    model, values = made
+    admission = _Admission(model, lambda: None)
+    assert _fit(made, admission) == {}
+    for one, other in zip(_values(model), values, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert admission.calls == ["fit:1", "end"]
+    assert len(_fit(made, admission)["loss"]) == _EPOCHS
+
+
+def test_a_state_of_other_data_is_an_error(made, whole) -> None:
+    admission = _Admission(made[0], lambda: whole[0].states[1])
+    with pytest.raises(ValueError, match="saved at batch 1 of 4, but an epoch now has 2 batches"):
+        _fit(made, admission, batch_size=2 * _BATCH)
+    assert admission.calls[-1] == "end"
+
+
+def test_a_state_without_a_generator_is_an_error(made, whole) -> None:
+    text, values = whole[0].states[1]
+    state = json.loads(text)
+    del state["random"]["numpy"]
+    with pytest.raises(ValueError, match=r"RandomState.set_state received"):
+        _fit(made, _Admission(made[0], lambda: (json.dumps(state), values)))
+    assert len(_fit(made, _Admission(made[0]))["loss"]) == _EPOCHS
+
+
+def test_members_that_end_before_it_joins_end_the_call(made) -> None:
+    def end() -> None:
+        raise UnavailableError("All members ended before worker 1 could join them.")
+
+    admission = _Admission(made[0], end)
+    with pytest.raises(UnavailableError, match="All members ended before worker 1"):
+        _fit(made, admission)
+    assert admission.calls == ["fit:1", "end"]
+
+
+class _Skipping(_Admission):
+    """A call that is over. `seen` has what `look` returns before and after a batch is read."""
+
+    def __init__(self, model: Any, look: Callable[[], Any]) -> None:
+        super().__init__(model, lambda: None)
+        self._look = look
+        self.seen: list[Any] = []
+
+    def begin_call(self) -> str:
+        self.seen.append(self._look())
+        return super().begin_call()
+
+    def join(self, place: str, prepare: Callable[[], None]) -> Any:
+        self.seen.append(self._look())
+        return super().join(place, prepare)
+
+
+@pytest.fixture
+def skipped(monkeypatch) -> Callable[..., tuple[list[Any], list[Any]]]:
+    """Skips a call of `fit`; returns the batches of the compiled steps, and what it has seen."""
+    batches: list[Any] = []
+    monkeypatch.setattr(
+        TrainOrTestFunction, "compile_ahead", lambda function, batch: batches.append(batch)
+    )
+
+    def skip(*data: Any, look: Callable[[], Any], **options: Any) -> tuple[list[Any], list[Any]]:
+        with sg.OneDeviceStrategy("cpu:0").scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        admission = _Skipping(model, look)
+        callbacks: list[Any] = [JoiningFit(admission)]
+        model.fit(*data, epochs=2, verbose=0, callbacks=callbacks, **options)
+        return batches, admission.seen
+
+    return skip
+
+
+def test_the_step_is_compiled_for_a_batch_of_the_data_whose_order_stays(skipped) -> None:
+    (batch,), draws = skipped(_X, _Y, _BATCH, look=lambda: np.random.get_state()[2])
+    assert draws[0] == draws[1]
+    assert [np.shape(one) for one in batch[:2]] == [(_BATCH, 4), (_BATCH,)]
+
+
+def test_no_batch_is_read_from_data_that_cannot_be_read_again(skipped) -> None:
+    num_read = 0
+
+    def batches() -> Any:
+        nonlocal num_read
+        while True:
+            num_read += 1
+            yield _X[:_BATCH], _Y[:_BATCH]
+
+    compiled, seen = skipped(batches(), look=lambda: num_read, steps_per_epoch=3, shuffle=False)
+    assert compiled == []
+    assert seen[0] == seen[1]
