@@ -32,9 +32,11 @@ def _read(connection: socket.socket, size: int) -> bytes:
 def test_messages_arrive_in_order_while_the_sender_goes_on(pair) -> None:
     feed, other = pair
     large = bytes(range(256)) * 20_000  # more than the system buffers
+    assert feed.free_of([1, 2]) == [1, 2]
     for message in (b"first", large, b"last"):
         feed.send([1], message)
     assert feed.is_busy(1)
+    assert feed.free_of([1, 2]) == [2]
     assert _read(other, len(large) + 9) == b"first" + large + b"last"
     feed.finish(10)
     assert not feed.is_busy(1)

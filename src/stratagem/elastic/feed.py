@@ -40,6 +40,12 @@ class Feed:
                 self._thread.start()
             self._changed.notify_all()
 
+    def free_of(self, peers: Iterable[int]) -> list[int]:
+        """Returns those of some members to which something else may be sent."""
+        if self._thread is None:
+            return list(peers)
+        return [peer for peer in peers if not self.is_busy(peer)]
+
     def is_busy(self, peer: int) -> bool:
         """Returns True if messages for a member are waiting."""
         return bool(self._pending.get(peer))

@@ -58,7 +58,7 @@ class PeerConnections:
         self._sockets = dict(sockets)
         self._check, self._times = check, times or ExchangeTimes({}, WaitClock())
         self._round, self._name, self._op = 0, "", 0
-        self._active, self._scale = self._members, 1.0
+        self._active, self._scale, self._peers = self._members, 1.0, tuple(sockets)
         self._feed = Feed(self._sockets)
         for one in self._sockets.values():
             one.settimeout(0)
@@ -66,7 +66,7 @@ class PeerConnections:
     def begin_round(self, number: int, name: str) -> None:
         """Starts the count of operations; all members use the same number and name."""
         self._round, self._name, self._op = number, name, 0
-        self._active, self._scale = self._members, 1.0
+        self._active, self._scale, self._peers = self._members, 1.0, tuple(self._sockets)
 
     def take_part(self, participants: Sequence[int], scale: float) -> None:
         """Combines the values of some members in the rest of this round; multiplies their sums.
@@ -74,6 +74,7 @@ class PeerConnections:
         All of them have arrived at it.
         """
         self._active, self._scale = tuple(participants), scale
+        self._peers = tuple(peer for peer in participants if peer != self._own)
         self._times.end_waiting()
 
     def close(self) -> None:
@@ -192,11 +193,6 @@ class PeerConnections:
         """Waits until all rounds are sent to those that took no part, or for a limit."""
         self._feed.finish(limit_s)
 
-    @property
-    def _peers(self) -> list[int]:
-        """The other members that take part in this round."""
-        return [peer for peer in self._active if peer != self._own]
-
     def _weigh(self, total: np.ndarray[Any, Any], ufunc: np.ufunc) -> None:
         if self._scale != 1 and ufunc is np.add and total.dtype.kind in "fc":
             total *= self._scale
@@ -228,7 +224,7 @@ class PeerConnections:
         self._times.begin_swap()
         while sending or receiving:
             moved = False
-            for peer in [one for one in sending if not self._feed.is_busy(one)]:
+            for peer in self._feed.free_of(sending):
                 moved |= self._send(peer, sending)
             for peer in list(receiving):
                 moved |= self._receive(peer, receiving)
