@@ -31,7 +31,7 @@ def _all_operations(x: Any) -> Any:
     smallest = rounds.combine(RoundOperation.MIN, largest)
     rows = rounds.gather(smallest, 1)
     swapped = rounds.all_to_all(rows)
-    return swapped, rounds.commit()
+    return swapped, rounds.commit()[0]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool"])
@@ -54,7 +54,7 @@ def test_denormal_numbers_are_zero_after_an_operation_as_before_it(group) -> Non
     def step(x: Any) -> Any:
         rounds = Rounds()
         total = rounds.combine(RoundOperation.SUM, x)
-        return x * 0.01, total * 0.01, jnp.where(rounds.commit(), total, x) * 0.01
+        return x * 0.01, total * 0.01, jnp.where(rounds.commit()[0], total, x) * 0.01
 
     for _ in range(20):
         group.begin_round("step")
@@ -62,7 +62,7 @@ def test_denormal_numbers_are_zero_after_an_operation_as_before_it(group) -> Non
 
 
 def test_a_broken_round_ends_with_zeros_and_is_not_committed(group, monkeypatch) -> None:
-    monkeypatch.setattr(group, "operate", lambda operation: False)
+    monkeypatch.setattr(group, "operate", lambda *arguments: False)
     monkeypatch.setattr(group, "commit", lambda: False)
     result, is_committed = jax.jit(_all_operations)(jnp.ones((2, 2)))
     assert not bool(is_committed)
@@ -70,7 +70,7 @@ def test_a_broken_round_ends_with_zeros_and_is_not_committed(group, monkeypatch)
 
 
 def test_an_error_of_the_group_ends_the_program(group, monkeypatch) -> None:
-    def fail(operation: object) -> bool:
+    def fail(*arguments: object) -> bool:
         raise ValueError("no such operation")
 
     monkeypatch.setattr(group, "operate", fail)
@@ -84,3 +84,22 @@ def test_a_version_without_handlers_is_refused(group, monkeypatch) -> None:
     monkeypatch.setattr(elastic_rounds, "handlers_work", lambda: False)
     with pytest.raises(RuntimeError, match="does not call handlers as expected"):
         serve_rounds(group)
+
+
+def test_one_that_is_left_out_takes_part_in_no_exchange() -> None:
+    with pytest.raises(NotImplementedError, match="receives no rows of its own"):
+        elastic_rounds.FollowedRounds().all_to_all(jnp.ones((1, 2)))
+
+
+def test_one_that_takes_part_cannot_receive(group) -> None:
+    def step(x: Any) -> Any:
+        rounds = elastic_rounds.FollowedRounds()
+        return rounds.combine(RoundOperation.SUM, x), rounds.commit()
+
+    group.begin_round("step")
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="in which it takes part"):
+        jax.block_until_ready(jax.jit(step)(jnp.ones(2)))
+    error = elastic_rounds.error_of_rounds()
+    assert error is not None
+    with pytest.raises(RuntimeError, match="has followed a round in which it takes part"):
+        raise error

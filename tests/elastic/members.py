@@ -39,6 +39,7 @@ class Cluster(Closing):
 
     ports: Sequence[int]
     limits: GroupLimits = LIMITS
+    num_backups: int = 0
     num_spares: int = 0
     prepares: bool = False
     groups: list[ElasticGroup] = dataclasses.field(default_factory=list)
@@ -49,6 +50,7 @@ class Cluster(Closing):
             listed(index, self.ports),
             self.limits,
             Credentials(),
+            num_backups=self.num_backups,
             num_spares=self.num_spares,
             prepares=self.prepares,
         )
@@ -162,6 +164,6 @@ def members_of(log: list[Step]) -> list[tuple[int, ...]]:
     return [step.members for step in log]
 
 
-def started(count: int, limits: GroupLimits = LIMITS) -> list[ElasticGroup]:
+def started(count: int, limits: GroupLimits = LIMITS, num_backups: int = 0) -> list[ElasticGroup]:
     """Creates `count` members and waits until all have started."""
-    return Cluster(free_ports(count), limits).started(count)
+    return Cluster(free_ports(count), limits, num_backups).started(count)

@@ -64,6 +64,15 @@ def test_nothing_is_wanted_without_room_or_a_process_at_this_place(inbox, change
     assert not first.is_change_due
 
 
+def test_one_with_backups_takes_no_candidate() -> None:
+    made, (theirs, ours) = Inbox(num_backups=1), socket.socketpair()
+    made.tell(stage=Stage.TRAINS)
+    made.admit(ours, "ready 1 11 fit:1")
+    assert theirs.recv(1) == b""
+    assert not made.has_candidate("fit:1", _VIEW.members)
+    theirs.close()
+
+
 def test_a_new_view_starts_again(inbox) -> None:
     first = _admissions(inbox)
     first.note([first.flag(_VIEW), 2])

@@ -72,6 +72,34 @@ def test_operation_that_follows_no_work_waits_for_nobody(clock) -> None:
     assert (waits.peers_s, waits.transfer_s, waits.received_s) == (0, 0.5, {})
 
 
+def test_one_that_takes_part_waits_until_enough_members_have_arrived(clock) -> None:
+    waits = WaitClock()
+    times = ExchangeTimes(_TASKS, waits, waits_for_all=False)
+    times.begin_operation(follows_work=True)
+    clock.now_s += 0.5
+    times.end_waiting()
+    times.begin_swap()
+    clock.now_s += 0.25
+    times.hear(1)
+    times.receive_all(1)
+    times.end_swap()
+    times.end_operation()
+    assert (waits.peers_s, waits.transfer_s) == (0.5, 0.25)
+    assert waits.received_s == {"worker 1": 0.25}
+
+
+def test_one_that_is_left_out_waits_for_no_member(clock) -> None:
+    waits = WaitClock()
+    times = ExchangeTimes(_TASKS, waits, waits_for_all=False)
+    times.begin_operation(follows_work=True)
+    times.follow()
+    times.hear(1)
+    clock.now_s += 0.5
+    times.receive_all(1)
+    times.end_operation()
+    assert (waits.peers_s, waits.transfer_s, waits.received_s) == (0, 0.5, {})
+
+
 def test_broken_operation_counts_until_its_end(clock) -> None:
     waits = WaitClock()
     times = ExchangeTimes(_TASKS, waits)

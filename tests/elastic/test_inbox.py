@@ -140,6 +140,7 @@ def test_probes_get_what_the_process_says_of_itself(inbox, admit) -> None:
         "stage": "trains",
         "place": None,
         "num_calls": 0,
+        "num_backups": 0,
         "members": [0, 2],
     }
 

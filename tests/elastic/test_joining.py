@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import pytest
 
+from stratagem.elastic.group_messages import NotAdmittedError
 from stratagem.elastic.peer_connections import PeerLostError
 from tests.elastic.members import PLACE, Step, Training, members_of
+from tests.process_group.members import together
 
 
 def _is_full_again(log: list[Step], count: int = 3, num_steps: int = 5) -> bool:
@@ -165,3 +168,17 @@ def test_members_wait_until_all_are_prepared_for_one_more(make_cluster) -> None:
 
 def _two_again(log: list[Step]) -> bool:
     return _is_full_again(log, 2)
+
+
+@pytest.mark.parametrize(("lost", "own"), [(0, 1), (2, 1), (1, 0)])
+def test_a_group_with_backups_admits_no_process_and_waits_for_none(make_cluster, lost, own) -> None:
+    cluster = make_cluster(3, num_backups=1)
+    groups = dict(enumerate(cluster.started(3)))
+    groups.pop(lost).close()
+    again = dataclasses.replace(cluster, num_backups=own)
+    with pytest.raises(NotAdmittedError, match=f"={own}, while the others train with num_backup"):
+        again.member(lost)
+    left = list(groups)
+    assert together(2, lambda place: groups[left[place]].exchange("it", left[place])) == [left] * 2
+    for group in groups.values():
+        assert group.view.members == tuple(left)

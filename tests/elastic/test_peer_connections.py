@@ -115,3 +115,62 @@ def test_unlike_operations_are_noticed(peers, differs) -> None:
     assert found
     assert "and this one differ" in str(found[0])
     assert differs in str(found[0])
+
+
+def test_some_members_combine_their_values_and_scale_sums_of_floats(peers) -> None:
+    for size in (5, 100_003):
+        own = [np.full(size, 10.0**i, np.float32) for i in range(_COUNT)]
+        totals = [np.empty_like(one) for one in own]
+        counts = [np.empty(2, np.int32) for _ in own]
+
+        def act(i: int, own: list = own, totals: list = totals, counts: list = counts) -> None:
+            peers[i].begin_round(1, "step")
+            peers[i].take_part((0, 2), 1.5)
+            peers[i].reduce(own[i], totals[i], np.add)
+            peers[i].reduce(np.ones(2, np.int32), counts[i], np.add)
+            peers[i].barrier()
+
+        together(1, lambda _: together(2, lambda place: act(2 * place)))
+        assert (totals[0] == 151.5).all()
+        np.testing.assert_array_equal(totals[0], totals[2])
+        assert counts[0].tolist() == [2, 2]
+
+
+def test_rows_of_members_that_take_no_part_are_zeros(peers) -> None:
+    everyone = [np.full((_COUNT, 2), 7, np.int64) for _ in range(_COUNT)]
+
+    def act(place: int) -> None:
+        peers[2 * place].take_part((0, 2), 1.0)
+        peers[2 * place].gather_into(np.array([place + 1, 9]), everyone[2 * place])
+
+    together(2, act)
+    assert everyone[0].tolist() == everyone[2].tolist() == [[1, 9], [0, 0], [2, 9]]
+
+
+def test_a_whole_round_is_sent_before_what_follows(peers) -> None:
+    content = bytes(range(256)) * 10_000
+
+    def act(i: int) -> object:
+        peers[i].begin_round(4, "all")
+        if i == 0:
+            peers[0].send_combined([1, 2], 3, content)
+            peers[0].barrier()
+            return None
+        received = peers[i].receive_combined(0)
+        peers[i].barrier()
+        return bytes(received)
+
+    assert together(_COUNT, act) == [None, content, content]
+    peers[0].finish(10)
+
+
+def test_another_message_in_place_of_a_round_is_noticed(peers) -> None:
+    def act(i: int) -> object:
+        peers[i].begin_round(4, "all")
+        return peers[i].barrier() if i else peers[0].receive_combined(1)
+
+    error, *_ = together(2, act)
+    with pytest.raises(DivergedError, match="sent another operation than a whole round: 1 of"):
+        raise error
+    for one in peers:
+        one.close()

@@ -96,3 +96,8 @@ def test_times_of_receiving_are_per_step() -> None:
     ]
     (window,) = windows_of(lines, window_s=math.inf)
     assert window.bins[0]["worker 0"].received_s == pytest.approx({"worker 9": 0.02})
+
+
+def test_lines_of_steps_that_may_leave_workers_out_are_in_no_window() -> None:
+    group = Group(num_workers=3, slow=1, cause="compute", extra_s=0.5, waits_for_all=False)
+    assert windows_of(group.lines()) == []

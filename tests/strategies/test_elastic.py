@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+from typing import NoReturn
 
 import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.elastic.group_messages import not_admitted
 from stratagem.execution.programs import elastic_lockstep
+from stratagem.exit_codes import NOT_NEEDED
 from stratagem.strategies import elastic_members
 from stratagem.topology import separate_processes
 
@@ -27,6 +30,51 @@ def test_a_resolver_of_another_type_is_refused() -> None:
     resolver: object = "worker"
     with pytest.raises(ValueError, match="cluster_resolver='worker' is of type str"):
         sg.ElasticStrategy(resolver)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "words"),
+    [
+        (-1, ValueError, "num_backup_workers=-1 is out of range"),
+        (1.0, TypeError, "num_backup_workers=1.0 is of type float"),
+        (True, TypeError, "num_backup_workers=True is of type bool"),
+    ],
+)
+def test_numbers_of_backup_workers_that_no_cluster_has_are_refused(number, kind, words) -> None:
+    with pytest.raises(kind, match=words):
+        sg.ElasticStrategy(num_backup_workers=number)
+
+
+def test_backup_workers_leave_one_to_make_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    _set_cluster(monkeypatch)
+    with pytest.raises(ValueError, match="num_backup_workers=2 of 2 workers is out of range"):
+        sg.ElasticStrategy(num_backup_workers=2)
+
+
+def test_backup_workers_and_spares_exclude_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    _set_cluster(monkeypatch)
+    monkeypatch.setenv("STRATAGEM_NUM_SPARES", "1")
+    with pytest.raises(ValueError, match="num_backup_workers is 1, and STRATAGEM_NUM_SPARES is 1"):
+        sg.ElasticStrategy(num_backup_workers=1)
+
+
+def test_a_process_that_is_not_admitted_ends_with_a_code_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*args: object, **kwargs: object) -> NoReturn:
+        raise not_admitted("worker 1", 1, 1)
+
+    _set_cluster(monkeypatch)
+    monkeypatch.setattr(elastic_members, "ElasticGroup", refuse)
+    with pytest.raises(SystemExit) as ended:
+        sg.ElasticStrategy(num_backup_workers=1)
+    assert ended.value.code == NOT_NEEDED
+    assert "while the others train with num_backup_workers=1" in capsys.readouterr().err
+
+
+def test_a_process_alone_has_no_backup_workers() -> None:
+    strategy = sg.ElasticStrategy(num_backup_workers=1)
+    assert strategy.num_replicas_in_sync == 1
 
 
 def test_another_constant_batch_is_refused() -> None:

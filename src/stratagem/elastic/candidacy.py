@@ -27,19 +27,21 @@ class RunningGroup:
     """Description of a group by its members.
 
     `place` is where processes can join now, or None. `num_calls` counts the calls of `fit` that
-    have begun.
+    have begun. A group with backup workers admits no process.
     """
 
     view: int
     members: tuple[int, ...]
     place: str | None
     num_calls: int
+    num_backups: int = 0
 
     @classmethod
     def of_message(cls, message: Mapping[str, Any]) -> RunningGroup:
         """Returns it from the answer to a probe."""
         members = tuple(message["members"])
-        return cls(message["view"], members, message["place"], message["num_calls"])
+        place, num_calls = message["place"], message["num_calls"]
+        return cls(message["view"], members, place, num_calls, message.get("num_backups", 0))
 
     def with_candidate(self, own: int, most: int) -> View:
         """Returns the view that can be expected with another process: of at most `most` members."""

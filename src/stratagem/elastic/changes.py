@@ -63,14 +63,21 @@ class ViewChanges:
                 return found
         raise AssertionError("a member is not in its own view")
 
-    def first_view(self, members: tuple[int, ...]) -> View:
+    def first_view(self, members: tuple[int, ...], num_backups: int = 0) -> View:
         """Returns the first view once all members have started.
 
         Raises DeadlineExceededError, and GroupRunsError if the others have started before.
         """
         own = self._peers.own
         view = View(0, members)
-        report = Report(own, 0, 0, is_complete=False, incarnation=self._peers.incarnation)
+        report = Report(
+            own,
+            0,
+            0,
+            is_complete=False,
+            incarnation=self._peers.incarnation,
+            num_backups=num_backups,
+        )
         if own == members[0]:
             return self._collect(view, report, starts=True)
         deadline = time.monotonic() + self._start_s

@@ -5,6 +5,10 @@ others has sent its first bytes. The rest of the operation is sending, receiving
 
 The first bytes of a member that is late come late, and all its values follow at once. Over a slow
 link the first bytes come in time, and the values follow slowly.
+
+With backup workers, the first operation of a step waits until enough members have arrived. One that
+is left out waits for no member, only for values. The others do not wait for it, though its own work
+takes longer. So the times of steps do not tell who holds up whom, and none are given as a whole.
 """
 
 from __future__ import annotations
@@ -18,19 +22,32 @@ __all__ = ["ExchangeTimes"]
 
 
 class ExchangeTimes:
-    """Adds the times of operations to a clock; `tasks` has the name of each member's task."""
+    """Adds the times of operations to a clock; `tasks` has the name of each member's task.
 
-    def __init__(self, tasks: Mapping[int, str], clock: WaitClock = wait_clock) -> None:
+    `waits_for_all` is False if a step may leave members out.
+    """
+
+    def __init__(
+        self, tasks: Mapping[int, str], clock: WaitClock = wait_clock, *, waits_for_all: bool = True
+    ) -> None:
         self._tasks, self._clock = tasks, clock
         self._begin_s = self._swap_s = self._waited_s = 0.0
         self._follows_work = self._counts_peers = False
         self._heard_s: dict[int, float] = {}
-        clock.measures_transfers = True
+        clock.measures_transfers, clock.waits_for_all = True, waits_for_all
 
     def begin_operation(self, *, follows_work: bool) -> None:
         """Begins an operation; one that does not follow own work waits for values in transit."""
         self._begin_s, self._waited_s = time.monotonic(), 0.0
         self._follows_work = self._counts_peers = follows_work
+
+    def end_waiting(self) -> None:
+        """Notes that all members that take part have arrived: the rest of it waits for values."""
+        self._waited_s, self._counts_peers = time.monotonic() - self._begin_s, False
+
+    def follow(self) -> None:
+        """Notes that this member takes no part: it waits for values that others have combined."""
+        self._follows_work = self._counts_peers = False
 
     def end_operation(self) -> None:
         """Ends it, also with an error."""

@@ -15,7 +15,7 @@ from stratagem import logs
 from stratagem.authentication import Credentials
 from stratagem.elastic.candidacy import Candidacy, RunningGroup
 from stratagem.elastic.changes import GroupRunsError
-from stratagem.elastic.group_messages import agreement_refused
+from stratagem.elastic.group_messages import agreement_refused, not_admitted
 from stratagem.elastic.inbox import Stage
 from stratagem.elastic.peer_connections import PeerConnections, PeerLostError
 from stratagem.elastic.rounds import STUCK_SETTING, ElasticRounds
@@ -37,13 +37,15 @@ class ElasticGroup(ElasticRounds):
     `identity.addresses` has the address of each process, at which it listens.
 
     A round is a number of operations and a commit. If a member is lost before all have the values
-    of a round, no member commits it. One thread at a time runs rounds.
+    of a round, no member commits it. One thread at a time runs rounds. With `num_backups`, so many
+    members may be left out of a round that allows it; they commit its results later.
 
     If the others train already, this process is a candidate until it calls `join`. The last
     `num_spares` processes are candidates from the beginning. With `prepares`, members admit others
     once `admissions.prepared_for` has the larger number of members on all.
 
-    Raises DeadlineExceededError, naming the missing processes, if some do not start in time.
+    Raises DeadlineExceededError, naming the missing processes, if some do not start in time;
+    UnavailableError if the others train already, with backup workers.
     """
 
     def __init__(
@@ -52,10 +54,18 @@ class ElasticGroup(ElasticRounds):
         limits: GroupLimits,
         credentials: Credentials,
         *,
+        num_backups: int = 0,
         num_spares: int = 0,
         prepares: bool = False,
     ) -> None:
-        super().__init__(identity, limits, credentials, num_spares=num_spares, prepares=prepares)
+        super().__init__(
+            identity,
+            limits,
+            credentials,
+            num_backups=num_backups,
+            num_spares=num_spares,
+            prepares=prepares,
+        )
         self._candidacy = Candidacy(self._peers, self._inbox, peer_s=limits.peer_s)
         try:
             self._start()
@@ -65,11 +75,16 @@ class ElasticGroup(ElasticRounds):
 
     def _start(self) -> None:
         try:
-            self.view = self._told = self._changes.first_view(self.view.members)
+            self.view = self._told = self._changes.first_view(self.view.members, self.num_backups)
         except GroupRunsError:
             self.is_candidate = self._peers.have_started = True
             self._inbox.tell(stage=Stage.WAITS)
-            self.expect(self._candidacy.look())
+            running = self._candidacy.look()
+            if running.num_backups or self.num_backups:
+                raise not_admitted(
+                    self._first.label, self.num_backups, running.num_backups
+                ) from None
+            self.expect(running)
         else:
             self._connect()
             self._pauses.begin(self.view)
@@ -152,12 +167,14 @@ class ElasticGroup(ElasticRounds):
         not come.
         """
         results: list[_Result] = []
+        participants = self.participants  # of the last step, which this is not
         while True:
             self.begin_round(name, is_step=False)
             self.operate(lambda connections: results.append(body(connections)))
             is_committed = self.commit()
             self.tell()
             if is_committed:
+                self.participants = participants or self.participants
                 return results[-1]
 
     # Processes that join.

@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stratagem.elastic.views import View
-from stratagem.errors import DeadlineExceededError
+from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.messages import explain
 
-__all__ = ["agreement_refused", "change_text", "not_joined", "waited_too_long"]
+__all__ = [
+    "NotAdmittedError",
+    "agreement_refused",
+    "change_text",
+    "not_admitted",
+    "not_joined",
+    "waited_too_long",
+]
+
+
+class NotAdmittedError(UnavailableError):
+    """The others train already, and admit no process."""
 
 
 def change_text(before: View, after: View, labels: Sequence[str], *, most: int) -> str:
@@ -29,6 +40,21 @@ def not_joined(name: str) -> RuntimeError:
             f"{name!r} was called in a process that has not joined the others yet.",
             expected="the values of the others, from which it continues.",
             fix="call strategy.admit() before each step of a custom loop; fit joins by itself.",
+        )
+    )
+
+
+def not_admitted(label: str, own: int, theirs: int) -> NotAdmittedError:
+    """Returns the error of a process that starts while a group with backup workers trains."""
+    return NotAdmittedError(
+        explain(
+            f"{label} has started with num_backup_workers={own}, while the others train with "
+            f"num_backup_workers={theirs}.",
+            expected="no process that joins later if there are backup workers: the members that "
+            "are late would not know of it.",
+            fix="nothing, as the others continue. For processes that join, use "
+            "num_backup_workers=0 on all.",
+            code="SG506",
         )
     )
 

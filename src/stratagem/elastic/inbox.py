@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 from stratagem.elastic.member_messages import send_message
 from stratagem.messages import explain
 
-__all__ = ["Candidate", "DATA", "Inbox", "PROBE", "READY", "REPORT", "Stage"]
+__all__ = ["CONTROL", "Candidate", "DATA", "Inbox", "PROBE", "READY", "REPORT", "Stage"]
 
 _Key = TypeVar("_Key")
-DATA, REPORT, PROBE, READY = "data", "report", "probe", "ready"
+DATA, CONTROL, REPORT, PROBE, READY = "data", "control", "report", "probe", "ready"
 _ANSWER_S = 1.0
 _NOT_A_MEMBER = explain(
     "The other members continued without this process.",
@@ -49,15 +49,16 @@ class Candidate:
 class Inbox:
     """Connections of other processes that wait for this one. Any thread may use it."""
 
-    def __init__(self, incarnation: int = 0) -> None:
+    def __init__(self, incarnation: int = 0, num_backups: int = 0) -> None:
         self.changed = threading.Condition()
         self._about: dict[str, Any] = {
             "incarnation": incarnation,
             "stage": Stage.STARTS,
             "place": None,
             "num_calls": 0,
+            "num_backups": num_backups,
         }
-        self._data: dict[tuple[int, int], socket.socket] = {}
+        self._data: dict[tuple[int, int, str], socket.socket] = {}
         self._reports: dict[int, tuple[int, socket.socket]] = {}
         self._candidates: dict[int, Candidate] = {}
         self._expected: Mapping[int, int] | None = None
@@ -79,8 +80,8 @@ class Inbox:
         with self.changed:
             if self._is_closed:
                 connection.close()
-            elif kind == DATA:
-                _replace(self._data, (int(words[0]), int(words[1])), connection)
+            elif kind in (DATA, CONTROL):
+                _replace(self._data, (int(words[0]), int(words[1]), kind), connection)
             elif kind == REPORT and self._expects(int(words[0]), int(words[1])):
                 self._add_report(int(words[0]), int(words[1]), connection)
             elif kind == REPORT:
@@ -103,7 +104,7 @@ class Inbox:
     def _add_candidate(
         self, member: int, incarnation: int, place: str, connection: socket.socket
     ) -> None:
-        if self._about["stage"] != Stage.TRAINS:
+        if self._about["stage"] != Stage.TRAINS or self._about["num_backups"]:
             connection.close()
             return
         if (before := self._candidates.pop(member, None)) is not None:
@@ -111,9 +112,14 @@ class Inbox:
         self._candidates[member] = Candidate(incarnation, place, connection)
 
     def take_data(self, view: int, member: int) -> socket.socket | None:
-        """Returns the connection of a member for a view, once."""
+        """Returns the connection of a member for the rounds of a view, once."""
         with self.changed:
-            return self._data.pop((view, member), None)
+            return self._data.pop((view, member, DATA), None)
+
+    def take_control(self, view: int, member: int) -> socket.socket | None:
+        """Returns the connection of a member for the choice of participants in a view, once."""
+        with self.changed:
+            return self._data.pop((view, member, CONTROL), None)
 
     def take_report(self, member: int) -> socket.socket | None:
         """Returns the connection over which a member reports, once."""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from stratagem.elastic.exchange_times import ExchangeTimes
+from stratagem.elastic.feed import Feed
 from stratagem.run_events.wait_clock import WaitClock
 
 __all__ = ["Brokenness", "DivergedError", "PeerConnections", "PeerLostError"]
@@ -23,6 +24,8 @@ __all__ = ["Brokenness", "DivergedError", "PeerConnections", "PeerLostError"]
 # View, round, operation in the round, name of the round, bytes that follow.
 _HEADER = struct.Struct("!IQIIQ")
 _POLL_S = 0.2
+# Operation of a message that holds a whole round, for a member that took no part in it.
+_COMBINED = 2**32 - 1
 # Below this size every member sends its whole array to all others, which takes one message less.
 _SMALL_BYTES = 2**16
 _MOST_BUFFERS = 512  # in one call; Linux takes 1,024
@@ -55,15 +58,28 @@ class PeerConnections:
         self._sockets = dict(sockets)
         self._check, self._times = check, times or ExchangeTimes({}, WaitClock())
         self._round, self._name, self._op = 0, "", 0
+        self._active, self._scale, self._peers = self._members, 1.0, tuple(sockets)
+        self._feed = Feed(self._sockets)
         for one in self._sockets.values():
             one.settimeout(0)
 
     def begin_round(self, number: int, name: str) -> None:
         """Starts the count of operations; all members use the same number and name."""
         self._round, self._name, self._op = number, name, 0
+        self._active, self._scale, self._peers = self._members, 1.0, tuple(self._sockets)
+
+    def take_part(self, participants: Sequence[int], scale: float) -> None:
+        """Combines the values of some members in the rest of this round; multiplies their sums.
+
+        All of them have arrived at it.
+        """
+        self._active, self._scale = tuple(participants), scale
+        self._peers = tuple(peer for peer in participants if peer != self._own)
+        self._times.end_waiting()
 
     def close(self) -> None:
         """Closes all connections, by which the other members learn that the view is broken."""
+        self._feed.close()
         for one in self._sockets.values():
             one.close()
 
@@ -86,7 +102,7 @@ class PeerConnections:
         }
         own = memoryview(content)
         self._swap(
-            {peer: [own] for peer in self._sockets},
+            {peer: [own] for peer in self._peers},
             {peer: [_bytes_of(array)] for peer, array in received.items()},
         )
         return [
@@ -94,16 +110,14 @@ class PeerConnections:
         ]
 
     def gather_into(self, own: np.ndarray[Any, Any], everyone: np.ndarray[Any, Any]) -> None:
-        """Writes the flat arrays of all members to the rows of a contiguous array."""
+        """Writes flat arrays to the rows of a contiguous array, zeros for who takes no part."""
         rows = everyone.reshape(len(self._members), own.size)
+        if len(self._active) < len(self._members):
+            rows[...] = 0
         rows[self._members.index(self._own)] = own
         self._swap(
-            {peer: [_bytes_of(own)] for peer in self._sockets},
-            {
-                peer: [_bytes_of(rows[rank])]
-                for rank, peer in enumerate(self._members)
-                if peer != self._own
-            },
+            {peer: [_bytes_of(own)] for peer in self._peers},
+            {peer: [_bytes_of(rows[self._members.index(peer)])] for peer in self._peers},
         )
 
     def _gather_array(self, own: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -129,15 +143,18 @@ class PeerConnections:
         """Writes the sum, or another combination, over members to `total`; arrays are flat.
 
         Every element is combined in the order of members, so the result is bitwise equal on all.
+        Sums of floats are multiplied by the scale of the round.
         """
         if own.nbytes <= _SMALL_BYTES:
-            _combine(list(self._gather_array(own)), total, ufunc)
+            everyone = self._gather_array(own)
+            _combine([everyone[self._members.index(one)] for one in self._active], total, ufunc)
+            self._weigh(total, ufunc)
             return
-        count = len(self._members)
-        rank = self._members.index(self._own)
+        count = len(self._active)
+        rank = self._active.index(self._own)
         bounds = [own.size * place // count for place in range(count + 1)]
         shards = [slice(bounds[place], bounds[place + 1]) for place in range(count)]
-        others = [(place, peer) for place, peer in enumerate(self._members) if peer != self._own]
+        others = [(place, peer) for place, peer in enumerate(self._active) if peer != self._own]
         addends: list[Any] = [None] * count
         addends[rank] = own[shards[rank]]
         for place, _ in others:
@@ -147,10 +164,38 @@ class PeerConnections:
             {peer: [_bytes_of(addends[place])] for place, peer in others},
         )
         _combine(addends, total[shards[rank]], ufunc)
+        self._weigh(total[shards[rank]], ufunc)
         self._swap(
             {peer: [_bytes_of(total[shards[rank]])] for _, peer in others},
             {peer: [_bytes_of(total[shards[place]])] for place, peer in others},
         )
+
+    def send_combined(self, peers: Sequence[int], number: int, content: bytes) -> None:
+        """Starts to send a round to members that took no part in it."""
+        header = _HEADER.pack(self._view, number, _COMBINED, 0, len(content))
+        self._feed.send(peers, header + content)
+
+    def receive_combined(self, peer: int) -> bytearray:
+        """Returns a round that a member sends to this one."""
+        self._times.follow()
+        header = bytearray(_HEADER.size)
+        self._transfer({}, {peer: _Incoming(b"", [memoryview(header)])})
+        view, number, op, _, size = _HEADER.unpack(header)
+        if (view, op) != (self._view, _COMBINED):
+            raise DivergedError(
+                f"process {peer} sent another operation than a whole round: {op} of round {number}"
+            )
+        content = bytearray(size)
+        self._transfer({}, {peer: _Incoming(b"", [memoryview(content)])})
+        return content
+
+    def finish(self, limit_s: float) -> None:
+        """Waits until all rounds are sent to those that took no part, or for a limit."""
+        self._feed.finish(limit_s)
+
+    def _weigh(self, total: np.ndarray[Any, Any], ufunc: np.ufunc) -> None:
+        if self._scale != 1 and ufunc is np.add and total.dtype.kind in "fc":
+            total *= self._scale
 
     def _swap(
         self,
@@ -170,11 +215,16 @@ class PeerConnections:
             size = sum(buffer.nbytes for buffer in buffers)
             expected = _HEADER.pack(self._view, self._round, self._op, name, size)
             receiving[peer] = _Incoming(expected, [one for one in buffers if one.nbytes])
+        self._transfer(sending, receiving)
+
+    def _transfer(
+        self, sending: dict[int, list[memoryview]], receiving: dict[int, _Incoming]
+    ) -> None:
         begun_s = time.monotonic()
         self._times.begin_swap()
         while sending or receiving:
             moved = False
-            for peer in list(sending):
+            for peer in self._feed.free_of(sending):
                 moved |= self._send(peer, sending)
             for peer in list(receiving):
                 moved |= self._receive(peer, receiving)
@@ -220,12 +270,15 @@ class PeerConnections:
     def _wait(self, sending: Any, receiving: Any) -> None:
         poller = select.poll()
         for peer, one in self._sockets.items():
-            events = (select.POLLOUT if peer in sending else 0) | (
+            # One that the feed occupies may be writable all the time.
+            may_send = peer in sending and not self._feed.is_busy(peer)
+            events = (select.POLLOUT if may_send else 0) | (
                 select.POLLIN if peer in receiving else 0
             )
             if events:
                 poller.register(one, events)
-        poller.poll(_POLL_S * 1000)
+        is_occupied = any(map(self._feed.is_busy, sending))
+        poller.poll(1 if is_occupied else _POLL_S * 1000)
 
 
 class _Incoming:
@@ -234,7 +287,8 @@ class _Incoming:
     def __init__(self, expected: bytes, buffers: list[memoryview]) -> None:
         self._expected = expected
         self._header = bytearray(len(expected))
-        self._targets = [memoryview(self._header), *buffers]
+        parts = [memoryview(self._header), *buffers]
+        self._targets = [one for one in parts if one.nbytes]
 
     @property
     def target(self) -> memoryview:

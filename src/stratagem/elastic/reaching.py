@@ -10,7 +10,7 @@ from typing import Any
 
 from stratagem.authentication import Credentials
 from stratagem.authentication.connections import reach
-from stratagem.elastic.inbox import DATA, PROBE, READY, REPORT
+from stratagem.elastic.inbox import CONTROL, DATA, PROBE, READY, REPORT
 from stratagem.elastic.member_messages import receive_message
 
 __all__ = ["EndedError", "PURPOSE", "Peers"]
@@ -54,6 +54,10 @@ class Peers:
     def dial_data(self, member: int, view: int) -> socket.socket:
         """Returns a connection for the rounds of a view; raises OSError."""
         return self._dial(member, f"{DATA} {view} {self.own}", self._peer_s)
+
+    def dial_control(self, member: int, view: int) -> socket.socket:
+        """Returns a connection for the choice of participants in a view; raises OSError."""
+        return self._dial(member, f"{CONTROL} {view} {self.own}", self._peer_s)
 
     def dial_report(self, member: int) -> socket.socket:
         """Returns a connection for a report; raises OSError."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import secrets
 import time
 from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import numpy as np
 
 from stratagem import logs
 from stratagem.authentication import Credentials
@@ -14,7 +18,9 @@ from stratagem.authentication.gate import Gate
 from stratagem.authentication.listening import listening_sockets
 from stratagem.closing import Closing
 from stratagem.elastic.admissions import Admissions
+from stratagem.elastic.backed_rounds import BackedRounds
 from stratagem.elastic.changes import ViewChanges
+from stratagem.elastic.control_connections import connect_controls
 from stratagem.elastic.exchange_times import ExchangeTimes
 from stratagem.elastic.group_messages import change_text, not_joined, waited_too_long
 from stratagem.elastic.inbox import Inbox, Stage
@@ -45,6 +51,7 @@ class ElasticRounds(Closing):
         limits: GroupLimits,
         credentials: Credentials,
         *,
+        num_backups: int = 0,
         num_spares: int = 0,
         prepares: bool = False,
     ) -> None:
@@ -52,7 +59,7 @@ class ElasticRounds(Closing):
         own = identity.process_id
         self._most = identity.num_processes - num_spares
         incarnation = secrets.randbits(62)
-        self._inbox = Inbox(incarnation)
+        self._inbox = Inbox(incarnation, num_backups)
         host, port = identity.addresses[own]
         self._gate = Gate(
             listening_sockets(host, port, identity.hosts),
@@ -72,9 +79,11 @@ class ElasticRounds(Closing):
         self.admissions = Admissions(self._inbox, own, most=self._most, prepares=prepares)
         self.is_candidate = self._rehearses = False
         tasks = _tasks_of(identity.labels)
-        self._times = ExchangeTimes(tasks)
+        self._times = ExchangeTimes(tasks, waits_for_all=not num_backups)
         self._pauses = TrainingPauses(tasks, most=self._most)
         self._connections: PeerConnections | None = None
+        self.num_backups = num_backups
+        self._backing = BackedRounds(own, num_backups) if num_backups else None
         self._num_rounds = 0
         self._is_broken = self._is_complete = False
         self._is_step = False
@@ -106,10 +115,19 @@ class ElasticRounds(Closing):
         finally:
             self._rehearses = False
 
-    def begin_round(self, name: str, *, is_step: bool = True) -> None:
+    def begin_round(
+        self,
+        name: str,
+        *,
+        is_step: bool = True,
+        is_backed: bool = False,
+        lengths: Sequence[int] | None = None,
+    ) -> None:
         """Begins a round, of the same name on all members; RuntimeError before it has joined.
 
-        One that `is_step` counts for the time of steps, and for the pauses between them.
+        One that `is_step` counts for the time of steps, and for the pauses between them. If it is
+        backed, members that are late are left out: sums of floats then stand for the rows of all.
+        `lengths` are the rows of each member, or None if all have as many.
         """
         if self._rehearses:
             self._is_broken = True
@@ -120,13 +138,26 @@ class ElasticRounds(Closing):
         self._is_broken = self._is_complete = False
         self._is_step = is_step
         self._connections.begin_round(self._num_rounds + 1, name)
+        if self._backing is not None and is_backed:
+            self._backing.begin(self._num_rounds + 1, lengths)
+        elif self._backing is not None:
+            self._backing.end()
+
+    def is_late(self) -> bool:
+        """Returns True if the others have begun the next round without this member."""
+        return self._backing is not None and self._backing.is_chosen(self._num_rounds + 1)
 
     def operate(
-        self, operation: Callable[[PeerConnections], None], *, follows_work: bool = True
+        self,
+        operation: Callable[[PeerConnections], None],
+        result: np.ndarray[Any, Any] | None = None,
+        *,
+        follows_work: bool = True,
     ) -> bool:
-        """Runs an operation of the round; False if the round is broken.
+        """Runs an operation of the round, with its result; False if the round is broken.
 
-        One that `follows_work` begins when this member has computed its values.
+        One that `follows_work` begins when this member has computed its values. In a backed round
+        that leaves this member out, it receives the result instead.
 
         Raises RuntimeError if this member has left.
         """
@@ -135,7 +166,10 @@ class ElasticRounds(Closing):
             assert self._connections is not None
             try:
                 self._times.begin_operation(follows_work=follows_work)
-                operation(self._connections)
+                if result is None or self._backing is None or self._backing.participants is None:
+                    operation(self._connections)
+                else:
+                    self._backing.run(operation, result)
             except PeerLostError as error:
                 _logger.info("A round is broken: %s.", error)
                 self._inbox.check_open()  # another thread closes the connections
@@ -148,44 +182,52 @@ class ElasticRounds(Closing):
         """Ends a round; False if no member has committed it. Changes a broken view."""
         if self._rehearses:
             return False
-        self._is_complete = not self._is_broken
-        before, view = self._num_rounds, self.view
+        backing, before, view = self._backing, self._num_rounds, self.view
+        participants = (None if backing is None else backing.participants) or view.members
+        # A member that is late has the results only after the others have left the barrier.
+        self._is_complete = not self._is_broken and (backing is None or not backing.is_late)
         flags: list[int] = []
         own = self.admissions.flag(self.view)
-        if self.operate(
-            lambda connections: flags.extend(connections.barrier(own)), follows_work=False
-        ):
-            self._num_rounds += 1
+
+        def finish(connections: PeerConnections) -> None:
+            if backing is None or not backing.receive_if_late():
+                flags.extend(connections.barrier(own))
+
+        if self.operate(finish, follows_work=False):
+            self._count_round(send=True)
             self._is_complete = False
-            self.admissions.note(flags)
+            if backing is None:  # with backup workers, no process joins
+                self.admissions.note(flags)
             ended_s = time.monotonic()
         else:
             ended_s = time.monotonic()  # of a step that counts: the change comes after it
             self._change()
         if self._num_rounds > before:
-            self.participants = view.members
+            self.participants = participants
             if self._is_step:
                 self._pauses.end_step(view.number, ended_s)
         return self._num_rounds > before
+
+    def _count_round(self, *, send: bool) -> None:
+        self._num_rounds += 1
+        if self._backing is not None:
+            self._backing.commit(self._num_rounds, send=send)
+
+    @property
+    def has_taken_part(self) -> bool:
+        """True if the last committed round combines values of this member."""
+        return self.member in self.participants
 
     def _change(self) -> None:
         begun_s = time.monotonic()
         before = self.view
         while True:
             self._inbox.check_open()
-            if self._connections is not None:
-                self._connections.close()
-            report = Report(
-                self.member,
-                self.view.number,
-                self._num_rounds,
-                self._is_complete,
-                self._peers.incarnation,
-                self.admissions.is_new,
-            )
-            self.view = self._changes.next_view(self.view, report, self.admissions.safe)
+            self._disconnect()
+            self.view = self._changes.next_view(self.view, self._report(), self.admissions.safe)
             self.admissions.begin_view(self.view)
-            self._num_rounds = self.view.num_rounds
+            if dict(self.view.behind).get(self.member, self.view.num_rounds) > self._num_rounds:
+                self._count_round(send=False)
             self._is_complete = False
             try:
                 self._connect()
@@ -198,6 +240,24 @@ class ElasticRounds(Closing):
         text = change_text(before, self.view, self._first.labels, most=self._most)
         logs.announce(_logger, f"{text} after {change_s:.3f} s.")
 
+    def _report(self) -> Report:
+        return Report(
+            self.member,
+            self.view.number,
+            self._num_rounds,
+            self._is_complete,
+            self._peers.incarnation,
+            self.admissions.is_new,
+            (None if self._backing is None else self._backing.participants) or (),
+            self.num_backups,
+        )
+
+    def _disconnect(self) -> None:
+        if self._backing is not None:
+            self._backing.end_view()
+        if self._connections is not None:
+            self._connections.close()
+
     def _connect(self) -> None:
         """Connects the members of the view; raises PeerLostError."""
         number, members = self.view.number, list(self.view.members)
@@ -205,6 +265,17 @@ class ElasticRounds(Closing):
         self._connections = connect_view(
             self.view, self._peers, self._inbox, self._check_view, self._times
         )
+        if self._backing is not None:
+            self._connect_controls(self._backing, self._connections)
+
+    def _connect_controls(self, backing: BackedRounds, connections: PeerConnections) -> None:
+        check = self._check_view
+        with contextlib.ExitStack() as stack:
+            controls = connect_controls(self.view, self._peers, self._inbox, check, stack)
+            stack.callback(backing.end_view)
+            backing.begin_view(self.view, connections, controls, check)
+            self._inbox.check_open()
+            stack.pop_all()
 
     def _check_view(self, waited_s: float) -> None:
         """Raises PeerLostError if the view is broken, and DeadlineExceededError if it is stuck."""
@@ -230,18 +301,27 @@ class ElasticRounds(Closing):
         self._listeners.append(listener)
 
     def tell(self) -> None:
-        """Calls the listeners if the view has changed; call it between rounds."""
-        if self._told is not self.view:
-            self._told = self.view
+        """Calls the listeners if the view has changed; call it between rounds.
+
+        A member that lacks rounds of earlier views commits those first, with the members of then.
+        """
+        backing, view = self._backing, self.view
+        members = None if backing is None else backing.members_of(self._num_rounds + 1)
+        if members is not None:
+            same = members == self._told.members
+            view = self._told if same else dataclasses.replace(view, members=members)
+        if self._told is not view:
+            self._told = view
             for listener in self._listeners:
-                listener(self.view)
+                listener(view)
 
     def close(self) -> None:
         """Leaves the group; the others continue."""
+        if self._backing is not None:
+            self._backing.finish(self._num_rounds, self.limits.peer_s)
+        self._gate.close()  # first: members that notice the rest find that it has ended
         self._inbox.close()
-        if self._connections is not None:
-            self._connections.close()
-        self._gate.close()
+        self._disconnect()
 
 
 def _tasks_of(labels: Sequence[str]) -> dict[int, str]:

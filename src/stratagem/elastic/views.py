@@ -32,7 +32,9 @@ class View:
 
     `num_rounds` rounds were committed when it began. `incarnations` are those of the members, in
     their order; empty before the first view. `newcomers` are members without the state of the
-    others. `is_change_due` announces another change at the next safe point.
+    others. `is_change_due` announces another change at the next safe point. With backup workers,
+    some members may lack the values of the last rounds: `behind` pairs each with the number of
+    rounds that it has.
     """
 
     number: int
@@ -41,6 +43,7 @@ class View:
     incarnations: tuple[int, ...] = ()
     newcomers: tuple[int, ...] = ()
     is_change_due: bool = False
+    behind: tuple[tuple[int, int], ...] = ()
 
     @property
     def expected(self) -> dict[int, int]:
@@ -50,10 +53,7 @@ class View:
     @classmethod
     def of_message(cls, message: Mapping[str, Any]) -> View:
         """Returns the view of a received message; raises TypeError for other fields."""
-        fields: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in message.items()
-        }
+        fields: dict[str, Any] = {name: _immutable(value) for name, value in message.items()}
         return cls(**fields)
 
 
@@ -61,8 +61,10 @@ class View:
 class Report:
     """State of a member whose view is broken, or ends to admit others.
 
-    `is_complete` is True if it has all values of the round after its last committed one, `is_new`
-    if it has not completed its first round, in which it receives the state of the others.
+    `is_complete` is True if it has all values of the round after its last committed one, in which
+    `participants` take part: all members if it is empty. `is_new` is True if it has not completed
+    its first round, in which it receives the state of the others. `num_backups` members may be left
+    out of a round.
     """
 
     member: int
@@ -71,6 +73,8 @@ class Report:
     is_complete: bool
     incarnation: int = 0
     is_new: bool = False
+    participants: Sequence[int] = ()
+    num_backups: int = 0
 
 
 def next_view(reports: Sequence[Report]) -> View:
@@ -91,14 +95,18 @@ def next_view(reports: Sequence[Report]) -> View:
             )
         )
     most = max(report.num_rounds for report in reports)
-    if all(report.num_rounds == most and report.is_complete for report in reports):
+    complete = [one for one in reports if one.num_rounds == most and one.is_complete]
+    takes_part = set(complete[0].participants) if complete else set[int]()
+    concerned = [one for one in reports if not takes_part or one.member in takes_part]
+    if all(one in complete for one in concerned):
         most += 1
     behind = [
         report
         for report in reports
         if report.num_rounds != most and not (report.num_rounds == most - 1 and report.is_complete)
     ]
-    if behind:
+    num_backups = {report.num_backups for report in reports}
+    if len(num_backups) > 1 or (behind and num_backups == {0}):
         raise RuntimeError(
             f"Members of an elastic group reported states that exclude each other: {reports}."
         )
@@ -110,7 +118,12 @@ def next_view(reports: Sequence[Report]) -> View:
         most,
         tuple(incarnations[member] for member in members),
         tuple(sorted(one.member for one in reports if one.is_new and one.num_rounds == most)),
+        behind=tuple(sorted((report.member, report.num_rounds) for report in behind)),
     )
+
+
+def _immutable(value: object) -> object:
+    return tuple(map(_immutable, value)) if isinstance(value, list) else value
 
 
 def with_newcomers(view: View, candidates: Mapping[int, int]) -> View:

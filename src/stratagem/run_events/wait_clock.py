@@ -88,7 +88,9 @@ class WaitClock:
     `programs_s` is the wait for programs, of which `idle_s` for those that ran beside the host.
     `sizes_s` is the time of exchanges of batch sizes in any thread, and `received_s` has the time
     in which values of each task arrived. With `measures_transfers`, the waits in sums are counted
-    exactly. `waits_for_data` is True while the program waits for its next batch.
+    exactly. `waits_for_all` is False if steps may leave out members of the group: then a wait does
+    not show who is late, and `waited_s` of steps is not given. `waits_for_data` is True while the
+    program waits for its next batch.
     """
 
     def __init__(self) -> None:
@@ -96,6 +98,7 @@ class WaitClock:
         self.sizes_s = 0.0
         self.received_s: dict[str, float] = {}
         self.measures_transfers = self.waits_for_data = False
+        self.waits_for_all = True
 
     @property
     def waited_s(self) -> float:
@@ -126,7 +129,8 @@ class WaitClock:
             task: time_s - earlier.get(task, 0.0)
             for task, time_s in dict(self.received_s).items()  # another thread adds
         }
-        return StepWaits(waited_s + transfer_s, idle_s, input_s, peers_s, transfer_s, received_s)
+        whole_s = waited_s + transfer_s if self.waits_for_all else None
+        return StepWaits(whole_s, idle_s, input_s, peers_s, transfer_s, received_s)
 
 
 class DataWait:

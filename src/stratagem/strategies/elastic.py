@@ -13,11 +13,13 @@ from stratagem.elastic import View
 from stratagem.execution import ElasticLockstep, Lockstep
 from stratagem.keras.callbacks.joining_fit import JoiningFit
 from stratagem.process_group import agree_on_random_state
+from stratagem.strategies.backed_ops import BackedOps
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.base.recreate import recreatable
 from stratagem.strategies.elastic_admission import ElasticAdmission
 from stratagem.strategies.elastic_members import (
     check_constant_batch,
+    check_num_backup_workers,
     join_elastic_group,
     move_variables,
 )
@@ -47,6 +49,10 @@ class ElasticStrategy(ElasticMembership):
     Args:
         cluster_resolver: the cluster and this process's task; None reads the environment. It lists
             the address of every process.
+        num_backup_workers: number of workers that a training step need not wait for, k. The first
+            n - k of n workers make the step; those that are late apply it, too, without their rows.
+            0 waits for all. With more, lost workers cannot join again. A single process has no
+            backup workers.
         constant_batch: rows of a step of `fit` if members are lost. With "global", those left take
             more rows each, and the steps are those of all members. With "worker", each takes at
             most as many rows as with all members, so its memory is enough; a batch then takes
@@ -55,7 +61,8 @@ class ElasticStrategy(ElasticMembership):
 
     Raises:
         ValueError: an invalid cluster, a task that does not train, several hosts without a secret,
-            another `constant_batch`.
+            another `constant_batch`; `num_backup_workers` is negative, or not less than the number
+            of processes, or there are spares as well.
         TypeError: an argument of another type.
         DeadlineExceededError: not all processes came in time; the message names the missing ones.
         RuntimeError: JAX has started already, or a process has several devices.
@@ -66,7 +73,8 @@ class ElasticStrategy(ElasticMembership):
         1
 
     Source: Birman and Joseph, Exploiting virtual synchrony in distributed systems, 1987; PyTorch,
-    torchft.
+    torchft; Chen et al., Revisiting distributed synchronous SGD, 2016; TF 1.15
+    sync_replicas_optimizer.py, SyncReplicasOptimizer.
     """
 
     @recreatable
@@ -74,10 +82,12 @@ class ElasticStrategy(ElasticMembership):
         self,
         cluster_resolver: ClusterResolver | None = None,
         *,
+        num_backup_workers: int = 0,
         constant_batch: Literal["global", "worker"] = "global",
         allow_unauthenticated: bool = False,
     ) -> None:
         check_resolver(cluster_resolver, "cluster_resolver")
+        check_num_backup_workers(num_backup_workers)
         check_constant_batch(constant_batch)
         self._resolver = cluster_resolver or detect() or TFConfigClusterResolver()
         processes = self._resolver.processes()
@@ -87,13 +97,15 @@ class ElasticStrategy(ElasticMembership):
             super().__init__(topology, executor=Lockstep)
             return
         group = self._group = join_elastic_group(
-            self._resolver, allow_unauthenticated=allow_unauthenticated
+            self._resolver,
+            num_backup_workers=num_backup_workers,
+            allow_unauthenticated=allow_unauthenticated,
         )
         self._devices = start_separately(processes.num_processes, processes.process_id)
         serve_rounds(group)
         super().__init__(
             self._topology_of(group.view),
-            AutomaticOps(CommunicationOptions()),
+            BackedOps() if num_backup_workers else AutomaticOps(CommunicationOptions()),
             executor=ElasticLockstep,
         )
         executor: Any = self.executor

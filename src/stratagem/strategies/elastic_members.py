@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from stratagem import config
+from stratagem import config, logs
 from stratagem.authentication import Credentials
 from stratagem.cluster import ClusterResolver
 from stratagem.elastic import ElasticGroup
+from stratagem.elastic.group_messages import NotAdmittedError
+from stratagem.exit_codes import NOT_NEEDED
 from stratagem.messages import explain
 from stratagem.options import VariableAggregation
 from stratagem.process_group import GroupLimits, set_current_group
@@ -26,22 +29,52 @@ from stratagem.variables import (
     store_components,
 )
 
-__all__ = ["check_constant_batch", "join_elastic_group", "move_variables"]
+__all__ = [
+    "check_constant_batch",
+    "check_num_backup_workers",
+    "join_elastic_group",
+    "move_variables",
+]
+
+_logger = logging.getLogger(__name__)
 
 
-def join_elastic_group(resolver: ClusterResolver, *, allow_unauthenticated: bool) -> ElasticGroup:
-    """Joins the group of a cluster; raises ValueError if it has no addresses, or uses TLS."""
-    identity = identity_of(resolver, resolver.processes(), with_addresses=True)
-    num_spares = config.num_spares()
-    if num_spares >= identity.num_processes:
-        raise ValueError(
+def check_num_backup_workers(number: object, num_processes: int | None = None) -> None:
+    """Raises TypeError unless it is an int, ValueError if it is out of range.
+
+    `num_processes` is the number of processes, if it is known.
+    """
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise TypeError(
             explain(
-                f"STRATAGEM_SPARES is {num_spares}, but the cluster has {identity.num_processes} "
-                "processes.",
-                expected="at least one process that is no spare.",
-                fix="add workers, or lower STRATAGEM_SPARES.",
+                f"num_backup_workers={number!r} is of type {type(number).__name__}.",
+                expected="an int.",
+                fix="pass the number of workers that a step need not wait for, such as 1.",
             )
         )
+    if number < 0 or (num_processes is not None and number >= num_processes):
+        several = "" if num_processes is None else f" of {num_processes} workers"
+        raise ValueError(
+            explain(
+                f"num_backup_workers={number}{several} is out of range.",
+                expected="0 or more, and less than the number of workers.",
+                fix="pass a smaller number: the others make each step.",
+            )
+        )
+
+
+def join_elastic_group(
+    resolver: ClusterResolver, *, num_backup_workers: int = 0, allow_unauthenticated: bool
+) -> ElasticGroup:
+    """Joins the group of a cluster.
+
+    Raises ValueError if it has no addresses, uses TLS, or has too few workers. Ends this process if
+    the group trains already, with backup workers: the launcher does not start it again then.
+    """
+    identity = identity_of(resolver, resolver.processes(), with_addresses=True)
+    check_num_backup_workers(num_backup_workers, identity.num_processes)
+    num_spares = config.num_spares()
+    _check_spares(num_spares, identity.num_processes, num_backup_workers)
     credentials = Credentials.find(
         identity.label, identity.hosts, allow_unauthenticated=allow_unauthenticated
     )
@@ -60,10 +93,43 @@ def join_elastic_group(resolver: ClusterResolver, *, allow_unauthenticated: bool
         stuck_s=config.stuck_timeout_s(),
         barrier_s=config.barrier_timeout_s(),
     )
-    group = ElasticGroup(identity, limits, credentials, num_spares=num_spares, prepares=True)
+    try:
+        group = ElasticGroup(
+            identity,
+            limits,
+            credentials,
+            num_backups=num_backup_workers,
+            num_spares=num_spares,
+            prepares=True,
+        )
+    except NotAdmittedError as error:
+        logs.announce(_logger, str(error))
+        raise SystemExit(NOT_NEEDED) from None
     joined: Any = group
     set_current_group(joined)
     return group
+
+
+def _check_spares(num_spares: int, num_processes: int, num_backup_workers: int) -> None:
+    if num_spares >= num_processes:
+        raise ValueError(
+            explain(
+                f"STRATAGEM_NUM_SPARES is {num_spares}, but the cluster has "
+                f"{num_processes} processes.",
+                expected="at least one process that is no spare.",
+                fix="add workers, or lower STRATAGEM_NUM_SPARES.",
+            )
+        )
+    if num_spares and num_backup_workers:
+        raise ValueError(
+            explain(
+                f"num_backup_workers is {num_backup_workers}, and STRATAGEM_NUM_SPARES is "
+                f"{num_spares}.",
+                expected="one of both: with backup workers no process joins later, since the "
+                "members that are late would not know of it.",
+                fix="start without --spares, or leave out num_backup_workers.",
+            )
+        )
 
 
 def check_constant_batch(constant_batch: object) -> None:

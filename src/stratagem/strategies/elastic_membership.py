@@ -42,7 +42,8 @@ class ElasticMembership(Strategy):
     def participants(self) -> tuple[int, ...]:
         """Ids of the processes whose values the last step has combined, in replica order.
 
-        A process that is lost at the end of a step may have taken part in it.
+        A process that is lost at the end of a step may have taken part in it. With backup workers,
+        this process may be no participant itself.
 
         Example:
             >>> sg.ElasticStrategy().participants

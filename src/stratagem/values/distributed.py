@@ -15,7 +15,7 @@ from stratagem.public_dir import PublicDir
 from stratagem.rendering import as_html, new_table
 from stratagem.topology.lockstep import wait_until_ready
 
-__all__ = ["DistributedValues", "Mirrored", "PerReplica"]
+__all__ = ["DistributedValues", "Mirrored", "Participation", "PerReplica"]
 
 # In a notebook.
 _MAX_SHOWN = 32
@@ -37,6 +37,21 @@ class DistributedValues(PublicDir):
     __slots__ = ()
 
 
+@dataclasses.dataclass(frozen=True)
+class Participation:
+    """The replicas that have taken part in a step of an elastic group, if it left others out.
+
+    Args:
+        replicas: their indices, ascending.
+        scale: factor by which a sum over them stands for the rows of all replicas.
+        is_own: True if this process's replica is among them.
+    """
+
+    replicas: tuple[int, ...]
+    scale: float
+    is_own: bool
+
+
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True, eq=False)
 class PerReplica(DistributedValues):
@@ -53,6 +68,8 @@ class PerReplica(DistributedValues):
         objects: the components of this process, in replica order.
         local: this replica's traced value in a compiled step.
         split_again: in an elastic group, returns the value for the members that are left.
+        participation: the replicas that have a component, if a step has left others out: those hold
+            zeros. None for all replicas.
 
     Example:
         >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -70,16 +87,24 @@ class PerReplica(DistributedValues):
     split_again: Callable[[], Any] | None = dataclasses.field(
         default=None, compare=False, repr=False
     )
+    participation: Participation | None = None
 
     def tree_flatten(self) -> tuple[tuple[Any, Any, Any], Any]:
-        """Returns the arrays for JAX; `lengths` is static."""
-        return (self.stacked, self.objects, self.local), self.lengths
+        """Returns the arrays for JAX; `lengths` and `participation` are static."""
+        return (self.stacked, self.objects, self.local), (self.lengths, self.participation)
 
     @classmethod
-    def tree_unflatten(cls, lengths: tuple[int, ...] | None, children: Sequence[Any]) -> PerReplica:
+    def tree_unflatten(cls, static: tuple[Any, Any], children: Sequence[Any]) -> PerReplica:
         """Rebuilds a value from the result of `tree_flatten`."""
         stacked, objects, local = children
-        return cls(stacked=stacked, lengths=lengths, objects=objects, local=local)
+        lengths, participation = static
+        return cls(
+            stacked=stacked,
+            lengths=lengths,
+            objects=objects,
+            local=local,
+            participation=participation,
+        )
 
     @property
     def components(self) -> tuple[Any, ...]:

@@ -55,7 +55,9 @@ class ElasticLockstep(Lockstep):
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Calls a function once per replica, again if a member is lost; see `Executor.run`."""
         _refuse_eager(fn)
-        result, _ = self._run_until_committed(fn, lambda: [self._flattened(args, kwargs)])
+        result, _ = self._run_until_committed(
+            fn, lambda: [self._flattened(args, kwargs)], returns_parts=True
+        )
         return result
 
     def _flattened(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
@@ -118,12 +120,17 @@ class ElasticLockstep(Lockstep):
         return min(whole.num_examples, start + rows_each * topology.num_replicas)
 
     def _run_until_committed(
-        self, fn: Callable[..., Any], arguments_of: Callable[[], Iterable[Arguments]]
+        self,
+        fn: Callable[..., Any],
+        arguments_of: Callable[[], Iterable[Arguments]],
+        *,
+        returns_parts: bool = False,
     ) -> tuple[Any, Topology]:
         """Runs a step; returns its result and the members that ran it.
 
         `arguments_of` returns its arguments for the present members, and those of the steps after
-        it with the same data.
+        it with the same data. `returns_parts` is True if the caller can take results that only some
+        members have.
         """
         group: Any = current_group()
         while True:
@@ -133,17 +140,19 @@ class ElasticLockstep(Lockstep):
             if topology is not self._strategy.topology:
                 continue  # a member was lost while initial values were exchanged
             try:
-                result = program.run(arguments)
+                if not isinstance(program, ElasticProgram):
+                    return program.run(arguments), topology
+                result = program.run_with(arguments, returns_parts=returns_parts)
             except RoundAbortedError:
                 group.welcome()  # processes that take the places of lost ones begin with this step
                 continue
-            if isinstance(program, ElasticProgram):
-                key = self._keys.key(fn)
-                if program.is_worth_preparing(has_siblings=key in self._prepared):
-                    self._prepared.add(key)
-                    self._prepare_smaller(fn, arguments_of)
-                if (size := group.admissions.wanted_size) is not None:
-                    self._prepare_larger(fn, arguments_of, size)
+            key = self._keys.key(fn)
+            if program.is_worth_preparing(has_siblings=key in self._prepared):
+                self._prepared.add(key)
+                program.prepare_following(arguments)
+                self._prepare_smaller(fn, arguments_of)
+            if (size := group.admissions.wanted_size) is not None:
+                self._prepare_larger(fn, arguments_of, size)
             return result, topology
 
     def _prepare_smaller(

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import concurrent.futures
 import copy
+import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec, Sharding
 
-from stratagem.collectives.elastic_rounds import Rounds, error_of_rounds
-from stratagem.elastic import ElasticGroup
+from stratagem.collectives.elastic_rounds import FollowedRounds, Rounds, error_of_rounds
+from stratagem.elastic import ElasticGroup, scale_of_sums
 from stratagem.elastic.peer_connections import DivergedError
 from stratagem.execution.analysis.retracing import retrace
 from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.programs.destination import Destination
+from stratagem.execution.programs.left_out_replicas import own_outputs, reason_to_wait
 from stratagem.execution.programs.member_rules import member_rules
 from stratagem.execution.programs.program import POOLS, Program
 from stratagem.execution.tracing.arguments import Arguments
@@ -26,9 +29,12 @@ from stratagem.execution.tracing.program_fingerprint import operations_digest
 from stratagem.execution.tracing.trace import Trace
 from stratagem.messages import explain
 from stratagem.topology import Topology
+from stratagem.values import Participation, PerReplica
 
 __all__ = ["ElasticProgram", "RoundAbortedError"]
 
+
+_logger = logging.getLogger(__name__)
 
 # Calls of a program after which more are expected.
 _MANY = 3
@@ -50,7 +56,43 @@ class ElasticProgram(Program):
         self._group = group
         self._num_calls = 0
         self._compiled: concurrent.futures.Future[Any] | None = None
+        self._following: concurrent.futures.Future[Any] | None = None
+        self._may_leave_out = self._is_backed = False
+        self.has_followed = False  # True if the last step ran without this member's rows
+        self._lengths: Sequence[int] | None = None
+        self._participation: Participation | None = None
+        self._own = own_outputs(trace) if group.num_backups else []
         super().__init__(trace, topology, name)
+        self._may_leave_out = self._is_worth_backing()
+
+    def _is_worth_backing(self) -> bool:
+        """Returns True if members that are late may be left out; logs why not."""
+        if not self._group.num_backups or self._topology.num_replicas == 1:
+            return False
+        reason = reason_to_wait(self.trace)
+        if any(place.spec and not _is_component(place) for place in self._written.places):
+            reason = "it carries values of single replicas"
+        if reason is not None:
+            _logger.info("Steps of %s wait for all workers: %s.", self._name, reason)
+        return reason is None
+
+    def run_with(self, arguments: Arguments, *, returns_parts: bool) -> Any:
+        """Runs one step. Members that are late are left out if that is possible.
+
+        `returns_parts` is True if the caller can take results that only participants have.
+        """
+        self.has_followed = False
+        lengths = self._lengths = arguments.batch.lengths
+        has_parts = any(self._own[len(self.trace.written) :])
+        self._is_backed = (
+            self._may_leave_out
+            and (returns_parts or not has_parts)
+            and (lengths is None or all(lengths))
+        )
+        try:
+            return self.run(arguments)
+        finally:
+            self._is_backed = False
 
     def on(self, topology: Topology) -> Self:
         """Returns this program for other members, of the same number."""
@@ -82,6 +124,15 @@ class ElasticProgram(Program):
         if self._compiled is not None:
             self._compiled.result()
 
+    def prepare_following(self, arguments: Arguments) -> None:
+        """Compiles, in a thread, the step of a member that is left out."""
+        if self._may_leave_out and self._following is None:
+            shapes = self._shapes_here(arguments)
+            follow = jax.jit(
+                functools.partial(self._step_of_member, follows=True), donate_argnums=1
+            )
+            self._following = _compiler().submit(lambda: follow.lower(*shapes).compile())
+
     def prepare(self, arguments: Arguments) -> None:
         """Compiles it in a thread; the first call waits for that."""
         if self._compiled is None and not self._called:
@@ -107,11 +158,14 @@ class ElasticProgram(Program):
         return jax.jit(self._step_of_member, donate_argnums=1)
 
     def _step_of_member(
-        self, rank: jax.Array, *arrays: list[Any]
+        self, rank: jax.Array, *arrays: list[Any], follows: bool = False
     ) -> tuple[list[Any], list[Any], list[Any], jax.Array]:
-        """Returns new values, components of all, results, and True if they are committed."""
+        """Returns new values, components of all, results, and True if they are committed.
+
+        `follows` is for a member that is left out: then nothing is computed from its rows.
+        """
         written = arrays[0]
-        rounds = Rounds()
+        rounds = FollowedRounds() if follows else Rounds()
         rules = member_rules(rounds, rank, self._topology.num_replicas)
 
         def evaluate(inputs: list[Any]) -> list[Any]:
@@ -120,12 +174,23 @@ class ElasticProgram(Program):
 
         outputs = self._outputs(evaluate, *arrays)
         components = self._components_of_all(outputs, rounds)
-        is_committed = rounds.commit()
+        is_committed, takes_part = rounds.commit()
+        if follows:
+            takes_part = False
+        elif not self._may_leave_out:
+            takes_part = is_committed
         values = [
-            jnp.where(is_committed, new, old)
-            for new, old in zip(outputs[: len(written)], written, strict=True)
+            jnp.where(takes_part if place.spec else is_committed, new, old)
+            for new, old, place in zip(outputs, written, self._written.places, strict=False)
         ]
-        return values, components, outputs[len(written) :], is_committed
+        results = outputs[len(written) :]
+        if self._may_leave_out:
+            own = self._own[len(written) :]
+            results = [
+                jnp.where(takes_part, one, jnp.zeros((), one.dtype)) if is_own else one
+                for one, is_own in zip(results, own, strict=True)
+            ]
+        return values, components, results, is_committed
 
     def _components_of_all(self, outputs: list[Any], rounds: Rounds) -> list[jax.Array]:
         """Returns the components of ON_READ variables on all members, who keep what one loses."""
@@ -156,14 +221,17 @@ class ElasticProgram(Program):
         written, read_only, constants = self._lasting_inputs()
         summaries = self._summaries
         before = self._held_components()
+        # Components of one that is left out stay those that are held.
+        is_backed = self._is_backed and all(one is not None for one in before)
+        function = self._followed(function) if is_backed else function
         inputs = [
             list(map(_local, pool)) for pool in (written, read_only, split, shared, constants)
         ]
-        if self._compiled is not None:
+        if self._compiled is not None and function is self._step:
             self._step = function = self._compiled.result()
             self._compiled = None
         self._called.add(function)
-        self._group.begin_round(self._round_name)
+        self._group.begin_round(self._round_name, is_backed=is_backed, lengths=self._lengths)
         try:
             values, components, results, is_committed = function(
                 jnp.int32(self._group.process_id), *inputs, list(rows)
@@ -180,13 +248,51 @@ class ElasticProgram(Program):
                 for value, place in zip(values, self._written.places, strict=True)
             ]
         )
-        self._hold(components if was_committed else before)
+        self._hold(self._of_all(components, before) if was_committed else before)
         stacked = self._sharding_of(PartitionSpec("replica"))
         results = [self._on_all(result, stacked) for result in results]
         self._group.tell()
         if not was_committed:
             raise RoundAbortedError
         return results if summaries is None else summaries.end(results, None)
+
+    def _followed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the step of one that is left out, if the others have begun without it."""
+        self.has_followed = self._group.is_late() and _is_done(self._following)
+        if not self.has_followed or self._following is None:
+            return function
+        return self._following.result()
+
+    def _of_all(self, components: list[Any], before: list[Any]) -> list[Any]:
+        """Returns the components of all members after a step that some were left out of."""
+        participation = self._participation = self._participation_now()
+        if participation is None:  # all have taken part
+            return components
+        return _merged(components, before, participation.replicas)
+
+    def _participation_now(self) -> Participation | None:
+        """Returns who has taken part in the last step; None if all have."""
+        if not self._is_backed:
+            return None
+        ranks = tuple(map(self._members.index, self._group.participants))
+        count = self._topology.num_replicas
+        if len(ranks) == count:
+            return None
+        scale = scale_of_sums(self._lengths, ranks, count)
+        return Participation(ranks, scale, self._group.has_taken_part)
+
+    def _assemble(self, outputs: list[Any]) -> Any:
+        result = super()._assemble(outputs)
+        if self._participation is None:
+            return result
+        own = self._own[len(self.trace.written) :]
+        leaves, structure = jax.tree.flatten(result, is_leaf=_is_per_replica)
+        for place, (is_output, output) in enumerate(self.trace.results):
+            if is_output and own[output]:
+                leaves[place] = dataclasses.replace(
+                    leaves[place], participation=self._participation
+                )
+        return jax.tree.unflatten(structure, leaves)
 
     def _held_components(self) -> list[Any]:
         wholes = [(one.whole, one.stored) for one in self._component_variables]
@@ -229,6 +335,26 @@ def _diverged(label: str, name: str, error: DivergedError) -> RuntimeError:
             code="SG402",
         )
     )
+
+
+def _merged(components: Sequence[Any], before: Sequence[Any], replicas: Sequence[int]) -> list[Any]:
+    """Returns the components of all: new ones of the participants, old ones of the others."""
+    merged: list[Any] = []
+    for new, old in zip(components, before, strict=True):
+        rows = np.array(old)
+        rows[list(replicas)] = np.asarray(new)[list(replicas)]
+        merged.append(jnp.asarray(rows))
+    return merged
+
+
+def _is_done(
+    future: concurrent.futures.Future[Any] | None,
+) -> TypeGuard[concurrent.futures.Future[Any]]:
+    return future is not None and future.done()
+
+
+def _is_per_replica(leaf: object) -> bool:
+    return isinstance(leaf, PerReplica)
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from stratagem.messages import explain
 from stratagem.options import ReduceOp
 from stratagem.process_group import current_group
 from stratagem.topology.lockstep import compute_on_every_process, is_multi_process
-from stratagem.values import DistributedValues, IndexedSlices, Mirrored, PerReplica
+from stratagem.values import DistributedValues, IndexedSlices, Mirrored, Participation, PerReplica
 
 __all__ = ["gather", "is_leaf", "merge_context", "movable", "of_all", "parse_axes", "reduce"]
 
@@ -90,6 +90,10 @@ def _reduce_per_replica(
         return _same_key(op, value, axes, num_replicas)
     if value.local is not None:
         return _reduce_local(op, value.local, axes)
+    if value.participation is not None:
+        total = _reduce_parts(op, list(of_all(value, num_replicas).components), axes)
+        is_scaled = op is ReduceOp.SUM and jnp.issubdtype(total.dtype, jnp.inexact)
+        return total * value.participation.scale if is_scaled else total
     if axes is None and value.lengths is None and value.stacked is not None:
         if is_multi_process(value.stacked):
             return compute_on_every_process(value.stacked, _mean if op is ReduceOp.MEAN else _sum)
@@ -145,10 +149,14 @@ def _reduce_slices(op: ReduceOp, slices: IndexedSlices, num_replicas: int) -> In
 def of_all(value: PerReplica, num_replicas: int) -> PerReplica:
     """Returns a value with the parts of all processes; all of them must call this.
 
+    Parts of replicas that a step has left out are not in it.
+
     Args:
         value: a value outside a step.
         num_replicas: number of replicas.
     """
+    if value.participation is not None:
+        return _of_participants(value, value.participation)
     if value.stacked is not None:
         if not is_multi_process(value.stacked):
             return value
@@ -159,6 +167,15 @@ def of_all(value: PerReplica, num_replicas: int) -> PerReplica:
     own = [np.asarray(part) for part in value.objects]
     received = group.exchange("parts of unlike shapes", own)
     return PerReplica(objects=tuple(part for parts in received for part in parts))
+
+
+def _of_participants(value: PerReplica, participation: Participation) -> PerReplica:
+    group = current_group()
+    assert group is not None
+    own = [np.asarray(part) for part in value.components]
+    received = group.exchange("parts of a step", own if participation.is_own else [])
+    parts = [part for parts in received for part in parts]
+    return PerReplica(objects=tuple(parts or own))  # own zeros if all participants are lost
 
 
 def _mean(stacked: jax.Array | np.ndarray) -> Any:
