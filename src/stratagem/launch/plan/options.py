@@ -165,7 +165,7 @@ class LaunchOptions:
         for name, least in _LEAST.items():
             if name not in _OPTIONAL or getattr(self, name) is not None:
                 _check_count(name, getattr(self, name), least)
-        for name in ("chief", "evaluator", "cold_restarts"):
+        for name in ("chief", "evaluator", "cold_restarts", "survivors"):
             _check_type(name, getattr(self, name), bool, "True or False.")
         for name in _SECONDS:
             _check_seconds(name, getattr(self, name))
@@ -200,7 +200,7 @@ class LaunchOptions:
             )
         self._check_membership()
         self._check_eviction()
-        self._check_spares()
+        self._check_survivors()
         self._check_nodes()
 
     def _check_membership(self) -> None:
@@ -229,7 +229,19 @@ class LaunchOptions:
                 )
             )
 
-    def _check_spares(self) -> None:
+    def _check_survivors(self) -> None:
+        """Raises ValueError for options of jobs whose workers all restart together."""
+        others = [name for name in ("min_workers", "max_workers", "ps") if getattr(self, name)]
+        if self.may_survive and others:
+            given = f"spares={self.spares}" if self.spares else "survivors=True"
+            raise ValueError(
+                explain(
+                    f"{given} was passed with {others[0]}={getattr(self, others[0])}.",
+                    expected="survivors of an ElasticStrategy, which continue with any number of "
+                    "them, and have no parameter servers.",
+                    fix=f"leave out {others[0]}, or the other for a strategy that restarts.",
+                )
+            )
         several = [name for name in ("nnodes", "hosts", "hostfile") if getattr(self, name)]
         if self.spares and several:
             raise ValueError(
