@@ -36,10 +36,10 @@ def join_elastic_group(resolver: ClusterResolver, *, allow_unauthenticated: bool
     if num_spares >= identity.num_processes:
         raise ValueError(
             explain(
-                f"STRATAGEM_SPARES is {num_spares}, but the cluster has {identity.num_processes} "
+                f"STRATAGEM_NUM_SPARES is {num_spares}, but the cluster has {identity.num_processes} "
                 "processes.",
                 expected="at least one process that is no spare.",
-                fix="add workers, or lower STRATAGEM_SPARES.",
+                fix="add workers, or lower STRATAGEM_NUM_SPARES.",
             )
         )
     credentials = Credentials.find(
