@@ -36,8 +36,8 @@ def join_elastic_group(resolver: ClusterResolver, *, allow_unauthenticated: bool
     if num_spares >= identity.num_processes:
         raise ValueError(
             explain(
-                f"STRATAGEM_NUM_SPARES is {num_spares}, but the cluster has {identity.num_processes} "
-                "processes.",
+                f"STRATAGEM_NUM_SPARES is {num_spares}, but the cluster has "
+                f"{identity.num_processes} processes.",
                 expected="at least one process that is no spare.",
                 fix="add workers, or lower STRATAGEM_NUM_SPARES.",
             )
