@@ -89,6 +89,13 @@ def _set_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
 
 
+def test_a_cluster_of_spares_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    _set_cluster(monkeypatch)
+    monkeypatch.setenv("STRATAGEM_NUM_SPARES", "2")
+    with pytest.raises(ValueError, match="STRATAGEM_NUM_SPARES is 2, but the cluster has 2"):
+        sg.ElasticStrategy()
+
+
 def test_tls_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _set_cluster(monkeypatch)
     found = elastic_members.Credentials(None, certificates=object())  # pyright: ignore[reportArgumentType]
