@@ -24,6 +24,7 @@ from stratagem.execution.programs.destination import Destination
 from stratagem.execution.programs.left_out_replicas import own_outputs, reason_to_wait
 from stratagem.execution.programs.member_rules import member_rules
 from stratagem.execution.programs.program import POOLS, Program
+from stratagem.execution.programs.update_apart import with_update_apart
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.program_fingerprint import operations_digest
 from stratagem.execution.tracing.trace import Trace
@@ -172,9 +173,18 @@ class ElasticProgram(Program):
             jaxpr = fast_on_cpu(self.trace.jaxpr, self._topology)
             return retrace(jaxpr, inputs, rules=rules)
 
-        outputs = self._outputs(evaluate, *arrays)
-        components = self._components_of_all(outputs, rounds)
-        is_committed, takes_part = rounds.commit()
+        def compute(*arrays: list[Any]) -> tuple[list[Any], list[Any], jax.Array]:
+            outputs = self._outputs(evaluate, *arrays)
+            components = self._components_of_all(outputs, rounds)
+            is_committed, takes_part = rounds.commit()
+            return outputs, [takes_part, *components], is_committed
+
+        if self._may_leave_out:
+            is_updated = [not place.spec for place in self._written.places]
+            computed = with_update_apart(compute, arrays, is_updated, written, "ffi_call")
+        else:
+            computed = compute(*arrays)
+        outputs, [takes_part, *components], is_committed = computed
         if follows:
             takes_part = False
         elif not self._may_leave_out:
