@@ -24,7 +24,7 @@ from stratagem.execution.programs.destination import Destination
 from stratagem.execution.programs.left_out_replicas import own_outputs, reason_to_wait
 from stratagem.execution.programs.member_rules import member_rules
 from stratagem.execution.programs.program import POOLS, Program
-from stratagem.execution.programs.update_apart import with_update_apart
+from stratagem.execution.programs.update_apart import Update, update_apart
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.program_fingerprint import operations_digest
 from stratagem.execution.tracing.trace import Trace
@@ -64,7 +64,10 @@ class ElasticProgram(Program):
         self._participation: Participation | None = None
         self._own = own_outputs(trace) if group.num_backups else []
         super().__init__(trace, topology, name)
+        self._updates: list[Update] = []  # one per trace, all alike; shared with `on`
         self._may_leave_out = self._is_worth_backing()
+        if self._may_leave_out:  # the update donates old values
+            self._step = jax.jit(self._step_of_member)
 
     def _is_worth_backing(self) -> bool:
         """Returns True if members that are late may be left out; logs why not."""
@@ -129,9 +132,7 @@ class ElasticProgram(Program):
         """Compiles, in a thread, the step of a member that is left out."""
         if self._may_leave_out and self._following is None:
             shapes = self._shapes_here(arguments)
-            follow = jax.jit(
-                functools.partial(self._step_of_member, follows=True), donate_argnums=1
-            )
+            follow = jax.jit(functools.partial(self._step_of_member, follows=True))
             self._following = _compiler().submit(lambda: follow.lower(*shapes).compile())
 
     def prepare(self, arguments: Arguments) -> None:
@@ -160,10 +161,12 @@ class ElasticProgram(Program):
 
     def _step_of_member(
         self, rank: jax.Array, *arrays: list[Any], follows: bool = False
-    ) -> tuple[list[Any], list[Any], list[Any], jax.Array]:
+    ) -> tuple[list[Any], list[Any], list[Any], jax.Array, list[Any]]:
         """Returns new values, components of all, results, and True if they are committed.
 
-        `follows` is for a member that is left out: then nothing is computed from its rows.
+        If members may be left out, values of an update are None, and the last result has what it
+        needs from the round. `follows` is for a member that is left out: then nothing is computed
+        from its rows.
         """
         written = arrays[0]
         rounds = FollowedRounds() if follows else Rounds()
@@ -179,9 +182,10 @@ class ElasticProgram(Program):
             is_committed, takes_part = rounds.commit()
             return outputs, [takes_part, *components], is_committed
 
+        combined: list[Any] = []
         if self._may_leave_out:
             is_updated = [not place.spec for place in self._written.places]
-            computed = with_update_apart(compute, arrays, is_updated, written, "ffi_call")
+            computed, combined, self._update = update_apart(compute, arrays, is_updated, "ffi_call")
         else:
             computed = compute(*arrays)
         outputs, [takes_part, *components], is_committed = computed
@@ -190,7 +194,7 @@ class ElasticProgram(Program):
         elif not self._may_leave_out:
             takes_part = is_committed
         values = [
-            jnp.where(takes_part if place.spec else is_committed, new, old)
+            None if new is None else jnp.where(takes_part if place.spec else is_committed, new, old)
             for new, old, place in zip(outputs, written, self._written.places, strict=False)
         ]
         results = outputs[len(written) :]
@@ -200,7 +204,7 @@ class ElasticProgram(Program):
                 jnp.where(takes_part, one, jnp.zeros((), one.dtype)) if is_own else one
                 for one, is_own in zip(results, own, strict=True)
             ]
-        return values, components, results, is_committed
+        return values, components, results, is_committed, combined
 
     def _components_of_all(self, outputs: list[Any], rounds: Rounds) -> list[jax.Array]:
         """Returns the components of ON_READ variables on all members, who keep what one loses."""
@@ -243,7 +247,7 @@ class ElasticProgram(Program):
         self._called.add(function)
         self._group.begin_round(self._round_name, is_backed=is_backed, lengths=self._lengths)
         try:
-            values, components, results, is_committed = function(
+            values, components, results, is_committed, combined = function(
                 jnp.int32(self._group.process_id), *inputs, list(rows)
             )
             was_committed = bool(is_committed)
@@ -252,6 +256,7 @@ class ElasticProgram(Program):
             if isinstance(found, DivergedError):
                 raise _diverged(self._group.identity.label, self._name, found) from error
             raise found or error from error
+        values = self._updated(values, [*inputs, list(rows)], combined, was_committed=was_committed)
         self._written.replace(
             [
                 self._on_all(value, self._sharding_of(place.spec))
@@ -265,6 +270,17 @@ class ElasticProgram(Program):
         if not was_committed:
             raise RoundAbortedError
         return results if summaries is None else summaries.end(results, None)
+
+    def _updated(
+        self, values: list[Any], inputs: list[Any], combined: list[Any], *, was_committed: bool
+    ) -> list[Any]:
+        """Returns the values of variables after a step, with those of its update."""
+        if not self._may_leave_out:
+            return values
+        [update] = self._updates
+        flat = jax.tree.leaves(inputs)
+        new = update.run(flat, combined) if was_committed else dict(enumerate(inputs[0]))
+        return [new[place] if value is None else value for place, value in enumerate(values)]
 
     def _followed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns the step of one that is left out, if the others have begun without it."""
