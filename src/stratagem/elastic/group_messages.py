@@ -12,6 +12,7 @@ __all__ = [
     "NotAdmittedError",
     "agreement_refused",
     "change_text",
+    "diverged",
     "not_admitted",
     "not_joined",
     "waited_too_long",
@@ -82,5 +83,18 @@ def waited_too_long(
             expected=f"progress within {limit_s:g} s ({setting}).",
             fix="check what the other processes do; raise the limit if a step takes that long.",
             code="SG508",
+        )
+    )
+
+
+def diverged(label: str, name: str, error: Exception) -> RuntimeError:
+    """Returns the error of a member whose call of a step differs from that of another."""
+    return RuntimeError(
+        explain(
+            f"{label} called {name}, but {error}.",
+            expected="the same calls and programs on all processes.",
+            fix="compare the functions and their arguments: find a condition on the process, "
+            "another batch size, or an option set on one process only.",
+            code="SG402",
         )
     )

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec, Sharding
 
 from stratagem.collectives.elastic_rounds import FollowedRounds, Rounds, error_of_rounds
 from stratagem.elastic import ElasticGroup, scale_of_sums
+from stratagem.elastic.group_messages import diverged
 from stratagem.elastic.peer_connections import DivergedError
 from stratagem.execution.analysis.retracing import retrace
 from stratagem.execution.programs.convolutions import fast_on_cpu
@@ -28,7 +29,6 @@ from stratagem.execution.programs.update_apart import Update, update_apart
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.program_fingerprint import operations_digest
 from stratagem.execution.tracing.trace import Trace
-from stratagem.messages import explain
 from stratagem.topology import Topology
 from stratagem.values import Participation, PerReplica
 
@@ -185,7 +185,8 @@ class ElasticProgram(Program):
         combined: list[Any] = []
         if self._may_leave_out:
             is_updated = [not place.spec for place in self._written.places]
-            computed, combined, self._update = update_apart(compute, arrays, is_updated, "ffi_call")
+            computed, combined, update = update_apart(compute, arrays, is_updated, "ffi_call")
+            self._updates[:] = [update]
         else:
             computed = compute(*arrays)
         outputs, [takes_part, *components], is_committed = computed
@@ -254,7 +255,7 @@ class ElasticProgram(Program):
         except (jax.errors.JaxRuntimeError, ValueError) as error:  # the latter of small programs
             found = error_of_rounds()
             if isinstance(found, DivergedError):
-                raise _diverged(self._group.identity.label, self._name, found) from error
+                raise diverged(self._group.identity.label, self._name, found) from error
             raise found or error from error
         values = self._updated(values, [*inputs, list(rows)], combined, was_committed=was_committed)
         self._written.replace(
@@ -349,18 +350,6 @@ class ElasticProgram(Program):
         if sharding is topology.stacked:
             shape = (topology.num_replicas, *shape[1:])
         return jax.make_array_from_single_device_arrays(shape, sharding, [value])
-
-
-def _diverged(label: str, name: str, error: DivergedError) -> RuntimeError:
-    return RuntimeError(
-        explain(
-            f"{label} called {name}, but {error}.",
-            expected="the same calls and programs on all processes.",
-            fix="compare the functions and their arguments: find a condition on the process, "
-            "another batch size, or an option set on one process only.",
-            code="SG402",
-        )
-    )
 
 
 def _merged(components: Sequence[Any], before: Sequence[Any], replicas: Sequence[int]) -> list[Any]:
