@@ -54,7 +54,7 @@ class SurvivorFigures:
 
 
 def read_steps(folder: Path) -> list[Step]:
-    """Returns the steps that processes told, in their order, each at its earliest time."""
+    """Returns the recorded steps in their order, each at its earliest time."""
     found: dict[int, Step] = {}
     for path in folder.glob("steps-*"):
         for line in path.read_text(encoding="ascii").splitlines():

@@ -95,8 +95,8 @@ def _run_twice(
     kills, joins = changes_of(read_steps(first))
     with console.status(f"the replay of {len(kills)} kills and {len(joins)} joins"):
         again = _folder(base, "again")
-        told = {"kills": kills, "joins": joins, "epochs": len(_bits(first))}
-        with _launched(again, environments, **told) as launcher:
+        changes = {"kills": kills, "joins": joins, "epochs": len(_bits(first))}
+        with _launched(again, environments, **changes) as launcher:
             _await_end(again, launcher, time.time() + 3 * run_s + _LIMIT_S)
     return first, again
 
@@ -160,7 +160,7 @@ def _bits(folder: Path) -> dict[int, str]:
 
 @contextlib.contextmanager
 def _launched(
-    folder: Path, environments: Environments, **told: Any
+    folder: Path, environments: Environments, **options_of_run: Any
 ) -> Generator[subprocess.Popen[bytes]]:
     options: dict[str, Any] = {
         "kills": [],
@@ -169,7 +169,7 @@ def _launched(
         "step_s": 0.0,
         "folder": str(folder),
     }
-    options |= {"batch_size": _NUM_WORKERS * WORKLOADS["mlp"].batch_size, **told}
+    options |= {"batch_size": _NUM_WORKERS * WORKLOADS["mlp"].batch_size, **options_of_run}
     script = str(_REPOSITORY / f"{_SIDE.module.replace('.', '/')}.py")
     command = [str(environments.ours.with_name("stratagem")), "launch", "--survivors"]
     command += ["--workers", str(_NUM_WORKERS), "--max-restarts", "1000000"]

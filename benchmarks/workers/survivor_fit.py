@@ -33,8 +33,8 @@ from stratagem.process_group import current_group
 _AHEAD = 3
 
 
-class _Told(keras.callbacks.Callback):
-    """Tells each step with its participants, and the bits of the weights after each epoch."""
+class _Recorder(keras.callbacks.Callback):
+    """Records each step with its participants, and the bits of the weights after each epoch."""
 
     needs_batch_logs = False
 
@@ -100,16 +100,16 @@ def _join_only_at(steps: Sequence[int]) -> None:
 
     def noted(self: Admissions, flags: Sequence[int]) -> None:
         note(self, flags)
-        self.is_change_due = self.is_change_due and _told[0].next_step in wanted
+        self.is_change_due = self.is_change_due and _recorders[0].next_step in wanted
 
     def began(self: Admissions, view: View) -> None:
         begin_view(self, view)
-        self.is_change_due = self.is_change_due and _told[0].next_step in wanted
+        self.is_change_due = self.is_change_due and _recorders[0].next_step in wanted
 
     Admissions.note, Admissions.begin_view = noted, began  # ty: ignore
 
 
-_told: list[_Told] = []
+_recorders: list[_Recorder] = []
 
 
 def _main(options: dict[str, Any]) -> None:
@@ -120,7 +120,7 @@ def _main(options: dict[str, Any]) -> None:
     with strategy.scope():
         model = build_model("mlp")
         compile_model(model, steps_per_call=1)
-    _told.append(_Told(strategy, folder, options))
+    _recorders.append(_Recorder(strategy, folder, options))
     if options["epochs"] is not None:
         _join_only_at(options["joins"])
     model.fit(
@@ -128,7 +128,7 @@ def _main(options: dict[str, Any]) -> None:
         y,
         batch_size=options["batch_size"],
         epochs=options["epochs"] or 10**6,
-        callbacks=[_told[0]],
+        callbacks=[_recorders[0]],
         **fit_arguments(),
     )
 

@@ -12,9 +12,11 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import scipy.sparse
 
 import stratagem as sg
 from stratagem.errors import UnavailableError
+from stratagem.input.sparse_rows import is_sparse
 from stratagem.keras.callbacks.joining_fit import JoiningFit
 from stratagem.keras.training.step_functions import TrainOrTestFunction
 
@@ -209,6 +211,13 @@ def test_the_step_is_compiled_for_a_batch_of_the_data_whose_order_stays(skipped)
     num_last = len(_X) % _BATCH
     assert num_last
     assert [np.shape(one) for one in last[:2]] == [(num_last, 4), (num_last,)]
+
+
+def test_a_short_batch_of_a_sparse_array_is_one(skipped) -> None:
+    (batch, last), _ = skipped(scipy.sparse.csr_matrix(_X), _Y, _BATCH, look=lambda: None)
+    assert batch[0].shape == (_BATCH, 4)
+    assert is_sparse(last[0])
+    assert last[0].shape == (len(_X) % _BATCH, 4)
 
 
 def test_batches_of_one_size_have_one_program(skipped) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import jax
 import keras
 
+from stratagem.input.sparse_rows import is_sparse
 from stratagem.keras.callbacks.data_position import DataPosition
 from stratagem.keras.callbacks.fit_position import FitPosition
 from stratagem.keras.numerics.random_state import RandomState
@@ -142,7 +143,9 @@ def _sample_batches(adapter: Any) -> list[Any]:
     if batch is None:
         return []
     size = adapter.partial_batch_size
-    return [batch] if size is None else [batch, jax.tree.map(lambda array: array[:size], batch)]
+    if size is None:
+        return [batch]
+    return [batch, jax.tree.map(lambda array: array[:size], batch, is_leaf=is_sparse)]
 
 
 def _compile(model: Any, batches: Sequence[Any]) -> None:

@@ -237,9 +237,9 @@ class LaunchOptions:
             raise ValueError(
                 explain(
                     f"{given} was passed with {others[0]}={getattr(self, others[0])}.",
-                    expected="survivors of an ElasticStrategy, which continue with any number of "
-                    "them, and have no parameter servers.",
-                    fix=f"leave out {others[0]}, or the other for a strategy that restarts.",
+                    expected="one of them: workers of an ElasticStrategy continue however many are "
+                    "left, without restarts of all and without parameter servers.",
+                    fix=f"leave out {others[0]} with ElasticStrategy, and {given} otherwise.",
                 )
             )
         several = [name for name in ("nnodes", "hosts", "hostfile") if getattr(self, name)]
