@@ -141,3 +141,9 @@ def test_members_measure_who_came_late() -> None:
     assert clocks[2].peers_s > clocks[1].peers_s + late_s / 2
     for one in peers:
         one.close()
+
+
+def test_a_group_that_has_ended_leaves_the_clock_as_it_was() -> None:
+    waits = WaitClock()
+    ExchangeTimes(_TASKS, waits, waits_for_all=False).close()
+    assert (waits.measures_transfers, waits.waits_for_all) == (False, True)

@@ -54,3 +54,9 @@ def test_a_wait_that_was_too_long_names_the_others_and_the_setting() -> None:
     ):
         _raise(error)
     assert "progress within 30 s (SOME_S)" in str(error)
+
+
+def test_a_step_that_differs_has_an_error_with_both_sides() -> None:
+    cause = ConnectionError("worker 1 called 'step b1'")
+    with pytest.raises(RuntimeError, match="chief called 'step a0', but worker 1 called 'step b1'"):
+        _raise(group_messages.diverged("chief", "'step a0'", cause))

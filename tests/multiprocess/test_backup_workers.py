@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import signal
 import subprocess
 import sys
@@ -49,11 +50,7 @@ def _rows(number: int, participants: list[int], members: list[int]) -> np.ndarra
     return np.concatenate(parts)
 
 
-def _replayed(log: list[int], members_of: list[list[int]]) -> tuple[list[np.ndarray], np.ndarray]:
-    """Returns the weights of one device from the rows of the participants, and each step's loss.
-
-    The second result has columns loss, mean absolute error and number of rows.
-    """
+def _data_and_model() -> tuple[np.ndarray, np.ndarray, keras.Model]:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(_BATCH * _NUM_BATCHES - 5, 8)).astype(np.float32)
     y = (x[:, :1] * x[:, 1:2]).astype(np.float32)
@@ -62,6 +59,15 @@ def _replayed(log: list[int], members_of: list[list[int]]) -> tuple[list[np.ndar
         [keras.Input((8,)), keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(1)]
     )
     model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    return x, y, model
+
+
+def _replayed(log: list[int], members_of: list[list[int]]) -> tuple[list[np.ndarray], np.ndarray]:
+    """Returns the weights of one device from the rows of the participants, and each step's loss.
+
+    The second result has columns loss, mean absolute error and number of rows.
+    """
+    x, y, model = _data_and_model()
     steps: list[tuple[float, ...]] = []
     for number, (bits, members) in enumerate(zip(log, members_of, strict=True)):
         rows = _rows(number, [one for one in members if bits >> one & 1], members)
@@ -126,6 +132,42 @@ def test_a_participant_is_killed_while_another_worker_is_late(tmp_path: Path, ki
     members_of = [[0, 1, 2] if step <= last else left for step in range(len(log))]
     _check(results, members_of)
     assert any(not bits & 0b100 for bits in log)
+
+
+def _replayed_in_parts(steps: list[tuple[int, int]]) -> list[np.ndarray]:
+    """Returns the weights of one device where a member has at most a third of a batch in a step."""
+    x, y, model = _data_and_model()
+    batches = itertools.cycle(range(0, len(x), _BATCH))
+    first = end = last = 0
+    for members, participants in steps:
+        if end == last:  # the batch is complete
+            first = end = next(batches)
+            last = min(len(x), first + _BATCH)
+        ids = [one for one in range(_NUM_MEMBERS) if members >> one & 1]
+        most = -((first - last) // _NUM_MEMBERS)  # rounded up
+        start, end = end, min(last, end + most * len(ids))
+        size, lengths = split_lengths(end - start, len(ids))
+        rows = [
+            np.arange(start + rank * size, start + rank * size + (lengths or [size] * 3)[rank])
+            for rank, one in enumerate(ids)
+            if participants >> one & 1
+        ]
+        model.train_on_batch(x[np.concatenate(rows)], y[np.concatenate(rows)])
+    assert end == last == len(x)
+    return [np.asarray(variable.value) for variable in model.weights]
+
+
+@pytest.mark.slow
+def test_rows_of_a_worker_stay_with_backup_workers(tmp_path: Path) -> None:
+    """Worker 1 is lost while worker 2 lacks steps; then two take a batch in two steps."""
+    results = _train(tmp_path, "worker", "2:6:late", "1:9:killed", "0:16:late")
+    steps = results[0]["steps"].tolist()
+    assert any(members == 0b101 != participants for members, participants in steps)
+    wanted = _replayed_in_parts(steps)
+    for result in results.values():
+        assert result["steps"].tolist() == steps
+        for mine, one in zip(_weights(result), wanted, strict=True):
+            np.testing.assert_allclose(mine, one, atol=2e-5)
 
 
 @pytest.mark.slow

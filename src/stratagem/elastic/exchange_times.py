@@ -36,6 +36,10 @@ class ExchangeTimes:
         self._heard_s: dict[int, float] = {}
         clock.measures_transfers, clock.waits_for_all = True, waits_for_all
 
+    def close(self) -> None:
+        """Ends the measurement: later steps of this process may be those of another strategy."""
+        self._clock.measures_transfers, self._clock.waits_for_all = False, True
+
     def begin_operation(self, *, follows_work: bool) -> None:
         """Begins an operation; one that does not follow own work waits for values in transit."""
         self._begin_s, self._waited_s = time.monotonic(), 0.0

@@ -322,6 +322,7 @@ class ElasticRounds(Closing):
         self._gate.close()  # first: members that notice the rest find that it has ended
         self._inbox.close()
         self._disconnect()
+        self._times.close()
 
 
 def _tasks_of(labels: Sequence[str]) -> dict[int, str]:

@@ -1,7 +1,8 @@
 """A member of an elastic group with a backup worker, which is late or killed at some steps.
 
-Arguments: a folder, "fit" or "loop", and moments "MEMBER:STEP:KIND". KIND is "late" (before a
-step), "computed" (after the work of a step), "held" (until there is a file "go"), or "killed".
+Arguments: a folder, "fit", "worker" or "loop", and moments "MEMBER:STEP:KIND". KIND is "late"
+(before a step), "computed" (after the work of a step), "held" (until there is a file "go"), or
+"killed".
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import stratagem as sg
 
-_STRATEGY = sg.ElasticStrategy(num_backup_workers=1)
+_STRATEGY = sg.ElasticStrategy(
+    num_backup_workers=1, constant_batch="worker" if "worker" in sys.argv else "global"
+)
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
@@ -128,36 +132,46 @@ def _loop(model: keras.Model, moments: _Moments, participants: list[Any]) -> lis
     return losses
 
 
-def _count_followed() -> list[int]:
-    """Counts the steps that run without work of their own."""
-    counts = [0]
-    original = ElasticProgram._call
+class _Steps:
+    """Counts the steps without work of their own, and notes members and participants of each."""
 
-    def call(self: ElasticProgram, *arguments: Any) -> Any:
-        result = original(self, *arguments)
-        counts[0] += self.has_followed
-        return result
+    def __init__(self) -> None:
+        self.num_followed = 0
+        self.log: list[tuple[int, int]] = []
+        original = ElasticProgram._call
 
-    ElasticProgram._call = call  # ty: ignore
-    return counts
+        def call(program: ElasticProgram, *arguments: Any) -> Any:
+            members = program._members
+            result = original(program, *arguments)
+            self.num_followed += program.has_followed
+            if program._is_backed:
+                self.log.append((_bits(members), _bits(_STRATEGY.participants)))
+            return result
+
+        ElasticProgram._call = call  # ty: ignore
+
+
+def _bits(ids: Iterable[int]) -> int:
+    return sum(1 << one for one in ids)
 
 
 def main() -> None:
     """Trains, and writes the weights, the participants of each step, and the losses."""
     folder, kind, *moments = sys.argv[1:]
     own = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-    followed = _count_followed()
+    steps = _Steps()
     with _STRATEGY.scope():
         model = make_model()
     participants: list[Any] = []
-    run = _fit if kind == "fit" else _loop
+    run = _loop if kind == "loop" else _fit
     losses = run(model, _Moments(own, moments), participants)
     np.savez(
         Path(folder) / f"member-{own}.npz",
         *[variable.numpy() for variable in model.weights],
-        participants=np.array([sum(1 << one for one in step) for step in participants]),
+        participants=np.array([_bits(step) for step in participants]),
         losses=np.array(losses),
-        followed=np.array(followed),
+        followed=np.array(steps.num_followed),
+        steps=np.array(steps.log),
     )
 
 

@@ -12,7 +12,6 @@ from typing import Any, Self, TypeGuard
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import PartitionSpec, Sharding
 
 from stratagem.collectives.elastic_rounds import FollowedRounds, Rounds, error_of_rounds
@@ -21,8 +20,14 @@ from stratagem.elastic.group_messages import diverged
 from stratagem.elastic.peer_connections import DivergedError
 from stratagem.execution.analysis.retracing import retrace
 from stratagem.execution.programs.convolutions import fast_on_cpu
-from stratagem.execution.programs.destination import Destination
 from stratagem.execution.programs.left_out_replicas import own_outputs, reason_to_wait
+from stratagem.execution.programs.member_components import (
+    components_of_all,
+    held_components,
+    hold_components,
+    is_component,
+    merged_components,
+)
 from stratagem.execution.programs.member_rules import member_rules
 from stratagem.execution.programs.program import POOLS, Program
 from stratagem.execution.programs.update_apart import Update, update_apart
@@ -74,7 +79,7 @@ class ElasticProgram(Program):
         if not self._group.num_backups or self._topology.num_replicas == 1:
             return False
         reason = reason_to_wait(self.trace)
-        if any(place.spec and not _is_component(place) for place in self._written.places):
+        if any(place.spec and not is_component(place) for place in self._written.places):
             reason = "it carries values of single replicas"
         if reason is not None:
             _logger.info("Steps of %s wait for all workers: %s.", self._name, reason)
@@ -169,8 +174,8 @@ class ElasticProgram(Program):
         from its rows.
         """
         written = arrays[0]
-        rounds = FollowedRounds() if follows else Rounds()
-        rules = member_rules(rounds, rank, self._topology.num_replicas)
+        rounds, count = FollowedRounds() if follows else Rounds(), self._topology.num_replicas
+        rules = member_rules(rounds, rank, count)
 
         def evaluate(inputs: list[Any]) -> list[Any]:
             jaxpr = fast_on_cpu(self.trace.jaxpr, self._topology)
@@ -178,7 +183,7 @@ class ElasticProgram(Program):
 
         def compute(*arrays: list[Any]) -> tuple[list[Any], list[Any], jax.Array]:
             outputs = self._outputs(evaluate, *arrays)
-            components = self._components_of_all(outputs, rounds)
+            components = components_of_all(self._components_in(outputs), rounds, count)
             is_committed, takes_part = rounds.commit()
             return outputs, [takes_part, *components], is_committed
 
@@ -207,20 +212,9 @@ class ElasticProgram(Program):
             ]
         return values, components, results, is_committed, combined
 
-    def _components_of_all(self, outputs: list[Any], rounds: Rounds) -> list[jax.Array]:
-        """Returns the components of ON_READ variables on all members, who keep what one loses."""
-        own = [
-            value for value, place in zip(outputs, self._written.places, strict=False) if place.spec
-        ]
-        count = self._topology.num_replicas
-        gathered: dict[int, jax.Array] = {}
-        for dtype in dict.fromkeys(value.dtype for value in own):  # few messages
-            places = [place for place, value in enumerate(own) if value.dtype == dtype]
-            rows = rounds.gather(jnp.concatenate([own[place].ravel() for place in places]), count)
-            ends = np.cumsum([own[place].size for place in places])[:-1]
-            for place, part in zip(places, jnp.split(rows, ends, axis=1), strict=True):
-                gathered[place] = part.reshape((count, *own[place].shape[1:]))
-        return [gathered[place] for place in range(len(own))]
+    def _components_in(self, outputs: list[Any]) -> list[Any]:
+        places = self._written.places
+        return [value for value, place in zip(outputs, places, strict=False) if place.spec]
 
     def _outputs(self, evaluate: Callable[[list[Any]], list[Any]], *arrays: list[Any]) -> list[Any]:
         pools = dict(zip(POOLS, arrays, strict=True))
@@ -235,7 +229,7 @@ class ElasticProgram(Program):
     ) -> list[Any]:
         written, read_only, constants = self._lasting_inputs()
         summaries = self._summaries
-        before = self._held_components()
+        before = held_components(self._component_variables)
         # Components of one that is left out stay those that are held.
         is_backed = self._is_backed and all(one is not None for one in before)
         function = self._followed(function) if is_backed else function
@@ -264,7 +258,10 @@ class ElasticProgram(Program):
                 for value, place in zip(values, self._written.places, strict=True)
             ]
         )
-        self._hold(self._of_all(components, before) if was_committed else before)
+        hold_components(
+            self._component_variables,
+            self._of_all(components, before) if was_committed else before,
+        )
         stacked = self._sharding_of(PartitionSpec("replica"))
         results = [self._on_all(result, stacked) for result in results]
         self._group.tell()
@@ -295,7 +292,7 @@ class ElasticProgram(Program):
         participation = self._participation = self._participation_now()
         if participation is None:  # all have taken part
             return components
-        return _merged(components, before, participation.replicas)
+        return merged_components(components, before, participation.replicas)
 
     def _participation_now(self) -> Participation | None:
         """Returns who has taken part in the last step; None if all have."""
@@ -321,18 +318,9 @@ class ElasticProgram(Program):
                 )
         return jax.tree.unflatten(structure, leaves)
 
-    def _held_components(self) -> list[Any]:
-        wholes = [(one.whole, one.stored) for one in self._component_variables]
-        return [whole.gathered if whole.storage is stored else None for whole, stored in wholes]
-
-    def _hold(self, components: list[Any]) -> None:
-        for variable, gathered in zip(self._component_variables, components, strict=True):
-            if gathered is not None:
-                variable.whole.hold(variable.stored, gathered)
-
     @property
     def _component_variables(self) -> list[Any]:
-        return [place.variable for place in self._written.places if _is_component(place)]
+        return [place.variable for place in self._written.places if is_component(place)]
 
     @property
     def _members(self) -> tuple[int, ...]:
@@ -350,16 +338,6 @@ class ElasticProgram(Program):
         if sharding is topology.stacked:
             shape = (topology.num_replicas, *shape[1:])
         return jax.make_array_from_single_device_arrays(shape, sharding, [value])
-
-
-def _merged(components: Sequence[Any], before: Sequence[Any], replicas: Sequence[int]) -> list[Any]:
-    """Returns the components of all: new ones of the participants, old ones of the others."""
-    merged: list[Any] = []
-    for new, old in zip(components, before, strict=True):
-        rows = np.array(old)
-        rows[list(replicas)] = np.asarray(new)[list(replicas)]
-        merged.append(jnp.asarray(rows))
-    return merged
 
 
 def _is_done(
@@ -384,11 +362,6 @@ def _shape_of(value: Any) -> jax.ShapeDtypeStruct:
 
 def _is_weak(value: Any) -> bool:
     return bool(getattr(value, "weak_type", False))
-
-
-def _is_component(place: Destination) -> bool:
-    """Returns True for an ON_READ variable, and False for a carry of `run_steps`."""
-    return bool(place.spec) and hasattr(place.variable, "whole")
 
 
 def _local(value: Any) -> Any:
