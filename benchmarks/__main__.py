@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks import callbacks, files, fit_overhead, fit_peers, input, loop, run_overhead
 from benchmarks.allreduce import run_allreduce
+from benchmarks.backup_workers import run_backup_workers
 from benchmarks.cases import Case, Environments, Place, Side
 from benchmarks.checkpoint import run_checkpoint
 from benchmarks.first_step import run_first_step
@@ -55,9 +56,10 @@ _RATIOS = Form(make_rows, make_table, draw_ratios)
 _FORMS = {"scaling": Form(efficiency.make_rows, efficiency.make_table, draw_efficiencies)}
 _OUTLOOKS = {"scaling": look_ahead}
 # Benchmarks that compare no sides of training and print tables of their own.
-_ONLY_BY_NAME = ("published_scaling", "slow_links", "survivors")
+_ONLY_BY_NAME = ("backup_workers", "published_scaling", "slow_links", "survivors")
 _WHOLE = {
     "allreduce": run_allreduce,
+    "backup_workers": run_backup_workers,
     "checkpoint": run_checkpoint,
     "first_step": run_first_step,
     "growth": run_growth,
@@ -136,8 +138,8 @@ def main(
     Without a NAME the main cases of all, in short rounds: run_overhead, fit_overhead, callbacks,
     fit_peers, loop, input, files, scaling, allreduce, checkpoint, first_step, growth,
     parameter_server, parameter_server_failures, plan, placement, recovery, transport.
-    published_scaling measures nothing here, slow_links needs root and an hour, and survivors two
-    hours: they run only by their names.
+    published_scaling measures nothing here, backup_workers needs ten minutes, slow_links root and
+    an hour, and survivors two hours: they run only by their names.
     """
     unknown = sorted(set(names) - {*BENCHMARKS, *_WHOLE})
     if unknown:
