@@ -29,8 +29,8 @@ from benchmarks.workers.server_processes import server_cpu_s, start_server
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardPlacer
 from stratagem.parameter_server.keras.update_rule import KerasUpdate
-from stratagem.parameter_server.transport.connection import Connections
-from stratagem.parameter_server.transport.keys import ClusterKeys
+from stratagem.transport.connection import Connections
+from stratagem.transport.keys import ClusterKeys
 
 __all__ = ["first_values", "prepare", "start_servers"]
 

@@ -7,7 +7,7 @@ import sys
 import stratagem as sg  # isort: skip - before keras, because it selects the JAX backend
 
 from stratagem.parameter_server.server.server import ParameterServer
-from stratagem.parameter_server.transport.keys import ClusterKeys
+from stratagem.transport.keys import ClusterKeys
 
 __all__ = ["main"]
 

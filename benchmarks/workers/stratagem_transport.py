@@ -13,10 +13,10 @@ import numpy as np
 
 from benchmarks.workers.call_times import answer_calls, values_of
 from benchmarks.workers.protocol import serve_questions
-from stratagem.parameter_server.transport.connection import Connections
-from stratagem.parameter_server.transport.keys import ClusterKeys
-from stratagem.parameter_server.transport.listener import Listener, Request
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.connection import Connections
+from stratagem.transport.keys import ClusterKeys
+from stratagem.transport.listener import Listener, Request
+from stratagem.transport.wire import Message
 
 __all__ = ["prepare"]
 

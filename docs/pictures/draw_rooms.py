@@ -35,7 +35,7 @@ def main() -> None:
             fill = BOTTOM if number == len(layers) - 1 else FILLS.get(top, FILL)
             axes.add_patch(plt.Rectangle((left, bottom), width, ROW, fc=fill, ec=OUTLINE, lw=0.8))
             axes.text(left + width / 2, bottom + ROW / 2, room, ha="center", va="center", size=8.5)
-        if layer == ("topology",):
+        if "topology" in layer:
             line = bottom - GAP / 2
             axes.plot([-0.15, WIDTH + 0.15], [line, line], color="#c0392b", lw=1.2)
             axes.text(WIDTH + 0.25, line, "no JAX below", va="center", size=8, color="#c0392b")

@@ -49,7 +49,7 @@ LAYERS = (
     ("doctor", "goodput", "remote"),
     ("elastic",),
     ("process_group", "parameter_server.server"),
-    ("parameter_server.transport",),
+    ("transport",),
     ("launch", "manifests", "migrate"),
     ("preemption", "storage", "stragglers"),
     ("run_events",),

@@ -16,16 +16,16 @@ from stratagem.authentication.handshake import PLAIN, admit, prove
 from stratagem.frames import frame
 from stratagem.launch.nodes.rendezvous import _INVALID, Node, _record
 from stratagem.parameter_server.server.server import ParameterServer
-from stratagem.parameter_server.transport.client_memories import ClientMemories
-from stratagem.parameter_server.transport.keys import ClusterKeys
-from stratagem.parameter_server.transport.listener import Request
-from stratagem.parameter_server.transport.shared_memory import ClientMemory, is_placed
-from stratagem.parameter_server.transport.wire import Message, is_message, pack, unpack
 from stratagem.process_group import GroupLimits
 from stratagem.process_group.hub import Hub
 from stratagem.process_group.protocol import read_answer, read_message
 from stratagem.process_group.wire import decode, encode
 from stratagem.remote.jobs.log_frames import FrameReader
+from stratagem.transport.client_memories import ClientMemories
+from stratagem.transport.keys import ClusterKeys
+from stratagem.transport.listener import Request
+from stratagem.transport.shared_memory import ClientMemory, is_placed
+from stratagem.transport.wire import Message, is_message, pack, unpack
 
 __all__ = ["PARSERS"]
 

@@ -14,7 +14,7 @@ from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.server.updates import ASYNCHRONOUS
 from stratagem.parameter_server.strategy.entry_points import make_worker
 from stratagem.parameter_server.strategy.process_parts import coordinator_parts
-from stratagem.parameter_server.transport.keys import ClusterKeys
+from stratagem.transport.keys import ClusterKeys
 from tests.parameter_server.server.test_server import Server
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from stratagem.parameter_server.server.server import ParameterServer
-from stratagem.parameter_server.transport.keys import ClusterKeys
-from stratagem.parameter_server.transport.listener import Listener, Request
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.keys import ClusterKeys
+from stratagem.transport.listener import Listener, Request
+from stratagem.transport.wire import Message
 
 
 def serve_parameters(index: int, keys: ClusterKeys) -> ParameterServer:

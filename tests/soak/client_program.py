@@ -18,8 +18,8 @@ import numpy as np
 
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout
-from stratagem.parameter_server.transport.connection import Connections
-from stratagem.parameter_server.transport.keys import ClusterKeys
+from stratagem.transport.connection import Connections
+from stratagem.transport.keys import ClusterKeys
 
 __all__ = ["ClientPlan"]
 

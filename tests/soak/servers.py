@@ -18,7 +18,7 @@ import numpy as np
 import stratagem as sg
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout
-from stratagem.parameter_server.transport.connection import Connections
+from stratagem.transport.connection import Connections
 from tests.soak.client_program import ClientPlan
 from tests.soak.sampling import Sampler
 

@@ -21,9 +21,9 @@ from stratagem.parameter_server.cluster.remote_state_strategy import RemoteState
 from stratagem.parameter_server.coordinator.call_groups import Ended, calls_in, pack_ended
 from stratagem.parameter_server.server.updates import ASYNCHRONOUS
 from stratagem.parameter_server.strategy.process_parts import coordinator_parts
-from stratagem.parameter_server.transport.keys import ClusterKeys
-from stratagem.parameter_server.transport.listener import Listener, Request
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.keys import ClusterKeys
+from stratagem.transport.listener import Listener, Request
+from stratagem.transport.wire import Message
 
 __all__ = ["measure"]
 

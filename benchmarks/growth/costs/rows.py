@@ -12,9 +12,9 @@ from benchmarks.growth.costs.serving import Answer, cpu_s, least, serve_costs
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardPlacer
 from stratagem.parameter_server.server.server import ParameterServer
-from stratagem.parameter_server.transport.connection import Connections
-from stratagem.parameter_server.transport.keys import ClusterKeys
 from stratagem.partitioners import FixedShardsPartitioner
+from stratagem.transport.connection import Connections
+from stratagem.transport.keys import ClusterKeys
 
 __all__ = ["measure"]
 

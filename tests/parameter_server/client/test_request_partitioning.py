@@ -10,8 +10,8 @@ import pytest
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.server import ParameterServer
-from stratagem.parameter_server.transport.connection import Connections
-from stratagem.parameter_server.transport.keys import ClusterKeys
+from stratagem.transport.connection import Connections
+from stratagem.transport.keys import ClusterKeys
 from tests.parameter_server.server.update_rules import Momentum
 
 # Of 17 rows; five shards on two servers, not in turn.

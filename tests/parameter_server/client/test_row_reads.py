@@ -13,8 +13,8 @@ from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.row_cache import RowCache
 from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.server.updates import UpdateMode
-from stratagem.parameter_server.transport.connection import Connections, ServerError
-from stratagem.parameter_server.transport.keys import ClusterKeys
+from stratagem.transport.connection import Connections, ServerError
+from stratagem.transport.keys import ClusterKeys
 from tests.parameter_server.client.test_client import place
 from tests.parameter_server.server.test_server import Server
 from tests.parameter_server.server.update_rules import Momentum

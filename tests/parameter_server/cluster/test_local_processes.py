@@ -19,9 +19,9 @@ from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.launch.prefork.fork_server import ForkedProcess
 from stratagem.parameter_server.cluster import restarts
 from stratagem.parameter_server.cluster.local_processes import LocalProcesses, SharedStandby
-from stratagem.parameter_server.transport.connection import Connections
-from stratagem.parameter_server.transport.keys import ClusterKeys
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.connection import Connections
+from stratagem.transport.keys import ClusterKeys
+from stratagem.transport.wire import Message
 from tests.parameter_server import forked_objects as served
 from tests.remote.living import descendants, wait_for_end
 

@@ -20,10 +20,10 @@ from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.cluster import restarts
 from stratagem.parameter_server.cluster.ray_processes import RayProcesses
-from stratagem.parameter_server.transport.connection import Connections
-from stratagem.parameter_server.transport.keys import ClusterKeys
-from stratagem.parameter_server.transport.wire import Message
 from stratagem.remote.ray.ray_cluster import RayCluster
+from stratagem.transport.connection import Connections
+from stratagem.transport.keys import ClusterKeys
+from stratagem.transport.wire import Message
 from tests.parameter_server import forked_objects as served
 from tests.remote.living import wait_for_end
 

@@ -16,7 +16,7 @@ from stratagem.parameter_server.coordinator.call_groups import (
     pack_calls,
     pack_ended,
 )
-from stratagem.parameter_server.transport.wire import Message, pack, unpack
+from stratagem.transport.wire import Message, pack, unpack
 
 
 def sent(message: Message) -> Message:

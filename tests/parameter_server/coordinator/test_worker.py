@@ -15,8 +15,8 @@ from stratagem.parameter_server.coordinator.call_groups import SentCall, ended_i
 from stratagem.parameter_server.keras.pickling import KERAS_PACKING
 from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.parameter_server.strategy.entry_points import make_worker
-from stratagem.parameter_server.transport.connection import Connections
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.connection import Connections
+from stratagem.transport.wire import Message
 from tests.parameter_server.clusters import local_strategy
 from tests.parameter_server.shared_with_workers import LIMIT_S, seen, ten_more
 

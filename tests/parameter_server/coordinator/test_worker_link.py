@@ -16,8 +16,8 @@ from stratagem.parameter_server.coordinator.call_groups import MAX_UNANSWERED, c
 from stratagem.parameter_server.coordinator.closure_queue import ClosureQueue
 from stratagem.parameter_server.coordinator.closures import Closure
 from stratagem.parameter_server.coordinator.worker_link import WorkerLink
-from stratagem.parameter_server.transport.connection import Connections
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.connection import Connections
+from stratagem.transport.wire import Message
 from tests.parameter_server.clusters import coordinated
 
 

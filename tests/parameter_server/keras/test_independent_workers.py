@@ -14,7 +14,7 @@ import stratagem as sg
 from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
 from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.parameter_server.strategy.process_parts import independent_parts
-from stratagem.parameter_server.transport.connection import ServerError
+from stratagem.transport.connection import ServerError
 from tests.parameter_server.clusters import OneThatDies, ThreadCluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

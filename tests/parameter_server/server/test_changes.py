@@ -6,8 +6,8 @@ import json
 
 from stratagem.parameter_server.server import changes
 from stratagem.parameter_server.server.changes import Change, Changes
-from stratagem.parameter_server.transport.listener import Request
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.listener import Request
+from stratagem.transport.wire import Message
 
 
 class Asked:

@@ -19,9 +19,9 @@ from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.journal import _MARK, _RECORD, Journal
 from stratagem.parameter_server.server.server import ParameterServer
-from stratagem.parameter_server.transport.connection import Connections
-from stratagem.parameter_server.transport.keys import ClusterKeys
-from stratagem.parameter_server.transport.wire import pack
+from stratagem.transport.connection import Connections
+from stratagem.transport.keys import ClusterKeys
+from stratagem.transport.wire import pack
 from tests.fuzzing import JSON, fuzz
 from tests.parameter_server.fuzzing import damaged
 from tests.parameter_server.server.update_rules import Momentum

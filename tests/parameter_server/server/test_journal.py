@@ -16,7 +16,7 @@ import pytest
 
 from stratagem.errors import DataLossError
 from stratagem.parameter_server.server.journal import _MARK, _RECORD, Journal, _frames
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.wire import Message
 
 
 def message(number: int) -> Message:

@@ -12,7 +12,7 @@ import pytest
 from stratagem.errors import UnavailableError
 from stratagem.parameter_server.server.journal_lock import JournalLock
 from stratagem.parameter_server.server.server import ParameterServer
-from stratagem.parameter_server.transport.keys import ClusterKeys
+from stratagem.transport.keys import ClusterKeys
 
 _KEEP = (
     "import sys\n"

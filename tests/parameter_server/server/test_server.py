@@ -23,9 +23,9 @@ from stratagem.parameter_server.server.journal import Journal
 from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.parameter_server.server.versions import by_kind
-from stratagem.parameter_server.transport.connection import Connections, ServerError
-from stratagem.parameter_server.transport.keys import ClusterKeys
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.connection import Connections, ServerError
+from stratagem.transport.keys import ClusterKeys
+from stratagem.transport.wire import Message
 from tests.parameter_server.server.update_rules import Momentum
 
 V = ShardLayout("v", (3,), "float32", (0,), (3,))

@@ -25,8 +25,8 @@ from stratagem.parameter_server.server.state import ServerState, next_lifetime
 from stratagem.parameter_server.server.state_journal import StateJournal
 from stratagem.parameter_server.server.store import Marks, ServerVariables
 from stratagem.parameter_server.server.updates import UpdateMode
-from stratagem.parameter_server.transport.listener import Request
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.listener import Request
+from stratagem.transport.wire import Message
 from tests.parameter_server.server.update_rules import Momentum
 
 NAMES = ["v", "b", "table", "v:v", "table:v"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stratagem.parameter_server.server.update_counts import KINDS, UpdateCounts, kind_of
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.wire import Message
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 
 from stratagem.parameter_server.server.versions import Lifetime, SeenVersions, by_kind
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.wire import Message
 
 FIRST, SECOND = Lifetime(10), Lifetime(20, restored_version=5)
 

@@ -12,8 +12,8 @@ from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.cluster.cluster_plan import JournalPlan
 from stratagem.parameter_server.strategy import entry_points as served_processes
-from stratagem.parameter_server.transport.connection import Connections
-from stratagem.parameter_server.transport.keys import ClusterKeys
+from stratagem.transport.connection import Connections
+from stratagem.transport.keys import ClusterKeys
 
 
 def test_server_of_a_run_leaves_no_journal(tmp_path, monkeypatch) -> None:

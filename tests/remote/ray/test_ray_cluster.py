@@ -29,7 +29,7 @@ before = signal.getsignal(signal.SIGTERM)
 cluster = start_local_ray()
 cluster.wait()
 from stratagem.parameter_server.cluster.ray_processes import RayProcesses
-from stratagem.parameter_server.transport.keys import ClusterKeys
+from stratagem.transport.keys import ClusterKeys
 from tests.parameter_server import forked_objects as served
 from tests.remote.living import descendants
 processes = RayProcesses("worker", served.serve_told, [(ClusterKeys.make(), sys.argv[1])])

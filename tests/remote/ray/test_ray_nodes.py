@@ -77,9 +77,9 @@ import json, sys
 from stratagem.remote.ray.ray_cluster import start_local_ray
 from stratagem.remote.ray.ray_nodes import start_head
 from stratagem.parameter_server.cluster.ray_processes import RayProcesses
-from stratagem.parameter_server.transport.connection import Connections
-from stratagem.parameter_server.transport.keys import ClusterKeys
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.connection import Connections
+from stratagem.transport.keys import ClusterKeys
+from stratagem.transport.wire import Message
 from tests.parameter_server import forked_objects as served
 
 address, hosts = sys.argv[1], json.loads(sys.argv[2])

@@ -29,8 +29,8 @@ from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.shards import ShardSpec
 from stratagem.parameter_server.server.updates import ASYNCHRONOUS, Pushed, UpdateMode, UpdateRule
 from stratagem.parameter_server.server.versions import SeenVersions
-from stratagem.parameter_server.transport.connection import Connections
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.connection import Connections
+from stratagem.transport.wire import Message
 
 __all__ = ["ServerClient"]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from stratagem.messages import explain
 from stratagem.parameter_server.client.shard_layout import ShardLayout
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.wire import Message
 
 __all__ = [
     "GradientParts",

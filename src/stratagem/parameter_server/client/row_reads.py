@@ -13,7 +13,7 @@ from stratagem.parameter_server.client.request_partitioning import RequestParts,
 from stratagem.parameter_server.client.row_cache import RowCache
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.versions import SeenVersions
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.wire import Message
 
 __all__ = ["RowReads"]
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Mapping
 from stratagem import environment
 from stratagem.errors import UnavailableError
 from stratagem.messages import explain
-from stratagem.parameter_server.transport.connection import Connections
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.connection import Connections
+from stratagem.transport.wire import Message
 
 __all__ = ["NeededRules", "SentRules"]
 

@@ -13,7 +13,7 @@ from stratagem.messages import explain
 from stratagem.parameter_server.cluster.cluster_roles import check_counts, refuse_numbers
 from stratagem.parameter_server.cluster.coordinator_options import CoordinatorOptions
 from stratagem.parameter_server.server.updates import UpdateMode
-from stratagem.parameter_server.transport.keys import ClusterKeys
+from stratagem.transport.keys import ClusterKeys
 
 __all__ = [
     "Cluster",

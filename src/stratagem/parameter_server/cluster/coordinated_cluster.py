@@ -22,12 +22,12 @@ from stratagem.parameter_server.cluster.cluster_plan import (
 from stratagem.parameter_server.cluster.local_processes import LocalProcesses, SharedStandby
 from stratagem.parameter_server.cluster.placing import Placing
 from stratagem.parameter_server.cluster.ray_processes import RayProcesses
-from stratagem.parameter_server.transport.keys import ClusterKeys
 from stratagem.remote.ray.leader import leader_of
 from stratagem.remote.ray.node_process import RayNode
 from stratagem.remote.ray.ray_cluster import is_connected, start_local_ray
 from stratagem.remote.ray.ray_nodes import start_head
 from stratagem.temporary_folders import TemporaryFolder
+from stratagem.transport.keys import ClusterKeys
 
 __all__ = ["CoordinatedCluster"]
 

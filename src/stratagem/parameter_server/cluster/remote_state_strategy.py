@@ -13,10 +13,10 @@ from stratagem.messages import explain
 from stratagem.parameter_server.client.row_cache import RowCache
 from stratagem.parameter_server.cluster.cluster_plan import Cluster
 from stratagem.parameter_server.cluster.coordinator_options import CoordinatorOptions
-from stratagem.parameter_server.transport.connection import Connections
 from stratagem.strategies.base.non_training import NonTraining
 from stratagem.strategies.base.strategy import Strategy
 from stratagem.topology import Topology
+from stratagem.transport.connection import Connections
 from stratagem.variables import Replicated
 
 __all__ = ["ProcessParts", "RemoteStateStrategy"]

@@ -21,11 +21,11 @@ from stratagem.optional_libraries import load
 from stratagem.parameter_server.cluster.cluster_plan import ClusterPlan, EntryPoints
 from stratagem.parameter_server.cluster.coordinated_cluster import CoordinatedCluster
 from stratagem.parameter_server.cluster.start_errors import not_the_coordinator
-from stratagem.parameter_server.transport.keys import ClusterKeys
 from stratagem.remote.ray.leader import leader_of
 from stratagem.remote.ray.ray_cluster import load_ray, start_local_ray
 from stratagem.remote.ray.ray_nodes import expect_token, join_as_node
 from stratagem.remote.ray.server_registry import ACTOR, NAMESPACE, ServerRegistry
+from stratagem.transport.keys import ClusterKeys
 
 __all__ = ["SharedCluster"]
 

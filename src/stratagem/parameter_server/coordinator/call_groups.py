@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.wire import Message
 
 __all__ = [
     "Ended",

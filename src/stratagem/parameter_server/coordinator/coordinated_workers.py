@@ -16,8 +16,8 @@ from stratagem.parameter_server.coordinator.stalls import StallWatch
 from stratagem.parameter_server.coordinator.transient_failures import TransientFailures
 from stratagem.parameter_server.coordinator.worker_link import WorkerLink
 from stratagem.parameter_server.server.versions import by_kind
-from stratagem.parameter_server.transport.connection import Connections, ServerError
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.connection import Connections, ServerError
+from stratagem.transport.wire import Message
 
 __all__ = ["CoordinatedWorkers"]
 

@@ -18,7 +18,7 @@ from stratagem.parameter_server.coordinator.per_worker import PerWorkerValues
 from stratagem.parameter_server.coordinator.remote_value import RemoteValue
 from stratagem.parameter_server.coordinator.scheduling import scheduling_of
 from stratagem.parameter_server.coordinator.structures import leaves_of, map_structure
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.wire import Message
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy

@@ -30,10 +30,10 @@ from stratagem.parameter_server.coordinator.packing import Packing
 from stratagem.parameter_server.coordinator.structures import map_structure
 from stratagem.parameter_server.coordinator.worker_errors import failed_message
 from stratagem.parameter_server.server.updates import UpdateMode
-from stratagem.parameter_server.transport.connection import Connections
-from stratagem.parameter_server.transport.keys import ClusterKeys
-from stratagem.parameter_server.transport.listener import Listener, Request
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.connection import Connections
+from stratagem.transport.keys import ClusterKeys
+from stratagem.transport.listener import Listener, Request
+from stratagem.transport.wire import Message
 
 if TYPE_CHECKING:
     import keras

@@ -12,7 +12,7 @@ from stratagem.errors import ClosureInputError, OutOfRangeError
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
 from stratagem.parameter_server.client.variable_client import VariableOnWorkerError
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.wire import Message
 
 __all__ = ["DatasetVariableError", "WorkerReport", "failed_message", "merge_reports"]
 

@@ -28,8 +28,8 @@ from stratagem.parameter_server.coordinator.scheduling import scheduling_of
 from stratagem.parameter_server.coordinator.shipping import Shipment
 from stratagem.parameter_server.coordinator.transient_failures import TransientFailures
 from stratagem.parameter_server.coordinator.worker_errors import WorkerReport
-from stratagem.parameter_server.transport.connection import Connections, ServerError
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.connection import Connections, ServerError
+from stratagem.transport.wire import Message
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stratagem.parameter_server.server.update_counts import UpdateCounts, kind_of
-from stratagem.parameter_server.transport.listener import Request
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.listener import Request
+from stratagem.transport.wire import Message
 
 __all__ = ["Change", "Changes"]
 

@@ -22,7 +22,7 @@ from typing import IO, overload
 from stratagem.closing import Closing
 from stratagem.errors import DataLossError
 from stratagem.messages import explain
-from stratagem.parameter_server.transport.wire import Message, pack, unpack
+from stratagem.transport.wire import Message, pack, unpack
 
 __all__ = ["Journal", "invalid_journal"]
 

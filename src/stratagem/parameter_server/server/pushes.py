@@ -15,7 +15,7 @@ from stratagem.parameter_server.server.store import ServerVariables
 from stratagem.parameter_server.server.synchronous import Contribution, SynchronousUpdates
 from stratagem.parameter_server.server.updates import ASYNCHRONOUS, UpdateMode
 from stratagem.parameter_server.server.versions import Lifetime
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.wire import Message
 
 __all__ = ["Pushes"]
 

@@ -23,11 +23,11 @@ from stratagem.parameter_server.server.state import INVALID_STATE, ServerState, 
 from stratagem.parameter_server.server.state_journal import StateJournal
 from stratagem.parameter_server.server.store import ServerVariables
 from stratagem.parameter_server.server.updates import UpdateMode
-from stratagem.parameter_server.transport.connection import ServerError
-from stratagem.parameter_server.transport.keys import ClusterKeys
-from stratagem.parameter_server.transport.listener import Listener, Request
-from stratagem.parameter_server.transport.local_sockets import sweep_local_sockets
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.connection import ServerError
+from stratagem.transport.keys import ClusterKeys
+from stratagem.transport.listener import Listener, Request
+from stratagem.transport.local_sockets import sweep_local_sockets
+from stratagem.transport.wire import Message
 
 __all__ = ["ParameterServer"]
 

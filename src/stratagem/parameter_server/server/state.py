@@ -19,7 +19,7 @@ from stratagem.parameter_server.server.shards import SavedPart, ShardSpec
 from stratagem.parameter_server.server.store import Marks, ServerVariables
 from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.parameter_server.server.versions import Lifetime
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.wire import Message
 
 __all__ = ["INVALID_STATE", "ServerState", "next_lifetime"]
 

@@ -11,8 +11,8 @@ from stratagem.closing import Closing
 from stratagem.parameter_server.server.journal import Journal
 from stratagem.parameter_server.server.state import ServerState
 from stratagem.parameter_server.server.store import Marks
-from stratagem.parameter_server.transport.listener import Request
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.listener import Request
+from stratagem.transport.wire import Message
 
 __all__ = ["StateJournal"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.wire import Message
 
 __all__ = ["KINDS", "UpdateCounts", "kind_of"]
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from stratagem.parameter_server.server.update_counts import KINDS
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.wire import Message
 
 __all__ = ["Lifetime", "SeenVersions", "by_kind"]
 

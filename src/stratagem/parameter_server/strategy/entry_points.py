@@ -24,9 +24,9 @@ from stratagem.parameter_server.server.journal_folders import sweep_journals
 from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.parameter_server.strategy.process_parts import worker_parts
-from stratagem.parameter_server.transport.keys import ClusterKeys
 from stratagem.remote.ray.ray_cluster import own_host
 from stratagem.topology.devices import DeviceLike
+from stratagem.transport.keys import ClusterKeys
 
 __all__ = ["make_worker", "serve_server", "serve_worker", "start_cluster"]
 

@@ -23,11 +23,11 @@ from stratagem.parameter_server.coordinator.scheduling import Scheduling
 from stratagem.parameter_server.keras.pickling import KERAS_PACKING
 from stratagem.parameter_server.keras.server_keras import ServerKeras
 from stratagem.parameter_server.server.updates import UpdateMode
-from stratagem.parameter_server.transport.connection import Connections
 from stratagem.partitioners import Partitioner
 from stratagem.strategies.base.non_training import NonTraining
 from stratagem.topology import Topology, find_devices, local_devices
 from stratagem.topology.devices import DeviceLike
+from stratagem.transport.connection import Connections
 from stratagem.variables import Replicated
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import pytest
 import zmq
 from zmq.utils import z85
 
-from stratagem.parameter_server.transport.admission import Admission
-from stratagem.parameter_server.transport.keys import ClusterKeys
+from stratagem.transport.admission import Admission
+from stratagem.transport.keys import ClusterKeys
 
 KEYS = ClusterKeys.make()
 KEY = z85.decode(KEYS.client_public)

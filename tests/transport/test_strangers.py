@@ -11,12 +11,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from stratagem.parameter_server.transport import listener as module
-from stratagem.parameter_server.transport.connection import Connections
-from stratagem.parameter_server.transport.keys import ClusterKeys
-from stratagem.parameter_server.transport.listener import Listener, Request
-from stratagem.parameter_server.transport.wire import Message
-from tests.parameter_server.transport.strangers import (
+from stratagem.transport import listener as module
+from stratagem.transport.connection import Connections
+from stratagem.transport.keys import ClusterKeys
+from stratagem.transport.listener import Listener, Request
+from stratagem.transport.wire import Message
+from tests.transport.strangers import (
     connect,
     flood,
     greeting,
@@ -31,7 +31,7 @@ _MOST_GROWTH_BYTES = 2**23
 _PROGRAM = """
 import sys
 from stratagem.parameter_server.server.server import ParameterServer
-from stratagem.parameter_server.transport.keys import ClusterKeys
+from stratagem.transport.keys import ClusterKeys
 with ParameterServer(ClusterKeys.from_json(sys.stdin.readline())) as server:
     print(server.address, flush=True)
     sys.stdin.readline()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from stratagem.parameter_server.transport.wire import (
+from stratagem.transport.wire import (
     PING,
     WHERE,
     Message,

@@ -10,8 +10,8 @@ from typing import Any
 
 from stratagem.errors import UnavailableError
 from stratagem.messages import explain
-from stratagem.parameter_server.transport.keys import ClusterKeys, load_zmq
-from stratagem.parameter_server.transport.server_connections import Peer, ServerConnection
+from stratagem.transport.keys import ClusterKeys, load_zmq
+from stratagem.transport.server_connections import Peer, ServerConnection
 
 __all__ = ["ConnectionPool", "ConnectionSet", "closed"]
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from stratagem.parameter_server.transport.keys import ClusterKeys
+from stratagem.transport.keys import ClusterKeys
 
 
 def test_keys_are_new_each_time_and_come_back_from_text() -> None:

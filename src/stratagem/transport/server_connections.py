@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from stratagem.errors import UnavailableError
 from stratagem.messages import explain
-from stratagem.parameter_server.transport.keys import ClusterKeys, load_zmq
-from stratagem.parameter_server.transport.local_sockets import LocalSocket
-from stratagem.parameter_server.transport.shared_memory import ClientMemory, is_placed, large_bytes
-from stratagem.parameter_server.transport.wire import (
+from stratagem.transport.keys import ClusterKeys, load_zmq
+from stratagem.transport.local_sockets import LocalSocket
+from stratagem.transport.shared_memory import ClientMemory, is_placed, large_bytes
+from stratagem.transport.wire import (
     HERE,
     MOST_FRAME_BYTES,
     PING,

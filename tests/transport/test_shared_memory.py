@@ -15,18 +15,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem.parameter_server.transport import listener as listener_module
-from stratagem.parameter_server.transport.client_memories import ClientMemories
-from stratagem.parameter_server.transport.connection import Connections
-from stratagem.parameter_server.transport.keys import ClusterKeys
-from stratagem.parameter_server.transport.listener import Listener, Request
-from stratagem.parameter_server.transport.shared_memory import (
+from stratagem.transport import listener as listener_module
+from stratagem.transport.client_memories import ClientMemories
+from stratagem.transport.connection import Connections
+from stratagem.transport.keys import ClusterKeys
+from stratagem.transport.listener import Listener, Request
+from stratagem.transport.shared_memory import (
     ClientMemory,
     ServerMemory,
     is_placed,
     large_bytes,
 )
-from stratagem.parameter_server.transport.wire import SHARED, Message, pack, unpack
+from stratagem.transport.wire import SHARED, Message, pack, unpack
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems go without")
 
@@ -191,7 +191,7 @@ def test_server_forgets_memory_that_its_client_has_closed() -> None:
 
 
 _OFFER = """
-from stratagem.parameter_server.transport.shared_memory import ClientMemory
+from stratagem.transport.shared_memory import ClientMemory
 memory = ClientMemory(1, 1)
 print(memory.offer.decode(), flush=True)
 input()
@@ -298,9 +298,9 @@ def test_request_in_memory_that_the_server_has_lost_is_sent_again(monkeypatch) -
 _CLIENT = """
 import sys
 import numpy as np
-from stratagem.parameter_server.transport.connection import Connections
-from stratagem.parameter_server.transport.keys import ClusterKeys
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.connection import Connections
+from stratagem.transport.keys import ClusterKeys
+from stratagem.transport.wire import Message
 with Connections(ClusterKeys.from_json(sys.stdin.readline()), [sys.argv[1]]) as connections:
     for _ in range(6):
         connections.ask(0, Message("x", {}, [np.zeros(100_000, np.float32)]), timeout_s=60.0)

@@ -10,10 +10,10 @@ from typing import Any
 
 from stratagem.errors import UnavailableError
 from stratagem.messages import explain
-from stratagem.parameter_server.transport.connection_sets import ConnectionSet
-from stratagem.parameter_server.transport.keys import load_zmq
-from stratagem.parameter_server.transport.server_connections import ServerConnection
-from stratagem.parameter_server.transport.wire import UNKNOWN, Message, is_message, unpack
+from stratagem.transport.connection_sets import ConnectionSet
+from stratagem.transport.keys import load_zmq
+from stratagem.transport.server_connections import ServerConnection
+from stratagem.transport.wire import UNKNOWN, Message, is_message, unpack
 
 __all__ = ["Question", "wait"]
 

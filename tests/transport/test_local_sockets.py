@@ -15,10 +15,10 @@ import zmq
 
 from stratagem.errors import DataLossError
 from stratagem.parameter_server.server.server import ParameterServer
-from stratagem.parameter_server.transport import local_sockets as module
-from stratagem.parameter_server.transport.keys import ClusterKeys
-from stratagem.parameter_server.transport.listener import Listener
-from stratagem.parameter_server.transport.local_sockets import LocalSocket
+from stratagem.transport import local_sockets as module
+from stratagem.transport.keys import ClusterKeys
+from stratagem.transport.listener import Listener
+from stratagem.transport.local_sockets import LocalSocket
 
 
 @pytest.fixture

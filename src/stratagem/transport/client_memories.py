@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from stratagem.parameter_server.transport.shared_memory import ServerMemory, is_placed
-from stratagem.parameter_server.transport.wire import SHARED
+from stratagem.transport.shared_memory import ServerMemory, is_placed
+from stratagem.transport.wire import SHARED
 
 __all__ = ["ClientMemories"]
 

@@ -11,11 +11,11 @@ import pytest
 import zmq
 
 from stratagem.errors import UnavailableError
-from stratagem.parameter_server.transport.connection import Connections, ServerError
-from stratagem.parameter_server.transport.keys import ClusterKeys
-from stratagem.parameter_server.transport.listener import Listener, Request
-from stratagem.parameter_server.transport.server_connections import Peer, ServerConnection
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.connection import Connections, ServerError
+from stratagem.transport.keys import ClusterKeys
+from stratagem.transport.listener import Listener, Request
+from stratagem.transport.server_connections import Peer, ServerConnection
+from stratagem.transport.wire import Message
 
 Starts = Callable[..., Listener]
 

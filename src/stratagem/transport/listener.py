@@ -13,11 +13,11 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from stratagem.closing import Closing
-from stratagem.parameter_server.transport.admission import Admission
-from stratagem.parameter_server.transport.client_memories import ClientMemories
-from stratagem.parameter_server.transport.keys import ClusterKeys, load_zmq
-from stratagem.parameter_server.transport.local_sockets import LocalSocket
-from stratagem.parameter_server.transport.wire import (
+from stratagem.transport.admission import Admission
+from stratagem.transport.client_memories import ClientMemories
+from stratagem.transport.keys import ClusterKeys, load_zmq
+from stratagem.transport.local_sockets import LocalSocket
+from stratagem.transport.wire import (
     HERE,
     KNOWN,
     MOST_FRAME_BYTES,

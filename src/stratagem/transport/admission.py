@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from stratagem.parameter_server.transport.keys import load_zmq
+from stratagem.transport.keys import load_zmq
 
 if TYPE_CHECKING:
     import zmq

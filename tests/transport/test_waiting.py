@@ -14,16 +14,16 @@ import pytest
 import zmq
 
 from stratagem.errors import UnavailableError
-from stratagem.parameter_server.transport import connection as connection_module
-from stratagem.parameter_server.transport import waiting
-from stratagem.parameter_server.transport.connection import Connections
-from stratagem.parameter_server.transport.connection_sets import ConnectionSet
-from stratagem.parameter_server.transport.keys import ClusterKeys
-from stratagem.parameter_server.transport.listener import Listener, Request
-from stratagem.parameter_server.transport.local_sockets import LocalSocket
-from stratagem.parameter_server.transport.server_connections import ServerConnection
-from stratagem.parameter_server.transport.wire import Message
-from tests.parameter_server.transport.cut_connection import CutLine
+from stratagem.transport import connection as connection_module
+from stratagem.transport import waiting
+from stratagem.transport.connection import Connections
+from stratagem.transport.connection_sets import ConnectionSet
+from stratagem.transport.keys import ClusterKeys
+from stratagem.transport.listener import Listener, Request
+from stratagem.transport.local_sockets import LocalSocket
+from stratagem.transport.server_connections import ServerConnection
+from stratagem.transport.wire import Message
+from tests.transport.cut_connection import CutLine
 
 _LIMIT_S = 30
 
@@ -69,7 +69,7 @@ def keys() -> ClusterKeys:
 
 @pytest.fixture
 def start(keys, monkeypatch) -> Iterator[Starts]:
-    monkeypatch.setattr("stratagem.parameter_server.transport.listener._CLOSE_S", 0.01)
+    monkeypatch.setattr("stratagem.transport.listener._CLOSE_S", 0.01)
     started: list[Recording] = []
 
     def start(name: str, **options) -> Recording:
@@ -366,9 +366,9 @@ def test_closing_a_listener_ends_what_waits_for_it(start, keys, pool, impatient)
 
 _SERVER = """
 import sys
-from stratagem.parameter_server.transport.keys import ClusterKeys
-from stratagem.parameter_server.transport.listener import Listener
-from stratagem.parameter_server.transport.wire import Message
+from stratagem.transport.keys import ClusterKeys
+from stratagem.transport.listener import Listener
+from stratagem.transport.wire import Message
 def handle(request):
     if request.message.kind == sys.argv[3]:
         print("held", flush=True)

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratagem.parameter_server.server.server import ParameterServer
-from stratagem.parameter_server.transport.client_memories import ClientMemories
-from stratagem.parameter_server.transport.keys import ClusterKeys
-from stratagem.parameter_server.transport.shared_memory import ClientMemory, is_placed
-from stratagem.parameter_server.transport.wire import (
+from stratagem.transport.client_memories import ClientMemories
+from stratagem.transport.keys import ClusterKeys
+from stratagem.transport.shared_memory import ClientMemory, is_placed
+from stratagem.transport.wire import (
     PING,
     Message,
     _dtype,

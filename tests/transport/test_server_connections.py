@@ -8,14 +8,14 @@ import pytest
 import zmq
 
 from stratagem.errors import UnavailableError
-from stratagem.parameter_server.transport.connection_sets import ConnectionPool, ConnectionSet
-from stratagem.parameter_server.transport.keys import ClusterKeys
-from stratagem.parameter_server.transport.listener import Listener, Request
-from stratagem.parameter_server.transport.local_sockets import LocalSocket
-from stratagem.parameter_server.transport.server_connections import Peer, Place
-from stratagem.parameter_server.transport.waiting import Question, wait
-from stratagem.parameter_server.transport.wire import Message, pack
-from tests.parameter_server.transport.cut_connection import CutLine
+from stratagem.transport.connection_sets import ConnectionPool, ConnectionSet
+from stratagem.transport.keys import ClusterKeys
+from stratagem.transport.listener import Listener, Request
+from stratagem.transport.local_sockets import LocalSocket
+from stratagem.transport.server_connections import Peer, Place
+from stratagem.transport.waiting import Question, wait
+from stratagem.transport.wire import Message, pack
+from tests.transport.cut_connection import CutLine
 
 NUMBER = bytes(7) + b"\1"
 

@@ -16,15 +16,15 @@ from typing import Any
 from stratagem import environment
 from stratagem.closing import Closing
 from stratagem.messages import explain
-from stratagem.parameter_server.transport.connection_sets import (
+from stratagem.transport.connection_sets import (
     ConnectionPool,
     ConnectionSet,
     closed,
 )
-from stratagem.parameter_server.transport.keys import ClusterKeys
-from stratagem.parameter_server.transport.server_connections import Peer
-from stratagem.parameter_server.transport.waiting import Question, wait
-from stratagem.parameter_server.transport.wire import Message, pack
+from stratagem.transport.keys import ClusterKeys
+from stratagem.transport.server_connections import Peer
+from stratagem.transport.waiting import Question, wait
+from stratagem.transport.wire import Message, pack
 
 __all__ = ["Connections", "ServerError"]
 
