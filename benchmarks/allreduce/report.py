@@ -16,6 +16,7 @@ _COLORS = {
     "compiler": "#2a78b8",
     "ring": "#2f9e6e",
     "hierarchical": "#8a5fb5",
+    "two stages": "#c0504d",
     "to one device": "#c9a227",
     "shared memory": "#3d3d3d",
     PEER: "#d9702b",

@@ -88,7 +88,11 @@ class TwoHosts:
         return ["taskset", "--cpu-list", core, "ip", "netns", "exec", self._names[host], *apart]
 
     def become(self, link: Link) -> None:
-        """Makes the link between the hosts as slow as another one. Connections stay."""
+        """Makes the link between the hosts as slow as another one.
+
+        Connections stay, and with them what TCP has learned: for 10 s, BBR (a way of Linux to
+        control congestion) sends no more than fits the shortest round trip that it remembers.
+        """
         device = "tun0" if link.round_trip_s else "eth0"
         burst = max(BURST_BYTES, int(link.rate_bits_per_s / 8 * _TICK_S))
         limit = max(2 * burst, int(link.rate_bits_per_s / 8 * _QUEUE_S))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def run_slow_links(
     results = _Results(output)
     failures: list[dict[str, str]] = []
     shown: list[str] = []
-    with two_hosts() as hosts:
+    with two_hosts() as hosts, tempfile.TemporaryDirectory() as caches:
         for name, whole in TRIALS.items():
             trial = whole.brief() if is_quick else whole
             for method in trial.methods:
@@ -59,7 +60,9 @@ def run_slow_links(
                 try:
                     with console.status(case):
                         weights = _weights(environments, hosts, name, trial, output)
-                        trainer = Trainer(environments, hosts, name, trial, method, weights)
+                        trainer = Trainer(
+                            environments, hosts, name, trial, method, Path(caches), weights
+                        )
                         training = trainer.measure()
                     results.add(training)
                 except WorkerError as error:

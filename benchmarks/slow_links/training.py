@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from benchmarks.cases import Environments
 from benchmarks.slow_links.curves import Point, Training, num_timed_steps
-from benchmarks.slow_links.links import LINKS, Link, TwoHosts
+from benchmarks.slow_links.links import Link, TwoHosts
 from benchmarks.slow_links.methods import Method, Trial
 from benchmarks.worker_process import WorkerProcess
 
@@ -41,6 +41,7 @@ class Trainer:
         name: of the trial.
         trial: what is trained.
         method: how.
+        caches: folder for what runs on a link leave for later ones on it, such as times of sums.
         weights: file with those to begin from; None for random ones.
     """
 
@@ -49,6 +50,7 @@ class Trainer:
     name: str
     trial: Trial
     method: Method
+    caches: Path
     weights: Path | None = None
 
     def measure(self) -> Training:
@@ -65,8 +67,10 @@ class Trainer:
             step_s = {own.name: (last.seconds - first.seconds) / num_steps}
             step_bytes = {own.name: (last.num_bytes - first.num_bytes) / num_steps}
             step_cpu_s = {own.name: cpu_s / num_steps}
-            for link in others:
-                self.hosts.become(link)
+        for link in others:
+            # Other workers: how they sum is chosen on their link, and a connection remembers the
+            # link that it was made on.
+            with self._workers(link) as ask:
                 ask(max(_WARM_STEPS, self.method.period))
                 count = num_timed_steps(
                     step_s[own.name],
@@ -75,9 +79,9 @@ class Trainer:
                     self.method.period,
                 )
                 told = ask(count)
-                step_s[link.name] = told["seconds"] / count
-                step_bytes[link.name] = told["num_bytes"] / count
-                step_cpu_s[link.name] = told["cpu_s"] / count
+            step_s[link.name] = told["seconds"] / count
+            step_bytes[link.name] = told["num_bytes"] / count
+            step_cpu_s[link.name] = told["cpu_s"] / count
         return Training(
             task=self.name,
             method=self.method.name,
@@ -112,13 +116,11 @@ class Trainer:
 
     @contextlib.contextmanager
     def _workers(self, link: Link) -> Generator[_Ask]:
-        # They meet, and measure their sums, over the fast link.
-        self.hosts.become(LINKS[0])
+        self.hosts.become(link)
         with contextlib.ExitStack() as stack:
-            workers = [stack.enter_context(self._worker(host)) for host in range(2)]
+            workers = [stack.enter_context(self._worker(host, link)) for host in range(2)]
             for one in workers:
                 one.read_answer(_LIMIT_S)
-            self.hosts.become(link)
 
             def ask(num_steps: int, *, validates: bool = False) -> dict[str, Any]:
                 for one in workers:
@@ -128,7 +130,7 @@ class Trainer:
 
             yield ask
 
-    def _worker(self, host: int) -> WorkerProcess:
+    def _worker(self, host: int, link: Link) -> WorkerProcess:
         cluster = {"worker": self.hosts.addresses}
         config = {"cluster": cluster, "task": {"type": "worker", "index": host}}
         options = {
@@ -138,8 +140,12 @@ class Trainer:
             "first_steps": 0 if self.weights is None else self.trial.first_steps,
             "weights": None if self.weights is None else str(self.weights),
         }
+        variables = {
+            "TF_CONFIG": json.dumps(config),
+            "STRATAGEM_CACHE_DIR": str(self.caches / link.name.replace("/", " per ")),
+        }
         name = f"{self.name}, {self.method.name}, worker {host}"
-        return _start(self.environments, self.hosts, host, name, options, config)
+        return _start(self.environments, self.hosts, host, name, options, variables)
 
 
 def train_alone(
@@ -157,7 +163,7 @@ def train_alone(
         "first_steps": 0,
         "weights": None,
     }
-    with _start(environments, hosts, 0, f"{name}, first steps", options, None) as worker:
+    with _start(environments, hosts, 0, f"{name}, first steps", options, {}) as worker:
         worker.read_answer(_LIMIT_S)
         for _ in range(trial.first_steps // _ALONE_STEPS):
             question = {"steps": _ALONE_STEPS, "validates": False, "save": str(weights)}
@@ -170,15 +176,14 @@ def _start(
     host: int,
     name: str,
     options: Mapping[str, Any],
-    config: Mapping[str, Any] | None,
+    variables: Mapping[str, str],
 ) -> WorkerProcess:
-    variables = {
+    environment = {
         **environments.shell_variables(),
         "STRATAGEM_SECRET": "of the two workers of a benchmark",
         "JAX_PLATFORMS": "cpu",
         "KERAS_BACKEND": "jax",
+        **variables,
     }
-    if config is not None:
-        variables["TF_CONFIG"] = json.dumps(config)
     command = [str(environments.ours), "-m", _MODULE, json.dumps(options)]
-    return WorkerProcess(name, [*hosts.command(host), *command], variables, _ROOT)
+    return WorkerProcess(name, [*hosts.command(host), *command], environment, _ROOT)

@@ -20,8 +20,9 @@ __all__ = [
 class CommunicationImplementation(enum.Enum):
     """Algorithm that combines values across processes.
 
-    AUTO chooses from measured times. RING and HIERARCHICAL are written out in the program. NCCL
-    leaves it to the compiler, which uses NCCL on GPUs, and Gloo between processes on CPU.
+    AUTO chooses from measured times. RING, HIERARCHICAL and TWO_STAGE are written out in the
+    program; TWO_STAGE is for links of a high latency. NCCL leaves it to the compiler, which uses
+    NCCL on GPUs, and Gloo between processes on CPU.
 
     Example:
         >>> ring = sg.CommunicationImplementation.RING
@@ -34,6 +35,7 @@ class CommunicationImplementation(enum.Enum):
     AUTO = "AUTO"
     RING = "RING"
     HIERARCHICAL = "HIERARCHICAL"
+    TWO_STAGE = "TWO_STAGE"
     NCCL = "NCCL"
 
 
@@ -47,7 +49,7 @@ class CommunicationOptions:
     Args:
         bytes_per_pack: approximate size of the buffers that gradients are packed into between
             processes on CPU, where messages are expensive; elsewhere the compiler combines them. 0
-            chooses.
+            chooses: small ones, or where measured messages take long, large ones.
         timeout_seconds: maximum seconds that a collective waits for a live process without
             progress; None for `STRATAGEM_STUCK_TIMEOUT_S`, 0 for no limit.
         implementation: the algorithm; a member or its name.

@@ -97,6 +97,7 @@ def test_gradient_is_the_same_reduction_of_the_incoming_ones(algorithm, in_bfloa
         (Algorithm.COMPILER, ["psum"]),
         (Algorithm.RING, ["ppermute"] * 6),
         (Algorithm.HIERARCHICAL, ["reduce_scatter", "psum", "all_gather"]),
+        (Algorithm.TWO_STAGE, ["reduce_scatter", "all_to_all", "all_to_all", "all_gather"]),
         (Algorithm.TO_ONE_DEVICE, ["all_gather"]),
     ],
 )

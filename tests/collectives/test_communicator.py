@@ -13,10 +13,12 @@ from stratagem.collectives import (
     Communicator,
     MeshCommunicator,
     ReplicaAxis,
+    SizedPacks,
     SoleCommunicator,
 )
 from stratagem.options import ReduceOp
 from stratagem.values import Mirrored, PerReplica
+from tests.collectives.axes import on_axis
 from tests.collectives.replicas import AXIS, NUM_REPLICAS, on_replicas
 
 STRATEGY = object()
@@ -142,3 +144,18 @@ def test_mesh_replicas_merge_under_a_transformation(mesh) -> None:
         return jax.grad(loss)(value)
 
     np.testing.assert_allclose(on_replicas(step, VALUES), 3 * 2 * VALUES)
+
+
+@pytest.mark.parametrize(("packs", "expected"), [(False, 3), (True, 1)])
+def test_values_among_groups_are_packed_if_asked(packs, expected) -> None:
+    axis = ReplicaAxis("row", 4)
+    whole = MeshCommunicator(ChosenAllReduce(axis, packing=SizedPacks(100, 100)))
+    parts = [np.arange(4.0 * size, dtype=np.float32).reshape(4, size) for size in (2, 3, 5)]
+
+    def add(values):
+        return whole.among(((0, 2), (1, 3)), packs=packs).all_reduce_many(ReduceOp.SUM, values)
+
+    for part, total in zip(parts, on_axis(axis, add, parts), strict=True):
+        np.testing.assert_array_equal(total, np.tile(part[:2] + part[2:], (2, 1)))
+    program = jax.make_jaxpr(add, axis_env=[("row", 4)])([part[0] for part in parts])
+    assert str(program).count("psum") == expected

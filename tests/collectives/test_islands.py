@@ -6,7 +6,13 @@ import jax
 import numpy as np
 import pytest
 
-from stratagem.collectives import ChosenAllReduce, MeshCommunicator, ReplicaAxis
+from stratagem.collectives import (
+    NO_PACKING,
+    ChosenAllReduce,
+    MeshCommunicator,
+    ReplicaAxis,
+    SizedPacks,
+)
 from stratagem.collectives.islands import Islands, IslandSums
 from stratagem.options import ReduceOp
 from tests.collectives.axes import on_axis
@@ -21,15 +27,16 @@ def test_members_are_consecutive_and_peers_have_one_place() -> None:
     assert islands.peers == ((0, 2, 4), (1, 3, 5))
 
 
+@pytest.mark.parametrize("packing", [NO_PACKING, SizedPacks(40, 40)])
 @pytest.mark.parametrize(("count", "size"), [(4, 2), (6, 2), (6, 3), (3, 1), (4, 4)])
-def test_sums_are_those_of_one_array_per_island(count, size) -> None:
+def test_sums_are_those_of_one_array_per_island(count, size, packing) -> None:
     axis, islands = ReplicaAxis("row", count), Islands(count, size)
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=(islands.count, *shape)).astype("float32") for shape in SHAPES]
     own = [np.repeat(array, size, 0) for array in arrays]  # equal on the replicas of an island
 
     def replica(*values):
-        communicator = MeshCommunicator(ChosenAllReduce(axis))
+        communicator = MeshCommunicator(ChosenAllReduce(axis, packing=packing))
         sums = IslandSums(islands, communicator, jax.lax.axis_index("row"))
 
         def add(parts):

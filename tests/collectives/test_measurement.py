@@ -10,8 +10,13 @@ import numpy as np
 import pytest
 
 from stratagem.collectives import measurement
-from stratagem.collectives.choice import Algorithm
-from stratagem.collectives.measurement import SIZES_BYTES, measure_times, measured_choice
+from stratagem.collectives.choice import Algorithm, Choice
+from stratagem.collectives.measurement import (
+    SIZES_BYTES,
+    MeasuredChoice,
+    measure_times,
+    measured_choice,
+)
 from stratagem.topology import Topology
 from tests.collectives.sharing import served
 
@@ -30,7 +35,8 @@ def test_every_algorithm_is_timed_at_every_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own_s", "other_s", "expected"), [(1e-6, 1e-6, 15), (0.01, 0.1, 8), (0.1, 0.01, 8), (9, 9, 3)]
+    ("own_s", "other_s", "expected"),
+    [(1e-6, 1e-6, 15), (0.01, 0.1, 8), (0.1, 0.01, 8), (1.9, 1.0, 3), (1.0, 9.0, 1)],
 )
 def test_rounds_are_as_many_as_fit_on_the_slowest(own_s, other_s, expected, monkeypatch) -> None:
     class Two:
@@ -38,12 +44,26 @@ def test_rounds_are_as_many_as_fit_on_the_slowest(own_s, other_s, expected, monk
             return [value, other_s]
 
     monkeypatch.setattr(measurement, "current_group", Two)
-    assert measurement._num_rounds(4096, own_s) == expected
+    assert measurement._num_rounds(measurement._slowest("a round", own_s)) == expected
 
 
-def test_hierarchical_needs_groups() -> None:
+@pytest.mark.parametrize(
+    ("size", "sum_s", "expected"),
+    [(4096, 1e-4, 20), (2**18, 1e-3, 16), (2**24, 1e-2, 2), (4096, 0.05, 1), (2**24, 1.5, 1)],
+)
+def test_long_sums_are_timed_one_at_a_time(size, sum_s, expected) -> None:
+    assert measurement._num_sums(size, sum_s) == expected
+
+
+def test_measured_choice_has_the_times_of_the_chosen_algorithm_at_each_size() -> None:
+    times_s = {Algorithm.COMPILER: {4: 3.0, 64: 4.0}, Algorithm.RING: {4: 1.0, 64: 8.0}}
+    choice = Choice(limits=((8, Algorithm.RING),))
+    assert MeasuredChoice(choice, times_s, "measured").fastest_s == {4: 1.0, 64: 4.0}
+
+
+def test_of_two_replicas_only_algorithms_that_differ_are_timed() -> None:
     times_s = measure_times(Topology(tuple(jax.devices()[:2])), (64,), num_rounds=1)
-    assert set(times_s) == set(Algorithm) - {Algorithm.HIERARCHICAL, Algorithm.SHARED_MEMORY}
+    assert set(times_s) == {Algorithm.COMPILER, Algorithm.RING, Algorithm.TO_ONE_DEVICE}
 
 
 def test_shared_memory_is_timed_where_it_is_shared(monkeypatch) -> None:
@@ -51,7 +71,7 @@ def test_shared_memory_is_timed_where_it_is_shared(monkeypatch) -> None:
     monkeypatch.setattr(measurement, "is_connected", lambda of: of is topology)
     with served(2):
         times_s = measure_times(topology, (64, 256), num_rounds=1)
-    assert set(times_s) == set(Algorithm) - {Algorithm.HIERARCHICAL}
+    assert set(times_s) == set(Algorithm) - {Algorithm.HIERARCHICAL, Algorithm.TWO_STAGE}
 
 
 def test_nothing_is_measured_in_a_process_by_itself(tmp_path) -> None:

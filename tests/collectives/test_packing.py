@@ -13,6 +13,7 @@ from stratagem.collectives import (
     SizedPacks,
     packing_for,
 )
+from stratagem.collectives.measurement import SIZES_BYTES
 
 
 @settings(deadline=None, max_examples=50)
@@ -69,3 +70,21 @@ def test_choice_follows_the_platform_the_processes_and_the_option() -> None:
     assert packing_for("cpu", spans_processes=True, bytes_per_pack=100) == SizedPacks(100, 100)
     chosen = packing_for("cpu", spans_processes=True, bytes_per_pack=0)
     assert 2**16 < chosen.pack_bytes < 2**20
+
+
+@pytest.mark.parametrize(
+    ("latency_s", "byte_s", "expected"),
+    [
+        (1e-3, 1.7e-9, 2**18),  # loopback, where a sum takes its processors' time
+        (5e-4, 8e-9, 2**18),  # 1 Gbit/s
+        (5e-4, 8e-8, 2**18),  # 100 Mbit/s
+        (0.1, 8e-9, 2**24),  # 1 Gbit/s, 50 ms
+        (0.004, 8e-9, 2**24),
+    ],
+)
+def test_packs_are_large_where_a_message_takes_long_by_itself(latency_s, byte_s, expected) -> None:
+    times_s = {size: latency_s + byte_s * size for size in SIZES_BYTES}
+    packing = packing_for("cpu", spans_processes=True, bytes_per_pack=0, times_s=times_s)
+    assert packing == SizedPacks(expected, expected)
+    asked = packing_for("cpu", spans_processes=True, bytes_per_pack=100, times_s=times_s)
+    assert asked == SizedPacks(100, 100)

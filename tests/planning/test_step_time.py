@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.planning import Assumptions, Reduction, parse_target
+from stratagem.planning import ACCELERATORS, Assumptions, Reduction, Target, parse_target
 from stratagem.planning.operation_costs import OperationCost
 from stratagem.planning.step_time import (
     compute_s,
@@ -182,3 +182,14 @@ def test_starts_of_kernels_are_a_part_of_each_step() -> None:
     assert together.efficiency == pytest.approx(3.5 / (3.5 + each_s))
     single = predict_step(target.of_size(1), [], 3.0, _IDEAL, launch_s=0.5)
     assert (single.step_s, single.efficiency) == (3.5, 1)
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "round_trip_s", "measured_s"),
+    [(125e6, 0.0, 0.120), (12.5e6, 0.0, 1.2), (125e6, 0.052, 0.275)],
+)
+def test_sums_over_slow_links_take_the_measured_time(bytes_per_s, round_trip_s, measured_s) -> None:
+    """13 MB of Gloo between two hosts; docs/design/local_updates.md has the measurement."""
+    assumed = Assumptions(network_bytes_per_s=bytes_per_s, network_latency_s=round_trip_s)
+    two_hosts = Target(ACCELERATORS["H100"], num_groups=2, devices_per_group=1)
+    assert message_s(_sum(12_970_000), two_hosts, assumed) == pytest.approx(measured_s, rel=0.25)

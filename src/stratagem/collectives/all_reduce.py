@@ -22,6 +22,7 @@ from stratagem.collectives.one_device import one_device_sum
 from stratagem.collectives.packing import NO_PACKING, GradientPacking
 from stratagem.collectives.ring import ring_sum
 from stratagem.collectives.shared_sums import SHARED_SUM, shared_sum
+from stratagem.collectives.two_stage import two_stage_sum
 from stratagem.collectives.xla_handler import DTYPES
 from stratagem.options import ReduceOp
 from stratagem.topology.mesh import REPLICA_AXIS
@@ -87,6 +88,7 @@ _SUMS: Mapping[Algorithm, _Sum] = {
     Algorithm.COMPILER: _compiler_sum,
     Algorithm.RING: ring_sum,
     Algorithm.HIERARCHICAL: hierarchical_sum,
+    Algorithm.TWO_STAGE: two_stage_sum,
     Algorithm.TO_ONE_DEVICE: one_device_sum,
 }
 

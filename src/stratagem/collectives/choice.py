@@ -19,13 +19,14 @@ class Algorithm(enum.StrEnum):
     """All-reduce algorithm.
 
     COMPILER: chosen by the compiler: NCCL on GPUs, Gloo between processes on CPU. RING,
-    HIERARCHICAL, TO_ONE_DEVICE: written out in the program; see the modules of these names.
+    HIERARCHICAL, TWO_STAGE, TO_ONE_DEVICE: written out in the program; see the modules of these
+    names. TWO_STAGE is for links of a high latency.
     SHARED_MEMORY: through memory that the processes of one machine share; not in a loop within a
     step, nor in a function that calls `run`.
 
     Example:
         >>> [algorithm.value for algorithm in sg.collectives.Algorithm]
-        ['compiler', 'ring', 'hierarchical', 'to one device', 'shared memory']
+        ['compiler', 'ring', 'hierarchical', 'two stages', 'to one device', 'shared memory']
 
     Source: specific to Stratagem.
     """
@@ -33,6 +34,7 @@ class Algorithm(enum.StrEnum):
     COMPILER = "compiler"
     RING = "ring"
     HIERARCHICAL = "hierarchical"
+    TWO_STAGE = "two stages"
     TO_ONE_DEVICE = "to one device"
     SHARED_MEMORY = "shared memory"
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from stratagem.collectives import device
 from stratagem.collectives.all_reduce import AllReduce, ChosenAllReduce, marked_as_sum
+from stratagem.collectives.packing import NO_PACKING
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
 from stratagem.values import IndexedSlices, Mirrored, PerReplica
@@ -71,11 +72,11 @@ class Communicator(abc.ABC):
         return IndexedSlices(values, self.all_gather(slices.indices, 0, None), slices.dense_shape)
 
     @abc.abstractmethod
-    def among(self, groups: tuple[tuple[int, ...], ...]) -> Communicator:
+    def among(self, groups: tuple[tuple[int, ...], ...], *, packs: bool = False) -> Communicator:
         """Returns the communicator of this replica's group.
 
         `groups` are of equal size and have each replica once. Every replica must call what it
-        offers, whatever its group.
+        offers, whatever its group. With `packs`, many values are packed as between all replicas.
         """
 
     @abc.abstractmethod
@@ -131,7 +132,7 @@ class SoleCommunicator(Communicator):
         """Returns the value, which has a single row."""
         return value
 
-    def among(self, groups: tuple[tuple[int, ...], ...]) -> Communicator:
+    def among(self, groups: tuple[tuple[int, ...], ...], *, packs: bool = False) -> Communicator:
         """Returns itself: the only group is that of the only replica."""
         return self
 
@@ -189,14 +190,17 @@ class MeshCommunicator(Communicator):
             value, self._axis_name, split_axis=0, concat_axis=0, axis_index_groups=self._groups
         )
 
-    def among(self, groups: tuple[tuple[int, ...], ...]) -> Communicator:
+    def among(self, groups: tuple[tuple[int, ...], ...], *, packs: bool = False) -> Communicator:
         """Returns the communicator of this replica's group, whose sums are the compiler's."""
         if len(groups[0]) == 1:
             return SoleCommunicator()
         axis = dataclasses.replace(
             self._all_reduce.axis, size=len(groups[0]), groups=(), apart=groups
         )
-        return MeshCommunicator(ChosenAllReduce(axis))
+        packing = NO_PACKING
+        if packs and isinstance(self._all_reduce, ChosenAllReduce):
+            packing = self._all_reduce.packing
+        return MeshCommunicator(ChosenAllReduce(axis, packing=packing))
 
     def merge(
         self,

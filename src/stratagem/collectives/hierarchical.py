@@ -5,13 +5,15 @@ Only 1 / (group size) of the array is sent between groups, where links are slow.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
 from stratagem.collectives.axis import ReplicaAxis
 from stratagem.collectives.ring import split_into_shards
 
-__all__ = ["hierarchical_sum"]
+__all__ = ["hierarchical_sum", "sum_by_groups"]
 
 
 def hierarchical_sum(array: jax.Array, axis: ReplicaAxis) -> jax.Array:
@@ -23,10 +25,27 @@ def hierarchical_sum(array: jax.Array, axis: ReplicaAxis) -> jax.Array:
     """
     if not axis.groups:
         return jax.lax.psum(array, axis.name)
+
+    def between(part: jax.Array, peers: list[list[int]]) -> jax.Array:
+        return jax.lax.psum(part, axis.name, axis_index_groups=peers)
+
+    return sum_by_groups(array, axis, between)
+
+
+def sum_by_groups(
+    array: jax.Array,
+    axis: ReplicaAxis,
+    between: Callable[[jax.Array, list[list[int]]], jax.Array],
+) -> jax.Array:
+    """Returns the sum of a local array over the replicas of an axis with groups.
+
+    `between` receives a replica's part of its group's sum, and lists of the replicas of each place
+    in the groups. It returns the sum over the replicas of a list.
+    """
     inside = [list(group) for group in axis.groups]
-    between = [list(peers) for peers in zip(*axis.groups, strict=True)]
+    peers = [list(one) for one in zip(*axis.groups, strict=True)]
     pieces = split_into_shards(array, len(inside[0]))
     own = jax.lax.psum_scatter(pieces, axis.name, axis_index_groups=inside)
-    own = jax.lax.psum(own, axis.name, axis_index_groups=between)
+    own = between(own, peers)
     whole = jax.lax.all_gather(own, axis.name, axis_index_groups=inside)
     return jnp.ravel(whole)[: array.size].reshape(array.shape)

@@ -62,7 +62,7 @@ class IslandSums:
     def __init__(self, islands: Islands, communicator: Communicator, replica_id: Any) -> None:
         self.size = islands.size
         self._inside = communicator.among(islands.members)
-        self.between = communicator.among(islands.peers)
+        self.between = communicator.among(islands.peers, packs=True)
         self.island_id = replica_id // islands.size
         self._place = replica_id % islands.size
 

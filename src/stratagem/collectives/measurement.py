@@ -38,6 +38,8 @@ _SIZE_S, _MIN_ROUNDS, _MAX_ROUNDS = 0.8, 3, 15
 # Bytes per round, within limits of the number of sums: long enough to stand out from noise.
 _ROUND_BYTES = 2**22
 _MIN_SUMS, _MAX_SUMS = 2, 20
+# Over a slow link, a sum or a round of them is much longer than the noise: measured fewer times.
+_LONG_SUM_S, _LONG_ROUND_S = 0.02, 2.0
 # Above this size, copying the array takes longer than sending it.
 _COPIED_BYTES = 2**18
 
@@ -65,6 +67,12 @@ class MeasuredChoice:
     choice: Choice
     times_s: Mapping[Algorithm, Mapping[int, float]]
     source: str
+
+    @property
+    def fastest_s(self) -> dict[int, float]:
+        """Seconds of the chosen algorithm's sum by array size in bytes."""
+        sizes = next(iter(self.times_s.values()))
+        return {size: self.times_s[self.choice.algorithm(size)][size] for size in sizes}
 
 
 def measured_choice(topology: Topology, cache_folder: Path) -> MeasuredChoice | None:
@@ -126,12 +134,20 @@ def measure_times(
         algorithm
         for algorithm in Algorithm
         if (axis.groups or algorithm is not Algorithm.HIERARCHICAL)
+        and (axis.size > 2 or algorithm is not Algorithm.TWO_STAGE)  # of two, a ring is the same
         and (is_connected(topology) or algorithm is not Algorithm.SHARED_MEMORY)
     ]
     times_s: dict[Algorithm, dict[int, float]] = {algorithm: {} for algorithm in algorithms}
+    probe = _SumBenchmark(topology, axis, Algorithm.COMPILER, sizes_bytes[0], _MIN_SUMS)
+    sum_s = _slowest("a first sum", probe.time_s())
     for size in sizes_bytes:
-        sums = [_SumBenchmark(topology, axis, algorithm, size) for algorithm in algorithms]
-        count = num_rounds or _num_rounds(size, sum(one.first_round_s for one in sums))
+        num_sums = _num_sums(size, sum_s)
+        sums = [
+            _SumBenchmark(topology, axis, algorithm, size, num_sums) for algorithm in algorithms
+        ]
+        round_s = _slowest(f"a round of {size} bytes", sum(one.first_round_s for one in sums))
+        count = num_rounds or _num_rounds(round_s)
+        sum_s = round_s / len(sums) / num_sums
         # Interleaved, so that other load on the machine affects all algorithms.
         rounds = [[one.time_s() for one in sums] for _ in range(count)]
         for algorithm, own_rounds in zip(algorithms, zip(*rounds, strict=True), strict=True):
@@ -139,11 +155,23 @@ def measure_times(
     return times_s
 
 
-def _num_rounds(size_bytes: int, round_s: float) -> int:
-    """Returns the number of rounds for a size, the same on all processes."""
+def _slowest(name: str, own_s: float) -> float:
+    """Returns the longest time of all processes, on each of them."""
     group = current_group()
-    if group is not None:
-        round_s = max(group.exchange(f"a round of {size_bytes} bytes", round_s))
+    return own_s if group is None else max(group.exchange(name, own_s))
+
+
+def _num_sums(size_bytes: int, sum_s: float) -> int:
+    """Returns the sums of a round, where one of at most this size takes `sum_s`."""
+    if sum_s > _LONG_SUM_S:
+        return 1
+    return min(max(_ROUND_BYTES // size_bytes, _MIN_SUMS), _MAX_SUMS)
+
+
+def _num_rounds(round_s: float) -> int:
+    """Returns the number of rounds after the first, which takes `round_s` on the slowest."""
+    if round_s > _LONG_ROUND_S:
+        return 1
     return min(max(int(_SIZE_S / round_s), _MIN_ROUNDS), _MAX_ROUNDS)
 
 
@@ -151,11 +179,16 @@ class _SumBenchmark:
     """A compiled program that sums an array several times with one algorithm."""
 
     def __init__(
-        self, topology: Topology, axis: ReplicaAxis, algorithm: Algorithm, size_bytes: int
+        self,
+        topology: Topology,
+        axis: ReplicaAxis,
+        algorithm: Algorithm,
+        size_bytes: int,
+        num_sums: int,
     ) -> None:
         self._topology = topology
         self._name = f"{algorithm.value} all-reduce of {size_bytes} bytes"
-        self._num_sums = min(max(_ROUND_BYTES // size_bytes, _MIN_SUMS), _MAX_SUMS)
+        self._num_sums = num_sums
         reduction = ChosenAllReduce(axis, Choice(algorithm))
 
         def add(carry: tuple[jax.Array, jax.Array], _: None) -> tuple[Any, None]:

@@ -55,7 +55,8 @@ class Assumptions:
         memory_share: fraction of the memory bandwidth that is reached.
         link_share: fraction of the link and network bandwidth that is reached.
         link_latency_s: minimum seconds per hop inside a host or slice.
-        network_latency_s: minimum seconds per round between hosts or slices.
+        network_latency_s: minimum seconds per round between hosts or slices. With Gloo that is a
+            round trip, since it sends when the receiver is ready.
         launch_s: seconds that the start of a kernel adds on a GPU.
         link_bytes_per_s: bandwidth of a device inside a host or slice; None for the accelerator's.
         network_bytes_per_s: bandwidth of a device between them; None for the accelerator's.

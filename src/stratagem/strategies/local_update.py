@@ -21,6 +21,9 @@ from stratagem.topology.devices import DeviceLike
 
 __all__ = ["LocalUpdateStrategy"]
 
+# Islands send rarely, over links where each message may take long: copies cost less than messages.
+_BYTES_PER_PACK = 2**24
+
 
 @final
 class LocalUpdateStrategy(Strategy):
@@ -100,7 +103,9 @@ class LocalUpdateStrategy(Strategy):
         islands = islands_of(topology, replicas_per_island)
         if islands.count > 1:
             self.islands, self._num_islands = islands, islands.count
-        super().__init__(topology, AutomaticOps(CommunicationOptions()))
+        super().__init__(
+            topology, AutomaticOps(CommunicationOptions(bytes_per_pack=_BYTES_PER_PACK))
+        )
         if is_cluster:
             agree_on_random_state()
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.collectives import Algorithm, axis
+from stratagem.collectives import Algorithm, Choice, MeasuredChoice, SizedPacks, axis
+from stratagem.collectives.measurement import SIZES_BYTES
 from stratagem.communication import CommunicationImplementation, CommunicationOptions
 from stratagem.keras import lower_training_step
 from stratagem.strategies.base.automatic import AutomaticOps
@@ -48,6 +49,22 @@ def test_sums_between_slices_go_in_stages_without_being_measured() -> None:
     assert (
         AutomaticOps(options).all_reduce(topology_of(2)).choice.algorithm(2**20) is Algorithm.RING
     )
+
+
+def test_two_stages_can_be_asked_for() -> None:
+    options = CommunicationOptions(implementation="two_stage")
+    choice = AutomaticOps(options).all_reduce(topology_of(1)).choice
+    assert choice.algorithm(4) is choice.algorithm(2**30) is Algorithm.TWO_STAGE
+
+
+def test_measured_times_choose_the_packs(monkeypatch) -> None:
+    monkeypatch.setattr(Topology, "spans_processes", True)
+    topology = Topology(tuple(jax.devices()[:2]))
+    for latency_s, expected in [(1e-4, 2**18), (0.1, 2**24)]:
+        times_s = {size: latency_s + 8e-9 * size for size in SIZES_BYTES}
+        measured = MeasuredChoice(Choice(), {Algorithm.COMPILER: times_s}, "measured")
+        packing = AutomaticOps(measured=measured).all_reduce(topology).packing
+        assert packing == SizedPacks(expected, expected)
 
 
 @pytest.fixture

@@ -64,8 +64,8 @@ class EagerCommunicator(Communicator):
         """Number of replicas in the group."""
         return len(self._groups[0])
 
-    def among(self, groups: tuple[tuple[int, ...], ...]) -> Communicator:
-        """Returns the communicator of this replica's group."""
+    def among(self, groups: tuple[tuple[int, ...], ...], *, packs: bool = False) -> Communicator:
+        """Returns the communicator of this replica's group, which sends nothing to pack."""
         if len(groups[0]) == 1:
             return SoleCommunicator()
         return EagerCommunicator(self._session, self._replica, self._device, groups)

@@ -27,6 +27,7 @@ __all__ = ["AutomaticOps", "CompressedAllReduce"]
 _NAMED: Mapping[CommunicationImplementation, Algorithm] = {
     CommunicationImplementation.RING: Algorithm.RING,
     CommunicationImplementation.HIERARCHICAL: Algorithm.HIERARCHICAL,
+    CommunicationImplementation.TWO_STAGE: Algorithm.TWO_STAGE,
     CommunicationImplementation.NCCL: Algorithm.COMPILER,
 }
 
@@ -84,6 +85,7 @@ class AutomaticOps(BuiltInOps):
             topology.platform,
             spans_processes=topology.spans_processes,
             bytes_per_pack=self.options.bytes_per_pack,
+            times_s=self.measured.fastest_s if self.measured else None,
         )
         is_open = self.options.implementation is CommunicationImplementation.AUTO
         has_slices = topology.platform == "tpu" and num_slices(topology.devices) > 1
