@@ -15,7 +15,7 @@ from benchmarks.slow_links.links import LINKS, Link, TwoHosts
 from benchmarks.slow_links.methods import Method, Trial
 from benchmarks.worker_process import WorkerProcess
 
-__all__ = ["Trainer", "train_alone"]
+__all__ = ["Ask", "Trainer", "train_alone"]
 
 _ROOT = Path(__file__).parents[2]
 _MODULE = "benchmarks.workers.slow_link_training"
@@ -25,7 +25,7 @@ _WARM_STEPS = 2
 _ALONE_STEPS = 10
 
 
-class _Ask(Protocol):
+class Ask(Protocol):
     """Has both workers train so many steps, and validate afterwards if asked to."""
 
     def __call__(self, num_steps: int, *, validates: bool = False) -> dict[str, Any]: ...
@@ -42,6 +42,7 @@ class Trainer:
         trial: what is trained.
         method: how.
         weights: file with those to begin from; None for random ones.
+        cluster: number of this one, if there are several at once.
     """
 
     environments: Environments
@@ -50,6 +51,7 @@ class Trainer:
     trial: Trial
     method: Method
     weights: Path | None = None
+    cluster: int = 0
 
     def measure(self) -> Training:
         """Trains on the trial's first link, then times steps on the others.
@@ -58,7 +60,7 @@ class Trainer:
             WorkerError: a worker ended, or did not answer in time.
         """
         own, *others = self.trial.links
-        with self._workers(own) as ask:
+        with self.workers(own) as ask:
             points, cpu_s = self._curve(ask)
             first, last = points[0], points[-1]
             num_steps = last.steps - first.steps
@@ -87,7 +89,7 @@ class Trainer:
             step_cpu_s=step_cpu_s,
         )
 
-    def _curve(self, ask: _Ask) -> tuple[list[Point], float]:
+    def _curve(self, ask: Ask) -> tuple[list[Point], float]:
         """Returns the points, and the CPU seconds of a worker from the first one on."""
         points: list[Point] = []
         cpu_s = 0.0
@@ -111,7 +113,8 @@ class Trainer:
         return points, cpu_s
 
     @contextlib.contextmanager
-    def _workers(self, link: Link) -> Generator[_Ask]:
+    def workers(self, link: Link) -> Generator[Ask]:
+        """Starts both workers, on a link; yields what has them train."""
         # They meet, and measure their sums, over the fast link.
         self.hosts.become(LINKS[0])
         with contextlib.ExitStack() as stack:
@@ -129,7 +132,7 @@ class Trainer:
             yield ask
 
     def _worker(self, host: int) -> WorkerProcess:
-        cluster = {"worker": self.hosts.addresses}
+        cluster = {"worker": self.hosts.addresses(self.cluster)}
         config = {"cluster": cluster, "task": {"type": "worker", "index": host}}
         options = {
             "task": self.trial.model,

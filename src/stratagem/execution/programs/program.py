@@ -14,7 +14,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import PartitionSpec, Sharding
 
 from stratagem.context.function_trace import current_function_trace
-from stratagem.execution.analysis.replication import contains_primitive
+from stratagem.execution.analysis.replication import contains_primitive, has_collectives
 from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.programs.ids_program import IdsProgram
 from stratagem.execution.programs.loop_options import loop_options
@@ -63,6 +63,8 @@ class Program:
         self._is_agreed = not topology.spans_processes
         self._topology = topology
         self._devices = set(topology.all_devices or ())
+        # The compiler adds those of replicas of several devices.
+        self._has_collectives = topology.groups is not None or has_collectives(trace.jaxpr.jaxpr)
         self._written = VariableValues(trace.written)
         self._read_only = VariableValues(trace.read_only)
         self._constants: list[Any] | None = None
@@ -108,6 +110,7 @@ class Program:
             return UNOBSERVED
         written = self.trace.written
         trains = any(getattr(variable, "trainable", False) for variable in written)
+        trains = trains or bool(self.trace.follow_ups.work)
         return observed_call(num_steps, lambda: [*map(self._value, written)], trains=trains)
 
     def _without_summaries(self) -> Program | None:
@@ -235,7 +238,12 @@ class Program:
 
         token: Any = ()
         if starts:
-            new_values, results = run_together(self._name, start, platform=self._topology.platform)
+            new_values, results = run_together(
+                self._name,
+                start,
+                platform=self._topology.platform,
+                has_collectives=self._has_collectives,
+            )
         else:
             (new_values, results), token = start()
             record_program(token)
