@@ -16,10 +16,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-import jax
-
 from stratagem import environment
 from stratagem.process_group import current_group
+from stratagem.topology.devices import num_cpu_devices
 from stratagem.topology.mesh import Topology
 
 __all__ = [
@@ -89,8 +88,6 @@ def _complete(started: Future[Any], start: Callable[[], Any]) -> None:
 
 def add_thread_for_background() -> None:
     """Gives XLA's CPU client two threads on one core. Call before JAX starts."""
-    settings: Any = jax.config
-    num_devices = max(settings.jax_num_cpu_devices, environment.num_forced_cpu_devices())
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
-    if num_devices <= 1 and len(cores) == 1:
+    if num_cpu_devices() == 1 and len(cores) == 1:
         environment.set_defaults({_NUM_THREADS: "2"})

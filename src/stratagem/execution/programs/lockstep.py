@@ -141,7 +141,7 @@ class Lockstep:
         if trace.written:
             self._strategy.placement.check()
         require_layouts_used(self._strategy.placement.layouts, trace.written)
-        program = self._programs[key] = self._program_of(trace, fn, arguments)
+        program = self._programs[key] = self._made_of(trace, fn, arguments)
         if not is_inside:  # otherwise the outer function was recompiled
             self._note_compilation(fn, arguments, program)
         if trace.summaries is not None:
@@ -168,19 +168,19 @@ class Lockstep:
             return trace_replica_function(self._strategy, fn, arguments)
         return trace
 
-    def _program_of(self, trace: Trace, fn: Callable[..., Any], arguments: Arguments) -> Program:
+    def _made_of(self, trace: Trace, fn: Callable[..., Any], arguments: Arguments) -> Program:
         if not trace.follow_ups.work:
-            return self._plain_program_of(trace, name_of(fn))
+            return self._program_of(trace, name_of(fn))
         return FollowedProgram(
             trace,
             self._strategy.topology,
             name_of(fn),
-            lambda: self._plain_program_of(
+            lambda: self._program_of(
                 trace_replica_function(self._strategy, fn, arguments), name_of(fn)
             ),
         )
 
-    def _plain_program_of(self, trace: Trace, name: str) -> Program:
+    def _program_of(self, trace: Trace, name: str) -> Program:
         placement = self._strategy.placement
         return program_of(
             trace,

@@ -14,10 +14,10 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import PartitionSpec, Sharding
 
 from stratagem.context.function_trace import current_function_trace
-from stratagem.execution.analysis.replication import contains_primitive, has_collectives
+from stratagem.execution.analysis.replication import has_collectives
 from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.programs.ids_program import IdsProgram
-from stratagem.execution.programs.loop_options import loop_options
+from stratagem.execution.programs.loop_options import loop_options, unrolls_steps
 from stratagem.execution.programs.queued_input import QueuedInput, input_bytes, is_large
 from stratagem.execution.programs.recompilations import Usage
 from stratagem.execution.programs.step_program import StepProgram, shape_on
@@ -377,20 +377,11 @@ class Program:
             carry, results, _, _ = self._one_step(carry, read_only, parts, shared, constants, rows)
             return carry, results
 
-        written, results = jax.lax.scan(step, written, split, unroll=self._unroll_steps())
+        is_unrolled = unrolls_steps(self.trace.jaxpr.jaxpr, self._topology)
+        written, results = jax.lax.scan(step, written, split, unroll=is_unrolled)
         if self._topology.num_replicas > 1:  # the replica axis first, as in every PerReplica
             results = [jnp.swapaxes(result, 0, 1) for result in results]
         return written, results, self._token([*split, *shared]), []
-
-    def _unroll_steps(self) -> bool:
-        """True if the loop over steps is unrolled.
-
-        XLA:CPU computes gradients of convolutions 30 times slower in a loop body.
-        """
-        devices = self._topology.devices or jax.local_devices()
-        return devices[0].platform == "cpu" and contains_primitive(
-            self.trace.jaxpr.jaxpr, "conv_general_dilated"
-        )
 
     def _assemble(self, outputs: list[Any]) -> Any:
         return assemble_results(self.trace, outputs, self._topology)
