@@ -108,10 +108,8 @@ class Program:
         """Returns a context for a call that a profile may count as steps."""
         if current_observer() is None or current_function_trace() is not None:
             return UNOBSERVED
-        written = self.trace.written
-        trains = any(getattr(variable, "trainable", False) for variable in written)
-        trains = trains or bool(self.trace.follow_ups.work)
-        return observed_call(num_steps, lambda: [*map(self._value, written)], trains=trains)
+        values = partial(map, self._value, self.trace.written)
+        return observed_call(num_steps, lambda: [*values()], trains=self.trace.trains)
 
     def _without_summaries(self) -> Program | None:
         """Returns the plain program if this call records no summaries; otherwise None."""
@@ -360,8 +358,7 @@ class Program:
     def _token(self, arguments: Sequence[Any]) -> Any:
         """Returns an output that is never donated, if the end of the call is awaited."""
         is_awaited = self._topology.spans_processes or current_events() is not None
-        if not is_awaited:
-            is_awaited = is_large(input_bytes(arguments))
+        is_awaited = is_awaited or is_large(input_bytes(arguments))
         return jnp.zeros((), bool) if is_awaited else ()
 
     def _many_steps(

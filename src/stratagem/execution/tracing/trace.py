@@ -56,6 +56,12 @@ class Trace:
                 flags.append(source in ("split", "rows"))
         return flags
 
+    @property
+    def trains(self) -> bool:
+        """True if the step, or what follows it, sets weights that are trained."""
+        is_own = any(getattr(variable, "trainable", False) for variable in self.written)
+        return is_own or bool(self.follow_ups.work)
+
     def without_summaries(self) -> Trace:
         """Returns the trace of the same step without summaries."""
         first = len(self.written)
