@@ -7,6 +7,7 @@ later a small program mixes them into the local weights.
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Sequence
 from typing import Any, cast
@@ -32,11 +33,6 @@ from stratagem.topology.lockstep import wait_for_background
 
 __all__ = ["leave_sends"]
 
-# The sends of an optimizer, by the variables that it trains.
-_sends: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], FragmentSends]] = (
-    weakref.WeakKeyDictionary()
-)
-
 
 def leave_sends(
     optimizer: keras.optimizers.Optimizer,
@@ -54,11 +50,10 @@ def leave_sends(
     strategy: Any = context.strategy
     if not (method.overlap_steps and trained and scope is not None and runs_beside(strategy)):
         return False
-    by_variables = _sends.setdefault(optimizer, {})
-    key = tuple(map(id, trained))
-    if key not in by_variables:
-        by_variables[key] = FragmentSends(optimizer, trained, method, strategy)
-    return scope.leave(by_variables[key], by_variables[key].changed)
+    sends = trained[0].fragment_sends  # with the variables: a table here would keep them alive
+    if sends is None or not sends.are_of(optimizer, trained):
+        sends = trained[0].fragment_sends = FragmentSends(optimizer, trained, method, strategy)
+    return scope.leave(sends, sends.changed)
 
 
 def runs_beside(strategy: Any) -> bool:
@@ -76,6 +71,8 @@ class FragmentSends:
         method: LocalUpdates,
         strategy: Any,
     ) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self._trained = trained
         self._method = method
         self._fragments = [
             _Fragment(members, offset, method, strategy)
@@ -85,6 +82,11 @@ class FragmentSends:
         copies = [one.local_copy for one in trained]
         states = [one for each in trained for one in each.outer_state.values()]
         self.changed = [*trained, *copies, *states]
+
+    def are_of(self, optimizer: object, trained: Sequence[Any]) -> bool:
+        """Returns True for the sends of an optimizer that trains these variables."""
+        is_alike = len(trained) == len(self._trained) and self._optimizer() is optimizer
+        return is_alike and all(map(operator.is_, trained, self._trained))
 
     def before_step(self) -> None:
         """Notes the number of the step that begins."""
