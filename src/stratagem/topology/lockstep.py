@@ -229,7 +229,8 @@ def gathered(arrays: object) -> Any:
     """
     group = current_group()
     assert group is not None
-    wait_until_ready(arrays)
+    if not runs_separately():
+        wait_until_ready(arrays)
     leaves, structure = jax.tree.flatten(arrays)
     own = [np.asarray(leaf.addressable_data(0)) for leaf in leaves]
     parts = [number for number, leaf in enumerate(leaves) if not leaf.is_fully_replicated]
