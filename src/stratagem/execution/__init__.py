@@ -15,6 +15,7 @@ from stratagem.execution.functions.compiled_function import Function, function
 from stratagem.execution.gradient import value_and_grad
 from stratagem.execution.programs.compilations import Compilation, explain_recompiles
 from stratagem.execution.programs.elastic_lockstep import ElasticLockstep, is_on
+from stratagem.execution.programs.followed_program import FollowUpProgram
 from stratagem.execution.programs.lockstep import Lockstep, program_of
 from stratagem.execution.programs.multistep import run_steps
 from stratagem.execution.programs.offloaded_program import rows_of_table
@@ -28,6 +29,7 @@ __all__ = [
     "Compilation",
     "ElasticLockstep",
     "Executor",
+    "FollowUpProgram",
     "Function",
     "Ids",
     "Lockstep",

@@ -17,6 +17,7 @@ from stratagem.strategies.island_topology import islands_of
 from stratagem.strategies.local_topology import local_topology
 from stratagem.strategies.membership import check_resolver, copy_refused, devices_of_cluster
 from stratagem.topology import Topology, planned_topology
+from stratagem.topology.background import add_thread_for_background
 from stratagem.topology.devices import DeviceLike
 
 __all__ = ["LocalUpdateStrategy"]
@@ -95,6 +96,8 @@ class LocalUpdateStrategy(Strategy):
                 )
             topology = local_topology(devices, name="devices")
         else:
+            if self.local_updates.overlap_steps:
+                add_thread_for_background()
             found, is_cluster = devices_of_cluster(
                 self._resolver, None, allow_unauthenticated=allow_unauthenticated
             )

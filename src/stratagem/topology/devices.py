@@ -13,7 +13,14 @@ from stratagem.messages import explain
 from stratagem.topology.abstract_devices import planned_devices, planned_groups
 from stratagem.topology.groups import check_groups
 
-__all__ = ["DeviceLike", "device_memory", "find_devices", "find_groups", "local_devices"]
+__all__ = [
+    "DeviceLike",
+    "device_memory",
+    "find_devices",
+    "find_groups",
+    "local_devices",
+    "num_cpu_devices",
+]
 
 DeviceLike: TypeAlias = str | int | jax.Device
 
@@ -45,12 +52,12 @@ def device_memory() -> tuple[int | None, int | None]:
 
 def _size_thread_pool() -> None:
     """Sizes XLA:CPU's pool for the virtual devices to come; has no effect once JAX has started."""
-    num_devices = _num_cpu_devices()
+    num_devices = num_cpu_devices()
     if num_devices > 1:
         environment.size_cpu_thread_pool(num_devices)
 
 
-def _num_cpu_devices() -> int:
+def num_cpu_devices() -> int:
     """Returns the number of CPU devices requested by the program or its environment."""
     settings: Any = jax.config
     asked = int(settings.jax_num_cpu_devices)
@@ -206,7 +213,7 @@ def _device_names(devices: Sequence[jax.Device]) -> str:
 
 def _make_virtual_cpu_devices(num_devices: int) -> None:
     """Requests CPU devices from JAX; does nothing if its backends have started."""
-    if num_devices > _num_cpu_devices():
+    if num_devices > num_cpu_devices():
         try:
             jax.config.update("jax_num_cpu_devices", num_devices)
         except RuntimeError:  # JAX has started: the lookup that follows explains what to do

@@ -21,6 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from stratagem.elastic import ElasticGroup
 from stratagem.process_group import Activity, Group, current_group
 from stratagem.run_events.wait_clock import wait_clock
+from stratagem.topology.background import InFlightProgram, background_flights
 
 __all__ = [
     "InFlightProgram",
@@ -29,10 +30,12 @@ __all__ = [
     "gathered",
     "is_multi_process",
     "last_program",
+    "meets_on_host",
     "record_program",
     "replicate_to_all",
     "run_together",
     "runs_separately",
+    "wait_for_background",
     "wait_for_program",
     "wait_until_ready",
     "waiting_for_input",
@@ -42,16 +45,9 @@ __all__ = [
 # A small program runs within the call that starts it on CPU, and raises ValueErrors.
 _MAY_BE_LOSSES = (jax.errors.JaxRuntimeError, ValueError)
 _CODES_OF_LOSSES = ("UNKNOWN", "INTERNAL", "UNAVAILABLE", "ABORTED", "CANCELLED", "DEADLINE")
+# Arrays of all replicas that may pass through process 0's host.
+_SMALL_BYTES = 65_536
 _TRANSPORTS = ("Gloo", "NCCL", "MPI")
-
-
-@dataclasses.dataclass
-class InFlightProgram:
-    """A program in flight: its step number, its name, and outputs that no later program donates."""
-
-    number: int = 0
-    name: str = ""
-    token: Any = None
 
 
 _last = InFlightProgram()
@@ -78,17 +74,26 @@ def wait_for_program(flight: InFlightProgram) -> None:
         _wait_for(flight)
 
 
-def run_together(name: str, start: Callable[[], tuple[Any, Any]], *, platform: str) -> Any:
+def run_together(
+    name: str,
+    start: Callable[[], tuple[Any, Any]],
+    *,
+    platform: str,
+    has_collectives: bool = True,
+) -> Any:
     """Starts a program on all processes once the previous one is done.
 
     So one program runs while the next is prepared. On accelerators one more may be queued; on CPU
     starting it would block inside JAX. `start` returns the outputs, and some of them that no later
-    program donates. Raises UnavailableError, naming a lost process; DeadlineExceededError if a
-    process is stuck; RuntimeError if the processes diverged.
+    program donates. Programs in the background are waited for, unless this one has no collectives:
+    they would use one connection. Raises UnavailableError, naming a lost process;
+    DeadlineExceededError if a process is stuck; RuntimeError if the processes diverged.
     """
     group = current_group()
     assert group is not None
     before = last_program()
+    if has_collectives:
+        wait_for_background()
     if platform == "cpu":
         _wait_for(before)
     begun = group.num_steps
@@ -111,6 +116,15 @@ def run_together(name: str, start: Callable[[], tuple[Any, Any]], *, platform: s
     if platform != "cpu":
         _wait_for(before)
     return results
+
+
+def wait_for_background(token: object = None) -> None:
+    """Waits for programs in the background, up to that of a token; raises as `run_together`."""
+    while background_flights:
+        flight = background_flights.popleft()
+        _wait_for(flight)
+        if flight.token is token:
+            return
 
 
 def wait_until_ready(values: object) -> None:
@@ -180,7 +194,7 @@ def compute_on_every_process(arrays: object, function: Callable[[Any], Any] | No
     `function` is at module level, since programs are cached by it; None returns the arrays.
     Raises as `run_together`.
     """
-    if runs_separately():
+    if meets_on_host(arrays):
         return _jitted(function or _read_all, None)(gathered(arrays))
     result = _compute_together(arrays, function or _read_all)
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), result)
@@ -196,13 +210,27 @@ def runs_separately() -> bool:
     return isinstance(cast("Any", current_group()), ElasticGroup)
 
 
+def meets_on_host(arrays: object) -> bool:
+    """Returns True if processes bring arrays together on their hosts, and not in a program.
+
+    So they do in an elastic group; and while a program is in the background, with a few numbers
+    such as those of metrics, which need not wait for it.
+    """
+    if runs_separately():
+        return True
+    size_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(arrays))
+    return bool(background_flights) and size_bytes <= _SMALL_BYTES
+
+
 def gathered(arrays: object) -> Any:
-    """Returns multi-process arrays of an elastic group on the host, without lost members' parts.
+    """Returns multi-process arrays on the host; of an elastic group without lost members' parts.
 
     Call it on every process.
     """
     group = current_group()
     assert group is not None
+    if not runs_separately():
+        wait_until_ready(arrays)
     leaves, structure = jax.tree.flatten(arrays)
     own = [np.asarray(leaf.addressable_data(0)) for leaf in leaves]
     parts = [number for number, leaf in enumerate(leaves) if not leaf.is_fully_replicated]

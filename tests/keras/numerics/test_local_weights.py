@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.keras.numerics import fragment_sends
 from stratagem.local_updates import DiLoCo, LocalSGD, StreamingDiLoCo
 
 RNG = np.random.default_rng(0)
@@ -125,7 +126,11 @@ def streamed(method, kernel, place, count=3):
     ],
     ids=str,
 )
-def test_fragments_are_sent_at_steps_of_their_own_and_mixed_in_later(method) -> None:
+@pytest.mark.parametrize("is_beside", [False, True], ids=["in the step", "beside"])
+def test_fragments_are_sent_at_steps_of_their_own_and_mixed_in_later(
+    method, is_beside, monkeypatch
+) -> None:
+    monkeypatch.setattr(fragment_sends, "runs_beside", lambda strategy: is_beside)
     model = two_layers(method)
     kernels = [one[:, 0] for one in model.get_weights()]
     model.fit(X, [Y, Y], batch_size=BATCH, epochs=2, shuffle=False, verbose=0)

@@ -22,6 +22,7 @@ __all__ = [
     "contains_primitive",
     "differing_outputs",
     "differing_values",
+    "has_collectives",
     "inner_jaxprs",
     "may_wait_for_ever",
 ]
@@ -51,6 +52,11 @@ _MEETING = _COMBINING | {"reduce_scatter", "ppermute", "all_to_all"}
 
 class _DivergenceError(Exception):
     """Replicas may take different branches, one of which contains a collective."""
+
+
+def has_collectives(jaxpr: Jaxpr) -> bool:
+    """Returns True if replicas exchange values in a jaxpr."""
+    return contains_primitive(jaxpr, *_MEETING)
 
 
 def may_wait_for_ever(jaxpr: Jaxpr, differing_inputs: Sequence[bool]) -> bool:

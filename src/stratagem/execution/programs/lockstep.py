@@ -14,6 +14,7 @@ from stratagem.context.function_trace import current_function_trace
 from stratagem.execution.eager.replicas import run_eagerly
 from stratagem.execution.programs.argument_differences import ArgumentKinds
 from stratagem.execution.programs.compilations import note_compilation
+from stratagem.execution.programs.followed_program import FollowedProgram
 from stratagem.execution.programs.multistep import run_steps
 from stratagem.execution.programs.offloaded_program import OffloadedProgram, is_offloaded
 from stratagem.execution.programs.ordered_program import OrderedProgram
@@ -22,6 +23,7 @@ from stratagem.execution.programs.recompilations import Recompilations
 from stratagem.execution.programs.sharded_program import ShardedProgram, is_sharded
 from stratagem.execution.programs.step_capture import offer_step
 from stratagem.execution.tracing.arguments import Arguments, flatten_arguments
+from stratagem.execution.tracing.follow_ups import taking_follow_ups
 from stratagem.execution.tracing.function_identity import FunctionKeys
 from stratagem.execution.tracing.garbage_collection import paused_garbage_collection
 from stratagem.execution.tracing.program_fingerprint import name_of
@@ -133,13 +135,13 @@ class Lockstep:
             compiling(name_of(fn)) if is_shared else contextlib.nullcontext(),
             paused_garbage_collection(),
         ):
-            trace = trace_replica_function(self._strategy, fn, arguments)
+            trace = self._traced(fn, arguments)
         if current_function_trace() is None:  # an sg.function does this itself
             agree_on_initial_values(self._strategy.variables, topology)
         if trace.written:
             self._strategy.placement.check()
         require_layouts_used(self._strategy.placement.layouts, trace.written)
-        program = self._programs[key] = self._program_of(trace, name_of(fn))
+        program = self._programs[key] = self._made_of(trace, fn, arguments)
         if not is_inside:  # otherwise the outer function was recompiled
             self._note_compilation(fn, arguments, program)
         if trace.summaries is not None:
@@ -155,6 +157,28 @@ class Lockstep:
         kinds = ArgumentKinds(arguments.structure, arguments.leaves)
         reason = self._recompilations.note(fn, kinds, program.usage)
         note_compilation([self._strategy], fn, reason)
+
+    def _traced(self, fn: Callable[..., Any], arguments: Arguments) -> Trace:
+        """Traces a step, which leaves work to programs of their own if it does not need it."""
+        may_leave = current_function_trace() is None
+        with taking_follow_ups() if may_leave else contextlib.nullcontext():
+            trace = trace_replica_function(self._strategy, fn, arguments)
+        work = trace.follow_ups
+        if work.are_needed or (work.work and trace.summaries is not None):
+            return trace_replica_function(self._strategy, fn, arguments)
+        return trace
+
+    def _made_of(self, trace: Trace, fn: Callable[..., Any], arguments: Arguments) -> Program:
+        if not trace.follow_ups.work:
+            return self._program_of(trace, name_of(fn))
+        return FollowedProgram(
+            trace,
+            self._strategy.topology,
+            name_of(fn),
+            lambda: self._program_of(
+                trace_replica_function(self._strategy, fn, arguments), name_of(fn)
+            ),
+        )
 
     def _program_of(self, trace: Trace, name: str) -> Program:
         placement = self._strategy.placement

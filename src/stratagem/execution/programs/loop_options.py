@@ -1,17 +1,22 @@
-"""Compiler options of a program that loops over steps."""
+"""Compiler options of a program that loops over steps, and if it unrolls the loop."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import jax
+
 from stratagem import environment
 from stratagem.context.function_trace import current_function_trace
+from stratagem.execution.analysis.replication import contains_primitive
 from stratagem.summary.collector import is_tracing
 
 if TYPE_CHECKING:
+    from jax.extend.core import Jaxpr
+
     from stratagem.topology import Topology
 
-__all__ = ["loop_options"]
+__all__ = ["loop_options", "unrolls_steps"]
 
 # XLA:GPU since 0.11 copies a step's slice of an input, such as the labels, on a second stream. An
 # asynchronous operation has the whole loop reordered for overlap, without regard for memory or
@@ -30,3 +35,12 @@ def loop_options(topology: Topology) -> dict[str, str] | None:
     return {
         "xla_disable_hlo_passes": ",".join([*environment.disabled_xla_passes(), _COPIES_OF_SLICES])
     }
+
+
+def unrolls_steps(jaxpr: Jaxpr, topology: Topology) -> bool:
+    """Returns True if the loop over steps is unrolled.
+
+    XLA:CPU computes gradients of convolutions 30 times slower in a loop body.
+    """
+    devices = topology.devices or jax.local_devices()
+    return devices[0].platform == "cpu" and contains_primitive(jaxpr, "conv_general_dilated")

@@ -14,10 +14,10 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import PartitionSpec, Sharding
 
 from stratagem.context.function_trace import current_function_trace
-from stratagem.execution.analysis.replication import contains_primitive
+from stratagem.execution.analysis.replication import has_collectives
 from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.programs.ids_program import IdsProgram
-from stratagem.execution.programs.loop_options import loop_options
+from stratagem.execution.programs.loop_options import loop_options, unrolls_steps
 from stratagem.execution.programs.queued_input import QueuedInput, input_bytes, is_large
 from stratagem.execution.programs.recompilations import Usage
 from stratagem.execution.programs.step_program import StepProgram, shape_on
@@ -63,6 +63,8 @@ class Program:
         self._is_agreed = not topology.spans_processes
         self._topology = topology
         self._devices = set(topology.all_devices or ())
+        # The compiler adds those of replicas of several devices.
+        self._has_collectives = topology.groups is not None or has_collectives(trace.jaxpr.jaxpr)
         self._written = VariableValues(trace.written)
         self._read_only = VariableValues(trace.read_only)
         self._constants: list[Any] | None = None
@@ -106,9 +108,8 @@ class Program:
         """Returns a context for a call that a profile may count as steps."""
         if current_observer() is None or current_function_trace() is not None:
             return UNOBSERVED
-        written = self.trace.written
-        trains = any(getattr(variable, "trainable", False) for variable in written)
-        return observed_call(num_steps, lambda: [*map(self._value, written)], trains=trains)
+        values = partial(map, self._value, self.trace.written)
+        return observed_call(num_steps, lambda: [*values()], trains=self.trace.trains)
 
     def _without_summaries(self) -> Program | None:
         """Returns the plain program if this call records no summaries; otherwise None."""
@@ -235,7 +236,12 @@ class Program:
 
         token: Any = ()
         if starts:
-            new_values, results = run_together(self._name, start, platform=self._topology.platform)
+            new_values, results = run_together(
+                self._name,
+                start,
+                platform=self._topology.platform,
+                has_collectives=self._has_collectives,
+            )
         else:
             (new_values, results), token = start()
             record_program(token)
@@ -352,8 +358,7 @@ class Program:
     def _token(self, arguments: Sequence[Any]) -> Any:
         """Returns an output that is never donated, if the end of the call is awaited."""
         is_awaited = self._topology.spans_processes or current_events() is not None
-        if not is_awaited:
-            is_awaited = is_large(input_bytes(arguments))
+        is_awaited = is_awaited or is_large(input_bytes(arguments))
         return jnp.zeros((), bool) if is_awaited else ()
 
     def _many_steps(
@@ -369,20 +374,11 @@ class Program:
             carry, results, _, _ = self._one_step(carry, read_only, parts, shared, constants, rows)
             return carry, results
 
-        written, results = jax.lax.scan(step, written, split, unroll=self._unroll_steps())
+        is_unrolled = unrolls_steps(self.trace.jaxpr.jaxpr, self._topology)
+        written, results = jax.lax.scan(step, written, split, unroll=is_unrolled)
         if self._topology.num_replicas > 1:  # the replica axis first, as in every PerReplica
             results = [jnp.swapaxes(result, 0, 1) for result in results]
         return written, results, self._token([*split, *shared]), []
-
-    def _unroll_steps(self) -> bool:
-        """True if the loop over steps is unrolled.
-
-        XLA:CPU computes gradients of convolutions 30 times slower in a loop body.
-        """
-        devices = self._topology.devices or jax.local_devices()
-        return devices[0].platform == "cpu" and contains_primitive(
-            self.trace.jaxpr.jaxpr, "conv_general_dilated"
-        )
 
     def _assemble(self, outputs: list[Any]) -> Any:
         return assemble_results(self.trace, outputs, self._topology)

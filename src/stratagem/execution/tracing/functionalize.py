@@ -10,7 +10,7 @@ import collections
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ import keras
 from jax.extend.core import get_opaque_trace_state
 
 from stratagem.execution.tracing.created_variables import is_uninitialized, stand_in
+from stratagem.execution.tracing.follow_ups import FollowUp, FollowUps
 from stratagem.execution.tracing.remote_state import Lookup, RemoteState
 from stratagem.messages import explain
 from stratagem.values import IndexedSlices
@@ -86,6 +87,7 @@ class ReplicaScope(keras.StatelessScope):
         self.num_writes: collections.Counter[int] = collections.Counter()
         self.early: list[tuple[Any, Any]] = []  # assignments to variables without a value
         self.read_in_jits: set[int] = set()  # read inside a `jax.jit` or the like
+        self.follow_ups = FollowUps()
         self.row_counts: dict[int, int] = {}  # rows present of a variable that holds only some
         # Returns the index and rows of a lookup in a remote or offloaded table; None without any.
         self.receive: Callable[[Lookup], tuple[int, Any]] | None = None
@@ -110,6 +112,7 @@ class ReplicaScope(keras.StatelessScope):
         self.read_ids.add(id(variable))
         variable = _held(variable)
         self.read_ids.add(id(variable))
+        self.follow_ups.note_use(variable)
         if _current.scope is self and not self.is_at_its_own_level:
             self.read_in_jits.add(id(variable))
         value = self.state_mapping.get(id(variable))
@@ -128,6 +131,7 @@ class ReplicaScope(keras.StatelessScope):
     def keep(self, variable: keras.Variable, value: object) -> None:
         """Records a new value without counting it as an assignment."""
         variable = _held(variable)
+        self.follow_ups.note_use(variable)
         if not self.is_at_its_own_level:
             raise ValueError(
                 explain(
@@ -174,6 +178,15 @@ class ReplicaScope(keras.StatelessScope):
     def is_at_its_own_level(self) -> bool:
         """True outside `lax.cond` and similar control flow in the replica function."""
         return self._trace == get_opaque_trace_state(convention="nnx")
+
+    def leave(self, work: FollowUp, changed: Iterable[Any]) -> bool:
+        """Leaves work on variables to programs that follow the step, if they may; see `FollowUps`.
+
+        Returns False if the step has to do it.
+        """
+        if self._outer is not None or not self.is_at_its_own_level:
+            return False
+        return self.follow_ups.leave(work, frozenset(map(id, changed)))
 
     def prepare(self, function: Callable[[], None]) -> None:
         """Registers a function to call outside the trace before the step first runs."""

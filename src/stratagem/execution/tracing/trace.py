@@ -7,6 +7,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr
 
+from stratagem.execution.tracing.follow_ups import FollowUps
 from stratagem.execution.tracing.remote_state import Lookup
 from stratagem.summary.collector import CollectedSummaries
 from stratagem.variables import VariableKind, home_of
@@ -40,6 +41,7 @@ class Trace:
     added_to: frozenset[int] = frozenset()  # ids of variables that were only added to
     summaries: CollectedSummaries | None = None
     records: int | None = None  # index of the constant that turns recording of summaries on
+    follow_ups: FollowUps = dataclasses.field(default_factory=FollowUps)
 
     @property
     def differing_inputs(self) -> list[bool]:
@@ -53,6 +55,12 @@ class Trace:
             else:
                 flags.append(source in ("split", "rows"))
         return flags
+
+    @property
+    def trains(self) -> bool:
+        """True if the step, or what follows it, sets weights that are trained."""
+        is_own = any(getattr(variable, "trainable", False) for variable in self.written)
+        return is_own or bool(self.follow_ups.work)
 
     def without_summaries(self) -> Trace:
         """Returns the trace of the same step without summaries."""

@@ -22,6 +22,7 @@ from stratagem.execution.tracing.created_variables import (
     is_uninitialized,
 )
 from stratagem.execution.tracing.errors import BRANCHING, created_again, foreign_variable, parted
+from stratagem.execution.tracing.follow_ups import FollowUps
 from stratagem.execution.tracing.functionalize import ReplicaScope
 from stratagem.execution.tracing.local_jaxpr import UNTOUCHED, local_jaxpr, without_unused_variables
 from stratagem.execution.tracing.lost_changes import call_with_copies
@@ -79,6 +80,7 @@ class _Recorder:
         self.num_writes: Mapping[int, int] = {}
         self.early: list[Any] = []
         self.summaries: CollectedSummaries | None = None
+        self.follow_ups = FollowUps()
 
     def is_stacked(self, variable: object) -> bool:
         home = home_of(variable)
@@ -111,7 +113,7 @@ class _Recorder:
             except jax.errors.ConcretizationTypeError as error:
                 error.add_note(BRANCHING)
                 raise
-        self.read_ids = scope.read_ids
+        self.read_ids, self.follow_ups = scope.read_ids, scope.follow_ups
         self.written = list(scope.writes.values())
         self.unproven = set(scope.unproven)
         for variable in self.written:
@@ -324,6 +326,7 @@ def _trace_of(
         added_to=recorder.added_to,
         summaries=summaries,
         records=None if summaries is None else len(constants) - 1,
+        follow_ups=recorder.follow_ups,
     )
 
 

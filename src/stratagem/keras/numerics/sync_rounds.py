@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 
 from stratagem.local_updates import LocalUpdates, QuadraticPeriod
 
-__all__ = ["SyncRounds", "add_round_end", "begin_round"]
+__all__ = ["SyncRounds", "add_round_end", "begin_round", "is_end_of_fixed_round"]
 
 # The longest round: a float32 has it exactly, and a sum with a step is an int32.
 _MOST_STEPS = 1_000_000_000
@@ -73,9 +73,13 @@ class SyncRounds:
 
     def end_at(self, step: Any, late_steps: int = 0) -> Any:
         """Returns True, traced, if a round ended `late_steps` before a step, the current one."""
-        period = self._method.period
-        if isinstance(period, QuadraticPeriod):
+        if isinstance(self._method.period, QuadraticPeriod):
             return step == cast("Any", _ends[self._optimizer]).value
-        ended = step - late_steps
-        is_end = ((ended - self._offset) % period == 0) & (ended >= 1)
-        return is_end | (step <= self._method.warmup_steps)
+        return is_end_of_fixed_round(self._method, self._offset, step, late_steps)
+
+
+def is_end_of_fixed_round(method: LocalUpdates, offset: int, step: Any, late_steps: int = 0) -> Any:
+    """Returns True if a round of a fixed period ended `late_steps` before a step."""
+    ended = step - late_steps
+    is_end = ((ended - offset) % method.least_period == 0) & (ended >= 1)
+    return is_end | (step <= method.warmup_steps)

@@ -18,6 +18,7 @@ from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.messages import explain
 from stratagem.topology.abstract_devices import placeholder
 from stratagem.topology.lockstep import (
+    meets_on_host,
     run_together,
     runs_separately,
     wait_until_ready,
@@ -92,6 +93,7 @@ class MetricLogs:
         self._strategy = strategy
         self._before = before
         self._program: Any = None
+        self._host_program: Any = None
         self._variables: list[Any] = []
         self._names: list[str] | None = None
         self._are_flat = True
@@ -110,8 +112,8 @@ class MetricLogs:
             return {name: placeholder(one.shape, one.dtype) for name, one in shapes.items()}
         if not self._strategy.topology.spans_processes:
             return dict(self._program(stored))
-        if runs_separately():
-            return dict(self._program(self._of_members()))
+        if meets_on_host(stored):
+            return dict(self._host_program(self._of_members()))
 
         def start() -> tuple[Any, Any]:
             results = self._program(stored)
@@ -122,7 +124,7 @@ class MetricLogs:
         return {name: value.addressable_data(0) for name, value in results.items()}
 
     def _of_members(self) -> list[Any]:
-        """Returns all components in an elastic group, which each process has after a step."""
+        """Returns all components, which the processes bring together on their hosts."""
         asking = [one for one in self._variables if _is_on_read(one)]
         gather_together([(variable.whole, variable.storage) for variable in asking])
         return [
@@ -179,6 +181,7 @@ class MetricLogs:
             several = self._strategy.topology.spans_processes and not runs_separately()
             copied = self._strategy.topology.replicated if several else None
             self._program = jax.jit(self._results, out_shardings=copied)
+            self._host_program = self._program if copied is None else jax.jit(self._results)
         return [variable.storage if home_of(variable) else variable.value for variable in variables]
 
     def placeholder(self) -> dict[str, Any]:
