@@ -87,3 +87,30 @@ def test_variable_of_no_strategy_cannot_take_a_value_that_differs(execution: str
     with pytest.raises(ValueError, match="outside"):
         mirrored(2).run(lambda: variable.assign(contribution()))
     assert float(variable.value) == 10.0
+
+
+@pytest.mark.parametrize("devices", [["cpu:0"], ["cpu:0", "cpu:1"]], ids=len)
+def test_assigned_arrays_are_not_shared(devices) -> None:
+    """A step donates the buffers of the variables that it writes."""
+    strategy = sg.MirroredStrategy(devices)
+    with strategy.scope():
+        online, target = sg.Variable([0.0, 1.0]), sg.Variable([0.0, 0.0])
+
+    def train() -> None:
+        online.assign_add([1.0, 1.0])
+
+    def train_both() -> None:
+        online.assign_add([1.0, 1.0])
+        target.assign_add([10.0, 10.0])
+
+    given = jnp.array([5.0, 6.0])
+    online.assign(given)
+    strategy.run(train)
+    np.testing.assert_array_equal(given, [5.0, 6.0])
+    for value_of in (lambda: online, lambda: online.value):
+        target.assign(value_of())
+        strategy.run(train)
+        np.testing.assert_array_equal(target.value + 1, online.value)
+        target.assign(value_of())
+        strategy.run(train_both)
+        np.testing.assert_array_equal(target.value - 9, online.value)

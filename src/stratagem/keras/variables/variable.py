@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -169,6 +170,10 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
             value = replica_scope.get_current_value(self)
         return value
 
+    def _has_scope(self) -> bool:
+        """Returns True if an assignment changes the values of a step, and not the storage."""
+        return get_stateless_scope() is not None or current_scope() is not None
+
     def _merge_context(self) -> ReplicaContext | None:
         """Returns the replica whose compiled step called merge_call; None if it is irrelevant."""
         frame = stack.current_frame()
@@ -259,7 +264,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
         """Sets a value that must be provably equal on all replicas, without aggregation."""
         if (rows := self.assigned_as_rows(value)) is not None:
             return rows
-        result = super().assign(value)
+        result = super().assign(value if self._has_scope() else _unshared(value))
         is_own = self._home.aggregation is VariableAggregation.NONE
         scope = current_scope() if is_own and self.aggregating_context() is not None else None
         if scope is not None and id(self) in scope.writes:
@@ -361,3 +366,10 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
     def initialize(self) -> None:
         """Sets the initial value of a variable created in a step."""
         self._deferred_initialize()
+
+
+def _unshared(value: object) -> object:
+    """Returns a value that no other variable and no caller holds, as the next step donates it."""
+    value = value.value if isinstance(value, keras.Variable) else value
+    is_here = isinstance(value, jax.Array) and not isinstance(value, Tracer)
+    return jnp.array(value, copy=True) if is_here and value.is_fully_addressable else value
