@@ -371,5 +371,6 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
 def _unshared(value: object) -> object:
     """Returns a value that no other variable and no caller holds, as the next step donates it."""
     value = value.value if isinstance(value, keras.Variable) else value
-    is_here = isinstance(value, jax.Array) and not isinstance(value, Tracer)
-    return jnp.array(value, copy=True) if is_here and value.is_fully_addressable else value
+    if not isinstance(value, jax.Array) or isinstance(value, Tracer):
+        return value
+    return jnp.array(value, copy=True) if value.is_fully_addressable else value
