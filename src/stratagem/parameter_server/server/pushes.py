@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections import Counter
 from typing import Any
@@ -78,7 +79,9 @@ class Pushes:
         """
         with self._store.changing():
             if self._synchronous is None and mode.num_needed:
-                self._synchronous = SynchronousUpdates(self._store, mode.num_needed)
+                self._synchronous = SynchronousUpdates(
+                    self._store, mode.num_needed, averages=mode.rounds is not None
+                )
             elif self._synchronous is not None and mode.num_needed:
                 self._synchronous.expect(mode.num_needed)
             else:
@@ -155,7 +158,7 @@ class Pushes:
                     )
                 )
             self._synchronous.expect(num_needed)
-            self.mode = UpdateMode(num_needed)
+            self.mode = dataclasses.replace(self.mode, num_needed=num_needed)
 
     def flush(self) -> None:
         """Applies the gradients waiting for a synchronous update."""

@@ -57,12 +57,15 @@ class Contribution:
 class SynchronousUpdates:
     """Thread-safe accumulator of gradients, which updates once enough workers contributed.
 
-    `num_needed` is the number of workers per update: all but the backup workers. Raises ValueError
-    if it is not positive.
+    `num_needed` is the number of workers per update: all but the backup workers. `averages` applies
+    the mean over the workers, not the sum. Raises ValueError if `num_needed` is not positive.
     """
 
-    def __init__(self, store: ServerVariables, num_needed: int) -> None:
+    def __init__(
+        self, store: ServerVariables, num_needed: int, *, averages: bool = False
+    ) -> None:
         self._store = store
+        self._averages = averages
         self._num_needed = _checked(num_needed)
         self._waiting: dict[str, Contribution] = {}
         self.num_discarded = 0
@@ -132,7 +135,10 @@ class SynchronousUpdates:
             optimizers = {
                 name: own for one in contributions for name, own in one.optimizers.items()
             }
-            version = self._store.update(*_summed(contributions), optimizers)
+            whole, rows = _summed(contributions)
+            if self._averages:  # no rows: tables have no local updates
+                whole = {name: total / len(contributions) for name, total in whole.items()}
+            version = self._store.update(whole, rows, optimizers)
         except BaseException as error:
             for one in contributions:
                 one.fail(error)
