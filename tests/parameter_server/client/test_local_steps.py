@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.strategies.base.traffic import transfers_of
 from tests.parameter_server.local_models import (
     IDS,
     LastingCluster,
@@ -80,3 +81,22 @@ def test_single_batches_train_in_rounds(strategy, monkeypatch) -> None:
     np.testing.assert_allclose(
         model.evaluate(X, Y, verbose=0), alone.evaluate(X, Y, verbose=0), rtol=1e-4
     )
+
+
+def test_changes_are_described_as_sent_once_in_a_period(strategy) -> None:
+    with strategy.scope():
+        model = table(keras.optimizers.SGD(0.1))
+    found = transfers_of(
+        model.variables,
+        strategy.placement,
+        strategy.topology,
+        has_slots=True,
+        local_updates=METHOD,
+    )
+    size = sum(np.asarray(one.value).nbytes for one in model.variables[1:])
+    assert {(one.kind, one.arrays): (one.sent_bytes, one.every_steps) for one in found} == {
+        ("pull from servers", "rows looked up"): (None, 1),
+        ("push to servers", "gradients of rows"): (None, 1),
+        ("pull from servers", "values"): (0, 4),
+        ("push to servers", "changes of weights"): (size // 4, 4),
+    }

@@ -212,3 +212,25 @@ def test_larger_count_of_steps_on_the_servers_is_taken_over(cluster) -> None:
             step(gradient)
         np.testing.assert_array_equal(variable.value, after)  # the rate is 0 by then
         assert int(optimizer.iterations) == 102
+
+
+def test_optimizers_in_turn_are_synchronized_together(cluster) -> None:
+    def make() -> Any:
+        return keras.optimizers.Nadam(0.1)
+
+    with independent(cluster, 0, mode_of(sg.local_updates.LocalSGD(period=4), 1)) as strategy:
+        one, _, first = trained(strategy, make)
+        two, optimizer, second = trained(strategy, make)
+        for place in range(0, 8, 2):
+            first(GRADIENTS[place])
+            second(GRADIENTS[place + 1])
+        np.testing.assert_allclose(one.value, of_keras(make, START, GRADIENTS[:8:2]), rtol=1e-5)
+        np.testing.assert_allclose(two.value, of_keras(make, START, GRADIENTS[1:8:2]), rtol=1e-5)
+        local: Any = strategy.placement.remote.local
+        local.end_round(sends_state=True)
+        alone = make()
+        alone.build([variable := keras.Variable(START)])
+        for gradient in GRADIENTS[1:8:2]:
+            alone.apply([gradient], [variable])
+        for there, here in zip(optimizer.variables, alone.variables, strict=True):
+            np.testing.assert_allclose(there.value, here.value, rtol=1e-5)

@@ -43,7 +43,7 @@ def test_methods_that_servers_cannot_apply_are_refused(method: Any, told: str) -
 
 
 def test_something_else_is_no_method() -> None:
-    with pytest.raises(TypeError, match="a method of sg.local_updates, or None"):
+    with pytest.raises(TypeError, match=r"a method of sg\.local_updates, or None"):
         sg.ParameterServerStrategy(local_updates="DiLoCo")  # pyright: ignore[reportArgumentType]
 
 

@@ -85,9 +85,7 @@ def test_synchronous_update_averages_over_those_that_pushed(num_pushing: int) ->
 
     for worker in range(num_pushing):
         whole = {"w": CHANGES[worker]}
-        updates.add(
-            Contribution(str(worker), 0, whole, {}, answer, answers.append, {"w": "outer"})
-        )
+        updates.add(Contribution(str(worker), 0, whole, {}, answer, answers.append, {"w": "outer"}))
     assert answers == [True] * num_pushing
     expected = START + CHANGES[:num_pushing].mean(0)
     np.testing.assert_allclose(store.pull(["w"])[0], expected, rtol=1e-5)

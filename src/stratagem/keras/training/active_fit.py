@@ -139,7 +139,9 @@ def ordering_callbacks(original: Callable[..., Any]) -> Any:
         # Keras would call a single callback in another thread while the next step reuses memory.
         alone = isinstance(callbacks, keras.callbacks.Callback)
         original(self, [callbacks] if alone else callbacks, *args, **kwargs)
-        self.callbacks.sort(key=lambda one: (not getattr(one, "runs_first", False), _runs_last(one)))
+        self.callbacks.sort(
+            key=lambda one: (not getattr(one, "runs_first", False), _runs_last(one))
+        )
         for callback in filter(_runs_last, self.callbacks):
             callback.callback_list = self
         if _running.fits:

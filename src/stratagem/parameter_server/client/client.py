@@ -188,8 +188,8 @@ class ServerClient:
     ) -> None:
         """Sends the optimizer of the variables `names` to all servers.
 
-        `mode` applies to all optimizers, and a later call may change it; None keeps it. `optimizer` is a name
-        without a dot, the prefix of the optimizer's state.
+        `mode` applies to all optimizers, and a later call may change it; None keeps it. `optimizer`
+        is a name without a dot, the prefix of the optimizer's state.
         """
         pickled = np.frombuffer(self._pickle.dumps(rule), np.uint8)
         shards: dict[int, list[str]] = {server: [] for server in range(len(self._connections))}

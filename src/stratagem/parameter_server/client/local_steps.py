@@ -42,7 +42,7 @@ class LocalSteps(RemoteSteps):
         keras: object = None,
     ) -> None:
         super().__init__(variables, num_replicas, keras=keras)
-        self.local = LocalTraining(variables, rounds)
+        self.local = self._own = LocalTraining(variables, rounds)
 
     def run(
         self,
@@ -53,18 +53,18 @@ class LocalSteps(RemoteSteps):
         """Runs one step, and synchronizes if it is the last one of a round."""
         super().run(trace, ids_of, call)
         if _trains(trace):
-            self.local.end_step()
+            self._own.end_step()
 
     def _pull(self, variables: Sequence[RemoteVariable], *, may_be_brought: bool) -> dict[int, Any]:
         if not may_be_brought:  # not a training step
             return super()._pull(variables, may_be_brought=False)
         for variable in variables:
             self.variables.place(variable)
-        values = self.local.values([one for one in variables if _is_local(one)])
+        values = self._own.values([one for one in variables if _is_local(one)])
         others: list[RemoteVariable] = []
         for variable in variables:
             is_scalar = isinstance(variable.place, Scalar)
-            scalar = self.local.scalar(name_of(variable)) if is_scalar else None
+            scalar = self._own.scalar(name_of(variable)) if is_scalar else None
             if scalar is not None:
                 values[id(variable)] = scalar
             elif not _is_local(variable):
@@ -81,7 +81,7 @@ class LocalSteps(RemoteSteps):
             for name, gradient in batch.whole.items()
             if not self.variables.client.placement_of(name).has_rows
         }
-        self.local.update(own, batch.optimizers)
+        self._own.update(own, batch.optimizers)
         optimizers = {name: one for name, one in batch.optimizers.items() if name not in own}
         if optimizers:
             whole = {name: one for name, one in batch.whole.items() if name not in own}
@@ -100,7 +100,7 @@ class LocalSteps(RemoteSteps):
             if is_local and _is_local(variable):
                 is_added = variable.is_added_to or id(variable) in trace.added_to
                 key = id(variable)
-                self.local.write(variable, before[key], after[key], is_added=is_added)
+                self._own.write(variable, before[key], after[key], is_added=is_added)
         others = [one for one in variables if not (is_local and _is_local(one))]
         super()._change(trace, others, before, after)
 

@@ -18,7 +18,12 @@ from stratagem.parameter_server.server.local_rounds import LocalRounds, RoundCou
 from stratagem.parameter_server.server.outer_update import OuterUpdate, outer_name
 from stratagem.parameter_server.server.shards import ShardSpec
 from stratagem.parameter_server.server.store import ServerVariables
-from stratagem.parameter_server.server.updates import UpdateRule, is_stored_by, own_name, stored_name
+from stratagem.parameter_server.server.updates import (
+    UpdateRule,
+    is_stored_by,
+    own_name,
+    stored_name,
+)
 
 __all__ = ["LocalTraining"]
 
@@ -134,26 +139,31 @@ class LocalTraining:
 
     def end_step(self) -> None:
         """Counts a training step, and ends the round if it was the last one."""
-        is_end = self.counter.step() if self.ends_round is None else self.ends_round
-        self.ends_round = None
+        is_end, self.ends_round = self.ends_round, None
         if is_end:
+            # If this function runs again, because its worker is lost, its round ends again, too.
+            self._send_round()
+        elif is_end is None and self.counter.step():
             self.end_round()
 
     def end_round(self, *, sends_state: bool = False) -> None:
         """Sends the changes of this round, if it has any, to the servers.
 
-        `sends_state` also sends the optimizers' slots, for files and restarted workers. The
-        changes belong to no scheduled function: one that runs again repeats only its own step.
+        `sends_state` also sends the optimizers' state, for files and restarted workers. The
+        changes belong to no scheduled function: one that runs again, because its worker is lost,
+        repeats a step, but not the round.
         """
         with self._client.client.in_function(None):
-            if self._start:
-                self._send_changes(self._send_written())
+            self._send_round()
             if sends_state:
-                self._send_slots()
-        if self._start:
-            self._active = {*self._trained.values()}
-        self._begin()
+                self._send_state()
         self.counter.restart()
+
+    def _send_round(self) -> None:
+        if self._start:
+            self._send_changes(self._send_written())
+            self._active = {*self._trained.values()}
+            self._begin()
 
     def _start_with(self, variable: RemoteVariable, value: np.ndarray) -> None:
         name = name_of(variable)
@@ -237,10 +247,16 @@ class LocalTraining:
                 self._store.set_scalar(full, found)
             optimizer.seen[key] = found
 
-    def _send_slots(self) -> None:
+    def _send_state(self) -> None:
+        """Sends slots and other numbers of the optimizers that have trained since the last time."""
         unsent, self._unsent = sorted(self._unsent), set[str]()
         for name in unsent:
-            for variable, slots in self._optimizers[name].slots.items():
+            optimizer = self._optimizers[name]
+            for variable, slots in optimizer.slots.items():
                 full = [f"{variable}:{slot}" for slot in slots]
                 for slot, value in zip(full, self._store.pull(full), strict=True):
                     self._client.client.assign(slot, value)
+            for key, value in self._scalars_of(name).items():
+                if value.dtype.kind == "f" and value != optimizer.seen[key]:
+                    self._client.client.set_scalar(stored_name(name, key), value)
+                    optimizer.seen[key] = value

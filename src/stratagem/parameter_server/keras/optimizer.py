@@ -150,7 +150,8 @@ def give_to_servers(optimizer: keras.optimizers.Optimizer) -> None:
     scalars = scalars_of(optimizer)
     sends_scalars = not variables[0].distribute_strategy.placement.is_remote
     start = {
-        name: np.asarray(one.value) if sends_scalars else one.place.value
+        # Nadam's product counts as trainable, so that it is on the servers as a variable, too.
+        name: np.asarray(one.value if sends_scalars else variable_client.read(one))
         for name, one in scalars.items()
     }
     own_name = name_on_servers(optimizer, variable_client)

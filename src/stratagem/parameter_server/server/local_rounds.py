@@ -9,7 +9,7 @@ __all__ = ["LocalRounds", "RoundCounter"]
 
 @dataclasses.dataclass(frozen=True)
 class LocalRounds:
-    """How workers train between synchronizations, and how servers apply their changes.
+    """Settings of training between synchronizations, and of the servers' update.
 
     Args:
         period: number of steps of a round.

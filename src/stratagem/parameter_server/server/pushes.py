@@ -124,17 +124,26 @@ class Pushes:
                 self._count(max(0, version - 1 - pulled), is_used=is_used)
                 change.done(is_used=is_used)
 
-            for name, value in fields.get("scalars", {}).items():
-                self._store.set_scalar(name, np.asarray(value))
+            scalars = fields.get("scalars", {})
             if self._synchronous is not None:
                 worker = fields.get("worker") or change.client
                 one = Contribution(
-                    worker, pulled, whole, rows, answer, change.fail, optimizers, change.origin
+                    worker,
+                    pulled,
+                    whole,
+                    rows,
+                    answer,
+                    change.fail,
+                    optimizers,
+                    change.origin,
+                    scalars,
                 )
                 if change.is_of_rerun:
                     self._synchronous.withdraw(change.origin)
                 self._synchronous.add(one)
                 return
+            for name, value in scalars.items():
+                self._store.set_scalar(name, np.asarray(value))
             current, limit = self._store.version, self.mode.max_staleness
             if limit is not None and current - pulled > limit:
                 answer(current, is_used=False)

@@ -42,6 +42,8 @@ class Contribution:
         fail: called with the reason if the update fails.
         optimizers: optimizer name by variable name; "" for variables not listed.
         origin: scheduled function of the worker, and the place of this push in it.
+        scalars: optimizer scalars to set before the update: the largest of all workers, as these
+            are counters.
     """
 
     worker: str
@@ -52,6 +54,7 @@ class Contribution:
     fail: Callable[[BaseException], None]
     optimizers: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     origin: tuple[str, int] = ("", 0)
+    scalars: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
 
 
 class SynchronousUpdates:
@@ -61,9 +64,7 @@ class SynchronousUpdates:
     the mean over the workers, not the sum. Raises ValueError if `num_needed` is not positive.
     """
 
-    def __init__(
-        self, store: ServerVariables, num_needed: int, *, averages: bool = False
-    ) -> None:
+    def __init__(self, store: ServerVariables, num_needed: int, *, averages: bool = False) -> None:
         self._store = store
         self._averages = averages
         self._num_needed = _checked(num_needed)
@@ -138,6 +139,10 @@ class SynchronousUpdates:
             whole, rows = _summed(contributions)
             if self._averages:  # no rows: tables have no local updates
                 whole = {name: total / len(contributions) for name, total in whole.items()}
+            counters = [one.scalars for one in contributions]
+            for name in {name for own in counters for name in own}:
+                value = max(own[name] for own in counters if name in own)
+                self._store.set_scalar(name, np.asarray(value))
             version = self._store.update(whole, rows, optimizers)
         except BaseException as error:
             for one in contributions:

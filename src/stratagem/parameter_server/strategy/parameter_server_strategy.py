@@ -50,8 +50,8 @@ class ParameterServerStrategy(RemoteStateStrategy):
             a step with older values is rerun. None for no limit.
         row_cache: rows of tables that each worker keeps for a few steps, as an
             `sg.coordinator.RowCache`; None reads all rows from the servers.
-        local_updates: `sg.local_updates.LocalSGD()` or `DiLoCo()`: each worker trains weights of its
-            own, and sends its change of them once in a period. None sends all gradients.
+        local_updates: `sg.local_updates.LocalSGD()` or `DiLoCo()`: each worker trains its own
+            weights, and sends the change of them once in a period. None sends all gradients.
         journal_dir: a folder on each server's machine for a journal of its variables; another
             strategy with the same folder resumes from there. None for a temporary one: a server
             that dies still restarts from its journal.
