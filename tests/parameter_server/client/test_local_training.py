@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -24,6 +26,7 @@ from tests.parameter_server.local_models import (
     mode_of,
     weights,
 )
+from tests.parameter_server.shared_with_workers import LIMIT_S
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -128,6 +131,42 @@ def test_asynchronous_rounds_are_those_of_the_delayed_nesterov_update(cluster) -
         (new,) = state.values()
         both = (changed / 0.5 - 0.8 * new) * 2  # the sum of both changes
         np.testing.assert_allclose(new, 0.8 * momentum + both / 2, rtol=1e-4, atol=1e-6)
+
+
+def test_synchronous_worker_that_is_late_begins_with_the_same_count(cluster) -> None:
+    def make() -> Any:
+        return keras.optimizers.Adam(0.1)
+
+    mode = mode_of(sg.local_updates.LocalSGD(period=2), 2, synchronous=True)
+    with (
+        independent(cluster, 0, mode) as first,
+        independent(cluster, 1, mode) as second,
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+    ):
+        variable, optimizer, one = trained(first, make)
+        _, _, two = trained(second, make)
+        early = [pool.submit(one, gradient) for gradient in GRADIENTS[:4]]
+        for gradient in GRADIENTS[4:6]:
+            two(gradient)
+        client = second.placement.remote.variables.client
+        end_s = time.monotonic() + LIMIT_S
+        while sum(state["num_waiting"] for state in client.describe().values()) != 1:
+            assert time.monotonic() < end_s
+        assert int(optimizer.iterations) == 2  # though the first one has sent its count of 4
+        for gradient in GRADIENTS[6:8]:
+            two(gradient)
+        for done in early:
+            done.result(LIMIT_S)
+        alone = [keras.Variable(START), keras.Variable(START)]
+        optimizers = [make(), make()]
+        for number in range(4):
+            for place in range(2):
+                optimizers[place].apply([GRADIENTS[4 * place + number]], [alone[place]])
+            if number % 2:
+                mean = np.mean([np.asarray(one.value) for one in alone], 0)
+                for own in alone:
+                    own.assign(mean)
+        np.testing.assert_allclose(variable.value, alone[0].value, rtol=1e-5)
 
 
 def test_worker_that_died_loses_its_round_and_begins_with_the_global_model(cluster) -> None:

@@ -51,9 +51,12 @@ def test_join_sends_nothing_without_local_updates(coordinator) -> None:
 
 
 @pytest.mark.slow
-def test_worker_that_is_killed_comes_back_with_the_global_model() -> None:
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_worker_that_is_killed_comes_back_with_the_global_model(synchronous: bool) -> None:
     method = sg.local_updates.DiLoCo(period=4, outer_momentum=0.5)
-    with sg.ParameterServerStrategy(num_workers=2, num_servers=1, local_updates=method) as strategy:
+    with sg.ParameterServerStrategy(
+        synchronous=synchronous, num_workers=2, num_servers=1, local_updates=method
+    ) as strategy:
         assert strategy.local_updates == method
         with strategy.scope():
             model = dense(keras.optimizers.Adam(0.01))
@@ -73,3 +76,5 @@ def test_worker_that_is_killed_comes_back_with_the_global_model() -> None:
         assert model.evaluate(X, Y, verbose=0)[0] < before
         assert history["loss"][-1] < history["loss"][0]
         assert coordinator.schedule(os.getpid, worker=1).fetch() != pid
+        rounds = strategy.placement.remote.variables.client.staleness()
+        assert sum(rounds.values()) >= 16 if synchronous else sum(rounds.values()) > 0

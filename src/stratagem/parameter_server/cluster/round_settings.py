@@ -77,6 +77,5 @@ def _unsupported(received: str, *, expected: str, fix: str) -> NotImplementedErr
             f"A ParameterServerStrategy with local_updates received {received}.",
             expected=expected,
             fix=fix,
-            code="SG609",
         )
     )

@@ -127,23 +127,13 @@ class Pushes:
             scalars = fields.get("scalars", {})
             if self._synchronous is not None:
                 worker = fields.get("worker") or change.client
-                one = Contribution(
-                    worker,
-                    pulled,
-                    whole,
-                    rows,
-                    answer,
-                    change.fail,
-                    optimizers,
-                    change.origin,
-                    scalars,
-                )
+                one = Contribution(worker, pulled, whole, rows, answer, change.fail, optimizers)
+                one = dataclasses.replace(one, origin=change.origin, scalars=scalars)
                 if change.is_of_rerun:
                     self._synchronous.withdraw(change.origin)
                 self._synchronous.add(one)
                 return
-            for name, value in scalars.items():
-                self._store.set_scalar(name, np.asarray(value))
+            self._store.set_scalars(scalars)
             current, limit = self._store.version, self.mode.max_staleness
             if limit is not None and current - pulled > limit:
                 answer(current, is_used=False)

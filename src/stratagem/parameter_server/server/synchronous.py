@@ -139,10 +139,7 @@ class SynchronousUpdates:
             whole, rows = _summed(contributions)
             if self._averages:  # no rows: tables have no local updates
                 whole = {name: total / len(contributions) for name, total in whole.items()}
-            counters = [one.scalars for one in contributions]
-            for name in {name for own in counters for name in own}:
-                value = max(own[name] for own in counters if name in own)
-                self._store.set_scalar(name, np.asarray(value))
+            self._store.set_scalars(_largest(contributions))
             version = self._store.update(whole, rows, optimizers)
         except BaseException as error:
             for one in contributions:
@@ -170,6 +167,15 @@ def _summed(
         for name, own in parts.items()
     }
     return whole, rows
+
+
+def _largest(contributions: list[Contribution]) -> dict[str, float]:
+    """Returns the largest value of each scalar."""
+    values: dict[str, float] = {}
+    for one in contributions:
+        for name, value in one.scalars.items():
+            values[name] = max(value, values.get(name, value))
+    return values
 
 
 def _checked(num_needed: int) -> int:
