@@ -214,6 +214,18 @@ def test_server_that_restarts_gets_the_rules_again(tmp_path) -> None:
         assert int(model.optimizer.iterations) == 8
 
 
+@pytest.mark.filterwarnings("ignore:Parameter servers restarted:RuntimeWarning")
+def test_server_that_restarts_at_once_knows_the_rule_of_averages(tmp_path) -> None:
+    cluster: Any = OneThatDies(tmp_path)
+    with independent(cluster, 0, mode_of(sg.local_updates.LocalSGD(period=1), 1)) as strategy:
+        with strategy.scope():
+            model = dense(keras.optimizers.SGD(0.1))
+        model.train_on_batch(X[:8], Y[:8])
+        cluster.server.restart()
+        model.train_on_batch(X[8:16], Y[8:16])
+        assert strategy.placement.remote.variables.client.describe()[0]["version"] == 1
+
+
 def test_counts_are_added_up_and_written_values_are_kept(cluster) -> None:
     with independent(cluster, 0, mode_of(sg.local_updates.LocalSGD(period=2), 2)) as strategy:
         with strategy.scope():

@@ -190,9 +190,17 @@ class LocalTraining:
                 self._client.assign(variable, value - self._start[name], sign=1)
         if {*averages} - self._averages:
             self._averages.update(averages)
-            rule = OuterUpdate(dataclasses.replace(self._rounds, learning_rate=1.0, momentum=None))
-            self._client.client.set_rule(rule, sorted(self._averages), None, _AVERAGES)
+            self._give_average_rule()
         return averages
+
+    def _give_average_rule(self) -> None:
+        rule = OuterUpdate(dataclasses.replace(self._rounds, learning_rate=1.0, momentum=None))
+        client = self._client.client
+        client.set_rule(rule, sorted(self._averages), None, _AVERAGES)
+        # A server that restarts asks only for rules that its journal describes.
+        states = client.describe().values()
+        if all(state["journaled_version"] is not None for state in states):
+            client.journal()
 
     def _send_changes(self, averages: Sequence[str]) -> None:
         optimizers = {name: outer_name(own) for name, own in self._trained.items()}
