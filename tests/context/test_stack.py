@@ -105,6 +105,14 @@ def test_frame_of_the_default_strategy_is_not_a_user_strategy() -> None:
         assert get_strategy() is default
 
 
+def test_default_strategy_can_be_pushed_inside_another() -> None:
+    with stack.push(FrameKind.SCOPE, A):
+        with stack.push_default():
+            assert not has_strategy()
+            assert in_cross_replica_context()
+        assert get_strategy() is A
+
+
 def test_scope_opened_in_merge_call_has_the_replica() -> None:
     replica = object()
     with stack.push(FrameKind.MERGE, A, replica), A.scope():

@@ -39,6 +39,7 @@ __all__ = [
     "in_update_context",
     "pop_scope",
     "push",
+    "push_default",
     "push_scope",
     "require_cross_replica",
     "set_default",
@@ -192,6 +193,11 @@ class push:  # noqa: N801 - a function's name; a generator takes three times as 
 
     def __exit__(self, *_: object) -> None:
         _stack.frames.pop()
+
+
+def push_default() -> push:
+    """Opens the scope of the default strategy, inside any other: variables are plain ones."""
+    return push(FrameKind.SCOPE, _default_strategy())
 
 
 def push_scope(strategy: Strategy) -> None:

@@ -11,6 +11,7 @@ import pytest
 import stratagem as sg
 from tests.estimator.independent_workers import X, Y, endless, model_fn
 from tests.parameter_server.clusters import local_strategy
+from tests.parameter_server.local_models import training_apart
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -110,3 +111,11 @@ def test_error_of_a_step_is_raised_here(tmp_path) -> None:
 
     with local_strategy(1) as strategy, pytest.raises(LookupError, match="no such file"):
         estimator_of(tmp_path, strategy).train(broken)
+
+
+def test_local_updates_are_refused(tmp_path) -> None:
+    method = sg.local_updates.LocalSGD()
+    with training_apart(method) as strategy:
+        trained = estimator_of(tmp_path, strategy)
+        with pytest.raises(NotImplementedError, match="An Estimator was trained under"):
+            trained.train(endless, steps=1)

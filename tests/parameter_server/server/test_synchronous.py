@@ -157,3 +157,13 @@ def test_workers_in_threads_make_as_many_updates_as_steps() -> None:
 def test_update_of_nobody_is_refused(number) -> None:
     with pytest.raises(ValueError, match="is not a valid number of workers"):
         SynchronousUpdates(ServerVariables(), number)
+
+
+def test_counters_are_set_with_the_update_to_the_largest_of_all() -> None:
+    store, updates = make(2)
+    store.set_rule(Momentum("other"), ["v"], "other")
+    answers: list = []
+    for client, count in (("a", 7.0), ("b", 5.0)):
+        assert store.scalars["other.count"] == 0
+        updates.add(dataclasses.replace(of(client, 0, answers), scalars={"other.count": count}))
+    assert store.scalars["other.count"] == 7

@@ -13,6 +13,7 @@ from stratagem.estimator.steps.model_function import ModelFunction
 from stratagem.estimator.steps.prediction import PredictionStep
 from stratagem.estimator.steps.training_step import TrainingStep
 from stratagem.estimator.steps.variable_store import VariableStore
+from stratagem.messages import explain
 from stratagem.strategies.base.strategy import Strategy
 from stratagem.strategies.one_device import OneDeviceStrategy
 
@@ -70,6 +71,15 @@ class DistributedModels:
 def _training_role(strategy: Strategy) -> TrainingRole:
     if not strategy.placement.is_remote:
         return TrainingRole(strategy)
+    if strategy.placement.remote.local is not None:
+        raise NotImplementedError(
+            explain(
+                f"An Estimator was trained under {strategy} with local_updates.",
+                expected="a strategy whose workers share the global step in each step: hooks, "
+                "max_steps and checkpoints count by it.",
+                fix="omit local_updates, or train a Keras model with fit.",
+            )
+        )
     if strategy.executor.schedules:
         return CoordinatorRole(strategy)
     return IndependentWorkerRole(strategy)

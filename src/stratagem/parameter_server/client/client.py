@@ -68,13 +68,17 @@ class ServerClient:
         return self._seen.losses
 
     @contextlib.contextmanager
-    def in_function(self, function: RunningFunction) -> Generator[None]:
-        """Identifies the updates of this thread by a scheduled function, in a `with` block."""
+    def in_function(self, function: RunningFunction | None) -> Generator[None]:
+        """Identifies the updates of this thread by a scheduled function, in a `with` block.
+
+        None is for updates that belong to no function.
+        """
+        previous = getattr(self._local, "function", None)
         self._local.function = function
         try:
             yield
         finally:
-            self._local.function = None
+            self._local.function = previous
 
     def know(self, placement: ShardLayout) -> None:
         """Registers the layout of a variable that another process created."""
@@ -179,13 +183,13 @@ class ServerClient:
         self,
         rule: UpdateRule,
         names: Sequence[str],
-        mode: UpdateMode = ASYNCHRONOUS,
+        mode: UpdateMode | None = ASYNCHRONOUS,
         optimizer: str = "",
     ) -> None:
         """Sends the optimizer of the variables `names` to all servers.
 
-        `mode` applies to all optimizers, and a later call may change it. `optimizer` is a name
-        without a dot, the prefix of the optimizer's state.
+        `mode` applies to all optimizers, and a later call may change it; None keeps it. `optimizer`
+        is a name without a dot, the prefix of the optimizer's state.
         """
         pickled = np.frombuffer(self._pickle.dumps(rule), np.uint8)
         shards: dict[int, list[str]] = {server: [] for server in range(len(self._connections))}
@@ -193,7 +197,8 @@ class ServerClient:
             placement = self._placements[name]
             for shard, server in enumerate(placement.servers):
                 shards[server].append(shard_name(placement, shard))
-        fields = {"mode": dataclasses.asdict(mode), "optimizer": optimizer, **self._change()}
+        own_mode = None if mode is None else dataclasses.asdict(mode)
+        fields = {"mode": own_mode, "optimizer": optimizer, **self._change()}
         messages = {
             server: Message("rule", {**fields, "names": held}, [pickled])
             for server, held in shards.items()

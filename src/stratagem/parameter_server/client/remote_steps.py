@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stratagem.execution import Ids, Trace, rows_of_table
+from stratagem.parameter_server.client.local_training import LocalTraining
 from stratagem.parameter_server.client.lost_updates import LostUpdates
 from stratagem.parameter_server.client.remote_values import (
     Gradient,
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
     import keras
 
 
-__all__ = ["RemoteSteps"]
+__all__ = ["Gradients", "RemoteSteps"]
 
 # Maximum age of values from the last push with which a step may begin.
 _FRESH_S = 0.05
 
 
 @dataclasses.dataclass
-class _Gradients:
+class Gradients:
     """Gradients of one push: at most one per variable."""
 
     whole: dict[str, np.ndarray] = dataclasses.field(default_factory=dict[str, np.ndarray])
@@ -54,6 +55,8 @@ class RemoteSteps:
     that no other process changes the variables: a step's writes are then sent as values, never as
     differences.
 
+    `local` has the worker's own weights if it trains for several steps between synchronizations.
+
     `keras` is the variables' `RemoteKeras`. `lost_updates` checks for lost updates after each step;
     None if another object does. `gradient_weight` is the step's fraction of a batch that workers
     share.
@@ -61,6 +64,7 @@ class RemoteSteps:
 
     gradient_weight = 1.0
     lost_updates: LostUpdates | None = None
+    local: LocalTraining | None = None
 
     def __init__(
         self,
@@ -193,7 +197,7 @@ class RemoteSteps:
         self, sent: Sequence[Any], arrays: Sequence[np.ndarray], names: Sequence[str]
     ) -> bool:
         """Pushes gradients, one update per variable at a time; returns True if all were used."""
-        batch, ids = _Gradients(), dict[str, np.ndarray]()
+        batch, ids = Gradients(), dict[str, np.ndarray]()
         are_used = True
         for what, array in zip(sent, arrays, strict=True):
             if isinstance(what, Ids):
@@ -201,7 +205,7 @@ class RemoteSteps:
             if isinstance(what, OptimizerScalar):
                 if what.name in batch.scalars and batch.optimizers:  # a second call
                     are_used &= self._push_some(batch, []).is_used
-                    batch = _Gradients()
+                    batch = Gradients()
                 batch.scalars[what.name] = array.item()
                 continue
             array = self._weighted(what, array)
@@ -212,7 +216,7 @@ class RemoteSteps:
                 continue
             if name in batch.optimizers:  # a second optimizer, or a second call
                 are_used &= self._push_some(batch, []).is_used
-                batch = _Gradients(scalars=batch.scalars)
+                batch = Gradients(scalars=batch.scalars)
             batch.optimizers[name] = what.optimizer
             if is_whole:
                 batch.whole[name] = array
@@ -232,7 +236,7 @@ class RemoteSteps:
             return array
         return array * np.asarray(self.gradient_weight, array.dtype)
 
-    def _push_some(self, batch: _Gradients, names: Sequence[str]) -> Pushed:
+    def _push_some(self, batch: Gradients, names: Sequence[str]) -> Pushed:
         return self.variables.push(
             batch.whole,
             batch.rows,

@@ -20,6 +20,7 @@ from stratagem.parameter_server.client.remote_values import (
     name_of,
 )
 from stratagem.parameter_server.client.shard_layout import ShardLayout, ShardPlacer
+from stratagem.parameter_server.server.outer_update import outer_name
 from stratagem.parameter_server.server.updates import Pushed, UpdateMode, UpdateRule
 
 if TYPE_CHECKING:
@@ -250,6 +251,8 @@ class VariableClient:
         for name, one in self._optimizers.items():
             if self._is_coordinator and one is not None and one() is None:
                 self.client.drop_rule(name)
+                if self.mode.rounds is not None:
+                    self.client.drop_rule(outer_name(name))
                 self._optimizers[name] = None
 
     def _name_for(self, path: str) -> str:

@@ -9,9 +9,11 @@ from typing import Any, Protocol
 
 from stratagem.cluster import ClusterSpec, id_in_cluster, worker_count
 from stratagem.folders import checked_folder
+from stratagem.local_updates import LocalUpdates
 from stratagem.messages import explain
 from stratagem.parameter_server.cluster.cluster_roles import check_counts, refuse_numbers
 from stratagem.parameter_server.cluster.coordinator_options import CoordinatorOptions
+from stratagem.parameter_server.cluster.round_settings import refuse_for_rounds, rounds_of
 from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.transport.keys import ClusterKeys
 
@@ -232,12 +234,18 @@ class Cluster(Protocol):
 
 
 def update_mode(
-    num_workers: int, *, synchronous: bool, backup_workers: int, max_staleness: int | None
+    num_workers: int,
+    *,
+    synchronous: bool,
+    backup_workers: int,
+    max_staleness: int | None,
+    local_updates: LocalUpdates | None = None,
 ) -> UpdateMode:
     """Returns the mode in which servers apply gradients; raises a ValueError for invalid counts.
 
     A synchronous update does not wait for `backup_workers` of the workers. `max_staleness` limits
-    the age, in updates, of the values that gradients are computed from.
+    the age, in updates, of the values that gradients are computed from. With `local_updates`,
+    workers push changes of weights; those that parameter servers cannot apply are refused.
     """
     is_count = isinstance(backup_workers, int) and not isinstance(backup_workers, bool)
     if not is_count or not 0 <= backup_workers < num_workers:
@@ -256,4 +264,8 @@ def update_mode(
                 fix="pass synchronous=True, or omit backup_workers.",
             )
         )
-    return UpdateMode(num_workers - backup_workers if synchronous else 0, max_staleness)
+    rounds = None
+    if local_updates is not None:
+        refuse_for_rounds(backup_workers=backup_workers, max_staleness=max_staleness)
+        rounds = rounds_of(local_updates, num_workers, synchronous=synchronous)
+    return UpdateMode(num_workers - backup_workers if synchronous else 0, max_staleness, rounds)

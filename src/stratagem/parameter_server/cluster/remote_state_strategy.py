@@ -24,13 +24,17 @@ __all__ = ["ProcessParts", "RemoteStateStrategy"]
 
 @dataclasses.dataclass
 class ProcessParts:
-    """Topology, placement and executor of one process, and its connections."""
+    """Topology, placement and executor of one process, and its connections.
+
+    `callback` makes a callback, from the strategy, that each `fit` needs; None for no callback.
+    """
 
     topology: Topology
     placement: Replicated
     executor: Callable[[Any], Executor] = Lockstep
     cluster: Cluster | None = None
     connections: Connections | None = None
+    callback: Callable[[Strategy], Any] | None = None
 
 
 class RemoteStateStrategy(Strategy, Closing):
@@ -52,6 +56,9 @@ class RemoteStateStrategy(Strategy, Closing):
         self.row_cache = row_cache
         self._cluster = parts.cluster
         self._connections = parts.connections
+        make_callback = parts.callback
+        if make_callback is not None:
+            self.fit_callbacks = lambda: [make_callback(self)]
 
     @property
     def cluster(self) -> Cluster:

@@ -17,6 +17,7 @@ from stratagem.parameter_server.coordinator.packing import Resource
 from stratagem.parameter_server.coordinator.per_worker import PerWorkerDataset, PerWorkerValues
 from stratagem.parameter_server.coordinator.progress import drawn_progress
 from stratagem.parameter_server.coordinator.remote_value import RemoteValue
+from stratagem.parameter_server.coordinator.round_end import end_rounds
 from stratagem.parameter_server.coordinator.scheduling import Scheduling
 from stratagem.parameter_server.coordinator.shipping import Shipments
 from stratagem.parameter_server.coordinator.structures import map_structure
@@ -244,6 +245,8 @@ class ClusterCoordinator(PublicDir, Closing):
     def join(self, *, progress: bool = False) -> None:
         """Waits until all scheduled functions have finished. Call in cross-replica context.
 
+        With local updates, workers then send what they have trained since they last did.
+
         Args:
             progress: True shows a progress bar.
 
@@ -253,12 +256,12 @@ class ClusterCoordinator(PublicDir, Closing):
 
         Source: TF 2.21 cluster_coordinator.py, ClusterCoordinator.join.
         """
-        if not progress:
-            self._queue.wait()
-            return
-        with drawn_progress(lambda: self._queue.counts) as draw:
-            while not self._queue.wait(_DRAW_EVERY_S):
-                draw()
+        if progress:
+            with drawn_progress(lambda: self._queue.counts) as draw:
+                while not self._queue.wait(_DRAW_EVERY_S):
+                    draw()
+        self._queue.wait()
+        end_rounds(self)
 
     def wait(self, timeout_s: float) -> bool:
         """Waits until all scheduled functions have finished, for a limited time.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Scheduling", "scheduling_of"]
 
-_POLL_S = 0.05
+_POLL_S, _SETTLE_POLL_S = 0.05, 60.0
 
 
 class Scheduling(Lockstep):
@@ -56,7 +56,8 @@ class Scheduling(Lockstep):
             while not self.coordinator.wait(_POLL_S):
                 if self.coordinator.num_unfinished < variables.mode.num_needed:
                     variables.client.flush()
-        self.coordinator.join()
+        while not self.coordinator.wait(_SETTLE_POLL_S):
+            pass
 
     def close(self) -> None:
         """Stops the workers."""

@@ -56,24 +56,34 @@ class _WorkerSteps:
         batches: list[Any] | WorkerBatches,
         weights: Sequence[float] | None = None,
         assignment: BatchAssignment | None = None,
+        ends: Sequence[bool] | None = None,
     ) -> Any:
         """Runs the batches as one group of steps and returns the logs or the outputs.
 
         `weights` are the gradient weights of the batches if workers share them, else None. With an
-        `assignment`, `batches` is the `WorkerBatches` to take them from.
+        `assignment`, `batches` is the `WorkerBatches` to take them from. `ends` says after which
+        batches synchronous workers end a round of local updates.
         """
         strategy: Any = get_strategy()
         if isinstance(batches, WorkerBatches):
             assert assignment is not None
             batches, weights = batches.take(assignment), assignment.weights
         if weights is not None:
-            return self._run_parts(strategy, batches, weights)
+            return self._run_parts(strategy, batches, weights, ends)
         return self._run(strategy, batches)
 
-    def _run_parts(self, strategy: Strategy, batches: list[Any], weights: Sequence[float]) -> Any:
+    def _run_parts(
+        self,
+        strategy: Strategy,
+        batches: list[Any],
+        weights: Sequence[float],
+        ends: Sequence[bool] | None,
+    ) -> Any:
         logs = None
-        for batch, weight in zip(batches, weights, strict=True):
+        for place, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
             strategy.placement.remote.gradient_weight = weight
+            if ends is not None:
+                strategy.placement.remote.local.ends_round = ends[place]
             collected = (
                 [] if weight else list(strategy.placement.remote.variables.collected.values())
             )
@@ -185,8 +195,10 @@ class _BatchScheduler(StepFunction):
     def _schedule_assigned(self, source: BatchAssigner) -> Any:
         """Schedules a worker's next batches from its own data; returns the future result."""
         values: list[RemoteValue] = []
-        for assignment in source.take(self._model.steps_per_execution, self._load_of):
-            arguments = {"batches": source.source, "assignment": assignment}
+        assignments = source.take(self._model.steps_per_execution, self._load_of)
+        ends = self._ends(len(assignments[0].weights or ())) if self._shares else None
+        for assignment in assignments:
+            arguments = {"batches": source.source, "assignment": assignment, "ends": ends}
             value = self._coordinator.schedule(
                 self._step, kwargs=arguments, worker=assignment.worker
             )
@@ -210,15 +222,25 @@ class _BatchScheduler(StepFunction):
         # With backup workers, any free worker takes the next part, so that none falls behind.
         present = self._coordinator.present_workers
         is_fixed = num_needed == len(present)
+        ends = self._ends(len(batches))
         values = [
             self._coordinator.schedule(
                 self._step,
                 args=([parts[own][0] for parts in shared], [parts[own][1] for parts in shared]),
+                kwargs={"ends": ends},
                 worker=present[own] if is_fixed else None,
             )
             for own in range(num_needed)
         ]
         self._groups.append(values[-1])
+
+    def _ends(self, num_steps: int) -> list[bool] | None:
+        """Returns after which of the next steps a round of local updates ends; None without them.
+
+        Counted here: a worker that was restarted must end a round with the others.
+        """
+        local = self._coordinator.strategy.placement.remote.local
+        return None if local is None else [local.counter.step() for _ in range(num_steps)]
 
     def finish(self) -> Any:
         """Waits for all groups, raising errors; returns the last result, or None without groups."""

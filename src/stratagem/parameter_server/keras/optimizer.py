@@ -23,6 +23,11 @@ from stratagem.keras.private import (
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
 from stratagem.parameter_server.client.remote_values import Gradient, RowGradient, Scalar
+from stratagem.parameter_server.keras.local_rules import (
+    add_to_worker,
+    check_for_rounds,
+    give_outer_rule,
+)
 from stratagem.parameter_server.keras.update_rule import KerasUpdate, other_shapes, scalar_names
 from stratagem.parameter_server.keras.variable import making_slot
 from stratagem.parameter_server.server.updates import stored_name
@@ -32,6 +37,7 @@ from stratagem.variables import is_remote
 if TYPE_CHECKING:
     import jax
 
+    from stratagem.parameter_server.client.local_training import LocalTraining
     from stratagem.parameter_server.client.variable_client import VariableClient
     from stratagem.parameter_server.keras.variable import ParameterServerVariable
     from stratagem.strategies.base.strategy import Strategy
@@ -137,18 +143,22 @@ def give_to_servers(optimizer: keras.optimizers.Optimizer) -> None:
         return
     variable_client = variables[0].variable_client
     _check_for_servers(optimizer, variable_client)
+    if variable_client.mode.rounds is not None:
+        check_for_rounds(optimizer, variables)
     for variable in variables:
         variable_client.place(variable)
     scalars = scalars_of(optimizer)
     sends_scalars = not variables[0].distribute_strategy.placement.is_remote
     start = {
-        name: np.asarray(one.value) if sends_scalars else one.place.value
+        # Nadam's product counts as trainable, so that it is on the servers as a variable, too.
+        name: np.asarray(one.value if sends_scalars else variable_client.read(one))
         for name, one in scalars.items()
     }
     own_name = name_on_servers(optimizer, variable_client)
     undecayed = _names_of_undecayed(optimizer, variables)
     rule = KerasUpdate(optimizer, undecayed, start, is_told_scalars=sends_scalars)
     variable_client.set_rule(rule, variables, own_name)
+    give_outer_rule(variable_client, variables, own_name)
     # Only some servers update these variables: ask one that does.
     server = variable_client.placement_of(variables[0]).servers[0]
     for name, variable in scalars.items():
@@ -156,6 +166,13 @@ def give_to_servers(optimizer: keras.optimizers.Optimizer) -> None:
             variable.place = Scalar(stored_name(own_name, name), server)
     _given.add(optimizer)
     variable_client.secure()
+
+
+def _train_here(optimizer: keras.optimizers.Optimizer, local: LocalTraining) -> None:
+    """Makes an optimizer train the own weights of this worker."""
+    variables: list[Any] = trainable_variables(optimizer)
+    name = name_on_servers(optimizer, variables[0].variable_client)
+    add_to_worker(optimizer, name, _names_of_undecayed(optimizer, variables), local)
 
 
 def _check_for_servers(optimizer: Any, variable_client: Any) -> None:
@@ -173,7 +190,8 @@ def _check_for_servers(optimizer: Any, variable_client: Any) -> None:
     sized = [one.name for one in scalars_of(optimizer).values() if one.shape]
     if sized:  # Servers would raise too, but with a less helpful error.
         raise other_shapes(type(optimizer), sized)
-    if variable_client.mode.num_needed > 1 and clips(optimizer):
+    mode = variable_client.mode
+    if mode.num_needed > 1 and mode.rounds is None and clips(optimizer):
         raise NotImplementedError(
             explain(
                 f"{optimizer.name} clips gradients, but servers sum those of all workers first.",
@@ -237,6 +255,9 @@ def send_gradients(
         return
     check_known(optimizer, variables)
     scope.outermost.prepare(functools.partial(give_to_servers, optimizer))
+    local = context.strategy.placement.remote.local
+    if local is not None:
+        scope.outermost.prepare(functools.partial(_train_here, optimizer, local))
     grads, variables = filter_empty_gradients(optimizer, grads, variables)
     if context.num_replicas_in_sync > 1 and not are_reduced:
         grads = _summed(grads, context)

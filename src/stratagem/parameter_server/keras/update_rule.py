@@ -11,6 +11,7 @@ import jax
 import keras
 import numpy as np
 
+from stratagem.context import stack
 from stratagem.messages import explain
 from stratagem.parameter_server.server.updates import Slot, State
 
@@ -95,8 +96,9 @@ class KerasUpdate:
     def _program(self, shapes: _Shapes) -> _Program:
         program = self._programs.get(shapes)
         if program is None:
-            optimizer: Any = self._class.from_config(dict(self._config))
-            program = self._programs[shapes] = _Program(optimizer, shapes, self._undecayed)
+            with stack.push_default():  # a worker is in the scope of its strategy
+                optimizer: Any = self._class.from_config(dict(self._config))
+                program = self._programs[shapes] = _Program(optimizer, shapes, self._undecayed)
         return program
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections import Counter
 from typing import Any
@@ -78,7 +79,9 @@ class Pushes:
         """
         with self._store.changing():
             if self._synchronous is None and mode.num_needed:
-                self._synchronous = SynchronousUpdates(self._store, mode.num_needed)
+                self._synchronous = SynchronousUpdates(
+                    self._store, mode.num_needed, averages=mode.rounds is not None
+                )
             elif self._synchronous is not None and mode.num_needed:
                 self._synchronous.expect(mode.num_needed)
             else:
@@ -121,17 +124,16 @@ class Pushes:
                 self._count(max(0, version - 1 - pulled), is_used=is_used)
                 change.done(is_used=is_used)
 
-            for name, value in fields.get("scalars", {}).items():
-                self._store.set_scalar(name, np.asarray(value))
+            scalars = fields.get("scalars", {})
             if self._synchronous is not None:
                 worker = fields.get("worker") or change.client
-                one = Contribution(
-                    worker, pulled, whole, rows, answer, change.fail, optimizers, change.origin
-                )
+                one = Contribution(worker, pulled, whole, rows, answer, change.fail, optimizers)
+                one = dataclasses.replace(one, origin=change.origin, scalars=scalars)
                 if change.is_of_rerun:
                     self._synchronous.withdraw(change.origin)
                 self._synchronous.add(one)
                 return
+            self._store.set_scalars(scalars)
             current, limit = self._store.version, self.mode.max_staleness
             if limit is not None and current - pulled > limit:
                 answer(current, is_used=False)
@@ -155,7 +157,7 @@ class Pushes:
                     )
                 )
             self._synchronous.expect(num_needed)
-            self.mode = UpdateMode(num_needed)
+            self.mode = dataclasses.replace(self.mode, num_needed=num_needed)
 
     def flush(self) -> None:
         """Applies the gradients waiting for a synchronous update."""

@@ -284,6 +284,11 @@ class ServerVariables:
                 self._rules.set_scalar(name, value)
             self.num_changes += 1
 
+    def set_scalars(self, scalars: Mapping[str, float]) -> None:
+        """Sets optimizer scalars, by `stored_name`."""
+        for name, value in scalars.items():
+            self.set_scalar(name, np.asarray(value))
+
     def take_marks(self) -> Marks:
         """Returns and clears the marks of changed rows. Call within `changing`."""
         marks = {name: shard.take_marks() for name, shard in self._shards.items()}

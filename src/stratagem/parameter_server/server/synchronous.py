@@ -42,6 +42,8 @@ class Contribution:
         fail: called with the reason if the update fails.
         optimizers: optimizer name by variable name; "" for variables not listed.
         origin: scheduled function of the worker, and the place of this push in it.
+        scalars: optimizer scalars to set before the update: the largest of all workers, as these
+            are counters.
     """
 
     worker: str
@@ -52,17 +54,19 @@ class Contribution:
     fail: Callable[[BaseException], None]
     optimizers: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     origin: tuple[str, int] = ("", 0)
+    scalars: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
 
 
 class SynchronousUpdates:
     """Thread-safe accumulator of gradients, which updates once enough workers contributed.
 
-    `num_needed` is the number of workers per update: all but the backup workers. Raises ValueError
-    if it is not positive.
+    `num_needed` is the number of workers per update: all but the backup workers. `averages` applies
+    the mean over the workers, not the sum. Raises ValueError if `num_needed` is not positive.
     """
 
-    def __init__(self, store: ServerVariables, num_needed: int) -> None:
+    def __init__(self, store: ServerVariables, num_needed: int, *, averages: bool = False) -> None:
         self._store = store
+        self._averages = averages
         self._num_needed = _checked(num_needed)
         self._waiting: dict[str, Contribution] = {}
         self.num_discarded = 0
@@ -132,7 +136,11 @@ class SynchronousUpdates:
             optimizers = {
                 name: own for one in contributions for name, own in one.optimizers.items()
             }
-            version = self._store.update(*_summed(contributions), optimizers)
+            whole, rows = _summed(contributions)
+            if self._averages:  # no rows: tables have no local updates
+                whole = {name: total / len(contributions) for name, total in whole.items()}
+            self._store.set_scalars(_largest(contributions))
+            version = self._store.update(whole, rows, optimizers)
         except BaseException as error:
             for one in contributions:
                 one.fail(error)
@@ -159,6 +167,15 @@ def _summed(
         for name, own in parts.items()
     }
     return whole, rows
+
+
+def _largest(contributions: list[Contribution]) -> dict[str, float]:
+    """Returns the largest value of each scalar."""
+    values: dict[str, float] = {}
+    for one in contributions:
+        for name, value in one.scalars.items():
+            values[name] = max(value, values.get(name, value))
+    return values
 
 
 def _checked(num_needed: int) -> int:

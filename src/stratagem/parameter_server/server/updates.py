@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from stratagem.messages import explain
+from stratagem.parameter_server.server.local_rounds import LocalRounds
 
 __all__ = [
     "ASYNCHRONOUS",
@@ -79,7 +80,7 @@ class UpdateRule(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class UpdateMode:
-    """Synchronous or asynchronous updates, and the staleness limit.
+    """Synchronous or asynchronous updates, the staleness limit, and the kind of pushes.
 
     Args:
         num_needed: number of workers whose gradients are summed and applied at once; 0 applies each
@@ -87,6 +88,8 @@ class UpdateMode:
         max_staleness: discard gradients computed from values more than this many updates old; None
             for no limit. For asynchronous updates only: synchronous ones discard all stale
             gradients.
+        rounds: settings of local updates, or their fields in a message: pushes have changes of
+            weights, whose mean a synchronous update applies. None for gradients.
 
     Raises:
         ValueError: a negative number, or both are set.
@@ -94,8 +97,12 @@ class UpdateMode:
 
     num_needed: int = 0
     max_staleness: int | None = None
+    rounds: LocalRounds | None = None
 
     def __post_init__(self) -> None:
+        fields: Any = self.rounds
+        if isinstance(fields, Mapping):
+            object.__setattr__(self, "rounds", LocalRounds(**fields))
         if self.num_needed < 0 or (self.max_staleness or 0) < 0:
             raise ValueError(
                 explain(

@@ -6,6 +6,7 @@ import os
 from typing import final
 
 from stratagem.cluster import ClusterResolver
+from stratagem.local_updates import LocalUpdates
 from stratagem.parameter_server.client.row_cache import RowCache, checked_row_cache
 from stratagem.parameter_server.cluster.cluster_plan import ClusterPlan, update_mode
 from stratagem.parameter_server.cluster.cluster_roles import (
@@ -49,6 +50,8 @@ class ParameterServerStrategy(RemoteStateStrategy):
             a step with older values is rerun. None for no limit.
         row_cache: rows of tables that each worker keeps for a few steps, as an
             `sg.coordinator.RowCache`; None reads all rows from the servers.
+        local_updates: `sg.local_updates.LocalSGD()` or `DiLoCo()`: each worker trains its own
+            weights, and sends the change of them once in a period. None sends all gradients.
         journal_dir: a folder on each server's machine for a journal of its variables; another
             strategy with the same folder resumes from there. None for a temporary one: a server
             that dies still restarts from its journal.
@@ -89,6 +92,7 @@ class ParameterServerStrategy(RemoteStateStrategy):
         backup_workers: int = 0,
         max_staleness: int | None = None,
         row_cache: RowCache | None = None,
+        local_updates: LocalUpdates | None = None,
         journal_dir: str | os.PathLike[str] | None = None,
         num_workers: int | None = None,
         num_servers: int | None = None,
@@ -120,11 +124,13 @@ class ParameterServerStrategy(RemoteStateStrategy):
             synchronous=synchronous,
             backup_workers=backup_workers,
             max_staleness=max_staleness,
+            local_updates=local_updates,
         )
         silence_s = limits.recovery_timeout_s
         cluster, partitioner = start_cluster(plan), variable_partitioner
         parts = training_parts(cluster, plan, spec, partitioner, mode, row_cache, silence_s)
         super().__init__(parts, limits, row_cache)
+        self.local_updates = local_updates
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:

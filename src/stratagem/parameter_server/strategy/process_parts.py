@@ -12,6 +12,7 @@ from stratagem.cluster import ClusterSpec, id_in_cluster
 from stratagem.errors import UnavailableError
 from stratagem.execution import Lockstep
 from stratagem.parameter_server.client.client import ServerClient
+from stratagem.parameter_server.client.local_steps import LocalSteps
 from stratagem.parameter_server.client.lost_updates import LostUpdates
 from stratagem.parameter_server.client.remote_steps import RemoteSteps
 from stratagem.parameter_server.client.row_cache import RowCache
@@ -20,6 +21,7 @@ from stratagem.parameter_server.client.variable_client import VariableClient
 from stratagem.parameter_server.cluster.cluster_plan import Cluster, ClusterPlan
 from stratagem.parameter_server.cluster.remote_state_strategy import ProcessParts
 from stratagem.parameter_server.coordinator.scheduling import Scheduling
+from stratagem.parameter_server.keras.epoch_rounds import EpochRounds
 from stratagem.parameter_server.keras.pickling import KERAS_PACKING
 from stratagem.parameter_server.keras.server_keras import ServerKeras
 from stratagem.parameter_server.server.updates import UpdateMode
@@ -112,11 +114,21 @@ def coordinator_parts(
     )
     return ProcessParts(
         Topology(local_devices()[:1]),
-        RemotePlacement(RemoteSteps(variables, 1, keras=ServerKeras())),
+        RemotePlacement(_steps(variables, 1)),
         functools.partial(Scheduling, packing=KERAS_PACKING),
         cluster,
         connections,
+        callback=None if mode.rounds is None else EpochRounds,
     )
+
+
+def _steps(variables: VariableClient, num_replicas: int) -> RemoteSteps:
+    """Returns what runs the steps of a process."""
+    mode, keras = variables.mode, ServerKeras()
+    if mode.rounds is not None:
+        return LocalSteps(variables, num_replicas, mode.rounds, keras=keras)
+    repeats_stale = mode.max_staleness is not None
+    return RemoteSteps(variables, num_replicas, keras=keras, repeats_stale=repeats_stale)
 
 
 def _send_rules_again(client: ServerClient, server: int, address: str) -> None:
@@ -150,13 +162,7 @@ def worker_parts(
     found = local_devices() if devices is None else find_devices(list(devices))
     topology = Topology(found, first_replica_id=index * len(found))
     variables = VariableClient(client, placer, mode, has_journals=has_journals)
-    steps = RemoteSteps(
-        variables,
-        len(found),
-        keras=ServerKeras(),
-        repeats_stale=mode.max_staleness is not None,
-    )
-    return ProcessParts(topology, RemotePlacement(steps))
+    return ProcessParts(topology, RemotePlacement(_steps(variables, len(found))))
 
 
 def independent_parts(
@@ -187,6 +193,7 @@ def independent_parts(
     parts.placement.remote.lost_updates = LostUpdates(worker)
     parts.executor = functools.partial(IndependentWorker, worker=(worker, num_workers))
     parts.cluster, parts.connections = cluster, connections
+    parts.callback = None if mode.rounds is None else EpochRounds
     return parts
 
 
