@@ -30,5 +30,3 @@ def test_rows_are_those_of_a_set(operations) -> None:
                 dirty.mark(taken)
                 wanted = rows | {*taken.tolist()}
         assert len(dirty) == len(wanted)
-
-
