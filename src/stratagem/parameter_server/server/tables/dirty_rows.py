@@ -9,6 +9,10 @@ from stratagem.parameter_server.server.tables.growing_array import GrowingArray
 __all__ = ["DirtyRows"]
 
 
+# Fewer than one of so many rows are sorted.
+_SORTED_PART = 16
+
+
 class DirtyRows:
     """Set of row numbers: a list of the marked ones, and a flag for each row.
 
@@ -40,13 +44,19 @@ class DirtyRows:
         new = rows[~self._flags.array[rows]]
         if len(new):
             self._flags.array[new] = True
-            self._parts.append(new)
+            self._parts.append(new.astype(np.int32))
             self._count += len(new)
 
     def take(self) -> np.ndarray:
         """Returns the marked rows in order, and unmarks them."""
-        rows = np.sort(np.concatenate(self._parts)) if self._parts else np.empty(0, np.int64)
-        self._flags.array[rows] = False
+        flags = self._flags.array[: self._num_flags]
+        if self._count * _SORTED_PART > len(flags):  # a look at each row is faster than sorting
+            rows = np.flatnonzero(flags)
+            flags[:] = False
+        else:
+            parts = [np.empty(0, np.int32), *self._parts]
+            rows = np.sort(np.concatenate(parts)).astype(np.int64)
+            flags[rows] = False
         self._parts.clear()
         self._count = 0
         return rows

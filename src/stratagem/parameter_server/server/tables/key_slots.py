@@ -72,7 +72,7 @@ class KeySlots:
         self._free = GrowingArray((), np.int32, most_rows)
         self._num_free = 0
         self._hand = 0  # next slot that eviction looks at
-        self._swept = 0  # version of the last look at ages
+        self._swept: int | None = None  # version of the last look at ages
 
     def __len__(self) -> int:
         return self.num_slots - self._num_free
@@ -168,7 +168,7 @@ class KeySlots:
 
     def aged(self, eviction: NotSeenFor, version: int) -> np.ndarray:
         """Returns some slots whose last update was too long ago: all of them after a few calls."""
-        elapsed = max(1, version - self._swept)
+        elapsed = 1 if self._swept is None else max(1, version - self._swept)
         self._swept = version
         window = max(_LEAST_LOOKED_AT, -(-_LOOKS * self.num_slots * elapsed // eviction.steps))
         slots = next(self._windows(window), np.empty(0, np.int64))

@@ -102,9 +102,10 @@ class KeyedShard(Shard):
 
     def described(self) -> dict[str, int]:
         """Returns the counters and sizes of the table."""
-        num_rows = len(self._rows)
-        sizes = {"rows": num_rows, "hot": num_rows, "bytes": self.size_bytes}
-        return {**sizes, "candidates": len(self._candidates), **self._keyed.counters}
+        with self.lock:
+            num_rows = len(self._rows)
+            sizes = {"rows": num_rows, "hot": num_rows, "bytes": self.size_bytes}
+            return {**sizes, "candidates": len(self._candidates), **self._keyed.counters}
 
     def require(self, rows: np.ndarray) -> None:
         """Raises TypeError if these are not keys."""
