@@ -31,9 +31,15 @@ KEYS = np.array([2**40 + 5, -1, 0, -(2**63), 2**63 - 1])
 class Accumulator(Momentum):
     """Momentum whose slot does not begin at 0."""
 
+    initial = 0.25
+
     def slots(self, name: str, shape: tuple[int, ...], dtype: str) -> list[Slot]:
         assert shape == (0, DIM)
-        return [Slot("v", dtype, 0.25)]
+        return [Slot("v", dtype, self.initial)]
+
+
+class Other(Accumulator):
+    initial = 0.75
 
 
 class Failing(Momentum):
@@ -311,6 +317,16 @@ def test_state_is_the_same_after_a_restart(tmp_path, started, options) -> None:
     assert got.tables["t"]["evicted_updates"] == wanted.tables["t"]["evicted_updates"]
 
 
+def test_refusals_alone_are_in_the_journal(tmp_path, started) -> None:
+    state, journal = started(max_rows=5)
+    push(state.store, np.arange(5))
+    journal.write()
+    push(state.store, np.arange(10, 14))  # to a full table
+    journal.write()
+    restored = assert_restored(tmp_path / "journal", state)
+    assert restored.store.tables["t"]["refused_updates"] == 4
+
+
 def test_an_entry_has_the_changed_rows_alone(tmp_path, started) -> None:
     state, journal = started()
     push(state.store, np.arange(20_000))
@@ -370,10 +386,11 @@ def test_marks_of_a_failed_write_are_put_back(tmp_path, started, monkeypatch) ->
 
 def test_a_dropped_optimizer_takes_its_slots(tmp_path, started) -> None:
     state, journal = started()
-    state.pushes.set_rule(RULE, ["t"], None, "second")
-    push(state.store, np.arange(10))
+    other = np.frombuffer(cloudpickle.dumps(Other("other")), np.uint8)
+    state.pushes.set_rule(other, ["t"], None, "second")
+    push(state.store, np.arange(10))  # by another optimizer
     slots = state.store.pull_rows("t:second.v", np.arange(11))
-    np.testing.assert_array_equal(slots, np.full((11, DIM), 0.25))  # rows of another optimizer
+    np.testing.assert_array_equal(slots, np.full((11, DIM), 0.75))
     state.store.drop_rule("second")
     assert_missing(state.store)
     journal.write()

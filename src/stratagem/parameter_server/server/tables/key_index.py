@@ -166,7 +166,7 @@ class KeyIndex:
         return slots, places
 
     def _put(self, buckets: np.ndarray, tags: np.ndarray, slots: np.ndarray) -> None:
-        """Writes slots to free places. If several keys want one place, one wins and others try again.
+        """Writes slots to free places. If several want one place, one wins and others try again.
 
         Keys of a bucket begin to look for a free place at different bytes, so that few collide.
         """
