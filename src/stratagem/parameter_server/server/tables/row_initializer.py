@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from scipy.special import ndtri
 
 from stratagem.messages import explain
 from stratagem.parameter_server.server.tables.key_hash import GOLDEN, mix64, seeded
@@ -80,8 +81,6 @@ class RowInitializer:
             numbers *= np.float32((self.b - self.a) / 2**24)
             numbers += np.float32(self.a)
             return numbers
-        from scipy.special import ndtri  # only normal rows need it
-
         share = (bits + 0.5) / 2**32
         if self.kind == "truncated_normal":
             share = _BELOW_TWO + (1 - 2 * _BELOW_TWO) * share
