@@ -103,9 +103,9 @@ def test_walk_begins_at_its_top_and_has_few_rooms(title, max_rooms) -> None:
     assert 1 < len(set(rooms)) <= max_rooms
 
 
-def test_gradient_stays_in_one_folder() -> None:
+def test_gradient_stays_in_one_folder_and_the_transport() -> None:
     modules = [module for module, _ in walk("A gradient to")]
     assert len(modules) <= 8
-    assert {module.split(".")[1] for module in modules} == {"parameter_server"}
+    assert {module.split(".")[1] for module in modules} == {"parameter_server", "transport"}
     depths = [DEPTH[innermost_room(module) or ""] for module in modules]
     assert depths[:5] == sorted(depths[:5])  # the client's half, down to the wire
