@@ -137,6 +137,19 @@ AXES = (
         quick_sizes=(2000, 4000),
     ),
     Axis(
+        name="keys",
+        module="keys",
+        costs={
+            "pull_s": Cost("pull of 10,000 keys"),
+            "push_s": Cost("push of 10,000 known keys"),
+            "new_s": Cost("push of 10,000 new keys"),
+            "journal_s": Cost("push of 1,000 keys and journal entry"),
+        },
+        sizes=(10_000, 100_000, 1_000_000, 10_000_000),
+        long_sizes=(100_000_000,),
+        quick_sizes=(2000, 4000),
+    ),
+    Axis(
         name="shards",
         module="shards",
         costs={

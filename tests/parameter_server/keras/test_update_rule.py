@@ -96,6 +96,30 @@ def test_rows_are_updated_as_the_table_would_be(name) -> None:
     )
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_rows_by_key_are_updated_as_numbered_rows_are(name) -> None:
+    rng = np.random.default_rng(0)
+    keys = rng.integers(-(2**63), 2**63 - 1, 50)
+    fields = {"kind": "normal", "a": 0.0, "b": 1.0, "seed": 2}
+    store = ServerVariables()
+    store.create(ShardSpec("keyed", (0, 3), "float32", 0, True, {"initializer": fields}))
+    values = store.pull_rows("keyed", keys)
+    store.create(ShardSpec("table", (50, 3), "float32", has_rows=True), lambda: values)
+    rule = KerasUpdate(OPTIMIZERS[name])
+    store.set_rule(rule, ["keyed"], "keyed")
+    store.set_rule(rule, ["table"], "table")
+    for count in (3, 20, 10):
+        rows = np.sort(rng.choice(50, count, replace=False))
+        grads = rng.normal(size=(count, 3)).astype("float32")
+        parts = {"table": (rows, grads), "keyed": (keys[rows], grads)}
+        store.update({}, parts, {"table": "table", "keyed": "keyed"})
+    slots = [slot.name for slot in rule.slots("table", (50, 3), "float32")]
+    for suffix in ["", *slots]:
+        names = [one + (f":{one}.{suffix}" if suffix else "") for one in ("keyed", "table")]
+        got, wanted = store.pull_rows(names[0], keys), store.pull([names[1]])[0]
+        np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-7, err_msg=suffix)
+
+
 @pytest.mark.parametrize("name", ["sgd", "adagrad"])
 def test_another_number_of_rows_compiles_nothing(name) -> None:
     store = ServerVariables()

@@ -165,7 +165,7 @@ def test_only_the_user_can_read_a_journal_and_its_folder(tmp_path) -> None:
         assert mode(path) == 0o600
 
 
-@pytest.mark.parametrize("version", [b"1", b"3"])
+@pytest.mark.parametrize("version", [b"1", b"4"])
 def test_journal_of_another_version_is_refused_and_left_alone(tmp_path, version) -> None:
     path = tmp_path / "journal"
     data = b"stratagem journal " + version + b"\n" + bytes(100)
@@ -173,6 +173,21 @@ def test_journal_of_another_version_is_refused_and_left_alone(tmp_path, version)
     with pytest.raises(DataLossError, match=f"has version {version.decode()} of the format"):
         Journal(path)
     assert path.read_bytes() == data
+
+
+def test_journal_of_the_version_before_is_read_and_continued(tmp_path) -> None:
+    path = tmp_path / "journal"
+    write(path, 3)
+    data = path.read_bytes()
+    assert data.startswith(b"stratagem journal 3\n")
+    path.write_bytes(data.replace(b"journal 3", b"journal 2", 1))
+    with Journal(path) as journal:
+        assert len(journal.messages) == 3
+        journal.append(journal.messages[0])
+        journal.messages.clear()
+    assert path.read_bytes().startswith(data)
+    with Journal(path) as journal:
+        assert len(journal.messages) == 4
 
 
 def test_record_that_no_server_wrote_is_reported(tmp_path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stratagem.parameter_server.server import shards
-from stratagem.parameter_server.server.shards import Shard, ShardSpec, made_in_pieces, require_rows
+from stratagem.parameter_server.server.shards import Shard, ShardSpec, made_in_pieces
 
 
 def table() -> Shard:
@@ -125,5 +125,5 @@ def test_row_that_is_not_there_is_refused(shape, expected) -> None:
     with pytest.raises(
         IndexError, match=f"Rows 3 to 3 of 'a' were requested.\\nExpected {expected}."
     ):
-        require_rows(shard, np.array([3]))
-    require_rows(shard, np.array([], np.int32))
+        shard.require(np.array([3]))
+    shard.require(np.array([], np.int32))

@@ -27,8 +27,9 @@ from stratagem.transport.wire import Message, pack, unpack
 __all__ = ["Journal", "invalid_journal"]
 
 _FORMAT = b"stratagem journal "
-_VERSION = 2
-_HEAD = _FORMAT + b"%d\n" % _VERSION
+# Version 3 has keyed tables, and is otherwise version 2. Both heads have the same length.
+_VERSION, _EARLIER_VERSION = 3, 2
+_HEAD, _EARLIER_HEAD = (_FORMAT + b"%d\n" % one for one in (_VERSION, _EARLIER_VERSION))
 _MARK = b"\xf5SJR"
 _RECORD = struct.Struct("<4sQI")  # mark, body size in bytes, CRC-32 of the body
 _CHECKSUM = struct.Struct("<I")  # CRC-32 of the above
@@ -161,6 +162,8 @@ class Journal(Closing):
         while place < size and (record := _record(messages, place)):
             messages.add(*record)
             place = record[1]
+        if size >= len(_HEAD) and bytes(messages.part(0, len(_HEAD))) == _EARLIER_HEAD:
+            self._renew_head()
         if size < len(_HEAD):
             self._file.truncate(0)
             _write_all(self._file, _HEAD)
@@ -172,12 +175,18 @@ class Journal(Closing):
         return messages
 
     def _check_head(self, head: bytes) -> None:
-        if head == _HEAD[: len(head)]:
+        if head in (_HEAD[: len(head)], _EARLIER_HEAD):
             return
         if head.startswith(_FORMAT):
             version = head[len(_FORMAT) :].partition(b"\n")[0].decode("ascii", "replace")
             raise _other_version(self._path, version)
         raise _damaged(self._path, "it is not a journal of a parameter server")
+
+    def _renew_head(self) -> None:
+        """Changes a single byte: the new entries have the present version."""
+        with self._path.open("r+b", buffering=0) as file:
+            _write_all(file, _HEAD)
+            _sync(file)
 
     def _drop(self, messages: _Messages, place: int) -> None:
         """Drops the end of the file from `place` on, unless an intact record follows."""
@@ -293,8 +302,8 @@ def _other_version(path: Path, version: str) -> DataLossError:
     return DataLossError(
         explain(
             f"The journal {path} has version {version} of the format.",
-            expected=f"version {_VERSION}. Servers do not read earlier versions, which contain "
-            "pickled objects: reading one could execute code.",
+            expected=f"version {_EARLIER_VERSION} or {_VERSION}. Servers do not read earlier "
+            "versions, which contain pickled objects: reading one could execute code.",
             fix="save a checkpoint with the Stratagem version that wrote the journal, start the "
             "servers with an empty journal_dir, and restore the checkpoint.",
             code="SG610",

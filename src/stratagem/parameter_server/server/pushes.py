@@ -102,7 +102,9 @@ class Pushes:
 
         Fields: `whole` and `rows`, names of variables; `optimizers`, by variable name; `scalars`,
         which are set first; `worker`; and the `version` and `lifetime` of the values used. Arrays:
-        the gradients of `whole`, then row numbers and row gradients for each of `rows`.
+        the gradients of `whole`, then row numbers or keys, and row gradients, for each of `rows`.
+        The answer to an update that dropped row gradients, because their keys have no row, has
+        their number in `refused`.
 
         Raises:
             KeyError: no such variable.
@@ -122,7 +124,8 @@ class Pushes:
 
             def answer(version: int, *, is_used: bool) -> None:
                 self._count(max(0, version - 1 - pulled), is_used=is_used)
-                change.done(is_used=is_used)
+                refused = self._store.num_refused if is_used else 0
+                change.done(is_used=is_used, **({"refused": refused} if refused else {}))
 
             scalars = fields.get("scalars", {})
             if self._synchronous is not None:

@@ -188,7 +188,10 @@ class ParameterServer(Closing):
         return self.lifetime.fields(version, self._changes.counts.numbers())
 
     def _create(self, message: Message) -> dict[str, Any]:
-        """Fields: `specs`, `is_pickled`. Arrays: values, or pickled functions that create rows."""
+        """Fields: `specs`, `is_pickled`. Arrays: values, or pickled functions that create rows.
+
+        Keyed tables have neither.
+        """
         is_pickled = message.fields["is_pickled"]
 
         def create(spec: ShardSpec, array: np.ndarray) -> bool:
@@ -199,8 +202,12 @@ class ParameterServer(Closing):
 
             return self.store.create(spec, make, is_own=is_pickled)
 
-        specs = map(ShardSpec.from_fields, message.fields["specs"])
-        are_new = [create(spec, array) for spec, array in zip(specs, message.arrays, strict=True)]
+        specs = [ShardSpec.from_fields(fields) for fields in message.fields["specs"]]
+        keyed = [spec for spec in specs if spec.table is not None]
+        others = [spec for spec in specs if spec.table is None]
+        pairs = zip(others, message.arrays, strict=True)
+        are_new = [self.store.create(spec) for spec in keyed]
+        are_new += [create(spec, array) for spec, array in pairs]
         return {"is_new": any(are_new)}
 
     def _pull(self, message: Message) -> Message:
@@ -266,6 +273,7 @@ class ParameterServer(Closing):
                 **self._fields(self.store.version),
                 "updates": self._changes.counts.described(),
                 "names": self.store.names,
+                "tables": self.store.tables,
                 "staleness": self._pushes.staleness,
                 "num_waiting": self._pushes.num_waiting,
                 "waiting": self._pushes.waiting,

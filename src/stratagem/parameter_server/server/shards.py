@@ -12,9 +12,17 @@ import numpy as np
 
 from stratagem.messages import explain
 from stratagem.parameter_server.server.rows import aligned_empty
-from stratagem.parameter_server.server.updates import is_stored_by, own_name
+from stratagem.parameter_server.server.updates import Slot, is_stored_by, own_name
 
-__all__ = ["SavedPart", "Shard", "ShardSpec", "UpdatedPart", "made_in_pieces", "require_rows"]
+__all__ = [
+    "SavedPart",
+    "Shard",
+    "ShardSpec",
+    "UpdatedPart",
+    "made_in_pieces",
+    "padded_empty",
+    "piece_rows",
+]
 
 # Row updates are padded, so that few shapes compile: to this many rows or a larger power of two,
 # and above the second number to eighths of that power, because then copies of rows cost more.
@@ -33,6 +41,8 @@ class ShardSpec:
         dtype: dtype name.
         first_row: index of the shard's first row within the variable.
         has_rows: True if single rows are pulled and updated; otherwise only whole values are.
+        table: options of a table whose rows are found by key, as JSON; None for other variables.
+            The shape then has 0 rows.
     """
 
     name: str
@@ -40,6 +50,7 @@ class ShardSpec:
     dtype: str
     first_row: int = 0
     has_rows: bool = False
+    table: Mapping[str, Any] | None = dataclasses.field(default=None, hash=False)
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> ShardSpec:
@@ -57,12 +68,14 @@ class SavedPart:
         rows: row numbers within the shard, of shape (k,); None for all rows.
         value: the value, or its rows.
         slots: the slots, or their rows, by slot name.
+        table: keys of the rows of a keyed table; None for other variables.
     """
 
     spec: ShardSpec
     rows: np.ndarray | None
     value: Any
     slots: Mapping[str, Any]
+    table: Any = None
 
 
 class Shard:
@@ -100,22 +113,72 @@ class Shard:
         with self.lock:
             return value.copy()
 
+    def require(self, rows: np.ndarray) -> None:
+        """Raises IndexError if a row number is out of range."""
+        num_rows = self.spec.shape[0] if self.spec.shape else 0
+        if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= num_rows):
+            valid = f"rows 0 to {num_rows - 1} of this shard"
+            raise IndexError(
+                explain(
+                    f"Rows {int(rows.min())} to {int(rows.max())} of {self.spec.name!r} were "
+                    "requested.",
+                    expected=f"{valid if num_rows else 'no rows: this shard has none'}.",
+                    fix="look up only ids within the table.",
+                    code="SG607",
+                )
+            )
+
+    def pulled(self, slot: str | None, rows: np.ndarray) -> np.ndarray:
+        """Returns copies of rows of a slot, or of the value if `slot` is None."""
+        with self.lock:
+            return np.take(np.asarray(self.array(slot)), rows, axis=0)
+
+    def scatter(
+        self, slot: str | None, rows: np.ndarray, values: np.ndarray, sign: int, version: int
+    ) -> None:
+        """Assigns rows of a table (`sign=0`), or adds to them. `version` is that of the server."""
+        del version
+        current = np.asarray(self.array(slot))
+        new = values if sign == 0 else np.take(current, rows, axis=0) + sign * values
+        self.mark(rows)
+        with self.lock:
+            current[rows] = new
+
+    def updated(
+        self, optimizer: str, rows: np.ndarray | None, grads: np.ndarray | None, version: int
+    ) -> UpdatedPart:
+        """Returns what an optimizer updates: the whole shard, or distinct rows of it.
+
+        `version` is that of the update.
+        """
+        del version
+        return UpdatedPart(self, optimizer, rows, grads)
+
+    def add_slot(self, name: str, slot: Slot) -> None:
+        """Adds a slot of an optimizer."""
+        self.slots[name] = np.full(self.spec.shape, slot.initial, np.dtype(slot.dtype))
+        self.mark()
+
+    def drop_slot(self, name: str) -> None:
+        """Removes a slot of an optimizer."""
+        del self.slots[name]
+
     def mark(self, rows: np.ndarray | None = None) -> None:
         """Marks rows as changed; None marks all."""
         self._marks[... if rows is None or not self.spec.has_rows else rows] = True
 
-    def take_marks(self) -> np.ndarray | None:
+    def take_marks(self) -> Any:
         """Returns and clears the marks; None if nothing changed."""
         if not self._marks.any():
             return None
         taken, self._marks = self._marks, np.zeros_like(self._marks)
         return taken
 
-    def put_back(self, marks: np.ndarray) -> None:
+    def put_back(self, marks: Any) -> None:
         """Undoes `take_marks`."""
         self._marks |= marks
 
-    def saved(self, marks: np.ndarray | None = None) -> SavedPart:
+    def saved(self, marks: Any = None) -> SavedPart:
         """Returns copies of a table's marked rows, or the whole value of other shards."""
         if not self.spec.has_rows:
             return SavedPart(self.spec, None, self.value, dict(self.slots))
@@ -126,9 +189,9 @@ class Shard:
         """Returns the names of an optimizer's slots."""
         return [name for name in [*self.slots] if is_stored_by(optimizer, name)]
 
-    def pieces(self, marks: np.ndarray | None = None) -> Iterator[SavedPart]:
+    def pieces(self, marks: Any = None) -> Iterator[SavedPart]:
         """Yields copies of a table's rows, all or the marked ones, in pieces of about 4 MiB."""
-        count = max(1, _PIECE_BYTES * len(self._marks) // max(1, self.size_bytes))
+        count = piece_rows(self.size_bytes, len(self._marks))
         for first in range(0, len(self._marks), count):
             end = min(first + count, len(self._marks))
             rows = np.arange(first, end)
@@ -149,6 +212,9 @@ class Shard:
                 self.slots[name] = np.zeros(self.spec.shape, rows.dtype)
             self.slots[name][part.rows] = rows
 
+    def restored(self) -> None:
+        """Completes a restoration."""
+
     def _copied_rows(self, rows: np.ndarray) -> SavedPart:
         with self.lock:
             # Iterate over a copy: an optimizer may add slots concurrently.
@@ -157,7 +223,12 @@ class Shard:
 
 
 class UpdatedPart:
-    """Values and slots that one optimizer updates: the whole shard, or distinct `rows` of it."""
+    """Values and slots that one optimizer updates: the whole shard, or distinct `rows` of it.
+
+    `num_refused` row gradients were dropped, because their keys have no row.
+    """
+
+    num_refused = 0
 
     def __init__(
         self,
@@ -170,8 +241,8 @@ class UpdatedPart:
         self._rows = rows
         self._grads = grads
         self._names = {own_name(optimizer, full): full for full in shard.slots_of(optimizer)}
-        self.value = self._taken(shard.value)
-        self.slots = {name: self._taken(shard.slots[full]) for name, full in self._names.items()}
+        self.value = self._taken(None)
+        self.slots = {name: self._taken(full) for name, full in self._names.items()}
 
     def padded_grads(self, whole: np.ndarray | None) -> np.ndarray:
         """Returns gradients with the same padded shape as `value`."""
@@ -197,7 +268,8 @@ class UpdatedPart:
             for name, slot in slots.items():
                 shard.slots[name][rows] = np.asarray(slot)[:count]
 
-    def _taken(self, array: np.ndarray) -> np.ndarray:
+    def _taken(self, slot: str | None) -> Any:
+        array = self._shard.array(slot)
         return array if self._rows is None else _padded(np.asarray(array), self._rows)
 
 
@@ -226,36 +298,31 @@ def made_in_pieces(spec: ShardSpec, rows: Callable[[int, int], np.ndarray]) -> n
     return value
 
 
-def require_rows(shard: Shard, rows: np.ndarray) -> None:
-    """Raises IndexError if a row number is out of range."""
-    num_rows = shard.spec.shape[0] if shard.spec.shape else 0
-    valid = (
-        f"rows 0 to {num_rows - 1} of this shard" if num_rows else "no rows: this shard has none"
-    )
-    if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= num_rows):
-        raise IndexError(
-            explain(
-                f"Rows {int(rows.min())} to {int(rows.max())} of {shard.spec.name!r} were "
-                "requested.",
-                expected=f"{valid}.",
-                fix="look up only ids within the table.",
-                code="SG607",
-            )
-        )
+def piece_rows(size_bytes: int, num_rows: int) -> int:
+    """Returns the number of rows of a piece, given those of a table and their size."""
+    return max(1, _PIECE_BYTES * num_rows // max(1, size_bytes))
+
+
+def padded_empty(count: int, row_shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Returns an array for `count` rows, padded with zeros to one of few sizes."""
+    padded = aligned_empty((_padded_size(count), *row_shape), dtype)
+    padded[count:] = 0
+    return padded
+
+
+def _padded_size(count: int) -> int:
+    size = max(_LEAST_ROWS, 1 << (count - 1).bit_length() if count else 0)
+    return size if size <= _MANY_ROWS else -(-count // (size // 8)) * (size // 8)
 
 
 def _padded(array: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
     """Pads an array, or rows of it, with zeros to one of few sizes, so that few shapes compile."""
     count = len(array) if rows is None else len(rows)
-    size = max(_LEAST_ROWS, 1 << (count - 1).bit_length() if count else 0)
-    if size > _MANY_ROWS:
-        size = -(-count // (size // 8)) * (size // 8)
-    if size == count and rows is None:
+    if _padded_size(count) == count and rows is None:
         return array
-    padded = aligned_empty((size, *array.shape[1:]), array.dtype)
+    padded = padded_empty(count, array.shape[1:], array.dtype)
     if rows is None:
         padded[:count] = array
     else:  # "clip" copies directly: the row numbers are valid
         np.take(array, rows, axis=0, out=padded[:count], mode="clip")
-    padded[count:] = 0
     return padded

@@ -17,6 +17,8 @@ from stratagem.parameter_server.server.changes import Changes
 from stratagem.parameter_server.server.pushes import Pushes
 from stratagem.parameter_server.server.shards import SavedPart, ShardSpec
 from stratagem.parameter_server.server.store import Marks, ServerVariables
+from stratagem.parameter_server.server.tables.key_slots import SavedKeys
+from stratagem.parameter_server.server.tables.keyed_shard import SavedTable
 from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.parameter_server.server.versions import Lifetime
 from stratagem.transport.wire import Message
@@ -93,6 +95,7 @@ class ServerState:
                 self.store.restore(_unpacked(described, arrays))
             if message.kind == _ENTRY:
                 self._restore_entry(message.fields, arrays)
+        self.store.restored()
 
     def _restore_entry(self, fields: dict[str, Any], arrays: Iterator[np.ndarray]) -> None:
         scalars = dict(zip(fields["scalars"], arrays, strict=True))
@@ -107,14 +110,27 @@ def _packed(parts: Iterable[SavedPart]) -> tuple[list[dict[str, Any]], list[Any]
     arrays: list[Any] = []
     for part in parts:
         spec = dataclasses.asdict(part.spec)
-        described.append({"spec": spec, "slots": list(part.slots), "is_whole": part.rows is None})
-        arrays += [] if part.rows is None else [part.rows]
+        table: SavedTable | None = part.table
+        own: dict[str, Any] = {"spec": spec, "slots": list(part.slots)}
+        if table is None:
+            own["is_whole"] = part.rows is None
+            arrays += [] if part.rows is None else [part.rows]
+        else:
+            own["table"] = {"counters": table.counters, "initials": table.initials}
+            arrays += [*table.rows.arrays, *table.candidates.arrays]
+        described.append(own)
         arrays += [part.value, *part.slots.values()]
     return described, arrays
 
 
 def _unpacked(described: dict[str, Any], arrays: Iterator[np.ndarray]) -> SavedPart:
     spec = ShardSpec.from_fields(described["spec"])
-    rows = None if described["is_whole"] else next(arrays)
+    table = None
+    if spec.table is None:
+        rows = None if described["is_whole"] else next(arrays)
+    else:
+        saved, candidates = SavedKeys.from_arrays(arrays), SavedKeys.from_arrays(arrays)
+        table, rows = SavedTable(saved, candidates, **described["table"]), saved.slots
     value = next(arrays)
-    return SavedPart(spec, rows, value, {slot: next(arrays) for slot in described["slots"]})
+    slots = {slot: next(arrays) for slot in described["slots"]}
+    return SavedPart(spec, rows, value, slots, table)

@@ -16,20 +16,21 @@ from stratagem.parameter_server.server.shards import (
     Shard,
     ShardSpec,
     UpdatedPart,
-    require_rows,
 )
+from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard
 from stratagem.parameter_server.server.updates import State, UpdateRule, stored_name
 
 __all__ = ["Marks", "ServerVariables"]
 
-Marks = Mapping[str, np.ndarray]  # changed rows, by shard name
+Marks = Mapping[str, Any]  # changed rows, by shard name
 
 
 class ServerVariables:
     """Thread-safe store of a server's variables, optimizers and slots.
 
-    `version` counts updates. `num_changes` counts every change that belongs in a journal. The name
-    of a slot is "variable:slot".
+    `version` counts updates. `num_changes` counts every change that belongs in a journal.
+    `num_refused` row gradients of the last update were dropped: their keys have no row. The name of
+    a slot is "variable:slot". Rows of keyed tables are given by key, and others by number.
     """
 
     def __init__(self) -> None:
@@ -38,7 +39,7 @@ class ServerVariables:
         self._reading = threading.Lock()
         self._updating = threading.RLock()
         self.version = 0
-        self.num_changes = 0
+        self.num_changes = self.num_refused = 0
 
     @property
     def names(self) -> list[str]:
@@ -58,17 +59,25 @@ class ServerVariables:
         with self._reading:
             return sum(shard.marked_bytes for shard in self._shards.values())
 
+    @property
+    def tables(self) -> dict[str, dict[str, int]]:
+        """Sizes and counters of keyed tables, by name."""
+        with self._reading:
+            shards = list(self._shards.values())
+        return {one.spec.name: one.described() for one in shards if isinstance(one, KeyedShard)}
+
     def changing(self) -> AbstractContextManager[Any]:
         """Returns a context that blocks changes by other threads, but not reads. Reentrant."""
         return self._updating
 
     def create(
-        self, spec: ShardSpec, make: Callable[[], np.ndarray], *, is_own: bool = False
+        self, spec: ShardSpec, make: Callable[[], np.ndarray] | None = None, *, is_own: bool = False
     ) -> bool:
         """Creates a variable, and returns False if it already exists, as after a client restart.
 
-        `make` is called only if needed. Pass `is_own` if it returns an array with no other
-        references: a copy is then avoided, because two copies of a table may not fit in memory.
+        `make` is called only if needed; None for a keyed table, which begins empty. Pass `is_own`
+        if it returns an array with no other references: a copy is then avoided, because two copies
+        of a table may not fit in memory.
 
         Raises:
             ValueError: the name is taken by a different spec, or the initial value has a wrong
@@ -77,17 +86,9 @@ class ServerVariables:
         with self._updating:
             shard = self._shards.get(spec.name)
             if shard is None:
-                value = np.array(make(), np.dtype(spec.dtype), copy=None if is_own else True)
-                if value.shape != spec.shape:
-                    raise ValueError(
-                        explain(
-                            f"The initial value of {spec.name!r} has shape {value.shape}.",
-                            expected=f"shape {spec.shape}.",
-                            fix="make the initializer use its `shape` argument.",
-                        )
-                    )
+                shard = _made(spec, make, is_own=is_own)
                 with self._reading:
-                    self._shards[spec.name] = Shard(spec, value)
+                    self._shards[spec.name] = shard
                 self.num_changes += 1
                 return True
         if shard.spec != spec:
@@ -120,50 +121,46 @@ class ServerVariables:
         ]
 
     def pull_rows(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Returns rows of a variable or slot, by row number within this shard."""
+        """Returns rows of a variable or slot, by row number within this shard, or by key."""
         with self._reading:
             shard, slot = self._find(name)
-            value = shard.array(slot)
-        require_rows(shard, rows)
-        with shard.lock:
-            return np.take(np.asarray(value), rows, axis=0)
+        shard.require(rows)
+        return shard.pulled(slot, rows)
 
     def assign(self, name: str, value: np.ndarray, *, sign: int = 0) -> None:
         """Assigns a whole variable or slot (`sign=0`), or adds `sign * value` to it."""
         with self._updating:
             with self._reading:
                 shard, slot = self._find(name)
-            current = shard.array(slot)
-            if value.shape != current.shape:
+            if value.shape != shard.spec.shape:
                 raise ValueError(
                     explain(
                         f"{name!r} was assigned a value of shape {value.shape}.",
-                        expected=f"shape {current.shape}.",
+                        expected=f"shape {shard.spec.shape}.",
                         fix="assign a value with the shape of the variable or slot.",
                     )
                 )
+            if shard.spec.table is not None:  # without rows: those of keys stay
+                return
+            current = shard.array(slot)
             new = np.array(value) if sign == 0 else np.asarray(current) + sign * value
             self._set(shard, slot, new.astype(current.dtype, copy=False))
 
     def scatter(self, name: str, rows: np.ndarray, values: np.ndarray, *, sign: int = 0) -> None:
         """Assigns rows of a variable or slot (`sign=0`), or adds `sign * values` to them.
 
-        `rows` are numbers within this shard, each once.
+        `rows` are numbers within this shard, or keys, each once. Unknown keys get a row.
         """
         with self._updating:
             with self._reading:
                 shard, slot = self._find(name)
-            require_rows(shard, rows)
-            current = np.asarray(shard.array(slot))
+            shard.require(rows)
             self.num_changes += 1
-            new = values if sign == 0 else np.take(current, rows, axis=0) + sign * values
             if shard.spec.has_rows:
-                shard.mark(rows)
-                with shard.lock:
-                    current[rows] = new
+                shard.scatter(slot, rows, values, sign, self.version)
                 return
-            changed = current.copy()
-            changed[rows] = new
+            changed = np.array(shard.array(slot))
+            changed[rows] = values if sign == 0 else changed[rows] + sign * values
             self._set(shard, slot, changed)
 
     def set_rule(self, rule: UpdateRule, names: Sequence[str], optimizer: str = "") -> None:
@@ -184,10 +181,7 @@ class ServerVariables:
                 for slot in rule.slots(name, shard.spec.shape, shard.spec.dtype):
                     full_name = stored_name(optimizer, slot.name)
                     if full_name not in shard.slots:
-                        full = np.full(shard.spec.shape, slot.initial, np.dtype(slot.dtype))
-                        with self._reading:
-                            shard.slots[full_name] = full
-                        shard.mark()
+                        shard.add_slot(full_name, slot)
             self.num_changes += 1
 
     def drop_rule(self, optimizer: str) -> None:
@@ -196,7 +190,7 @@ class ServerVariables:
             self._rules.drop(optimizer)
             for shard in self._shards.values():
                 for name in shard.slots_of(optimizer):
-                    del shard.slots[name]
+                    shard.drop_slot(name)
             self.num_changes += 1
 
     def update(
@@ -209,8 +203,8 @@ class ServerVariables:
 
         Args:
             whole: gradients of whole variables, by variable name.
-            rows: row numbers within this shard, of shape (k,) and each once, and row gradients of
-                shape (k, ...), by variable name.
+            rows: row numbers within this shard, or keys, of shape (k,) and each once, and row
+                gradients of shape (k, ...), by variable name.
             optimizers: optimizer name by variable name; "" for variables not listed.
 
         Raises:
@@ -225,7 +219,7 @@ class ServerVariables:
             with self._reading:
                 shards = {name: self._shards[name] for name in (*whole, *rows)}
             for name, (numbers, _) in rows.items():
-                require_rows(shards[name], numbers)
+                shards[name].require(numbers)
             made = [
                 (optimizer, *self._updated(optimizer, names, shards, whole, rows))
                 for optimizer, names in named.items()
@@ -235,6 +229,9 @@ class ServerVariables:
                     for name, part in parts.items():
                         part.keep(new.values[name], new.slots[name])
                     self._rules.keep(optimizer, new.scalars)
+                self.num_refused = sum(
+                    part.num_refused for _, parts, _ in made for part in parts.values()
+                )
                 self.version += 1
                 self.num_changes += 1
                 return self.version
@@ -250,7 +247,7 @@ class ServerVariables:
         """Computes the update of one optimizer without storing it."""
         rule = self._rules.find(optimizer, names)
         parts = {
-            name: UpdatedPart(shards[name], optimizer, *rows.get(name, (None, None)))
+            name: shards[name].updated(optimizer, *rows.get(name, (None, None)), self.version + 1)
             for name in names
         }
         state = State(
@@ -325,10 +322,16 @@ class ServerVariables:
         """Restores a shard or rows from a journal, before the server accepts requests."""
         shard = self._shards.get(part.spec.name)
         if shard is None:
-            empty = np.zeros(part.spec.shape, np.dtype(part.spec.dtype))
-            shard = self._shards[part.spec.name] = Shard(part.spec, empty)
+            spec = part.spec
+            shard = _made(spec, lambda: np.zeros(spec.shape, np.dtype(spec.dtype)), is_own=True)
+            self._shards[spec.name] = shard
         shard.restore(part)
         shard.take_marks()
+
+    def restored(self) -> None:
+        """Completes a restoration. Raises ValueError if the parts do not fit together."""
+        for shard in self._shards.values():
+            shard.restored()
 
     def restore_optimizers(
         self, version: int, descriptions: Mapping[str, Any], scalars: Mapping[str, np.ndarray]
@@ -359,3 +362,20 @@ class ServerVariables:
                 shard.value = value
             else:
                 shard.slots[slot] = value
+
+
+def _made(spec: ShardSpec, make: Callable[[], np.ndarray] | None, *, is_own: bool) -> Shard:
+    """Creates a shard with its initial value."""
+    if spec.table is not None:
+        return KeyedShard(spec)
+    assert make is not None
+    value = np.array(make(), np.dtype(spec.dtype), copy=None if is_own else True)
+    if value.shape != spec.shape:
+        raise ValueError(
+            explain(
+                f"The initial value of {spec.name!r} has shape {value.shape}.",
+                expected=f"shape {spec.shape}.",
+                fix="make the initializer use its `shape` argument.",
+            )
+        )
+    return Shard(spec, value)

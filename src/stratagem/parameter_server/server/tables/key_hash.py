@@ -1,0 +1,33 @@
+"""Hash of 64-bit keys, and streams of bits that depend on a key and a seed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+__all__ = ["GOLDEN", "mix64", "seeded"]
+
+# Increment of SplitMix64: the odd number next to 2**64 divided by the golden ratio.
+GOLDEN = 0x9E3779B97F4A7C15
+
+_FIRST, _SECOND = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
+_SHIFT = np.uint64(33)
+_MASK = 2**64 - 1
+
+
+def mix64(numbers: np.ndarray) -> np.ndarray:
+    """Returns 64 mixed bits for each uint64: a bijection in which each bit depends on all.
+
+    Source: finalizer of MurmurHash3.
+    """
+    mixed = numbers ^ (numbers >> _SHIFT)
+    mixed *= _FIRST
+    mixed ^= mixed >> _SHIFT
+    mixed *= _SECOND
+    mixed ^= mixed >> _SHIFT
+    return mixed
+
+
+def seeded(keys: np.ndarray, seed: int) -> np.ndarray:
+    """Returns 64 mixed bits for each int64 key, which depend on a seed."""
+    start = np.array([(seed + GOLDEN) & _MASK], np.uint64)
+    return mix64(keys.view(np.uint64) ^ mix64(start))

@@ -1,0 +1,356 @@
+"""Shards of tables whose rows are found by key, made by updates and evicted by policies.
+
+Rows have slot numbers, which never leave the server. Everything else of a shard works on slots:
+optimizers, changed rows and the journal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from stratagem.messages import explain
+from stratagem.parameter_server.server.shards import (
+    SavedPart,
+    Shard,
+    ShardSpec,
+    UpdatedPart,
+    padded_empty,
+    piece_rows,
+)
+from stratagem.parameter_server.server.tables.growing_array import (
+    GrowingArray,
+    most_rows_in_memory,
+)
+from stratagem.parameter_server.server.tables.key_slots import SavedKeys
+from stratagem.parameter_server.server.tables.keyed_rows import COUNTERS, KeyedRows, Sighting
+from stratagem.parameter_server.server.tables.table_options import TableOptions
+from stratagem.parameter_server.server.updates import Slot
+
+__all__ = ["KeyedMarks", "KeyedShard", "SavedTable"]
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyedMarks:
+    """Changed slots of a keyed shard: of its rows, and of the keys that have no row yet."""
+
+    rows: np.ndarray
+    candidates: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedTable:
+    """Keys of rows in a journal.
+
+    Args:
+        rows: slots of the rows.
+        candidates: slots of the keys that have no row yet.
+        counters: counters of the table.
+        initials: initial values of the optimizer slots, by name.
+    """
+
+    rows: SavedKeys
+    candidates: SavedKeys
+    counters: Mapping[str, int]
+    initials: Mapping[str, float]
+
+
+# Memory of the key of a row, its place in the index and its counts.
+_KEY_BYTES = 28
+
+
+class KeyedShard(Shard):
+    """Rows by key, and their slots of optimizers.
+
+    `value` and `slots` have more rows than are in use.
+
+    Raises:
+        ValueError: the spec has invalid options.
+    """
+
+    def __init__(self, spec: ShardSpec) -> None:
+        options = TableOptions.from_fields(spec.table or {})
+        row_shape, dtype = spec.shape[1:], np.dtype(spec.dtype)
+        row_bytes = math.prod(row_shape) * dtype.itemsize + _KEY_BYTES
+        self._most_rows = most_rows_in_memory(row_bytes)
+        if options.max_rows is not None:
+            self._most_rows = min(self._most_rows, options.max_rows)
+        self._value = GrowingArray(row_shape, dtype, self._most_rows)
+        super().__init__(spec, self._value.array)
+        self._initializer = options.initializer
+        self._slot_arrays: dict[str, GrowingArray] = {}
+        self._initials: dict[str, float] = {}
+        self._keyed = KeyedRows(options, self._most_rows)
+        self._rows, self._candidates = self._keyed.rows, self._keyed.candidates
+        self._is_changed = True  # what is no slot: counters, and the spec of a new table
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of all rows, keys and slots in use, in bytes."""
+        arrays = [self._value, *list(self._slot_arrays.values())]
+        rows_bytes = self._rows.num_slots * sum(one.row_bytes for one in arrays)
+        return rows_bytes + self._rows.size_bytes + self._candidates.size_bytes
+
+    @property
+    def marked_bytes(self) -> int:
+        """Size of the rows that a journal entry would copy, in bytes."""
+        return len(self._rows.dirty) * self.size_bytes // max(1, self._rows.num_slots)
+
+    def described(self) -> dict[str, int]:
+        """Returns the counters and sizes of the table."""
+        with self.lock:
+            num_rows = len(self._rows)
+            sizes = {"rows": num_rows, "hot": num_rows, "bytes": self.size_bytes}
+            return {**sizes, "candidates": len(self._candidates), **self._keyed.counters}
+
+    def require(self, rows: np.ndarray) -> None:
+        """Raises TypeError if these are not keys."""
+        if rows.dtype != np.int64 or rows.ndim != 1:
+            raise TypeError(
+                explain(
+                    f"Keys of {self.spec.name!r} have dtype {rows.dtype} and {rows.ndim} axes.",
+                    expected="int64 keys with a single axis.",
+                    fix="run the same Stratagem version in all processes.",
+                )
+            )
+
+    def copied(self, value: np.ndarray) -> np.ndarray:
+        """Returns a whole value, which has no rows: rows are read by key only."""
+        return np.empty(self.spec.shape, value.dtype)
+
+    def pulled(self, slot: str | None, rows: np.ndarray) -> np.ndarray:
+        """Returns the rows of keys. An unknown key has its initial value, and gets no row."""
+        with self.lock:
+            array = self.array(slot)
+            slots = self._rows.find(rows)
+            is_known = slots >= 0
+            if is_known.all():
+                return np.take(array, slots, axis=0)
+            pulled = np.empty((len(rows), *array.shape[1:]), array.dtype)
+            pulled[is_known] = array[slots[is_known]]
+        pulled[~is_known] = self._initial(slot, rows[~is_known], array.dtype)
+        return pulled
+
+    def scatter(
+        self, slot: str | None, rows: np.ndarray, values: np.ndarray, sign: int, version: int
+    ) -> None:
+        """Assigns (`sign=0`) or adds to rows of keys, and makes those of unknown keys.
+
+        Neither admission nor the counts of updates matter here.
+
+        Raises:
+            ValueError: the table is full, or a new key is given twice.
+        """
+        slots = self._rows.find(rows)
+        is_known = slots >= 0
+        new = rows[~is_known]
+        self._require_distinct(new)
+        if len(new) > self._keyed.room(int(np.count_nonzero(is_known))):
+            raise ValueError(
+                explain(
+                    f"{len(new)} rows were assigned to keys without rows, and {self.spec.name!r} "
+                    "is full.",
+                    expected=f"at most {self._most_rows} rows.",
+                    fix="use a larger max_rows or more servers.",
+                )
+            )
+        with self.lock:
+            made = slots[~is_known] = self._keyed.make(slots[is_known], new)
+            self._grow()
+            self.value[made] = self._initial(None, new, self.value.dtype)
+            for name in self.slots:
+                self.slots[name][made] = self._initials[name]
+            array = self.array(slot)
+            array[slots] = values if sign == 0 else array[slots] + sign * values
+            self._rows.note(slots, version, 0)
+
+    def updated(
+        self, optimizer: str, rows: np.ndarray | None, grads: np.ndarray | None, version: int
+    ) -> UpdatedPart:
+        """Returns the rows of an update, without making any. `version` is that of the update.
+
+        Raises:
+            ValueError: the update is of the whole table, or has a new key twice.
+        """
+        if rows is None or grads is None:
+            raise ValueError(
+                explain(
+                    f"A gradient of the whole of {self.spec.name!r} was pushed.",
+                    expected="gradients of rows, by key.",
+                    fix="look up rows of the table by key, and push gradients of those rows.",
+                )
+            )
+        sighting = self._keyed.sighting(rows, version)
+        self._require_distinct(np.concatenate([sighting.new, sighting.refused]))
+        return _KeyedPart(self, optimizer, sighting, grads, version)
+
+    def add_slot(self, name: str, slot: Slot) -> None:
+        """Adds a slot of an optimizer."""
+        made = GrowingArray(self.spec.shape[1:], np.dtype(slot.dtype), self._most_rows)
+        self._add_slot_array(name, made, slot.initial)
+        made.array[: self._rows.num_slots] = slot.initial
+        self.mark()
+
+    def drop_slot(self, name: str) -> None:
+        """Removes a slot of an optimizer."""
+        del self.slots[name], self._slot_arrays[name], self._initials[name]
+
+    def mark(self, rows: np.ndarray | None = None) -> None:
+        """Marks slots as changed; None marks all."""
+        self._is_changed = True
+        self._rows.dirty.mark(self._rows.used if rows is None else rows)
+
+    def take_marks(self) -> KeyedMarks | None:
+        """Returns and clears the marks; None if nothing changed."""
+        if not (self._is_changed or len(self._rows.dirty) or len(self._candidates.dirty)):
+            return None
+        self._is_changed = False
+        return KeyedMarks(self._rows.dirty.take(), self._candidates.dirty.take())
+
+    def put_back(self, marks: KeyedMarks) -> None:
+        """Undoes `take_marks`."""
+        self._is_changed = True
+        self._rows.dirty.mark(marks.rows)
+        self._candidates.dirty.mark(marks.candidates)
+
+    def saved(self, marks: KeyedMarks | None = None) -> SavedPart:
+        """Returns copies of the marked slots."""
+        assert marks is not None
+        with self.lock:
+            return self._saved(marks.rows, marks.candidates)
+
+    def pieces(self, marks: KeyedMarks | None = None) -> Iterator[SavedPart]:
+        """Yields copies of slots, all or the marked ones, in pieces of about 4 MiB."""
+        none = np.empty(0, np.int64)
+        count = piece_rows(self.size_bytes, self._rows.num_slots)
+        rows = np.arange(self._rows.num_slots) if marks is None else marks.rows
+        candidates = np.arange(self._candidates.num_slots) if marks is None else marks.candidates
+        for first in range(0, len(rows), count):
+            with self.lock:
+                part = self._saved(rows[first : first + count], none)
+            yield part
+        with self.lock:  # also of a table without rows
+            part = self._saved(none, candidates)
+        yield part
+
+    def restore(self, part: SavedPart) -> None:
+        """Restores slots from a journal. Call `restored` after the last part."""
+        saved = part.table
+        assert isinstance(saved, SavedTable)
+        self._rows.restore(saved.rows)
+        self._candidates.restore(saved.candidates)
+        self._keyed.counters.update({name: int(saved.counters[name]) for name in COUNTERS})
+        for name, rows in part.slots.items():
+            if name not in self.slots:
+                made = GrowingArray(self.spec.shape[1:], rows.dtype, self._most_rows)
+                self._add_slot_array(name, made, float(saved.initials[name]))
+        self._grow()
+        self.value[saved.rows.slots] = part.value
+        for name, rows in part.slots.items():
+            self.slots[name][saved.rows.slots] = rows
+
+    def restored(self) -> None:
+        """Completes a restoration. Raises ValueError if a key has two rows."""
+        self._rows.restored()
+        self._candidates.restored()
+
+    def initial_rows(self, slot: str | None, sighting: Sighting) -> np.ndarray:
+        """Returns the initial rows of new keys."""
+        return self._initial(slot, sighting.new, self.array(slot).dtype)
+
+    def keep(
+        self,
+        sighting: Sighting,
+        version: int,
+        value: np.ndarray,
+        slots: Mapping[str, np.ndarray],
+    ) -> None:
+        """Stores the rows of an update and makes new ones, after it succeeded."""
+        with self.lock:
+            rows = self._keyed.keep(sighting, version)
+            self._is_changed |= bool(len(sighting.refused))
+            self._grow()
+            if len(sighting.new):  # slots of other optimizers too
+                for name in self.slots.keys() - slots.keys():
+                    self.slots[name][rows[len(sighting.slots) :]] = self._initials[name]
+            self.value[rows] = value
+            for name, slot in slots.items():
+                self.slots[name][rows] = slot
+            self._keyed.evict_aged(version)
+
+    def _initial(self, slot: str | None, keys: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        row_shape = self.spec.shape[1:]
+        if slot is not None:
+            return np.full((len(keys), *row_shape), self._initials[slot], dtype)
+        return self._initializer.rows(keys, row_shape, dtype)
+
+    def _add_slot_array(self, name: str, made: GrowingArray, initial: float) -> None:
+        made.grow(self._rows.num_slots)
+        self._slot_arrays[name], self._initials[name] = made, initial
+        self.slots[name] = made.array
+
+    def _grow(self) -> None:
+        self._value.grow(self._rows.num_slots)
+        self.value = self._value.array
+        for name, array in self._slot_arrays.items():
+            array.grow(self._rows.num_slots)
+            self.slots[name] = array.array
+
+    def _saved(self, rows: np.ndarray, candidates: np.ndarray) -> SavedPart:
+        keys = self._rows.saved(rows)
+        table = SavedTable(
+            keys,
+            self._candidates.saved(candidates),
+            dict(self._keyed.counters),
+            dict(self._initials),
+        )
+        slots = {name: slot[keys.slots] for name, slot in [*self.slots.items()]}
+        return SavedPart(self.spec, keys.slots, self.value[keys.slots], slots, table)
+
+    def _require_distinct(self, new: np.ndarray) -> None:
+        if len(np.unique(new)) < len(new):
+            raise ValueError(
+                explain(
+                    f"A key of {self.spec.name!r} was given twice in one request.",
+                    expected="distinct keys.",
+                    fix="run the same Stratagem version in all processes.",
+                )
+            )
+
+
+class _KeyedPart(UpdatedPart):
+    """Known rows and initial values of new ones, which one optimizer updates."""
+
+    def __init__(
+        self,
+        shard: KeyedShard,
+        optimizer: str,
+        sighting: Sighting,
+        grads: np.ndarray,
+        version: int,
+    ) -> None:
+        self._table, self._sighting, self._version = shard, sighting, version
+        if sighting.order is not None:
+            grads = grads[sighting.order]
+        super().__init__(shard, optimizer, sighting.slots, grads)
+        self.num_refused = len(sighting.refused)
+
+    def keep(self, value: np.ndarray, slots: Mapping[str, np.ndarray]) -> None:
+        """Stores the new rows in the shard."""
+        count = len(self._sighting)
+        stored = {self._names[name]: np.asarray(slot)[:count] for name, slot in slots.items()}
+        self._table.keep(self._sighting, self._version, np.asarray(value)[:count], stored)
+
+    def _taken(self, slot: str | None) -> Any:
+        sighting, array = self._sighting, self._table.array(slot)
+        rows = padded_empty(len(sighting), array.shape[1:], array.dtype)
+        num_known = len(sighting.slots)
+        if num_known:
+            np.take(array, sighting.slots, axis=0, out=rows[:num_known], mode="clip")
+        if len(sighting.new):
+            rows[num_known : len(sighting)] = self._table.initial_rows(slot, sighting)
+        return rows

@@ -1,0 +1,69 @@
+"""Options of a keyed table, as a client sends them in `ShardSpec.table`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from stratagem.messages import explain
+from stratagem.parameter_server.server.tables.policies import Admission, Eviction, policy_from
+from stratagem.parameter_server.server.tables.row_initializer import RowInitializer
+
+__all__ = ["TableOptions"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TableOptions:
+    """Initial rows, policies and size limit of the keyed rows of one server.
+
+    Args:
+        initializer: initial rows.
+        admission: decides which keys get a row; None for all.
+        eviction: decides which rows are evicted; None for none.
+        max_rows: most rows of this server; None for as many as fit in memory. A full table without
+            `LeastFrequent` and `LeastRecent` refuses more keys.
+
+    Raises:
+        ValueError: a limit below 1.
+    """
+
+    initializer: RowInitializer
+    admission: Admission | None = None
+    eviction: Eviction | None = None
+    max_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_rows is not None and self.max_rows < 1:
+            raise ValueError(
+                explain(
+                    f"A keyed table has max_rows={self.max_rows}.",
+                    expected="at least 1 row.",
+                    fix="omit max_rows for no limit.",
+                )
+            )
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> TableOptions:
+        """Returns the options from JSON fields.
+
+        Raises:
+            ValueError: an unknown option, or an invalid one.
+        """
+        unknown = {name for name, value in fields.items() if value is not None} - {
+            one.name for one in dataclasses.fields(cls)
+        }
+        if unknown:
+            raise ValueError(
+                explain(
+                    f"A keyed table has the options {sorted(unknown)}, which servers do not have.",
+                    expected=f"some of {[one.name for one in dataclasses.fields(cls)]}.",
+                    fix="run the same Stratagem version in all processes.",
+                )
+            )
+        return cls(
+            RowInitializer.from_fields(fields.get("initializer") or {}),
+            policy_from(fields.get("admission")),
+            policy_from(fields.get("eviction")),
+            fields.get("max_rows"),
+        )
