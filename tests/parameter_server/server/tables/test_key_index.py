@@ -144,7 +144,7 @@ def test_full_segment_is_an_error() -> None:
     keys = np.array([key_of_hash((high << 42) | (5 << 32)) for high in range(1030)])
     for first in range(0, 1020, 10):
         index.insert(keys[first : first + 10], np.arange(first, first + 10))
-    with pytest.raises(RuntimeError, match="a segment of an index of keys is full"):
+    with pytest.raises(ValueError, match="a segment of an index of keys is full"):
         index.insert(keys[1020:], np.arange(1020, 1030))
     assert index.find(keys[:3]).tolist() == [0, 1, 2]
     assert index.find(np.array([key_of_hash(1 << 63 | 5 << 32)])).tolist() == [-1]

@@ -85,6 +85,23 @@ def test_a_key_in_two_slots_is_refused() -> None:
         copy.restored()
 
 
+@pytest.mark.parametrize(
+    ("slots", "freed", "error"),
+    [
+        ([0, -1, 2], [], ValueError("a slot of a keyed table is negative")),
+        ([0], [-5], ValueError("a slot of a keyed table is negative")),
+        ([0, 10], [], MemoryError("A table needs memory for 11 rows")),
+    ],
+    ids=["negative", "freed", "large"],
+)
+def test_forged_slots_are_refused(slots, freed, error) -> None:
+    numbers = np.array(slots)
+    counts = np.ones(len(slots), np.uint32)
+    saved = SavedKeys(numbers, numbers, counts, counts, np.array(freed, np.int64))
+    with pytest.raises(type(error), match=str(error)):
+        KeySlots(10).restore(saved)
+
+
 def test_memory_is_that_of_the_arrays() -> None:
     slots = made(20_000)
     # A key, its count and version, two flags, and 5 bytes of a place in an index 0.4 to 0.8 full.

@@ -177,7 +177,7 @@ class KeyIndex:
         num_rounds = 0
         while len(buckets):
             if num_rounds == _MOST_ROUNDS:  # not with a random seed
-                raise RuntimeError("a segment of an index of keys is full")
+                raise ValueError("a segment of an index of keys is full")
             num_rounds += 1
             free = np.take(words, buckets) & _HIGH
             shifts = starts << _BYTE_SHIFT

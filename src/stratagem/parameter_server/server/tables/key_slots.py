@@ -183,7 +183,14 @@ class KeySlots:
         return SavedKeys(used, keys, self.seen[used], self.counts[used], slots[~is_used])
 
     def restore(self, saved: SavedKeys) -> None:
-        """Restores slots from a journal. Call `restored` after the last call."""
+        """Restores slots from a journal. Call `restored` after the last call.
+
+        Raises:
+            MemoryError: a slot is too large.
+            ValueError: a slot is negative.
+        """
+        if min(saved.slots.min(initial=0), saved.freed.min(initial=0)) < 0:
+            raise ValueError("a slot of a keyed table is negative")
         end = int(saved.slots.max()) + 1 if len(saved.slots) else 0
         if end > self.num_slots:
             self._grow(end)
