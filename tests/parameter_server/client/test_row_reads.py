@@ -128,6 +128,7 @@ def test_large_answers_are_split(connections, monkeypatch, most_bytes) -> None:
     servers = [client.placement_of(f"table {number}").servers[0] for number in range(4)]
     assert len({*servers}) < 4
     assert len(asked.messages) == (len({*servers}) if most_bytes > 40 else 4)
+    assert sum(sum(names.values()) for _, names in asked.messages) == 8
 
 
 def test_no_rows_are_no_message(connections, monkeypatch) -> None:

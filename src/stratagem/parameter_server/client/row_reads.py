@@ -6,10 +6,10 @@ The lookups of a step are one request to each server, however many tables there 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,15 +23,14 @@ from stratagem.transport.wire import Message
 
 __all__ = ["RowReads", "RowRequest"]
 
-# Larger answers are split: shared memory holds three of them for each connection.
+# Lookups with more bytes of rows are split: shared memory holds three answers per connection.
 _MOST_ANSWER_BYTES = 2**23
 _NOTHING = np.empty(0)
 
 _Ask = Callable[[dict[int, Message], Callable[[int], Sequence[str]]], dict[int, Message]]
 
 
-@dataclasses.dataclass(frozen=True)
-class RowRequest:
+class RowRequest(NamedTuple):
     """Rows of a variable or of its slot ":slot", for ids of any shape; the ids may be keys."""
 
     placement: ShardLayout
@@ -160,8 +159,7 @@ class RowReads:
         ]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Lookup:
+class _Lookup(NamedTuple):
     """Distinct ids of one table or slot."""
 
     placement: ShardLayout
@@ -178,26 +176,18 @@ class _Request:
     def __init__(self) -> None:
         self.parts = RequestParts()
         self.held: list[tuple[int, int, slice]] = []
+        self.answer_bytes = 0
         self._names: dict[int, list[str]] = defaultdict(list)
-        self._answer_bytes: Counter[int] = Counter()
 
-    def has_room(self, answer_bytes: Mapping[int, int]) -> bool:
-        """Returns True if answers of these sizes, by server, may be added."""
-        return not self.held or all(
-            self._answer_bytes[server] + more <= _MOST_ANSWER_BYTES
-            for server, more in answer_bytes.items()
-        )
-
-    def add(self, number: int, lookup: _Lookup, answer_bytes: Mapping[int, int]) -> None:
+    def add(self, number: int, lookup: _Lookup) -> None:
         """Adds a lookup; servers without any of its rows are not asked."""
-        placement = lookup.placement
-        for shard, part, numbers in lookup.wanted.held(placement):
-            if part.stop > part.start:
+        placement, slot, wanted = lookup
+        for shard, part, numbers in wanted.held(placement):
+            if len(numbers):
                 server = placement.servers[shard]
-                self.parts.add(server, shard_name(placement, shard) + lookup.slot, numbers)
+                self.parts.add(server, shard_name(placement, shard) + slot, numbers)
                 self.held.append((number, server, part))
                 self._names[server].append(placement.name)
-        self._answer_bytes.update(answer_bytes)
 
     def variables(self, server: int) -> Sequence[str]:
         """Returns the names of the variables whose rows a server sends."""
@@ -208,21 +198,14 @@ def _requests(lookups: Sequence[_Lookup]) -> list[_Request]:
     """Returns one request for all lookups, or more if answers would be too large."""
     requests: list[_Request] = []
     for number, lookup in enumerate(lookups):
-        sizes = _answer_bytes(lookup)
-        if not requests or not requests[-1].has_room(sizes):
+        placement, _, wanted = lookup
+        row_bytes = math.prod(placement.shape[1:]) * np.dtype(placement.dtype).itemsize
+        answer_bytes = len(wanted.ids) * row_bytes
+        if not requests or requests[-1].answer_bytes + answer_bytes > _MOST_ANSWER_BYTES:
             requests.append(_Request())
-        requests[-1].add(number, lookup, sizes)
+        requests[-1].add(number, lookup)
+        requests[-1].answer_bytes += answer_bytes
     return [one for one in requests if one.held]
-
-
-def _answer_bytes(lookup: _Lookup) -> Counter[int]:
-    """Returns the size of the requested rows, by server."""
-    placement = lookup.placement
-    row_bytes = math.prod(placement.shape[1:]) * np.dtype(placement.dtype).itemsize
-    sizes: Counter[int] = Counter()
-    for server, part in zip(placement.servers, lookup.wanted.parts, strict=True):
-        sizes[server] += (part.stop - part.start) * row_bytes
-    return sizes
 
 
 def _joined(rows: Sequence[np.ndarray], placement: ShardLayout) -> np.ndarray:
