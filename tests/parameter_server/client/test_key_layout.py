@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from stratagem.parameter_server.client.client import ServerClient
-from stratagem.parameter_server.client.key_layout import NUM_BUCKETS, buckets_of, layout_of_keys
+from stratagem.parameter_server.client.key_layout import BUCKET_COUNT, buckets_of, layout_of_keys
+from stratagem.parameter_server.client.row_cache import RowCache
 from stratagem.parameter_server.server.key_hash import mix64
 from stratagem.parameter_server.server.updates import Pushed
 from stratagem.transport.wire import Message
@@ -22,7 +23,7 @@ def test_servers_have_consecutive_buckets_in_equal_shares(num_servers) -> None:
     servers = [*range(num_servers)][::-1]
     layout = layout_of_keys("table", (8, 2), "float32", servers)
     assert layout.servers == tuple(servers)
-    assert sum(layout.rows) == NUM_BUCKETS
+    assert sum(layout.rows) == BUCKET_COUNT
     assert max(layout.rows) - min(layout.rows) <= 1
     assert (layout.shape, layout.has_rows, layout.is_keyed) == ((0, 8, 2), True, True)
     assert {layout.shape_of(shard) for shard in range(num_servers)} == {(0, 8, 2)}
@@ -37,7 +38,9 @@ def test_servers_have_consecutive_buckets_in_equal_shares(num_servers) -> None:
 
 
 def test_bucket_is_the_start_of_the_hash() -> None:
-    assert buckets_of(KEYS).tolist() == [value >> 52 for value in mix64(KEYS).tolist()]
+    assert buckets_of(KEYS).tolist() == [
+        value >> 52 for value in mix64(KEYS.view(np.uint64)).tolist()
+    ]
 
 
 def test_shard_of_keys_is_no_variable() -> None:
@@ -73,6 +76,28 @@ class Tables:
                 own[key] = own.get(key, np.zeros(2)) + value
         fields = {"version": 1, "lifetime": 1, "applied": [0, 0], "is_used": True, "is_new": True}
         return Message("ok", fields, arrays)
+
+
+def test_cached_rows_of_keys() -> None:
+    tables = Tables(2)
+    cache = RowCache(max_rows=8, max_age_steps=5)
+    client = ServerClient(tables, row_cache=cache)  # type: ignore[arg-type]
+    client.create(layout_of_keys("table", (2,), "float32", range(2), TABLE), None)
+    keys = np.array([-1, 0, 2**63 - 1, -(2**63), 0])
+    client.scatter("table", keys[:4], np.ones((4, 2), np.float32))
+    asked = []
+    for more in ([], [7], [], [-1]):
+        client.rows.begin_step()
+        tables.asked.clear()
+        wanted = np.append(keys, np.array(more, np.int64))
+        rows = client.pull_rows("table", wanted, may_be_cached=True)
+        np.testing.assert_array_equal(rows[:, 0], [0 if key == 7 else 1 for key in wanted])
+        asked.append({key for _, message in tables.asked for key in message.arrays[0].tolist()})
+    assert asked == [{*keys.tolist()}, {7}, set(), set()]
+    client.push({}, {"table": (np.array([0]), np.ones((1, 2), np.float32))})
+    tables.asked.clear()
+    assert client.pull_rows("table", keys, may_be_cached=True)[1, 0] == 2
+    assert [message.arrays[0].tolist() for _, message in tables.asked] == [[0]]
 
 
 @pytest.mark.parametrize("num_servers", [1, 3])

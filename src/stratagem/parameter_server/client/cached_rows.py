@@ -31,7 +31,7 @@ Fetch = Callable[[Sequence[Wanted]], list[Rows]]
 
 
 @dataclasses.dataclass
-class _Lookup:
+class _CacheLookup:
     """Lookup in one table: cached slots of its distinct ids, and its result once it is known."""
 
     placement: ShardLayout
@@ -118,20 +118,20 @@ class CachedRows:
                 one.result = one.wanted.expanded(rows), versions
         return [one.result for one in lookups if one.result is not None]
 
-    def _found(self, placement: ShardLayout, wanted: DistinctRows, step: int) -> _Lookup:
+    def _found(self, placement: ShardLayout, wanted: DistinctRows, step: int) -> _CacheLookup:
         """Looks ids up in the cache. Call with the lock."""
         table = self._table(placement)
         slots, is_hit = table.find(wanted.ids, step - self._options.max_age_steps)
         num_hits = int(np.count_nonzero(is_hit))
         self._counts["hits"] += num_hits
         self._counts["misses"] += len(slots) - num_hits
-        lookup = _Lookup(placement, wanted, table, self._drops(placement.name), slots, is_hit)
+        lookup = _CacheLookup(placement, wanted, table, self._drops(placement.name), slots, is_hit)
         if num_hits == len(slots):
             lookup.result = table.take(slots[wanted.places]), table.versions(slots)
         return lookup
 
     def _merged(
-        self, lookup: _Lookup, fetched: np.ndarray, versions: np.ndarray, step: int
+        self, lookup: _CacheLookup, fetched: np.ndarray, versions: np.ndarray, step: int
     ) -> Rows | None:
         """Stores fetched rows, and returns those of a lookup; None if cached ones are out of date.
 

@@ -13,12 +13,12 @@ from stratagem.messages import explain
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.key_hash import mix64
 
-__all__ = ["NUM_BUCKETS", "KeyLayout", "buckets_of", "layout_of_keys"]
+__all__ = ["BUCKET_COUNT", "KeyLayout", "buckets_of", "layout_of_keys"]
 
 _BUCKET_BITS = 12
 # Enough that each of up to hundreds of servers has about the same number of keys, and few enough to
 # move one at a time to another server.
-NUM_BUCKETS = 1 << _BUCKET_BITS
+BUCKET_COUNT = 1 << _BUCKET_BITS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class KeyLayout(ShardLayout):
     """Servers and key buckets of a table that has rows for keys, made at their first update.
 
     As in a `ShardLayout`, `rows` has one entry per shard: its number of consecutive buckets. All
-    shards together have `NUM_BUCKETS`. `shape` is (0, ...) with the shape of a row, because the
+    shards together have `BUCKET_COUNT`. `shape` is (0, ...) with the shape of a row, because the
     number of rows is only known to the servers. `table` describes the table to these, as JSON.
     """
 
@@ -72,7 +72,7 @@ def layout_of_keys(
     table: Mapping[str, Any] | None = None,
 ) -> KeyLayout:
     """Returns the layout of a keyed table with about equal shares of buckets on each server."""
-    ends = [NUM_BUCKETS * (place + 1) // len(servers) for place in range(len(servers))]
+    ends = [BUCKET_COUNT * (place + 1) // len(servers) for place in range(len(servers))]
     rows = [stop - start for start, stop in itertools.pairwise([0, *ends])]
     shape, shares = (0, *row_shape), tuple(rows)
     return KeyLayout(
@@ -82,4 +82,4 @@ def layout_of_keys(
 
 def buckets_of(keys: np.ndarray) -> np.ndarray:
     """Returns the bucket of each key: the upper bits of its hash."""
-    return (mix64(keys) >> np.uint64(64 - _BUCKET_BITS)).astype(np.intp)
+    return (mix64(keys.view(np.uint64)) >> np.uint64(64 - _BUCKET_BITS)).astype(np.intp)

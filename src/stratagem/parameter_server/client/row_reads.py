@@ -80,14 +80,14 @@ class RowReads:
                 begin = end
         return results
 
-    def _lookup(self, requests: Sequence[RowRequest]) -> _Lookup:
+    def _lookup(self, requests: Sequence[RowRequest]) -> _TableLookup:
         """Returns the lookup of one or more requests of the same table."""
         flat = [one.ids.reshape(-1) for one in requests]
         ids = flat[0] if len(flat) == 1 else np.concatenate(flat)
         placement = requests[0].placement
-        return _Lookup(placement, requests[0].slot, self._distinct.of(placement, ids))
+        return _TableLookup(placement, requests[0].slot, self._distinct.of(placement, ids))
 
-    def _rows(self, lookups: Sequence[_Lookup], *, may_be_cached: bool) -> list[np.ndarray]:
+    def _rows(self, lookups: Sequence[_TableLookup], *, may_be_cached: bool) -> list[np.ndarray]:
         """Returns a row for each requested id of each lookup."""
         cached = self.cached
         if cached is None or not may_be_cached or any(one.slot for one in lookups):
@@ -98,7 +98,7 @@ class RowReads:
         wanted = [(one.placement, one.wanted) for one in lookups]
         found = cached.rows(
             wanted,
-            lambda missing: self._fetch([_Lookup(place, "", some) for place, some in missing]),
+            lambda missing: self._fetch([_TableLookup(place, "", some) for place, some in missing]),
         )
         for (placement, distinct), (_, versions) in zip(wanted, found, strict=True):
             oldest = cached.oldest(placement, distinct, versions)
@@ -143,7 +143,7 @@ class RowReads:
         """Returns the cache's new "hits" and "misses"; see `CachedRows.take_counts`."""
         return {} if self.cached is None else self.cached.take_counts()
 
-    def _fetch(self, lookups: Sequence[_Lookup]) -> list[tuple[np.ndarray, np.ndarray]]:
+    def _fetch(self, lookups: Sequence[_TableLookup]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Returns the rows of the distinct ids of each lookup, and the version of each."""
         rows: list[list[np.ndarray]] = [[] for _ in lookups]
         versions = [np.empty(len(one.wanted.ids), np.int64) for one in lookups]
@@ -159,7 +159,7 @@ class RowReads:
         ]
 
 
-class _Lookup(NamedTuple):
+class _TableLookup(NamedTuple):
     """Distinct ids of one table or slot."""
 
     placement: ShardLayout
@@ -167,7 +167,7 @@ class _Lookup(NamedTuple):
     wanted: DistinctRows
 
 
-class _Request:
+class _StepRequest:
     """Rows of several tables, to request with one message to each server.
 
     `held` has the number of the lookup, the server and the slice of each of its arrays, in order.
@@ -179,7 +179,7 @@ class _Request:
         self.answer_bytes = 0
         self._names: dict[int, list[str]] = defaultdict(list)
 
-    def add(self, number: int, lookup: _Lookup) -> None:
+    def add(self, number: int, lookup: _TableLookup) -> None:
         """Adds a lookup; servers without any of its rows are not asked."""
         placement, slot, wanted = lookup
         for shard, part, numbers in wanted.held(placement):
@@ -194,15 +194,15 @@ class _Request:
         return self._names.get(server, ())
 
 
-def _requests(lookups: Sequence[_Lookup]) -> list[_Request]:
+def _requests(lookups: Sequence[_TableLookup]) -> list[_StepRequest]:
     """Returns one request for all lookups, or more if answers would be too large."""
-    requests: list[_Request] = []
+    requests: list[_StepRequest] = []
     for number, lookup in enumerate(lookups):
         placement, _, wanted = lookup
         row_bytes = math.prod(placement.shape[1:]) * np.dtype(placement.dtype).itemsize
         answer_bytes = len(wanted.ids) * row_bytes
         if not requests or requests[-1].answer_bytes + answer_bytes > _MOST_ANSWER_BYTES:
-            requests.append(_Request())
+            requests.append(_StepRequest())
         requests[-1].add(number, lookup)
         requests[-1].answer_bytes += answer_bytes
     return [one for one in requests if one.held]

@@ -10,13 +10,13 @@ _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
-def mix64(keys: np.ndarray) -> np.ndarray:
-    """Returns the hash of each 64-bit integer, as uint64. Distinct keys have distinct hashes.
+def mix64(numbers: np.ndarray) -> np.ndarray:
+    """Returns the hash of each uint64. Distinct numbers have distinct hashes.
 
     Source: Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators (OOPSLA 2014),
     with the constants of Stafford's variant 13, as in `java.util.SplittableRandom`.
     """
-    mixed = keys.astype(np.uint64)  # a copy, changed in place below
+    mixed = numbers.copy()
     for shift, factor in zip(_SHIFTS, (_FIRST, _SECOND), strict=False):
         mixed ^= mixed >> shift
         mixed *= factor
