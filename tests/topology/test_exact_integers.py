@@ -127,6 +127,13 @@ def test_lookups() -> None:
         sg.nn.embedding_lookup(np.ones((4, 2), np.float32), LARGE)
 
 
+@pytest.mark.parametrize("method", ["to_dense", "combined"])
+def test_indices_of_rows(method) -> None:
+    slices = sg.IndexedSlices(np.ones((4, 2), np.float32), LARGE[:, 0], (8, 2))
+    with pytest.raises(OverflowError, match=f"An array of indices .* 1 {DOES_NOT_FIT}"):
+        getattr(slices, method)()
+
+
 def test_keys_travel_as_pairs() -> None:
     """As the error says."""
     keys = np.array([[2**40 + 5, -1, 2**31]])
