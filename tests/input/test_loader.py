@@ -72,9 +72,9 @@ def test_steps_of_a_call_join_batches_that_were_loaded_ahead() -> None:
 def test_small_batches_in_memory_are_put_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
-    def put_steps(stacked: Any, topology: Any) -> Any:
+    def put_steps(stacked: Any, topology: Any, name_of: Any) -> Any:
         sizes.append(len(stacked[0]))
-        return put(stacked, topology)
+        return put(stacked, topology, name_of)
 
     put = module.put_steps
     monkeypatch.setattr(module, "put_steps", put_steps)

@@ -19,6 +19,7 @@ from stratagem.topology import Topology
 __all__ = [
     "HostBatch",
     "join_parts",
+    "name_of_array",
     "padded",
     "split_again",
     "take_batch",
@@ -97,6 +98,14 @@ def unflatten(structure: object, is_array: tuple[bool, ...], arrays: Sequence[An
     remaining = iter(arrays)
     leaves = [next(remaining) if present else None for present in is_array]
     return jax.tree.unflatten(structure, leaves)
+
+
+def name_of_array(structure: object, is_array: tuple[bool, ...], place: int) -> str:
+    """Returns the name of an array of a batch in messages: its path, as in Python."""
+    present = [number for number, is_present in enumerate(is_array) if is_present]
+    numbered = jax.tree.unflatten(structure, range(len(is_array)))
+    path, _ = jax.tree_util.tree_flatten_with_path(numbered)[0][present[place]]
+    return f"batch{jax.tree_util.keystr(path)}"
 
 
 def take_batch(data: object, num_replicas: int) -> HostBatch:

@@ -49,7 +49,7 @@ class BatchGroup:
 
     def put_each(self, topology: Topology) -> list[BatchGroup]:
         """Returns the batches of a group on the host, each on the devices."""
-        steps = put_steps(self.placed.arrays, topology)
+        steps = put_steps(self.placed.arrays, topology, self.placed.name_of)
         return [
             BatchGroup(dataclasses.replace(self.placed, arrays=arrays, num_steps=1), [position])
             for arrays, position in zip(steps, self.positions, strict=True)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stratagem.input.batches import HostBatch, padded, unflatten
+from stratagem.input.batches import HostBatch, name_of_array, padded, unflatten
 from stratagem.input.device_rows import DeviceRows, select_rows
 from stratagem.input.transfer import put_arrays
 from stratagem.topology import Topology
@@ -72,6 +72,10 @@ class PlacedBatches:
         pairs = zip(array, self.local_lengths, strict=True)
         return PerReplica(objects=tuple(part[:length] for part, length in pairs))
 
+    def name_of(self, place: int) -> str:
+        """Returns the name of an array in messages."""
+        return name_of_array(self.structure, self.is_array, place)
+
     def step_shape(self, array: jax.Array | np.ndarray) -> tuple[int, ...]:
         """Returns the shape of an array for one step."""
         return array.shape[1:] if self.num_steps > 1 else array.shape
@@ -105,7 +109,13 @@ def place(
     if to_device:
         places = [index for index, array in enumerate(placed) if is_array(array)]
         arrays = [placed[index] for index in places]
-        moved = put_arrays(arrays, topology, many=num_steps > 1, is_repeated=is_repeated)
+        moved = put_arrays(
+            arrays,
+            topology,
+            many=num_steps > 1,
+            is_repeated=is_repeated,
+            name_of=lambda index: name_of_array(first.structure, first.is_array, places[index]),
+        )
         for index, array in zip(places, moved, strict=True):
             placed[index] = array
     return PlacedBatches(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from stratagem.topology import Topology
+from stratagem.topology import Topology, require_exact_integers
 
 __all__ = ["are_small", "put_arrays", "put_steps"]
 
@@ -26,12 +26,18 @@ def put_arrays(
     *,
     many: bool,
     is_repeated: bool,
+    name_of: Callable[[int], str] | None = None,
 ) -> list[jax.Array]:
     """Puts arrays with a replica axis, if there are several replicas, on the devices.
 
     `many` is True if they have an axis of steps before that. `is_repeated` is True if many arrays
-    of these shapes follow, so that a program is worth its compilation.
+    of these shapes follow, so that a program is worth its compilation. `name_of` returns the name
+    of an array by its position, for messages.
+
+    Raises:
+        OverflowError: JAX would change 64-bit integers.
     """
+    require_exact_integers(arrays, name_of)
     if is_repeated and are_small(arrays, topology):
         return _put_small(_copied(arrays), topology, axis=1 if many else 0)
     moved = [_put(array, topology, many=many) for array in arrays]
@@ -74,11 +80,17 @@ def are_small(arrays: Sequence[np.ndarray[Any, Any] | jax.Array], topology: Topo
     )
 
 
-def put_steps(arrays: Sequence[np.ndarray[Any, Any]], topology: Topology) -> list[list[jax.Array]]:
+def put_steps(
+    arrays: Sequence[np.ndarray[Any, Any]],
+    topology: Topology,
+    name_of: Callable[[int], str] | None = None,
+) -> list[list[jax.Array]]:
     """Puts small arrays with an axis of steps on the devices; returns the arrays of each step.
 
     One program does both, which is faster than a transfer of each step, also on several devices.
+    `name_of` and errors are those of `put_arrays`.
     """
+    require_exact_integers(arrays, name_of)
     several = topology.num_replicas > 1
     sharding = topology.stacked if several else topology.replicated
     return _unstacking(None if topology.devices is None else sharding)(*_copied(arrays))

@@ -12,6 +12,7 @@ import numpy as np
 from jax.core import Tracer
 
 from stratagem.messages import explain
+from stratagem.topology import require_exact_integers
 
 __all__ = ["IndexedSlices", "is_indexed_slices"]
 
@@ -61,6 +62,7 @@ class IndexedSlices:
         Raises:
             ValueError: `dense_shape` is None, or `values` and `indices` do not match.
             TypeError: `indices` are not integers.
+            OverflowError: 64-bit indices that JAX would change.
         """
         self.check()
         if self.dense_shape is None:
@@ -73,7 +75,7 @@ class IndexedSlices:
             )
         values = jnp.asarray(self.values)
         whole = jnp.zeros(self.dense_shape, values.dtype)
-        return whole.at[jnp.asarray(self.indices)].add(values, mode="drop")
+        return whole.at[self._device_indices()].add(values, mode="drop")
 
     def combined(self) -> IndexedSlices:
         """Sums the rows with equal indices.
@@ -85,9 +87,10 @@ class IndexedSlices:
         Raises:
             ValueError: `values` and `indices` do not match.
             TypeError: `indices` are not integers.
+            OverflowError: 64-bit indices that JAX would change.
         """
         self.check()
-        indices = jnp.asarray(self.indices)
+        indices = self._device_indices()
         if self.dense_shape is not None:  # -1 is the last row
             indices = jnp.where(indices < 0, indices + self.dense_shape[0], indices)
         nowhere = int(jnp.iinfo(indices.dtype).max)
@@ -97,6 +100,10 @@ class IndexedSlices:
         )
         sums = jax.ops.segment_sum(jnp.asarray(self.values), inverse, num_segments=unique.shape[0])
         return IndexedSlices(sums, unique, self.dense_shape)
+
+    def _device_indices(self) -> jax.Array:
+        require_exact_integers([self.indices], lambda _: "An array of indices")
+        return jnp.asarray(self.indices)
 
     def check(self) -> None:
         """Raises if the parts do not match; see `to_dense`."""

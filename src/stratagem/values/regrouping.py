@@ -12,7 +12,7 @@ import numpy as np
 
 from stratagem.messages import explain
 from stratagem.process_group import current_group
-from stratagem.topology import Topology
+from stratagem.topology import Topology, require_exact_integers
 from stratagem.values.distributed import DistributedValues, Mirrored, PerReplica
 
 __all__ = ["is_array", "is_per_replica", "regroup", "select_replica"]
@@ -307,6 +307,7 @@ def _to_canonical_dtype(leaf: object) -> Any:
     if isinstance(leaf, jax.Array):
         return leaf
     array = np.asarray(leaf)
+    require_exact_integers([array])
     return np.asarray(array, jax.dtypes.canonicalize_dtype(array.dtype))
 
 

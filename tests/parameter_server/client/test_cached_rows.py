@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratagem.parameter_server.client.cached_rows import CachedRows, CachedTable
+from stratagem.parameter_server.client.cached_rows import CachedRows, CachedTable, Wanted
 from stratagem.parameter_server.client.distinct_rows import DistinctIds, DistinctRows
 from stratagem.parameter_server.client.row_cache import RowCache
 from stratagem.parameter_server.client.shard_layout import ShardLayout
@@ -19,6 +19,11 @@ from stratagem.parameter_server.client.shard_layout import ShardLayout
 NUM_ROWS = 40
 TABLE = ShardLayout("table", (NUM_ROWS, 2), "float32", (0, 1), (25, 15), has_rows=True)
 Rows = tuple[np.ndarray, np.ndarray]
+
+
+def one_by_one(fetch: Callable[[DistinctRows], Rows]) -> Callable[[Sequence[Wanted]], list[Rows]]:
+    """Rows of several tables, each from a function of its distinct ids alone."""
+    return lambda several: [fetch(wanted) for _, wanted in several]
 
 
 class Servers:
@@ -50,7 +55,7 @@ class Servers:
         """Returns values and versions by id, and the ids that the servers were asked for."""
         self.asked = []
         wanted = DistinctIds().of(TABLE, np.array(ids, np.int64))
-        rows, versions = self.cache.rows(TABLE, wanted, fetch or self.fetch)
+        ((rows, versions),) = self.cache.rows([(TABLE, wanted)], one_by_one(fetch or self.fetch))
         assert rows.shape == (len(ids), 2)
         assert (rows[:, 0] == rows[:, 1]).all()
         found: dict[int, int] = {}
@@ -151,11 +156,13 @@ def test_new_rows_replace_those_that_were_read_first() -> None:
     assert asked == [{0, 1}, {2}, {3}, {4}, {0}]
 
 
-@pytest.mark.parametrize("num_rows", [1000, 10**6])  # of an index by id, and by hash
+@pytest.mark.parametrize("num_rows", [1000, 10**6, None])  # of an index by id, and by hash
 @pytest.mark.parametrize("max_rows", [1, 3, 125, 1000])
 def test_memory_is_bounded_and_used(max_rows, num_rows) -> None:
     table = CachedTable(max_rows, num_rows, (4,), np.dtype(np.float32))
-    ids = np.random.default_rng(0).permutation(num_rows)[:1000]
+    rng = np.random.default_rng(0)
+    ids = rng.integers(-(2**63), 2**63, 1000) if num_rows is None else rng.permutation(num_rows)
+    ids = ids[:1000]
     rows = np.repeat(ids[:, None], 4, axis=1).astype(np.float32)
     for begin in range(0, 1000, 300):
         part = slice(begin, begin + 300)
@@ -170,6 +177,79 @@ def test_memory_is_bounded_and_used(max_rows, num_rows) -> None:
     assert not table.find(ids, 2)[1].any()  # too old
     table.drop(np.repeat(ids, 2))
     assert not table.find(ids, 0)[1].any()
+
+
+KEYS = st.sampled_from([0, -1, 1, 2**63 - 1, -(2**63), 2**32, 2**31, -(2**31), 5, 1 << 40])
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["put", "find", "drop"]), st.lists(KEYS, unique=True)),
+        max_size=30,
+    ),
+    st.integers(1, 12),
+)
+def test_any_integer_is_a_key(operations, max_rows) -> None:
+    """A key is found with its newest row, or not at all; never before it was stored."""
+    table = CachedTable(max_rows, None, (1,), np.dtype(np.float32))
+    newest: dict[int, int] = {}
+    for step, (operation, keys) in enumerate(operations):
+        ids = np.array(keys, np.int64)
+        if operation == "put":
+            rows = np.full((len(ids), 1), step, np.float32)
+            table.put(ids, rows, np.full(len(ids), step), step)
+            newest |= dict.fromkeys(keys, step)
+        elif operation == "drop":
+            table.drop(ids)
+            for key in keys:
+                newest.pop(key, None)
+        slots, is_hit = table.find(ids, -100)
+        for key, slot, is_found in zip(keys, slots, is_hit, strict=True):
+            assert not is_found or table.take(np.array([slot]))[0, 0] == newest[key]
+        if operation == "put" and keys:
+            first = np.flatnonzero(is_hit)
+            assert len(first) >= 1  # the last of those with equal hashes is always found
+
+
+def test_several_tables_are_fetched_together_and_invalidated_apart() -> None:
+    other = ShardLayout("other", (NUM_ROWS, 2), "float32", (0, 1), (25, 15), has_rows=True)
+    cache = CachedRows(RowCache(max_rows=NUM_ROWS, max_age_steps=9))
+    calls: list[dict[str, list[int]]] = []
+    drops_during: list[str] = []
+
+    def fetch(several: Sequence[Wanted]) -> list[Rows]:
+        calls.append({placement.name: wanted.ids.tolist() for placement, wanted in several})
+        while drops_during:
+            cache.drop(drops_during.pop())
+        return [
+            (np.repeat(wanted.ids[:, None], 2, 1).astype(np.float32), np.zeros(len(wanted.ids)))
+            for _, wanted in several
+        ]
+
+    def look_up(ids: Sequence[int], more: Sequence[int]) -> None:
+        cache.begin_step()
+        wanted = [
+            (placement, DistinctIds().of(placement, np.array(own)))
+            for placement, own in ((TABLE, ids), (other, more))
+        ]
+        for (rows, _), own in zip(cache.rows(wanted, fetch), (ids, more), strict=True):
+            np.testing.assert_array_equal(rows[:, 0], own)
+
+    look_up([1, 1, 30], [2])
+    assert calls == [{"table": [1, 30], "other": [2]}]
+    calls.clear()
+    look_up([30, 1], [2])
+    assert calls == []
+    look_up([30, 1], [2, 7])
+    assert calls == [{"other": [7]}]
+    calls.clear()
+    drops_during.append("other")
+    look_up([3, 1], [2, 8])
+    assert calls == [{"table": [3], "other": [8]}, {"other": [2, 8]}]
+    calls.clear()
+    look_up([3, 1], [8])
+    assert calls == [{"other": [8]}]  # nothing from before the drop was kept
 
 
 @pytest.mark.parametrize("event", ["push", "assign", "clear", "restart"])
@@ -204,7 +284,7 @@ def test_oldest_rows_of_a_step_count() -> None:
     places = {one: DistinctIds().of(TABLE, np.array([one])) for one in (1, 2, 30)}
 
     def read(one: int) -> dict[int, tuple[int, int]]:
-        _, versions = cache.rows(TABLE, places[one], servers.fetch)
+        ((_, versions),) = cache.rows([(TABLE, places[one])], one_by_one(servers.fetch))
         return cache.oldest(TABLE, places[one], versions)
 
     cache.begin_step()
@@ -234,7 +314,8 @@ def test_popular_rows_are_in_the_cache() -> None:
             cache.take_counts()
         cache.begin_step()
         ids = rng.choice(num_rows, num_ids, p=chances / chances.sum())
-        rows, _ = cache.rows(placement, DistinctIds().of(placement, ids), fetch)
+        wanted = DistinctIds().of(placement, ids)
+        ((rows, _),) = cache.rows([(placement, wanted)], one_by_one(fetch))
         np.testing.assert_array_equal(rows[:, 0], ids)
     counts = cache.take_counts()
     assert counts["hits"] > counts["misses"]
@@ -259,7 +340,7 @@ def test_threads_never_read_rows_beyond_the_limit() -> None:
                 servers.cache.begin_step()
                 oldest = begun[max(0, len(begun) - 1 - max_age)]
             wanted = DistinctIds().of(TABLE, rng.integers(NUM_ROWS, size=10))
-            rows, _ = servers.cache.rows(TABLE, wanted, servers.fetch)
+            ((rows, _),) = servers.cache.rows([(TABLE, wanted)], one_by_one(servers.fetch))
             assert rows.min() >= oldest
 
     writer = threading.Thread(target=write)

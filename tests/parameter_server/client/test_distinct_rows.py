@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from stratagem.parameter_server.client import distinct_rows
 from stratagem.parameter_server.client.distinct_rows import DistinctIds
+from stratagem.parameter_server.client.key_layout import layout_of_keys
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 
 
@@ -20,16 +21,16 @@ def layout(rows_of_shards: list[int], width: int = 2) -> ShardLayout:
     return ShardLayout("table", shape, "float32", servers, tuple(rows_of_shards), has_rows=True)
 
 
-@pytest.mark.parametrize("is_sorting", [False, True])
+@pytest.mark.parametrize("is_hashing", [False, True])
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.data())
-def test_each_id_is_requested_once_of_its_shard(is_sorting, rows_of_shards, data) -> None:
+def test_each_id_is_requested_once_of_its_shard(is_hashing, rows_of_shards, data) -> None:
     placement = layout(rows_of_shards)
     num_rows = placement.shape[0]
     found = DistinctIds()
     for _ in range(2):  # scratch memory of the first lookup must not matter to the second
         ids = np.array(data.draw(st.lists(st.integers(0, num_rows - 1), max_size=20)), np.int32)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(distinct_rows, "_MOST_SCRATCH_ROWS", 0 if is_sorting else 10**6)
+            patch.setattr(distinct_rows, "_MOST_SCRATCH_ROWS", 0 if is_hashing else 10**6)
             wanted = found.of(placement, ids)
         owners = np.repeat(np.arange(len(rows_of_shards)), rows_of_shards)
         held = [wanted.ids[part].tolist() for part in wanted.parts]
@@ -52,6 +53,36 @@ def test_each_id_is_requested_once_of_its_shard(is_sorting, rows_of_shards, data
             shard: (wanted.ids[part] - placement.first_rows[shard]).tolist()
             for shard, part in enumerate(wanted.parts)
         }
+
+
+@given(
+    st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3), max_size=30), st.integers(1, 5)
+)
+def test_keys_are_requested_once_from_the_servers_of_their_buckets(keys, num_servers) -> None:
+    placement = layout_of_keys("table", (2,), "float32", range(num_servers))
+    wanted = DistinctIds().of(placement, np.array(keys, np.int64))
+    assert sorted(wanted.ids.tolist()) == sorted({*keys})
+    assert wanted.ids[wanted.places].tolist() == keys
+    sent = {shard: own.tolist() for shard, _, own in wanted.held(placement)}
+    owners = placement.shards_of(wanted.ids)
+    assert sent == {shard: wanted.ids[owners == shard].tolist() for shard in range(num_servers)}
+    rows = np.arange(2.0 * len(keys), dtype=np.float32).reshape(-1, 2)
+    sums = {key: np.zeros(2) for key in keys}
+    for key, row in zip(keys, rows, strict=True):
+        sums[key] = sums[key] + row
+    for key, total in zip(wanted.ids.tolist(), wanted.summed(rows), strict=True):
+        np.testing.assert_array_equal(total, sums[key])
+
+
+@pytest.mark.parametrize("num_servers", [1, 3])
+def test_keys_in_other_integer_types(num_servers) -> None:
+    placement = layout_of_keys("table", (2,), "float32", range(num_servers))
+    large = np.array([2**64 - 1, 7, 2**63], np.uint64)
+    assert {*DistinctIds().of(placement, large).ids.tolist()} == {-1, 7, -(2**63)}
+    assert {*DistinctIds().of(placement, np.array([3, 3, 1], np.int8)).ids.tolist()} == {1, 3}
+    assert len(DistinctIds().of(placement, np.array([])).ids) == 0
+    with pytest.raises(TypeError, match="Keys of dtype float64 were looked up in 'table'"):
+        DistinctIds().of(placement, np.array([0.5]))
 
 
 @given(st.lists(st.integers(0, 11), max_size=30), st.data())

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
+from stratagem.parameter_server.client import row_reads
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.row_cache import RowCache
 from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.transport.connection import Connections, ServerError
 from stratagem.transport.keys import ClusterKeys
+from stratagem.transport.wire import Message
 from tests.parameter_server.client.test_client import place
 from tests.parameter_server.server.test_server import Server
 from tests.parameter_server.server.update_rules import Momentum
@@ -66,6 +69,73 @@ def test_rows_of_the_last_steps_are_not_asked_for(connections) -> None:
     assert (rows[0, 0] == 1).all()
     other.scatter("table", np.array([2]), np.zeros((1, 3), np.float32))
     assert (client.pull_rows("table", np.array([2])) == 0).all()  # a read outside of steps
+
+
+class Asked:
+    """Numbers of requested rows by table shard, one dictionary for each message."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.messages: list[tuple[int, dict[str, int]]] = []
+        ask_all = Connections.ask_all
+
+        def counting(own: Connections, messages: dict[int, Message], **options: Any) -> Any:
+            for server, message in messages.items():
+                if message.kind == "pull_rows":
+                    pairs = zip(message.fields["names"], map(len, message.arrays), strict=True)
+                    self.messages.append((server, dict(pairs)))
+            return ask_all(own, messages, **options)
+
+        monkeypatch.setattr(Connections, "ask_all", counting)
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_rows_of_several_tables_come_together(connections, monkeypatch, is_cached) -> None:
+    client = client_of(connections)
+    other = -VALUE[:, :2]
+    client.create(place("table 2", other, 1), other)
+    client.rows.begin_step()
+    asked = Asked(monkeypatch)
+    wanted = [
+        ("table", IDS, VALUE),
+        ("table 2", np.array([], np.int32), other),
+        ("table", np.array([4, 2]), VALUE),
+        ("table 2", np.array([[3], [3]]), other),
+        ("table:v", np.array([0]), np.zeros((20, 3))),
+    ]
+    wanted = wanted[: 4 if is_cached else 5]
+    got = client.pull_rows_of([one[:2] for one in wanted], may_be_cached=is_cached)
+    for rows, (_, ids, value) in zip(got, wanted, strict=True):
+        np.testing.assert_array_equal(rows, value[ids])
+    totals: Counter[str] = Counter()
+    for _, names in asked.messages:
+        totals.update(names)
+    assert totals["table/part_0"] == 3  # rows 0, 2 and 4, though 2 is in two lookups
+    assert totals["table 2"] == 1
+    assert len(asked.messages) == len({server for server, _ in asked.messages})
+
+
+@pytest.mark.parametrize("most_bytes", [0, 40, 10**6])
+def test_large_answers_are_split(connections, monkeypatch, most_bytes) -> None:
+    client = client_of(connections)
+    for number in range(4):
+        client.create(place(f"table {number}", VALUE, 1), VALUE + number)
+    asked = Asked(monkeypatch)
+    monkeypatch.setattr(row_reads, "_MOST_ANSWER_BYTES", most_bytes)
+    ids = np.array([1, 5, 5])  # 24 bytes of distinct rows
+    got = client.pull_rows_of([(f"table {number}", ids) for number in range(4)])
+    for number, rows in enumerate(got):
+        np.testing.assert_array_equal(rows, VALUE[ids] + np.float32(number))
+    servers = [client.placement_of(f"table {number}").servers[0] for number in range(4)]
+    assert len({*servers}) < 4
+    assert len(asked.messages) == (len({*servers}) if most_bytes > 40 else 4)
+    assert sum(sum(names.values()) for _, names in asked.messages) == 8
+
+
+def test_no_rows_are_no_message(connections, monkeypatch) -> None:
+    client, asked = client_of(connections), Asked(monkeypatch)
+    assert client.pull_rows_of([]) == []
+    assert client.pull_rows("table", np.zeros((2, 0), int)).shape == (2, 0, 3)
+    assert asked.messages == []
 
 
 def test_age_of_zero_is_no_cache(connections) -> None:

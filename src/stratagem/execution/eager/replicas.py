@@ -30,7 +30,7 @@ from stratagem.execution.tracing.lost_changes import call_with_copies
 from stratagem.execution.tracing.returned_values import as_values, rebuilt
 from stratagem.summary.collector import Collector
 from stratagem.summary.host_callbacks import forward_summaries
-from stratagem.topology import Topology
+from stratagem.topology import Topology, require_exact_integers
 from stratagem.values import regroup, select_replica
 from stratagem.values.regrouping import is_array
 from stratagem.variables import agree_on_initial_values
@@ -237,6 +237,7 @@ class _Session:
 
     def _local_arguments(self, place: int, device: object) -> Any:
         selected = select_replica(place, self._arguments)
+        require_exact_integers(jax.tree.leaves(selected), lambda _: "An argument")
         return jax.tree.map(
             lambda leaf: jax.device_put(leaf, device) if is_array(leaf) else leaf, selected
         )

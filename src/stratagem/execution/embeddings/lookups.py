@@ -24,6 +24,7 @@ from stratagem.context.function_trace import current_function_trace
 from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
 from stratagem.execution.tracing.remote_state import Ids, Lookup
 from stratagem.messages import explain
+from stratagem.topology import require_exact_integers
 from stratagem.values import IndexedSlices
 from stratagem.variables import ShardedVariable, shards_of
 
@@ -78,6 +79,7 @@ def embedding_lookup(params: Any, ids: object) -> jax.Array:
         Array of shape (*ids.shape, ...), in the table's compute dtype.
 
     Raises:
+        OverflowError: 64-bit ids that JAX would change.
         TypeError: `ids` are not integers.
         ValueError: `params` is a scalar.
 
@@ -89,6 +91,7 @@ def embedding_lookup(params: Any, ids: object) -> jax.Array:
 
     Source: TF 2.21 embedding_ops.py, embedding_lookup.
     """
+    require_exact_integers([ids], lambda _: "An array of ids")
     ids = jnp.asarray(ids)
     _check_lookup(params, ids)
     if not isinstance(params, keras.Variable):

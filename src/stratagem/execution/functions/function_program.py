@@ -29,6 +29,7 @@ from stratagem.execution.tracing.returned_values import as_values
 from stratagem.messages import explain
 from stratagem.summary.collector import CollectedSummaries, Collector
 from stratagem.summary.recording import begin_recording
+from stratagem.topology import require_exact_integers
 from stratagem.topology.lockstep import run_together
 from stratagem.values import PerReplica
 from stratagem.values.regrouping import is_array
@@ -84,6 +85,7 @@ def _kind(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array):
         return leaf.shape, leaf.dtype, bool(leaf.aval.weak_type)
     if hasattr(leaf, "shape"):
+        require_exact_integers([leaf], lambda _: "An argument")
         return leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype), False
     return (), type(leaf), True
 

@@ -12,6 +12,7 @@ import numpy as np
 from stratagem.context import ReplicaBatch
 from stratagem.input.placement import PlacedBatches
 from stratagem.messages import explain
+from stratagem.topology import require_exact_integers
 from stratagem.values import Mirrored, PerReplica
 from stratagem.values.regrouping import is_array
 
@@ -120,6 +121,7 @@ class Arguments(NamedTuple):
 def _array_leaf(value: object, *, split: bool, lengths: tuple[int, ...] | None = None) -> Leaf:
     if isinstance(value, jax.Array):
         return Leaf(split, value.shape, value.dtype, bool(value.aval.weak_type), lengths)
+    require_exact_integers([value], lambda _: "An argument")
     if isinstance(value, np.ndarray):
         dtype = jax.dtypes.canonicalize_dtype(value.dtype)
         return Leaf(split, value.shape, dtype, lengths=lengths)

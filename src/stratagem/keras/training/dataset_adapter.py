@@ -10,6 +10,7 @@ from stratagem.input import Dataset, DistributedDataset
 from stratagem.keras.training.dataset_creator import DatasetCreator, part_of, require_end
 from stratagem.keras.training.unread_data import UnreadData
 from stratagem.messages import explain
+from stratagem.topology import require_exact_integers
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
@@ -68,6 +69,8 @@ class DatasetAdapter(UnreadData):
         try:
             for batch in source:
                 first, num_read = (None if num_read else batch), num_read + 1
+                if is_plain:  # Keras puts the batch on the device
+                    require_exact_integers(batch.arrays)
                 yield batch.whole() if is_plain else batch
             has_ended = True
         finally:

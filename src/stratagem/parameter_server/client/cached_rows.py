@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -17,12 +18,35 @@ __all__ = ["CachedRows", "CachedTable"]
 
 # Entries of the index for each cached row: the more, the fewer rows share one.
 _INDEX_PER_ROW = 8
-_NO_ID = -1
+# Step of a slot without a row. Ids cannot show that: any 64-bit integer is a key.
+_NEVER = np.iinfo(np.int64).min
 # Knuth's multiplicative hash, whose upper half is scaled to the index.
 _HASH, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)
 
-# Returns rows of distinct ids from the servers, and the version of each.
-Fetch = Callable[[DistinctRows], tuple[np.ndarray, np.ndarray]]
+# Distinct ids of a table; and a row for each of several ids, with the version of each distinct one.
+Wanted = tuple[ShardLayout, DistinctRows]
+Rows = tuple[np.ndarray, np.ndarray]
+# Returns rows of distinct ids of several tables from the servers, and the version of each.
+Fetch = Callable[[Sequence[Wanted]], list[Rows]]
+
+
+@dataclasses.dataclass
+class _CacheLookup:
+    """Lookup in one table: cached slots of its distinct ids, and its result once it is known."""
+
+    placement: ShardLayout
+    wanted: DistinctRows
+    table: CachedTable
+    num_dropped: int
+    slots: np.ndarray
+    is_hit: np.ndarray
+    result: Rows | None = None
+
+    @property
+    def missing(self) -> Wanted:
+        """The distinct ids that are not cached."""
+        is_any_hit = bool(self.is_hit.any())
+        return self.placement, self.wanted.subset(~self.is_hit) if is_any_hit else self.wanted
 
 
 class CachedRows:
@@ -39,7 +63,8 @@ class CachedRows:
         self._lock = threading.Lock()
         self._local = threading.local()
         self._num_steps = 0
-        self._num_invalidations = 0
+        self._num_drops: Counter[str] = Counter()
+        self._num_clears = 0
         self._counts: Counter[str] = Counter()
 
     @property
@@ -71,34 +96,60 @@ class CachedRows:
             self._local.oldest = {}
         return self._local.oldest
 
-    def rows(
-        self, placement: ShardLayout, wanted: DistinctRows, fetch: Fetch
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns a row for each requested id, and the version of each distinct id.
+    def rows(self, wanted: Sequence[Wanted], fetch: Fetch) -> list[Rows]:
+        """Returns a row for each requested id of each table, and the version of each distinct id.
 
-        Rows that are not cached come from `fetch`.
+        `wanted` has each table once. Rows of all tables that are not cached come from one call of
+        `fetch`, and from a second one if their cache was invalidated meanwhile.
         """
         step = getattr(self._local, "step", self._num_steps)
         with self._lock:
-            begun = self._num_invalidations
-            table = self._table(placement)
-            slots, is_hit = table.find(wanted.ids, step - self._options.max_age_steps)
-            num_hits = int(np.count_nonzero(is_hit))
-            self._counts["hits"] += num_hits
-            self._counts["misses"] += len(slots) - num_hits
-            if num_hits == len(slots):
-                return table.take(slots[wanted.places]), table.versions(slots)
-        missing = wanted.subset(~is_hit) if num_hits else wanted
-        fetched, versions = fetch(missing)
-        with self._lock:
-            if begun == self._num_invalidations:
-                if not num_hits:
-                    table.put(missing.ids, fetched, versions, step)
-                    return wanted.expanded(fetched), versions
-                if table.holds(slots[is_hit], wanted.ids[is_hit]):
-                    return table.merged(wanted, slots, is_hit, fetched, versions, step)
-        fetched, versions = fetch(wanted)
-        return wanted.expanded(fetched), versions
+            lookups = [self._found(*one, step) for one in wanted]
+        open_lookups = [one for one in lookups if one.result is None]
+        if open_lookups:
+            fetched = fetch([one.missing for one in open_lookups])
+            with self._lock:
+                for one, rows in zip(open_lookups, fetched, strict=True):
+                    one.result = self._merged(one, *rows, step)
+        again = [one for one in open_lookups if one.result is None]
+        if again:
+            fetched = fetch([(one.placement, one.wanted) for one in again])
+            for one, (rows, versions) in zip(again, fetched, strict=True):
+                one.result = one.wanted.expanded(rows), versions
+        return [one.result for one in lookups if one.result is not None]
+
+    def _found(self, placement: ShardLayout, wanted: DistinctRows, step: int) -> _CacheLookup:
+        """Looks ids up in the cache. Call with the lock."""
+        table = self._table(placement)
+        slots, is_hit = table.find(wanted.ids, step - self._options.max_age_steps)
+        num_hits = int(np.count_nonzero(is_hit))
+        self._counts["hits"] += num_hits
+        self._counts["misses"] += len(slots) - num_hits
+        lookup = _CacheLookup(placement, wanted, table, self._drops(placement.name), slots, is_hit)
+        if num_hits == len(slots):
+            lookup.result = table.take(slots[wanted.places]), table.versions(slots)
+        return lookup
+
+    def _merged(
+        self, lookup: _CacheLookup, fetched: np.ndarray, versions: np.ndarray, step: int
+    ) -> Rows | None:
+        """Stores fetched rows, and returns those of a lookup; None if cached ones are out of date.
+
+        Call with the lock.
+        """
+        if lookup.num_dropped != self._drops(lookup.placement.name):
+            return None
+        wanted, is_hit, table = lookup.wanted, lookup.is_hit, lookup.table
+        if not is_hit.any():
+            table.put(wanted.ids, fetched, versions, step)
+            return wanted.expanded(fetched), versions
+        if not table.holds(lookup.slots[is_hit], wanted.ids[is_hit]):
+            return None
+        return table.merged(wanted, lookup.slots, is_hit, fetched, versions, step)
+
+    def _drops(self, name: str) -> int:
+        """Returns the number of times that rows of a table were dropped."""
+        return self._num_drops[name] + self._num_clears
 
     def oldest(
         self, placement: ShardLayout, wanted: DistinctRows, versions: np.ndarray
@@ -132,7 +183,7 @@ class CachedRows:
         with self._lock:
             if name not in self._tables:
                 return
-            self._num_invalidations += 1
+            self._num_drops[name] += 1
             if ids is None:
                 del self._tables[name]
             else:
@@ -144,37 +195,45 @@ class CachedRows:
             self._drop_all()
 
     def _drop_all(self) -> None:
-        self._num_invalidations += 1
+        self._num_clears += 1
         self._tables.clear()
 
     def _table(self, placement: ShardLayout) -> CachedTable:
         known, table = self._tables.get(placement.name, (None, None))
         if table is None or known != placement:
-            max_rows = min(self._options.max_rows, placement.shape[0])
-            shape, dtype = placement.shape, np.dtype(placement.dtype)
-            table = CachedTable(max_rows, shape[0], shape[1:], dtype)
+            max_rows, num_rows = self._options.max_rows, None
+            if not placement.is_keyed:
+                num_rows = placement.shape[0]
+                max_rows = min(max_rows, num_rows)
+            row_shape, dtype = placement.shape[1:], np.dtype(placement.dtype)
+            table = CachedTable(max_rows, num_rows, row_shape, dtype)
             self._tables[placement.name] = placement, table
         return table
 
 
 class CachedTable:
-    """The last `max_rows` rows that were read from a table of `num_rows` rows.
+    """The last `max_rows` rows that were read from a table.
+
+    The table has `num_rows` rows, or rows for any 64-bit keys if that is None: ids are then keys.
 
     New rows replace those that were read first, which are also the first to be too old. Each slot
     names its row, so that entries of the index may be out of date.
     """
 
     def __init__(
-        self, max_rows: int, num_rows: int, row_shape: tuple[int, ...], dtype: np.dtype
+        self, max_rows: int, num_rows: int | None, row_shape: tuple[int, ...], dtype: np.dtype
     ) -> None:
-        self._ids = np.full(max_rows, _NO_ID, np.int64)
-        self._read = np.zeros(max_rows, np.int64)  # step that read the row
+        self._ids = np.zeros(max_rows, np.int64)
+        self._read = np.full(max_rows, _NEVER)  # step that read the row
         self._versions = np.zeros(max_rows, np.int64)
         self._rows = np.empty((max_rows, *row_shape), dtype)
         self._next = 0
         # Slots by id, or by hash: of two ids with the same hash, the last one is found.
-        self._is_hashed = num_rows > _INDEX_PER_ROW * max_rows
-        self._index = np.zeros(min(num_rows, _INDEX_PER_ROW * max_rows), np.int32)
+        num_entries = _INDEX_PER_ROW * max_rows
+        self._is_hashed = num_rows is None or num_rows > num_entries
+        self._index = np.zeros(
+            num_entries if num_rows is None else min(num_rows, num_entries), np.int32
+        )
 
     @property
     def size_bytes(self) -> int:
@@ -192,7 +251,7 @@ class CachedTable:
 
     def holds(self, slots: np.ndarray, ids: np.ndarray) -> bool:
         """Returns True if the slots still hold the rows of these ids."""
-        return bool((self._ids[slots] == ids).all())
+        return bool(((self._ids[slots] == ids) & (self._read[slots] != _NEVER)).all())
 
     def take(self, slots: np.ndarray) -> np.ndarray:
         """Returns a copy of the rows in slots, which may repeat."""
@@ -242,7 +301,7 @@ class CachedTable:
     def drop(self, ids: np.ndarray) -> None:
         """Drops rows; `ids` may repeat."""
         slots = self._index[self._entries(ids)]
-        self._ids[slots[self._ids[slots] == ids]] = _NO_ID
+        self._read[slots[self._ids[slots] == ids]] = _NEVER
 
     def _next_slots(self, count: int) -> np.ndarray:
         return (self._next + np.arange(count)) % len(self._ids)

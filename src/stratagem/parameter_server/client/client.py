@@ -19,14 +19,14 @@ from stratagem.parameter_server.client.request_partitioning import (
     GradientParts,
     RequestParts,
     WholeVariables,
+    creation_messages,
     shard_name,
 )
 from stratagem.parameter_server.client.row_cache import RowCache
-from stratagem.parameter_server.client.row_reads import RowReads
+from stratagem.parameter_server.client.row_reads import RowReads, RowRequest
 from stratagem.parameter_server.client.running_function import RunningFunction
 from stratagem.parameter_server.client.sent_rules import SentRules
 from stratagem.parameter_server.client.shard_layout import ShardLayout
-from stratagem.parameter_server.server.shards import ShardSpec
 from stratagem.parameter_server.server.updates import ASYNCHRONOUS, Pushed, UpdateMode, UpdateRule
 from stratagem.parameter_server.server.versions import SeenVersions
 from stratagem.transport.connection import Connections
@@ -92,39 +92,18 @@ class ServerClient:
         return self._find(name)[0]
 
     def create(
-        self, placement: ShardLayout, initial: np.ndarray | Callable[[int, int], np.ndarray]
+        self, placement: ShardLayout, initial: np.ndarray | Callable[[int, int], np.ndarray] | None
     ) -> bool:
         """Creates a variable and returns True, unless the servers have it: they outlive clients.
 
         `initial` is its value, or a function of the first row and the number of rows. Servers call
-        the function, for values too large for one process.
+        the function, for values too large for one process. A table of keys has None.
 
         Raises:
             ValueError: the servers have a different variable of that name.
         """
         self.know(placement)
-        is_pickled = callable(initial)
-        if is_pickled:
-            pickled = np.frombuffer(self._pickle.dumps(initial), np.uint8)
-            values = [pickled] * len(placement.rows)
-        else:
-            values = placement.parts(np.asarray(initial, np.dtype(placement.dtype)))
-        specs: dict[int, list[dict[str, Any]]] = defaultdict(list)
-        parts = RequestParts()
-        for shard, value in enumerate(values):
-            name, server = shard_name(placement, shard), placement.servers[shard]
-            spec = ShardSpec(
-                name,
-                placement.shape_of(shard),
-                placement.dtype,
-                placement.first_rows[shard],
-                placement.has_rows,
-            )
-            specs[server].append(dataclasses.asdict(spec))
-            parts.add(server, name, value)
-        messages = parts.messages("create", is_pickled=is_pickled, **self._change())
-        for server, message in messages.items():
-            message.fields["specs"] = specs[server]
+        messages = creation_messages(placement, initial, self._pickle.dumps, **self._change())
         answers = self._ask(messages)
         return any(answer.fields["is_new"] for answer in answers.values())
 
@@ -146,8 +125,17 @@ class ServerClient:
         Raises:
             IndexError: an id is out of range.
         """
-        placement, slot = self._find(name)
-        return self.rows.pull(placement, slot, np.asarray(ids), may_be_cached=may_be_cached)
+        return self.pull_rows_of([(name, ids)], may_be_cached=may_be_cached)[0]
+
+    def pull_rows_of(
+        self, wanted: Sequence[tuple[str, np.ndarray]], *, may_be_cached: bool = False
+    ) -> list[np.ndarray]:
+        """Returns rows of several variables or slots, which may repeat; see `pull_rows`.
+
+        All of them are requested with one message to each server, unless answers are large.
+        """
+        requests = [RowRequest(*self._find(name), np.asarray(ids)) for name, ids in wanted]
+        return self.rows.pull(requests, may_be_cached=may_be_cached)
 
     def assign(self, name: str, value: np.ndarray, *, sign: int = 0) -> None:
         """Writes a whole variable or slot: `sign` 0 sets it, 1 adds the value, -1 subtracts it."""

@@ -9,13 +9,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from stratagem.parameter_server.client.request_partitioning import require_ids
+from stratagem.parameter_server.client.distinct_keys import representatives
+from stratagem.parameter_server.client.request_partitioning import require_ids, require_keys
 from stratagem.parameter_server.client.shard_layout import ShardLayout
-from stratagem.parameter_server.server.rows import aligned_empty, sorted_distinct, sum_rows
+from stratagem.parameter_server.server.rows import aligned_empty, sum_rows
 
 __all__ = ["DistinctIds", "DistinctRows"]
 
-# Tables with more rows are sorted: the scratch memory has 4 bytes per row.
+# Lookups in tables with more rows use a hash table: the scratch memory has 4 bytes per row.
 _MOST_SCRATCH_ROWS = 2**24
 
 
@@ -60,18 +61,17 @@ class DistinctRows:
         return rows[chosen]
 
     def held(self, placement: ShardLayout) -> Iterator[tuple[int, slice, np.ndarray]]:
-        """Yields each shard with the slice of its ids, and their row numbers in it."""
+        """Yields each shard with the slice of its ids, and their row numbers in it, or keys."""
         for shard, part in enumerate(self.parts):
-            numbers = self.ids[part] - placement.first_rows[shard]
-            # Small row numbers take half of the message.
-            yield shard, part, numbers.astype(np.min_scalar_type(-placement.rows[shard]))
+            yield shard, part, placement.numbers_of(shard, self.ids[part])
 
 
 class DistinctIds:
     """Finds distinct ids without sorting. Thread-safe.
 
     The scratch memory has a number for each row of the largest table, and is never cleared: each
-    lookup writes the entries that it reads.
+    lookup writes the entries that it reads. Larger tables and tables of keys use a hash table of
+    the lookup's size.
     """
 
     def __init__(self) -> None:
@@ -79,16 +79,20 @@ class DistinctIds:
         self._lock = threading.Lock()
 
     def of(self, placement: ShardLayout, ids: np.ndarray) -> DistinctRows:
-        """Returns the distinct ids of `ids`, which has shape (k,).
+        """Returns the distinct ids of `ids`, which has shape (k,); keys for a table of keys.
 
         Raises:
             IndexError: an id is out of range.
+            TypeError: keys are not integers.
         """
+        if placement.is_keyed:
+            require_keys(placement, ids)
+            return _hashed_rows(placement, ids.astype(np.int64, copy=False))
         ids = ids.astype(np.intp, copy=False)
         require_ids(placement, ids)
         num_rows = placement.shape[0] if placement.shape else 0
-        if num_rows > _MOST_SCRATCH_ROWS and len(ids):
-            return _sorted_rows(placement, ids)
+        if num_rows > _MOST_SCRATCH_ROWS:
+            return _hashed_rows(placement, ids.astype(np.int64, copy=False))
         numbers = np.arange(len(ids), dtype=np.int32)
         with self._lock:
             if len(self._scratch) < num_rows:
@@ -97,28 +101,34 @@ class DistinctIds:
             scratch[ids] = numbers
             distinct = ids[scratch[ids] == numbers]  # the last occurrence of each id
             is_request = len(distinct) == len(ids) and not placement.is_split
-            distinct, parts = _by_shard(placement, distinct)
+            order, parts = _by_shard(placement, distinct)
+            distinct = distinct[order]
             scratch[distinct] = numbers[: len(distinct)]
             return DistinctRows(distinct, scratch[ids], parts, is_request)
 
 
-def _by_shard(placement: ShardLayout, ids: np.ndarray) -> tuple[np.ndarray, list[slice]]:
-    """Returns the ids ordered by shard, and the slice of each shard."""
+def _hashed_rows(placement: ShardLayout, ids: np.ndarray) -> DistinctRows:
+    found = representatives(ids)
+    numbers = np.arange(len(ids), dtype=np.int32)
+    firsts = np.flatnonzero(found == numbers)
+    is_request = len(firsts) == len(ids) and not placement.is_split
+    order, parts = _by_shard(placement, ids[firsts])
+    firsts = firsts[order]
+    numbers[firsts] = np.arange(len(firsts), dtype=np.int32)
+    return DistinctRows(ids[firsts], numbers[found], parts, is_request)
+
+
+def _by_shard(placement: ShardLayout, ids: np.ndarray) -> tuple[np.ndarray | slice, list[slice]]:
+    """Returns the order of the ids by shard, and the slice of each shard."""
     if not placement.is_split:
-        return ids, [slice(0, len(ids))]
-    shards = np.searchsorted(placement.first_rows[1:], ids, side="right")
+        return slice(None), [slice(0, len(ids))]
+    shards = placement.shards_of(ids)
     counts = np.bincount(shards, minlength=len(placement.rows))
     # Small integers are sorted in linear time.
     small = shards.astype(np.min_scalar_type(len(placement.rows)))
-    return ids[np.argsort(small, kind="stable")], _slices(counts.tolist())
+    return np.argsort(small, kind="stable"), _slices(counts.tolist())
 
 
 def _slices(counts: Sequence[int]) -> list[slice]:
     ends = [*itertools.accumulate(counts)]
     return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
-
-
-def _sorted_rows(placement: ShardLayout, ids: np.ndarray) -> DistinctRows:
-    distinct, places = sorted_distinct(ids)
-    distinct, parts = _by_shard(placement, distinct)
-    return DistinctRows(distinct, places, parts)

@@ -175,22 +175,26 @@ class RemoteSteps:
         }
 
     def _pull_rows(self, trace: Trace, ids: list[Any], *, may_be_cached: bool) -> list[Any]:
-        self.variables.client.rows.begin_step()
+        """Returns the rows of all lookups; those of remote tables come with one request."""
+        client = self.variables.client
+        client.rows.begin_step()
         rows: list[Any] = []
-        for lookup, own_ids in zip(trace.lookups, ids, strict=True):
+        wanted: dict[int, tuple[str, np.ndarray]] = {}
+        for place, (lookup, own_ids) in enumerate(zip(trace.lookups, ids, strict=True)):
             if not is_remote(lookup.table):
                 topology = lookup.table.distribute_strategy.topology
                 rows.append(rows_of_table(lookup, own_ids, topology))
-                continue
-            if own_ids is None:  # a lookup with no dependents
+            elif own_ids is None:  # a lookup with no dependents
                 several = (self._num_replicas,) if self._num_replicas > 1 else ()
                 rows.append(np.zeros((*several, *lookup.shape), lookup.dtype))
-                continue
-            numbers = np.asarray(own_ids)
-            numbers = np.where(numbers < 0, numbers + lookup.table.shape[0], numbers)
-            name = name_of(lookup.table)
-            found = self.variables.client.pull_rows(name, numbers, may_be_cached=may_be_cached)
-            rows.append(found)
+            else:
+                numbers = np.asarray(own_ids)
+                numbers = np.where(numbers < 0, numbers + lookup.table.shape[0], numbers)
+                wanted[place] = name_of(lookup.table), numbers
+                rows.append(None)
+        found = client.pull_rows_of([*wanted.values()], may_be_cached=may_be_cached)
+        for place, own in zip(wanted, found, strict=True):
+            rows[place] = own
         return rows
 
     def _push(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,9 @@ __all__ = [
     "GradientParts",
     "RequestParts",
     "WholeVariables",
+    "creation_messages",
     "require_ids",
+    "require_keys",
     "shard_name",
 ]
 
@@ -112,6 +115,35 @@ class GradientParts:
         return Message("push", all_fields, [*self._whole.values(), *of_rows])
 
 
+def creation_messages(
+    placement: ShardLayout,
+    initial: np.ndarray | Callable[[int, int], np.ndarray] | None,
+    pickled: Callable[[Any], bytes],
+    **fields: object,
+) -> dict[int, Message]:
+    """Returns the messages that create a variable; `initial` as in `ServerClient.create`.
+
+    `pickled` serializes a function that servers call. A table of keys is created by its spec alone:
+    nothing pickled, so that a server can restart without a client.
+    """
+    if placement.is_keyed:
+        values: list[list[np.ndarray]] = [[] for _ in placement.rows]
+    elif callable(initial):
+        values = [[np.frombuffer(pickled(initial), np.uint8)]] * len(placement.rows)
+    else:
+        parts = placement.parts(np.asarray(initial, np.dtype(placement.dtype)))
+        values = [[part] for part in parts]
+    requests, specs = RequestParts(), defaultdict[int, list[dict[str, Any]]](list)
+    for shard, arrays in enumerate(values):
+        server = placement.servers[shard]
+        specs[server].append(placement.spec_of(shard))
+        requests.add(server, shard_name(placement, shard), *arrays)
+    messages = requests.messages("create", is_pickled=callable(initial), **fields)
+    for server, message in messages.items():
+        message.fields["specs"] = specs[server]
+    return messages
+
+
 def shard_name(placement: ShardLayout, shard: int) -> str:
     """Returns the name of a shard on its server."""
     return placement.name_of(shard)
@@ -131,6 +163,21 @@ def require_ids(placement: ShardLayout, ids: np.ndarray) -> None:
                 expected=f"{valid}.",
                 fix="make the table larger, or map ids into its range, for example by a hash.",
                 code="SG607",
+            )
+        )
+
+
+def require_keys(placement: ShardLayout, keys: np.ndarray) -> None:
+    """Raises TypeError if keys are not integers. Messages never contain keys: they may be private.
+
+    An empty array may have any dtype, as of an empty list.
+    """
+    if len(keys) and keys.dtype.kind not in "iu":
+        raise TypeError(
+            explain(
+                f"Keys of dtype {keys.dtype} were looked up in {placement.name!r}.",
+                expected="64-bit integers.",
+                fix="hash other values to 64 bits first.",
             )
         )
 

@@ -1,9 +1,15 @@
-"""Lookups of table rows: each distinct row once, from the cache or from its server."""
+"""Lookups of table rows: each distinct row once, from the cache or from its server.
+
+The lookups of a step are one request to each server, however many tables there are.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
+from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,9 +21,21 @@ from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.versions import SeenVersions
 from stratagem.transport.wire import Message
 
-__all__ = ["RowReads"]
+__all__ = ["RowReads", "RowRequest"]
+
+# Lookups with more bytes of rows are split: shared memory holds three answers per connection.
+_MOST_ANSWER_BYTES = 2**23
+_NOTHING = np.empty(0)
 
 _Ask = Callable[[dict[int, Message], Callable[[int], Sequence[str]]], dict[int, Message]]
+
+
+class RowRequest(NamedTuple):
+    """Rows of a variable or of its slot ":slot", for ids of any shape; the ids may be keys."""
+
+    placement: ShardLayout
+    slot: str
+    ids: np.ndarray
 
 
 class RowReads:
@@ -41,20 +59,51 @@ class RowReads:
         if row_cache is not None and row_cache.max_age_steps > 0:
             self.cached = CachedRows(row_cache)
 
-    def pull(
-        self, placement: ShardLayout, slot: str, ids: np.ndarray, *, may_be_cached: bool
-    ) -> np.ndarray:
-        """Returns rows of a variable or its slot ":slot", of shape (*ids.shape, ...)."""
-        wanted = self._distinct.of(placement, ids.reshape(-1))
-        if self.cached is None or not may_be_cached or slot:
-            rows = wanted.expanded(self._fetch(placement, slot, wanted)[0])
-        else:
-            rows, versions = self.cached.rows(
-                placement, wanted, lambda missing: self._fetch(placement, slot, missing)
-            )
-            oldest = self.cached.oldest(placement, wanted, versions)
+    def pull(self, requests: Sequence[RowRequest], *, may_be_cached: bool) -> list[np.ndarray]:
+        """Returns the rows of each request, all in one message to each server if they fit.
+
+        Equal rows of several requests are sent once.
+        """
+        by_table: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for number, one in enumerate(requests):
+            by_table[one.placement.name, one.slot].append(number)
+        lookups = [self._lookup([requests[number] for number in own]) for own in by_table.values()]
+        found = self._rows(lookups, may_be_cached=may_be_cached)
+        results: list[np.ndarray] = [_NOTHING] * len(requests)
+        for numbers, rows in zip(by_table.values(), found, strict=True):
+            begin = 0
+            for number in numbers:
+                one = requests[number]
+                end = begin + one.ids.size
+                shape = (*one.ids.shape, *one.placement.shape[1:])
+                results[number] = rows[begin:end].reshape(shape)
+                begin = end
+        return results
+
+    def _lookup(self, requests: Sequence[RowRequest]) -> _TableLookup:
+        """Returns the lookup of one or more requests of the same table."""
+        flat = [one.ids.reshape(-1) for one in requests]
+        ids = flat[0] if len(flat) == 1 else np.concatenate(flat)
+        placement = requests[0].placement
+        return _TableLookup(placement, requests[0].slot, self._distinct.of(placement, ids))
+
+    def _rows(self, lookups: Sequence[_TableLookup], *, may_be_cached: bool) -> list[np.ndarray]:
+        """Returns a row for each requested id of each lookup."""
+        cached = self.cached
+        if cached is None or not may_be_cached or any(one.slot for one in lookups):
+            fetched = self._fetch(lookups)
+            return [
+                one.wanted.expanded(rows) for one, (rows, _) in zip(lookups, fetched, strict=True)
+            ]
+        wanted = [(one.placement, one.wanted) for one in lookups]
+        found = cached.rows(
+            wanted,
+            lambda missing: self._fetch([_TableLookup(place, "", some) for place, some in missing]),
+        )
+        for (placement, distinct), (_, versions) in zip(wanted, found, strict=True):
+            oldest = cached.oldest(placement, distinct, versions)
             self._seen.note_oldest(placement.name, oldest)
-        return rows.reshape(*ids.shape, *placement.shape[1:])
+        return [rows for rows, _ in found]
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Generator[None]:
@@ -94,21 +143,73 @@ class RowReads:
         """Returns the cache's new "hits" and "misses"; see `CachedRows.take_counts`."""
         return {} if self.cached is None else self.cached.take_counts()
 
-    def _fetch(
-        self, placement: ShardLayout, slot: str, wanted: DistinctRows
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the rows of distinct ids, and the version of each."""
-        parts = RequestParts()
-        held = [one for one in wanted.held(placement) if len(one[2])]
-        for shard, _, numbers in held:
-            parts.add(placement.servers[shard], shard_name(placement, shard) + slot, numbers)
-        answers = self._ask(parts.messages("pull_rows"), lambda server: [placement.name])
-        arrays = {server: iter(answer.arrays) for server, answer in answers.items()}
-        rows = [next(arrays[placement.servers[shard]]) for shard, _, _ in held]
-        versions = np.empty(len(wanted.ids), np.int64)
-        for shard, part, _ in held:
-            versions[part] = answers[placement.servers[shard]].fields["version"]
-        if len(rows) == 1:
-            return rows[0], versions
-        empty = np.empty((0, *placement.shape[1:]), placement.dtype)
-        return np.concatenate(rows) if rows else empty, versions
+    def _fetch(self, lookups: Sequence[_TableLookup]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns the rows of the distinct ids of each lookup, and the version of each."""
+        rows: list[list[np.ndarray]] = [[] for _ in lookups]
+        versions = [np.empty(len(one.wanted.ids), np.int64) for one in lookups]
+        for request in _requests(lookups):
+            answers = self._ask(request.parts.messages("pull_rows"), request.variables)
+            arrays = {server: iter(answer.arrays) for server, answer in answers.items()}
+            for number, server, part in request.held:
+                rows[number].append(next(arrays[server]))
+                versions[number][part] = answers[server].fields["version"]
+        return [
+            (_joined(own, one.placement), version)
+            for own, one, version in zip(rows, lookups, versions, strict=True)
+        ]
+
+
+class _TableLookup(NamedTuple):
+    """Distinct ids of one table or slot."""
+
+    placement: ShardLayout
+    slot: str
+    wanted: DistinctRows
+
+
+class _StepRequest:
+    """Rows of several tables, to request with one message to each server.
+
+    `held` has the number of the lookup, the server and the slice of each of its arrays, in order.
+    """
+
+    def __init__(self) -> None:
+        self.parts = RequestParts()
+        self.held: list[tuple[int, int, slice]] = []
+        self.answer_bytes = 0
+        self._names: dict[int, list[str]] = defaultdict(list)
+
+    def add(self, number: int, lookup: _TableLookup) -> None:
+        """Adds a lookup; servers without any of its rows are not asked."""
+        placement, slot, wanted = lookup
+        for shard, part, numbers in wanted.held(placement):
+            if len(numbers):
+                server = placement.servers[shard]
+                self.parts.add(server, shard_name(placement, shard) + slot, numbers)
+                self.held.append((number, server, part))
+                self._names[server].append(placement.name)
+
+    def variables(self, server: int) -> Sequence[str]:
+        """Returns the names of the variables whose rows a server sends."""
+        return self._names.get(server, ())
+
+
+def _requests(lookups: Sequence[_TableLookup]) -> list[_StepRequest]:
+    """Returns one request for all lookups, or more if answers would be too large."""
+    requests: list[_StepRequest] = []
+    for number, lookup in enumerate(lookups):
+        placement, _, wanted = lookup
+        row_bytes = math.prod(placement.shape[1:]) * np.dtype(placement.dtype).itemsize
+        answer_bytes = len(wanted.ids) * row_bytes
+        if not requests or requests[-1].answer_bytes + answer_bytes > _MOST_ANSWER_BYTES:
+            requests.append(_StepRequest())
+        requests[-1].add(number, lookup)
+        requests[-1].answer_bytes += answer_bytes
+    return [one for one in requests if one.held]
+
+
+def _joined(rows: Sequence[np.ndarray], placement: ShardLayout) -> np.ndarray:
+    if len(rows) == 1:
+        return rows[0]
+    empty = np.empty((0, *placement.shape[1:]), placement.dtype)
+    return np.concatenate(rows) if rows else empty

@@ -6,10 +6,11 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stratagem.parameter_server.server.shards import ShardSpec
 from stratagem.partitioners import Partitioner, rows_of_shards
 
 if TYPE_CHECKING:
@@ -55,9 +56,35 @@ class ShardLayout:
         name, shape = self.name_of(shard), self.shape_of(shard)
         return ShardLayout(name, shape, self.dtype, (server,), (rows,), self.has_rows)
 
+    @property
+    def is_keyed(self) -> bool:
+        """True if rows are found by 64-bit keys; see `KeyLayout`."""
+        return False
+
+    def shards_of(self, ids: np.ndarray) -> np.ndarray:
+        """Returns the shard of each id."""
+        return np.searchsorted(self.first_rows[1:], ids, side="right")
+
+    def numbers_of(self, shard: int, ids: np.ndarray) -> np.ndarray:
+        """Returns the numbers within a shard of its ids."""
+        numbers = ids - self.first_rows[shard]
+        # Small row numbers take half of the message.
+        return numbers.astype(np.min_scalar_type(-self.rows[shard]))
+
     def shape_of(self, shard: int) -> tuple[int, ...]:
         """Returns the shape of a shard."""
         return (self.rows[shard], *self.shape[1:]) if self.shape else ()
+
+    def spec_of(self, shard: int) -> dict[str, Any]:
+        """Returns the fields of a shard's `ShardSpec`."""
+        spec = ShardSpec(
+            self.name_of(shard),
+            self.shape_of(shard),
+            self.dtype,
+            self.first_rows[shard],
+            self.has_rows,
+        )
+        return dataclasses.asdict(spec)
 
     def parts(self, value: np.ndarray) -> list[np.ndarray]:
         """Splits a value of the whole variable by shard."""

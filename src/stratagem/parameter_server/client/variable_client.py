@@ -189,7 +189,9 @@ class VariableClient:
         Registers the shards under their own names.
         """
         whole = self.placement_of(variable)
-        if whole is None or whole.name != name_of(variable) or not whole.is_split:
+        if whole is None or whole.is_keyed or not whole.is_split:
+            return ()
+        if whole.name != name_of(variable):
             return ()
         shards = tuple(whole.shard(number) for number in range(len(whole.rows)))
         for one in shards:

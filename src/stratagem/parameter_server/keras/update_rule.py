@@ -13,6 +13,7 @@ import numpy as np
 
 from stratagem.context import stack
 from stratagem.messages import explain
+from stratagem.parameter_server.keras.update_groups import is_elementwise, joined_rows
 from stratagem.parameter_server.server.updates import Slot, State
 
 __all__ = ["KerasUpdate", "other_shapes", "scalar_names"]
@@ -89,7 +90,21 @@ class KerasUpdate:
         ]
 
     def apply(self, state: State, grads: Mapping[str, np.ndarray]) -> State:
-        """Returns the state after one update."""
+        """Returns the state after one update.
+
+        Rows of tables that are alike are updated as one array.
+        """
+        joined = None
+        if is_elementwise(self._class) and len(state.rows) > 1:
+            joined = joined_rows(state, grads, self._is_undecayed)
+        if joined is None:
+            return self._applied(state, grads)
+        return joined.apart(self._applied(joined.state, joined.grads))
+
+    def _is_undecayed(self, name: str) -> bool:
+        return _is_named(name, self._undecayed)
+
+    def _applied(self, state: State, grads: Mapping[str, np.ndarray]) -> State:
         shapes = tuple((name, value.shape, value.dtype) for name, value in state.values.items())
         return self._program(shapes).apply(state, grads)
 
@@ -116,7 +131,7 @@ class _Program:
                 [
                     one
                     for name, one in zip(self._names, references, strict=True)
-                    if {name, _SHARD.sub("", name)} & set(undecayed)
+                    if _is_named(name, undecayed)
                 ]
             )
         places = {id(variable): place for place, variable in enumerate(references)}
@@ -190,6 +205,11 @@ class _Program:
         sized = [name for name, value in self.scalars.items() if value.ndim]
         if sized or len(self.scalars) != num_others:
             raise other_shapes(kind, sized or list(self.scalars))
+
+
+def _is_named(name: str, names: Sequence[str]) -> bool:
+    """Returns True if a variable, or the variable of a shard, is among `names`."""
+    return name in names or _SHARD.sub("", name) in names
 
 
 def other_shapes(kind: type, names: Sequence[str]) -> NotImplementedError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from scipy.sparse import csc_array
 
@@ -66,7 +68,7 @@ def _sorted(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Returns an array at an address that JAX uses in place."""
-    size = int(np.prod(shape)) * dtype.itemsize
+    size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     begin = -memory.ctypes.data % _ALIGNMENT
     return memory[begin : begin + size].view(dtype).reshape(shape)

@@ -254,6 +254,7 @@ class ServerVariables:
             self._rules.scalars_of(optimizer),
             {name: part.value for name, part in parts.items()},
             {name: part.slots for name, part in parts.items()},
+            [name for name in names if name in rows],
         )
         grads = {name: part.padded_grads(whole.get(name)) for name, part in parts.items()}
         return parts, rule.apply(state, grads)

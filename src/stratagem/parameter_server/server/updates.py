@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,11 +47,13 @@ class State:
         scalars: state shared by all variables, such as the step count, by name.
         values: variable values, by variable name.
         slots: slots by variable name, then by slot name.
+        rows: names of the values that are some rows of a table, padded with zeros.
     """
 
     scalars: Mapping[str, np.ndarray]
     values: Mapping[str, np.ndarray]
     slots: Mapping[str, Mapping[str, np.ndarray]]
+    rows: Sequence[str] = ()
 
 
 class UpdateRule(Protocol):

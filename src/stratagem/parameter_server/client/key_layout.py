@@ -1,0 +1,85 @@
+"""Layout of a table whose rows are found by 64-bit keys: buckets of keys on servers."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from stratagem.messages import explain
+from stratagem.parameter_server.client.shard_layout import ShardLayout
+from stratagem.parameter_server.server.key_hash import mix64
+
+__all__ = ["BUCKET_COUNT", "KeyLayout", "buckets_of", "layout_of_keys"]
+
+_BUCKET_BITS = 12
+# Enough that each of up to hundreds of servers has about the same number of keys, and few enough to
+# move one at a time to another server.
+BUCKET_COUNT = 1 << _BUCKET_BITS
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyLayout(ShardLayout):
+    """Servers and key buckets of a table that has rows for keys, made at their first update.
+
+    As in a `ShardLayout`, `rows` has one entry per shard: its number of consecutive buckets. All
+    shards together have `BUCKET_COUNT`. `shape` is (0, ...) with the shape of a row, because the
+    number of rows is only known to the servers. `table` describes the table to these, as JSON.
+    """
+
+    table: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any], hash=False)
+
+    @property
+    def is_keyed(self) -> bool:
+        """True: rows are found by key."""
+        return True
+
+    def shape_of(self, shard: int) -> tuple[int, ...]:
+        """Returns the shape of a shard: no row, and the shape of a row."""
+        return self.shape
+
+    def shards_of(self, ids: np.ndarray) -> np.ndarray:
+        """Returns the shard of each key."""
+        return np.searchsorted(self.first_rows[1:], buckets_of(ids), side="right")
+
+    def numbers_of(self, shard: int, ids: np.ndarray) -> np.ndarray:
+        """Returns the keys of a shard as its server takes them."""
+        return ids
+
+    def spec_of(self, shard: int) -> dict[str, Any]:
+        """Returns the fields of a shard's `ShardSpec`, with its first bucket as first row."""
+        return {**super().spec_of(shard), "table": dict(self.table)}
+
+    def shard(self, shard: int) -> ShardLayout:
+        """Raises a TypeError: a shard takes only keys of its buckets."""
+        raise TypeError(
+            explain(
+                f"Shard {shard} of the table {self.name!r} was requested as a variable.",
+                expected="the whole table: its rows are found by key, on any shard.",
+                fix="look up keys in the table.",
+            )
+        )
+
+
+def layout_of_keys(
+    name: str,
+    row_shape: Sequence[int],
+    dtype: str,
+    servers: Sequence[int],
+    table: Mapping[str, Any] | None = None,
+) -> KeyLayout:
+    """Returns the layout of a keyed table with about equal shares of buckets on each server."""
+    ends = [BUCKET_COUNT * (place + 1) // len(servers) for place in range(len(servers))]
+    rows = [stop - start for start, stop in itertools.pairwise([0, *ends])]
+    shape, shares = (0, *row_shape), tuple(rows)
+    return KeyLayout(
+        name, shape, dtype, tuple(servers), shares, has_rows=True, table=dict(table or {})
+    )
+
+
+def buckets_of(keys: np.ndarray) -> np.ndarray:
+    """Returns the bucket of each key: the upper bits of its hash."""
+    return (mix64(keys.view(np.uint64)) >> np.uint64(64 - _BUCKET_BITS)).astype(np.intp)
