@@ -10,7 +10,7 @@ import pytest
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.key_layout import BUCKET_COUNT, buckets_of, layout_of_keys
 from stratagem.parameter_server.client.row_cache import RowCache
-from stratagem.parameter_server.server.key_hash import mix64
+from stratagem.parameter_server.server.tables.key_hash import mix64
 from stratagem.parameter_server.server.updates import Pushed
 from stratagem.transport.wire import Message
 

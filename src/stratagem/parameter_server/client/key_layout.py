@@ -11,7 +11,7 @@ import numpy as np
 
 from stratagem.messages import explain
 from stratagem.parameter_server.client.shard_layout import ShardLayout
-from stratagem.parameter_server.server.key_hash import mix64
+from stratagem.parameter_server.server.tables.key_hash import mix64
 
 __all__ = ["BUCKET_COUNT", "KeyLayout", "buckets_of", "layout_of_keys"]
 
