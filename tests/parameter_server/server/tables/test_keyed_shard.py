@@ -174,6 +174,34 @@ def test_a_failed_update_changes_nothing() -> None:
     assert not store.take_marks()
 
 
+@pytest.mark.parametrize("is_scattered", [False, True])
+def test_memory_that_is_missing_is_found_before_the_change(monkeypatch, is_scattered) -> None:
+    store = made()
+    push(store, np.arange(10))
+    store.take_marks()
+    before = store.tables
+    slots = store._shards["t"]._slot_arrays["v"]
+    rows = np.ones((9000, DIM), np.float32)
+
+    def refuse(num_rows: int) -> None:
+        raise MemoryError(f"no {num_rows} rows")
+
+    def change() -> None:
+        if is_scattered:
+            store.scatter("t", np.arange(100, 9100), rows)
+        else:
+            push(store, np.arange(100, 9100))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(slots, "grow", refuse)
+        with pytest.raises(MemoryError, match="no 9010 rows"):
+            change()
+    assert store.tables == before
+    assert not store.take_marks()
+    push(store, np.arange(100, 9100))
+    assert store.tables["t"]["rows"] == 9010
+
+
 def test_scatter_makes_rows_and_leaves_counts() -> None:
     store = made(admission={"kind": "AfterSightings", "sightings": 9}, max_rows=3)
     store.scatter("t", np.array([7, 8]), np.ones((2, DIM), np.float32))

@@ -109,7 +109,7 @@ class KeySlots:
         num_old = min(len(keys), self._num_free)
         old = self._free.array[self._num_free - num_old : self._num_free][::-1]
         end = self.num_slots + len(keys) - num_old
-        self._grow(end)
+        self.grow(end)
         slots = np.concatenate([old, np.arange(self.num_slots, end)])
         self._num_free -= num_old
         self.num_slots = end
@@ -193,7 +193,7 @@ class KeySlots:
             raise ValueError("a slot of a keyed table is negative")
         end = int(saved.slots.max()) + 1 if len(saved.slots) else 0
         if end > self.num_slots:
-            self._grow(end)
+            self.grow(end)
             self._is_used.array[self.num_slots : end] = False
             self.num_slots = end
         self.index.keys[saved.slots] = saved.keys
@@ -218,7 +218,8 @@ class KeySlots:
         self._free.array[: len(free)] = free
         self._num_free = len(free)
 
-    def _grow(self, num_slots: int) -> None:
+    def grow(self, num_slots: int) -> None:
+        """Makes memory for slots below `num_slots` available, or raises MemoryError."""
         self.index.grow(num_slots)
         for one in (self._seen, self._counts, self._is_used, self.dirty):
             one.grow(num_slots)

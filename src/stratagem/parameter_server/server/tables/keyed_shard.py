@@ -158,9 +158,9 @@ class KeyedShard(Shard):
                     fix="use a larger max_rows or more servers.",
                 )
             )
+        self._reserve(len(new))
         with self.lock:
             made = slots[~is_known] = self._keyed.make(slots[is_known], new)
-            self._grow()
             self.value[made] = self._initial(None, new, self.value.dtype)
             for name in self.slots:
                 self.slots[name][made] = self._initials[name]
@@ -186,6 +186,7 @@ class KeyedShard(Shard):
             )
         sighting = self._keyed.sighting(rows, version)
         self._require_distinct(np.concatenate([sighting.new, sighting.refused]))
+        self._reserve(len(sighting.new))
         return _KeyedPart(self, optimizer, sighting, grads, version)
 
     def add_slot(self, name: str, slot: Slot) -> None:
@@ -248,7 +249,7 @@ class KeyedShard(Shard):
             if name not in self.slots:
                 made = GrowingArray(self.spec.shape[1:], rows.dtype, self._most_rows)
                 self._add_slot_array(name, made, float(saved.initials[name]))
-        self._grow()
+        self._grow(self._rows.num_slots)
         self.value[saved.rows.slots] = part.value
         for name, rows in part.slots.items():
             self.slots[name][saved.rows.slots] = rows
@@ -273,7 +274,6 @@ class KeyedShard(Shard):
         with self.lock:
             rows = self._keyed.keep(sighting, version)
             self._is_changed |= bool(len(sighting.refused))
-            self._grow()
             if len(sighting.new):  # slots of other optimizers too
                 for name in self.slots.keys() - slots.keys():
                     self.slots[name][rows[len(sighting.slots) :]] = self._initials[name]
@@ -293,11 +293,23 @@ class KeyedShard(Shard):
         self._slot_arrays[name], self._initials[name] = made, initial
         self.slots[name] = made.array
 
-    def _grow(self) -> None:
-        self._value.grow(self._rows.num_slots)
+    def _reserve(self, num_new: int) -> None:
+        """Makes memory for new rows available, so that a change cannot fail when it is half made.
+
+        Raises:
+            MemoryError: there is not enough.
+        """
+        if num_new:
+            end = min(self._most_rows, self._rows.num_slots + num_new)
+            with self.lock:
+                self._rows.grow(end)
+                self._grow(end)
+
+    def _grow(self, num_slots: int) -> None:
+        self._value.grow(num_slots)
         self.value = self._value.array
         for name, array in self._slot_arrays.items():
-            array.grow(self._rows.num_slots)
+            array.grow(num_slots)
             self.slots[name] = array.array
 
     def _saved(self, rows: np.ndarray, candidates: np.ndarray) -> SavedPart:
