@@ -200,8 +200,8 @@ gpu: $(if $(filter .venv-cuda/bin/python,$(GPU_PYTHON)),$(CUDA)) ## checks, test
 	if test -n "$$failed"; then echo "Failed:$$failed. Results: runs/gpu." >&2; exit 1; fi
 
 .PHONY: test-peers
-test-peers: $(PEERS) ## the tests of datasets of TensorFlow, PyTorch and Hugging Face
-	.venv-peers/bin/python -m pytest tests/input/sources tests/keras/training/test_data_sources.py
+test-peers: $(PEERS) ## the tests of datasets of TensorFlow, PyTorch and Hugging Face, and of the data service
+	.venv-peers/bin/python -m pytest tests/input/sources tests/input/service/test_tf_data_service.py tests/keras/training/test_data_sources.py
 
 .PHONY: test-keras
 test-keras: $(MAIN) ## Keras's own tests with each strategy as the current one; ARGS=--record renews the list

@@ -12,6 +12,7 @@
     ├── ConnectionError ─── UnavailableError       a peer was lost
     │                       └── PSUnavailableError a parameter server was lost for good
     └── RuntimeError ──┬─── CancelledError         a scheduled function was cancelled
+                       ├─── PoisonExampleError     an input worker could not read an example
                        ├─── ClosureInputError      an input of a scheduled function failed
                        └─── ClosureAbortedError    a scheduled function was aborted
 
@@ -31,6 +32,7 @@ __all__ = [
     "NotFoundError",
     "OutOfRangeError",
     "PSUnavailableError",
+    "PoisonExampleError",
     "ResourceExhaustedError",
     "UnavailableError",
 ]
@@ -216,4 +218,33 @@ class ClosureAbortedError(RuntimeError):
         The coordinator was closed.
 
     Source: TF 2.21 cluster_coordinator.py, ClosureAbortedError.
+    """
+
+
+class PoisonExampleError(RuntimeError):
+    """Raised when an input worker cannot read a batch: a function of the dataset failed.
+
+    The message names the file or the split, the number of the batch, and the function and line that
+    failed, and has the traceback of the worker.
+
+    Example:
+        >>> def batches():
+        ...     yield np.zeros(2)
+        ...     raise ValueError("The image is truncated.")
+        >>> dataset = sg.input.Dataset.from_generator(batches)
+        >>> dispatcher = sg.input.service.DispatchServer()
+        >>> config = sg.input.service.WorkerConfig(dispatcher.target)
+        >>> worker = sg.input.service.WorkerServer(config)
+        >>> distribute = sg.input.service.distribute("distributed_epoch", dispatcher.target)
+        >>> try:
+        ...     for batch in dataset.apply(distribute):
+        ...         print(batch)
+        ... except sg.errors.PoisonExampleError as error:
+        ...     print("batch 1 of split 0" in str(error), "line 3" in str(error))
+        [0. 0.]
+        True True
+        >>> worker.stop()
+        >>> dispatcher.stop()
+
+    Source: specific to Stratagem.
     """

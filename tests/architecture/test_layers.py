@@ -23,6 +23,7 @@ LAYERS = (
     ("parameter_server.strategy",),
     ("parameter_server.keras",),
     ("parameter_server.coordinator",),
+    ("input.service",),
     ("parameter_server.cluster",),
     ("parameter_server.client",),
     ("keras",),

@@ -1,5 +1,8 @@
 """Distributed datasets: sources, splitting, padding and prefetching of batches."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from stratagem.input.dataset import Dataset
 from stratagem.input.distributed import DistributedDataset
 from stratagem.input.iterator import DistributedIterator, OptionalBatch
@@ -11,6 +14,9 @@ from stratagem.input.sources import (
 )
 from stratagem.input.splitting import batch_sizes_for_worker
 
+if TYPE_CHECKING:
+    from stratagem.input import service as service
+
 __all__ = [
     "ArraySpec",
     "Dataset",
@@ -21,4 +27,12 @@ __all__ = [
     "SHARD_HINT",
     "UNKNOWN_CARDINALITY",
     "batch_sizes_for_worker",
+    "service",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # A room of its own above this one, loaded at its first use.
+    if name != "service":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module(f"{__name__}.{name}")

@@ -213,6 +213,36 @@ class Dataset:
             )
         return Dataset(every_nth(examples, num_shards, index), **batching)
 
+    def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Dataset:
+        """Returns what a function makes of this dataset, so that calls can be chained.
+
+        Args:
+            transformation_func: takes the dataset and returns another one.
+
+        Returns:
+            The other dataset.
+
+        Raises:
+            TypeError: the function returns something else.
+
+        Example:
+            >>> dataset = sg.input.Dataset(np.arange(3), batch_size=2)
+            >>> [batch.tolist() for batch in dataset.apply(lambda dataset: dataset.repeat(2))]
+            [[0, 1], [2], [0, 1], [2]]
+
+        Source: TF 2.21 dataset_ops.py, Dataset.apply.
+        """
+        dataset = transformation_func(self)
+        if not isinstance(dataset, Dataset):
+            raise TypeError(
+                explain(
+                    f"The function of apply returned {dataset!r} of type {type(dataset).__name__}.",
+                    expected="an sg.input.Dataset.",
+                    fix="return sg.input.Dataset(...).",
+                )
+            )
+        return dataset
+
     def as_source(self) -> Source:
         """Returns the source of the batches."""
         return self._source

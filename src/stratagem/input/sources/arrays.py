@@ -30,6 +30,11 @@ class RowSource(Source):
         """True."""
         return True
 
+    @property
+    def can_seek(self) -> bool:
+        """True."""
+        return True
+
     def __init__(
         self,
         take: Callable[[Any], Any],

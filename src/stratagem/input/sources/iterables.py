@@ -52,6 +52,11 @@ class IterableSource(Source):
 class GeneratorSource(Source):
     """A function that returns an iterable of batches, called once per epoch."""
 
+    @property
+    def is_repeatable(self) -> bool:
+        """True: `from_generator` asks for a function that yields the same batches again."""
+        return True
+
     def __init__(self, make: Callable[[], Iterable[Any]]) -> None:
         self._make = make
 

@@ -37,6 +37,8 @@ class _GrainMapDataset(Protocol):
 
     def __len__(self) -> int: ...
 
+    def __getitem__(self, batches: slice, /) -> Any: ...
+
     def repeat(self, num_epochs: int, /) -> Any: ...
 
     def to_iter_dataset(self) -> Iterable[Any]: ...
@@ -103,6 +105,11 @@ class GrainMapSource(Source):
         """True."""
         return True
 
+    @property
+    def can_seek(self) -> bool:
+        """True."""
+        return True
+
     def __init__(self, dataset: _GrainMapDataset) -> None:
         self._dataset = dataset
 
@@ -113,9 +120,14 @@ class GrainMapSource(Source):
 
     def open(self, epoch: int) -> Reader:
         """Opens an epoch."""
-        size = len(self._dataset)
+        return self.open_at(epoch, 0)
+
+    def open_at(self, epoch: int, first: int) -> Reader:
+        """Opens an epoch at a batch number."""
         # Grain reseeds its shuffles only for repetitions.
-        dataset = self._dataset.repeat(epoch + 1)[size * epoch :] if epoch else self._dataset
+        dataset = self._dataset.repeat(epoch + 1) if epoch else self._dataset
+        if begin := len(self._dataset) * epoch + first:
+            dataset = dataset[begin:]
         return _GrainReader(_open_iterator(dataset.to_iter_dataset()))
 
 

@@ -56,9 +56,24 @@ class RepeatedSource(Source):
         self._count = count
 
     @property
+    def once(self) -> Source:
+        """The source that is repeated."""
+        return self._source
+
+    @property
+    def count(self) -> int | None:
+        """Number of repetitions; None if there is no end."""
+        return self._count
+
+    @property
     def order_follows_epoch(self) -> bool:
         """Same as the source."""
         return self._source.order_follows_epoch
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Same as the source."""
+        return self._source.is_repeatable
 
     @property
     def cardinality(self) -> int:

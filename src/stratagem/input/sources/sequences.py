@@ -20,6 +20,11 @@ class SequenceSource(Source):
         """True."""
         return True
 
+    @property
+    def can_seek(self) -> bool:
+        """True."""
+        return True
+
     def __init__(self, batches: Sequence[Any]) -> None:
         self._batches = batches
 

@@ -43,6 +43,16 @@ class FileSource(Source):
         """Same as the dataset of the files."""
         return self._whole_source().order_follows_epoch
 
+    @property
+    def is_repeatable(self) -> bool:
+        """True: files have the same contents each time, and a function must shuffle them alike."""
+        return True
+
+    @property
+    def files(self) -> list[Any]:
+        """The files."""
+        return self._files
+
     def _whole_source(self) -> Source:
         if self._source is None:
             self._source = self._make(list(self._files))
@@ -78,6 +88,11 @@ class HintSource(Source):
     def order_follows_epoch(self) -> bool:
         """Same as the unsharded dataset."""
         return self._unsharded().order_follows_epoch
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Same as the unsharded dataset."""
+        return self._unsharded().is_repeatable
 
     def _unsharded(self) -> Source:
         if self._whole is None:

@@ -95,6 +95,16 @@ class Source(abc.ABC):
         return False
 
     @property
+    def is_repeatable(self) -> bool:
+        """True if an epoch that is opened again has the same batches, in any process."""
+        return self.order_follows_epoch
+
+    @property
+    def can_seek(self) -> bool:
+        """True if `open_at` reads none of the batches before the first."""
+        return False
+
+    @property
     def cardinality(self) -> int:
         """Number of batches, or `INFINITE_CARDINALITY` or `UNKNOWN_CARDINALITY`."""
         return UNKNOWN_CARDINALITY
@@ -121,6 +131,12 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def open(self, epoch: int) -> Reader:
         """Opens an epoch, from 0; sources that shuffle by themselves ignore the number."""
+
+    def open_at(self, epoch: int, first: int) -> Reader:
+        """Opens an epoch at a batch number."""
+        reader = self.open(epoch)
+        reader.restore({"num_read": first})
+        return reader
 
     def element_spec(self) -> Any:
         """Returns the `ArraySpec`s of a batch, or None without data. May read one batch."""

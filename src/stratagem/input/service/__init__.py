@@ -1,0 +1,17 @@
+"""Input service: datasets read by workers apart from trainers, as in tf.data service."""
+
+from stratagem.input.service.dispatcher import DispatcherConfig, DispatchServer
+from stratagem.input.service.distribution import distribute, from_dataset_id, register_dataset
+from stratagem.input.service.sharding import ShardingPolicy
+from stratagem.input.service.worker import WorkerConfig, WorkerServer
+
+__all__ = [
+    "DispatchServer",
+    "DispatcherConfig",
+    "ShardingPolicy",
+    "WorkerConfig",
+    "WorkerServer",
+    "distribute",
+    "from_dataset_id",
+    "register_dataset",
+]

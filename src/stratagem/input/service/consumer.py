@@ -1,0 +1,323 @@
+"""A consumer of one epoch of a job: follows the dispatcher's news and fetches batches ahead.
+
+A batch of a split that was lost since is refused, because another worker reads it again.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import threading
+import time
+import uuid
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from stratagem.errors import UnavailableError
+from stratagem.input.service.batch_messages import unpack_batch
+from stratagem.input.service.job_requests import JobRequest
+from stratagem.input.service.positions import ConsumerPosition
+from stratagem.input.service.ranges import NumberRanges
+from stratagem.input.service.read_errors import job_error
+from stratagem.input.service.service_client import ServiceClient
+from stratagem.messages import explain
+from stratagem.transport.connection import ServerError
+from stratagem.transport.wire import Message
+
+__all__ = ["JobConsumer", "ReceivedBatch"]
+
+_LEAST_AHEAD, _AHEAD_PER_WORKER = 4, 2
+# Part of the limit on silence after which a consumer that hears nothing returns no batch: the
+# dispatcher may have given it up, and others may read the batch again.
+_LEASE = 0.7
+_POLL_S = 0.2
+_LEAVE_S = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class ReceivedBatch:
+    """A batch that waits to be returned; in coordinated reads, with the place after it.
+
+    A batch without an index has no rows, and keeps consumers in step. `passed` are splits that end
+    before it.
+    """
+
+    split: int
+    index: int | None
+    batch: Any
+    cursor: Any = None
+    passed: tuple[int, ...] = ()
+
+
+class JobConsumer:
+    """Joins a job, and fetches batches ahead in threads.
+
+    Args:
+        client: connection to the dispatcher.
+        wanted: the job.
+        epoch: the epoch of the job.
+        state: position to resume from.
+
+    Raises:
+        UnavailableError: the dispatcher does not answer.
+        ValueError: the dispatcher refuses the job.
+    """
+
+    def __init__(
+        self,
+        client: ServiceClient,
+        wanted: JobRequest,
+        epoch: int,
+        state: dict[str, Any] | None,
+    ) -> None:
+        self.name = uuid.uuid4().hex
+        self.wanted = wanted
+        self._is_coordinated = wanted.num_consumers is not None
+        self.client = client
+        self.position = ConsumerPosition(state)
+        self.changed = threading.Condition()
+        self.is_closed = False
+        self._queue: collections.deque[ReceivedBatch] = collections.deque()
+        self._num_ahead = 0  # in the queue, or asked for
+        self._attempts: dict[int, int] = {}
+        self._view: dict[str, Any] = {"workers": {}, "num_consumers": 1, "is_finished": False}
+        self._error: Exception | None = None
+        self._has_all = False  # coordinated reads have reached the end
+        self._num_lost = 0
+        answer = client.ask(
+            "join",
+            consumer=self.name,
+            job=wanted.job or self.name,
+            is_named=wanted.job is not None,
+            epoch=epoch,
+            dataset_id=wanted.dataset_id,
+            policy=wanted.policy,
+            num_consumers=wanted.num_consumers,
+            is_exact=wanted.is_exact,
+            state=state,
+        )
+        self.run: str = answer.fields["run"]
+        self.num_lanes: int = answer.fields["num_lanes"]
+        self.num_splits: int | None = answer.fields["num_splits"]
+        self._silence_s: float = answer.fields["silence_s"]
+        self._heard_s = self._had_workers_s = time.monotonic()
+
+    def start(self, follow: Callable[[dict[str, str]], None]) -> None:
+        """Starts to follow the news; `follow` gets the addresses of the workers each time."""
+        threading.Thread(
+            target=self._watch, args=(follow,), name="input consumer", daemon=True
+        ).start()
+
+    def state(self) -> dict[str, Any]:
+        """Returns the position after the last batch that was returned."""
+        with self.changed:
+            return self.position.state(
+                num_consumers=self.wanted.num_consumers or self._view["num_consumers"],
+                num_lanes=self.num_lanes if self._is_coordinated else None,
+            )
+
+    def next(self) -> Any:
+        """Returns the next batch; raises StopIteration at the end."""
+        with self.changed:
+            while True:
+                if self.is_closed:
+                    raise StopIteration
+                is_sure = time.monotonic() < self._heard_s + _LEASE * self._silence_s
+                if self._queue and is_sure:
+                    return self._take()
+                if not self._queue:
+                    if self._error is not None:
+                        raise self._error
+                    if self._has_all or (self._view["is_finished"] and not self._is_coordinated):
+                        self._end()
+                        raise StopIteration
+                    self._require_workers()
+                elif self._error is not None and not is_sure:
+                    raise self._error
+                self.changed.wait(_POLL_S)
+
+    def _take(self) -> Any:
+        received = self._queue.popleft()
+        self._num_ahead -= 1
+        for split in received.passed:
+            self.position.pass_split(split)
+        self.position.cursor = received.cursor
+        if received.index is not None:
+            self.position.add(received.split, received.index)
+        self.changed.notify_all()
+        return received.batch
+
+    def _end(self) -> None:
+        lost = self._view.get("num_lost", 0)
+        if lost:
+            warnings.warn(
+                explain(
+                    f"The rest of {lost} splits was lost with their input workers.",
+                    expected="a dataset whose splits have the same batches when they are read "
+                    "again, and consumers that are not lost at the same time.",
+                    fix="nothing, if each example may be missed once. Else pass "
+                    "exactly_once=True, which names what the dataset lacks.",
+                ),
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _require_workers(self) -> None:
+        now_s = time.monotonic()
+        if self._view["workers"]:
+            self._had_workers_s = now_s
+        elif now_s > self._had_workers_s + max(self._silence_s, 1.0):
+            raise UnavailableError(
+                explain(
+                    f"The dispatcher at {self.client.target} has had no input worker for "
+                    f"{now_s - self._had_workers_s:.0f} s.",
+                    expected="at least one worker that joins.",
+                    fix="start WorkerServer(WorkerConfig(dispatcher_address=...)), or see the logs "
+                    "of the workers for why they ended.",
+                    code="SG602",
+                )
+            )
+
+    # For the threads that fetch.
+
+    def reserve(self) -> bool:
+        """Waits until one more batch may be fetched; returns False once the consumer is closed."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.is_closed or self._num_ahead < self._most_ahead())
+            self._num_ahead += 1
+            return not self.is_closed
+
+    def _most_ahead(self) -> int:
+        if self.wanted.most_ahead is not None:
+            return self.wanted.most_ahead
+        return max(_LEAST_AHEAD, _AHEAD_PER_WORKER * len(self._view["workers"]))
+
+    def give_back(self) -> None:
+        """Ends a reservation without a batch."""
+        with self.changed:
+            self._num_ahead -= 1
+            self.changed.notify_all()
+
+    def put(self, message: Message, cursor: Any = None, passed: tuple[int, ...] = ()) -> bool:
+        """Adds a batch; returns False if its split was lost after the batch was sent."""
+        fields = message.fields
+        batch = unpack_batch(message)
+        with self.changed:
+            for split, length in fields.get("ended", ()):
+                self.position.note_length(split, length)
+            split, index = fields["split"], fields["index"]
+            is_current = fields["attempt"] >= self._attempts.get(split, 0) and not self.is_closed
+            if is_current:
+                self._queue.append(ReceivedBatch(split, index, batch, cursor, passed))
+            else:
+                self._num_ahead -= 1
+            self.changed.notify_all()
+            return is_current
+
+    def put_empty(self, message: Message, split: int, cursor: Any, passed: tuple[int, ...]) -> None:
+        """Adds a batch without rows."""
+        with self.changed:
+            received = ReceivedBatch(split, None, unpack_batch(message), cursor, passed)
+            self._queue.append(received)
+            self.changed.notify_all()
+
+    def end_all(self) -> None:
+        """Notes that there are no more batches."""
+        with self.changed:
+            self._has_all = True
+            self.changed.notify_all()
+
+    def fail(self, error: Exception) -> None:
+        """Stores an error, raised once the batches before it are returned."""
+        with self.changed:
+            self._error = self._error or error
+            self.changed.notify_all()
+
+    # News.
+
+    def _watch(self, follow: Callable[[dict[str, str]], None]) -> None:
+        seen = 0
+        try:
+            while not self.is_closed:
+                answer = self.client.ask(
+                    "watch_consumer", run=self.run, consumer=self.name, seen=seen
+                )
+                with self.changed:
+                    self._heard_s = time.monotonic()
+                    self.changed.notify_all()
+                if answer.kind == "view":
+                    seen = answer.fields["checksum"]
+                    if not self._update(answer.fields["view"]):
+                        return
+                follow(self._view["workers"])
+        except (UnavailableError, ServerError) as error:
+            self.fail(error)
+
+    def _update(self, view: dict[str, Any]) -> bool:
+        """Carries out news; returns False after the last."""
+        if "gone" in view:
+            self.fail(_gone(view["gone"]))
+            return False
+        with self.changed:
+            self._view = view
+            if view["is_finished"]:
+                self._heard_s = float("inf")  # Nothing is read again.
+            for split, attempt in view["attempts"].items():
+                self._attempts[int(split)] = attempt
+            reports = [
+                (int(split), attempt, self._numbers_of(int(split)).as_json())
+                for split, attempt in view["awaited"].items()
+            ]
+            if view["error"] is not None:
+                self._error = self._error or job_error(view["error"])
+            self.changed.notify_all()
+        for split, attempt, ranges in reports:
+            self.client.ask(
+                "report",
+                run=self.run,
+                reporter=self.name,
+                split=split,
+                attempt=attempt,
+                ranges=ranges,
+            )
+        return not view["is_finished"] and view["error"] is None
+
+    def _numbers_of(self, split: int) -> NumberRanges:
+        """Returns the batches of a split that are here or were returned."""
+        numbers = NumberRanges(self.position.numbers_of(split).as_json())
+        for received in self._queue:
+            if received.split == split and received.index is not None:
+                numbers.add(received.index)
+        return numbers
+
+    def close(self) -> None:
+        """Leaves the job; batches that were not returned are dropped."""
+        with self.changed:
+            if self.is_closed:
+                return
+            self.is_closed = True
+            self._queue.clear()
+            self.changed.notify_all()
+        with contextlib.suppress(UnavailableError, ServerError):
+            self.client.ask("leave", limit_s=_LEAVE_S, run=self.run, consumer=self.name)
+        self.client.close()
+
+
+def _gone(reason: str) -> UnavailableError:
+    reasons = {
+        "restored": "another consumer resumed the job from a state",
+        "silent": "this consumer was silent for too long, and its batches are read elsewhere",
+        "unknown": "the dispatcher was started again without its journal",
+        "collected": "it had no consumers for too long",
+        "left": "its only consumer left",
+    }
+    return UnavailableError(
+        explain(
+            f"The job of this consumer has ended at the dispatcher: {reasons[reason]}.",
+            expected="a job that lasts as long as its consumers.",
+            fix="resume all consumers from their last states. With fault_tolerant_mode and "
+            "work_dir, a dispatcher that is started again continues.",
+        )
+    )

@@ -1,0 +1,151 @@
+"""`distribute`, `register_dataset` and `from_dataset_id`: datasets that input workers read."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from stratagem.input.dataset import Dataset
+from stratagem.input.service.client import ServiceSource, register_source
+from stratagem.input.service.job_requests import JobRequest
+from stratagem.input.service.sharding import ShardingPolicy
+from stratagem.input.sources import as_source
+
+__all__ = ["distribute", "from_dataset_id", "register_dataset"]
+
+
+def distribute(
+    processing_mode: ShardingPolicy | str,
+    service: str,
+    job_name: str | None = None,
+    consumer_index: int | None = None,
+    num_consumers: int | None = None,
+    max_outstanding_requests: int | None = None,
+    *,
+    exactly_once: bool = False,
+) -> Callable[[Any], Dataset]:
+    """Returns a function that moves the reading of a dataset to input workers.
+
+    Each batch is visited at most once, but with OFF once per worker. If the dataset has the same
+    batches again, what was not received of a lost worker is read by another one.
+
+    Args:
+        processing_mode: a `ShardingPolicy`, "parallel_epochs" (OFF) or "distributed_epoch"
+            (DYNAMIC).
+        service: address of the dispatcher, its `target`.
+        job_name: consumers with the same name share the batches of each epoch; processes of one
+            strategy need one name.
+        consumer_index: index of this consumer in coordinated reads, from 0.
+        num_consumers: number of consumers in coordinated reads: in each step, they get consecutive
+            batches of one worker, so that these can have one length.
+        max_outstanding_requests: number of batches fetched ahead; None for 2 per worker.
+        exactly_once: raises ValueError for data that cannot be visited exactly once.
+
+    Returns:
+        A function for `Dataset.apply`, of any dataset that `distribute_dataset` takes.
+
+    Raises:
+        ValueError: an unknown mode or address, or options that do not fit.
+
+    Example:
+        >>> dispatcher = sg.input.service.DispatchServer()
+        >>> config = sg.input.service.WorkerConfig(dispatcher.target)
+        >>> worker = sg.input.service.WorkerServer(config)
+        >>> distribute = sg.input.service.distribute("distributed_epoch", dispatcher.target)
+        >>> dataset = sg.input.Dataset(np.arange(6), batch_size=2).apply(distribute)
+        >>> [batch.tolist() for batch in dataset]
+        [[0, 1], [2, 3], [4, 5]]
+        >>> worker.stop()
+        >>> dispatcher.stop()
+
+    Source: TF 2.21 data_service_ops.py, distribute.
+    """
+    consumer = job_name, consumer_index, num_consumers
+    wanted = JobRequest.checked(processing_mode, *consumer, max_outstanding_requests, exactly_once)
+    return functools.partial(_distributed, service, wanted)
+
+
+def _distributed(service: str, wanted: JobRequest, dataset: Any) -> Dataset:
+    source = ServiceSource(service, wanted, as_source(dataset))
+    source.register()
+    return Dataset(source)
+
+
+def register_dataset(service: str, dataset: Any, *, dataset_id: str | None = None) -> str:
+    """Registers a dataset at a dispatcher, for `from_dataset_id` in any process.
+
+    Args:
+        service: address of the dispatcher.
+        dataset: any dataset that `distribute_dataset` takes and that can be pickled.
+        dataset_id: id of the dataset; None makes one of its contents. A known id is not changed.
+
+    Returns:
+        The id.
+
+    Raises:
+        TypeError: the dataset cannot be pickled.
+        ValueError: the id belongs to a dataset of another kind.
+
+    Example:
+        >>> dispatcher = sg.input.service.DispatchServer()
+        >>> dataset = sg.input.Dataset(np.arange(4), batch_size=2)
+        >>> sg.input.service.register_dataset(dispatcher.target, dataset, dataset_id="numbers")
+        'numbers'
+        >>> dispatcher.stop()
+
+    Source: TF 2.21 data_service_ops.py, register_dataset.
+    """
+    return register_source(service, as_source(dataset), dataset_id)
+
+
+def from_dataset_id(
+    processing_mode: ShardingPolicy | str,
+    service: str,
+    dataset_id: str,
+    element_spec: Any = None,
+    job_name: str | None = None,
+    consumer_index: int | None = None,
+    num_consumers: int | None = None,
+    max_outstanding_requests: int | None = None,
+    *,
+    exactly_once: bool = False,
+) -> Dataset:
+    """Returns a registered dataset that input workers read.
+
+    Args:
+        processing_mode: as in `distribute`, and so are the others.
+        service: address of the dispatcher.
+        dataset_id: returned by `register_dataset`.
+        element_spec: `ArraySpec`s of a batch; None reads one when they are needed.
+        job_name: as in `distribute`.
+        consumer_index: as in `distribute`.
+        num_consumers: as in `distribute`.
+        max_outstanding_requests: as in `distribute`.
+        exactly_once: as in `distribute`; checked when the job begins.
+
+    Returns:
+        The dataset. Its first batch raises NotFoundError for an unknown id.
+
+    Raises:
+        ValueError: as `distribute`.
+
+    Example:
+        >>> dispatcher = sg.input.service.DispatchServer()
+        >>> target, mode = dispatcher.target, "distributed_epoch"
+        >>> worker = sg.input.service.WorkerServer(sg.input.service.WorkerConfig(target))
+        >>> numbers = sg.input.Dataset(np.arange(4), batch_size=2)
+        >>> dataset_id = sg.input.service.register_dataset(target, numbers)
+        >>> dataset = sg.input.service.from_dataset_id(mode, target, dataset_id)
+        >>> [batch.tolist() for batch in dataset]
+        [[0, 1], [2, 3]]
+        >>> worker.stop()
+        >>> dispatcher.stop()
+
+    Source: TF 2.21 data_service_ops.py, from_dataset_id.
+    """
+    consumer = job_name, consumer_index, num_consumers
+    wanted = JobRequest.checked(processing_mode, *consumer, max_outstanding_requests, exactly_once)
+    wanted = dataclasses.replace(wanted, dataset_id=dataset_id)
+    return Dataset(ServiceSource(service, wanted, None, element_spec))

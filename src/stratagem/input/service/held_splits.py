@@ -1,0 +1,55 @@
+"""Splits that a worker reads, and their batches until consumers confirm them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from stratagem.input.service.ranges import NumberRanges
+from stratagem.transport.wire import Message
+
+__all__ = ["HeldSplit", "PackedBatch", "WindowLimits", "without_rows"]
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowLimits:
+    """Limits of reading ahead, in batches and in bytes; one batch is always read."""
+
+    most_batches: int = 16
+    most_bytes: int = 2**28
+
+
+class PackedBatch:
+    """A packed batch and its identity."""
+
+    def __init__(self, held: HeldSplit, index: int, message: Message) -> None:
+        self.held = held
+        self.index = index
+        self.message = message
+        self.num_bytes = sum(array.nbytes for array in message.arrays)
+
+
+class HeldSplit:
+    """A split that this worker reads. `length` is None until its end is reached."""
+
+    def __init__(self, number: int, attempt: int, received: NumberRanges) -> None:
+        self.number = number
+        self.attempt = attempt
+        self.received = received
+        self.batches: dict[int, PackedBatch] = {}  # not confirmed yet
+        self.length: int | None = None
+        self.is_revoked = False
+        self.reading_since_s: float | None = None
+        # For coordinated reads: a batch without rows, and the consumers that reached the end.
+        self.empty: Message | None = None
+        self.passed: set[str] = set()
+        self.is_replaced = False  # Another thread reads instead of one that may be stuck.
+
+    def is_done(self, num_consumers: int | None) -> bool:
+        """True if all consumers have their batches; in coordinated reads, and know the end."""
+        return not self.batches and len(self.passed) >= (num_consumers or 0)
+
+
+def without_rows(leaf: Any) -> Any:
+    """Returns an array without its rows; other values stay."""
+    return leaf[:0] if getattr(leaf, "ndim", 0) else leaf

@@ -1,0 +1,96 @@
+"""Wishes of a consumer for a job, checked."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from stratagem.input.service.sharding import ShardingPolicy, checked_policy
+from stratagem.messages import explain
+
+__all__ = ["JobRequest"]
+
+
+@dataclasses.dataclass(frozen=True)
+class JobRequest:
+    """Wishes of a consumer for a job.
+
+    Args:
+        policy: number of the `ShardingPolicy`.
+        job: name of the job; None for one of this consumer alone.
+        consumer_index: index of the consumer in coordinated reads.
+        num_consumers: number of consumers in coordinated reads.
+        most_ahead: number of batches that are fetched ahead; None for the default.
+        is_exact: each batch must be visited exactly once.
+        dataset_id: the registered dataset.
+    """
+
+    policy: int
+    job: str | None
+    consumer_index: int | None
+    num_consumers: int | None
+    most_ahead: int | None
+    is_exact: bool
+    dataset_id: str = ""
+
+    @classmethod
+    def checked(
+        cls,
+        processing_mode: object,
+        job: str | None,
+        consumer_index: int | None,
+        num_consumers: int | None,
+        most_ahead: int | None,
+        is_exact: bool,
+    ) -> JobRequest:
+        """Returns the request of these options; raises ValueError if they do not fit."""
+        policy = checked_policy(processing_mode)
+        _check_consumers(job, consumer_index, num_consumers)
+        if most_ahead is not None and most_ahead < 1:
+            raise ValueError(
+                explain(
+                    f"max_outstanding_requests={most_ahead} is out of range.",
+                    expected="1 or more batches.",
+                    fix="omit it for 2 batches per worker.",
+                )
+            )
+        if is_exact and policy is ShardingPolicy.OFF and num_consumers is None:
+            raise ValueError(
+                explain(
+                    "exactly_once=True was passed with ShardingPolicy.OFF, with which each worker "
+                    "reads all data.",
+                    expected="a policy that divides the data.",
+                    fix='pass "distributed_epoch" (DYNAMIC).',
+                )
+            )
+        return cls(int(policy), job, consumer_index, num_consumers, most_ahead, is_exact)
+
+
+def _check_consumers(
+    job: str | None, consumer_index: int | None, num_consumers: int | None
+) -> None:
+    if job == "":
+        raise ValueError(
+            explain(
+                "job_name is empty.",
+                expected="a name that the consumers of the job share, or None.",
+                fix="omit job_name for a job of this process alone.",
+            )
+        )
+    if (consumer_index is None) != (num_consumers is None) or (num_consumers and not job):
+        raise ValueError(
+            explain(
+                f"distribute received job_name={job!r}, consumer_index={consumer_index} and "
+                f"num_consumers={num_consumers}.",
+                expected="consumer_index and num_consumers together, with job_name.",
+                fix="pass all three for coordinated reads, or none of consumer_index and "
+                "num_consumers.",
+            )
+        )
+    if num_consumers is not None and not 0 <= (consumer_index or 0) < num_consumers:
+        raise ValueError(
+            explain(
+                f"consumer_index={consumer_index} is out of range for {num_consumers} consumers.",
+                expected="0 <= consumer_index < num_consumers.",
+                fix="pass the index of this process among the consumers.",
+            )
+        )

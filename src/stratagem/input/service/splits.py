@@ -1,0 +1,240 @@
+"""Splits: parts of a source that can be opened again, in any process, from any batch on.
+
+A batch is identified by its epoch, its split, and its index in the split.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator, Iterator
+from typing import Any
+
+from stratagem.errors import InvalidArgumentError
+from stratagem.input.service.sharding import ShardingPolicy
+from stratagem.input.sources import FileSource, RepeatedSource, Source
+from stratagem.messages import explain
+
+__all__ = [
+    "SourceFacts",
+    "SplitPlan",
+    "facts_of",
+    "file_of_split",
+    "plan_splits",
+    "read_split",
+    "require_hint",
+    "require_repeatable",
+]
+
+# A range of batches has at most so many, and at most this part of all batches: small enough for
+# workers to finish at about the same time, large enough to ask seldom for the next.
+_MOST_BATCHES, _LEAST_SPLITS = 64, 64
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceFacts:
+    """Facts about a source that decide its splits, as JSON.
+
+    `cardinality`, `num_files` and `can_seek` are those of one repetition. `num_repetitions` is None
+    for a source that repeats forever.
+    """
+
+    cardinality: int
+    num_files: int | None
+    num_repetitions: int | None
+    can_seek: bool
+    is_repeatable: bool
+    has_shard_hint: bool
+
+    @property
+    def num_batches(self) -> int | None:
+        """Number of batches of all repetitions, None if infinite; for a source that can seek."""
+        if self.num_repetitions is None:
+            return None if self.cardinality else 0
+        return self.cardinality * self.num_repetitions
+
+
+def _once(source: Source, epoch: int) -> tuple[Source, int, int | None]:
+    """Returns the source without its repetitions, the first of its epochs, and their number."""
+    count: int | None = 1
+    while isinstance(source, RepeatedSource):
+        epoch *= 1 if source.count is None else source.count
+        count = None if count is None or source.count is None else count * source.count
+        source = source.once
+    return source, epoch, count
+
+
+def facts_of(source: Source) -> SourceFacts:
+    """Returns the facts about a source."""
+    once, _, count = _once(source, 0)
+    return SourceFacts(
+        cardinality=once.cardinality,
+        num_files=once.num_files,
+        num_repetitions=count,
+        can_seek=once.can_seek and once.cardinality >= 0,
+        is_repeatable=source.is_repeatable,
+        has_shard_hint=once.has_shard_hint,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitPlan:
+    """The splits of a source, as JSON.
+
+    `kind` is "copies" (each split is the whole source), "files", "ranges" (of `size` batches),
+    "shards" (of files, or by hint), or "strides" (every nth batch). `count` is the number of
+    splits; None if there is no end.
+    """
+
+    kind: str
+    count: int | None
+    size: int = 0
+
+
+def plan_splits(facts: SourceFacts, policy: ShardingPolicy, count: int | None) -> SplitPlan:
+    """Returns the splits of a source.
+
+    `count` is the number of workers for a static policy. For OFF it is the number of copies; None
+    for one per worker. Raises ValueError if the source does not fit the policy.
+    """
+    if policy is ShardingPolicy.OFF:
+        return SplitPlan("copies", count)
+    if policy is ShardingPolicy.DYNAMIC:
+        return _dynamic(facts)
+    if count is None:
+        raise ValueError(
+            explain(
+                f"ShardingPolicy.{policy.name} was set, and the dispatcher has no list of workers.",
+                expected="DispatcherConfig(worker_addresses=[...]): static sharding divides the "
+                "data among known workers.",
+                fix="list the addresses of the workers, or use ShardingPolicy.DYNAMIC.",
+            )
+        )
+    if policy is ShardingPolicy.HINT:
+        require_hint(facts)
+        return SplitPlan("shards", count)
+    has_files = facts.num_files is not None and facts.num_files >= count
+    if policy is ShardingPolicy.FILE and not has_files:
+        found = "no known files" if facts.num_files is None else f"{facts.num_files} files"
+        raise InvalidArgumentError(
+            explain(
+                f"ShardingPolicy.FILE was set for {count} workers and a dataset with {found}.",
+                expected=f"{count} files or more.",
+                fix="create the dataset with sg.input.Dataset.from_files, write more files, or "
+                "use ShardingPolicy.DYNAMIC.",
+                code="SG307",
+            )
+        )
+    return SplitPlan("shards" if has_files and policy != ShardingPolicy.DATA else "strides", count)
+
+
+def require_hint(facts: SourceFacts) -> None:
+    """Raises ValueError if the source has no shard hint."""
+    if not facts.has_shard_hint:
+        raise ValueError(
+            explain(
+                "ShardingPolicy.HINT was set for a dataset without a shard hint.",
+                expected="a dataset sharded with SHARD_HINT.",
+                fix="call dataset.shard(sg.input.SHARD_HINT, sg.input.SHARD_HINT), or use "
+                "ShardingPolicy.DYNAMIC.",
+                code="SG307",
+            )
+        )
+
+
+def require_repeatable(facts: SourceFacts) -> None:
+    """Raises ValueError if the source may have other batches when it is read again."""
+    if not facts.is_repeatable:
+        raise ValueError(
+            explain(
+                "exactly_once=True was passed for a dataset that may have other batches when it "
+                "is read again.",
+                expected="sg.input.Dataset of arrays, files or a function, or a Grain dataset.",
+                fix="make the dataset of one of these, or pass exactly_once=False.",
+            )
+        )
+
+
+def _dynamic(facts: SourceFacts) -> SplitPlan:
+    if facts.num_files:
+        repetitions = facts.num_repetitions
+        return SplitPlan("files", None if repetitions is None else facts.num_files * repetitions)
+    if not facts.can_seek:
+        return SplitPlan("copies", 1)
+    size = min(_MOST_BATCHES, max(1, facts.cardinality // _LEAST_SPLITS))
+    total = facts.num_batches
+    return SplitPlan("ranges", None if total is None else -(-total // size), size)
+
+
+def read_split(
+    source: Source, plan: SplitPlan, *, epoch: int, split: int, first: int = 0
+) -> Generator[Any]:
+    """Yields the batches of a split from the index `first` on."""
+    if plan.kind == "copies":
+        return _read(source, epoch, first, None)
+    if plan.kind == "ranges":
+        return _read(source, epoch, split * plan.size + first, (split + 1) * plan.size)
+    if plan.kind == "strides":
+        assert plan.count is not None
+        return _every_nth(_read(source, epoch, split + first * plan.count, None), plan.count)
+    if plan.kind == "shards":
+        assert plan.count is not None
+        return _read(source.shard(plan.count, split), epoch, first, None)
+    once, begin, _ = _once(source, epoch)
+    count = once.num_files
+    assert plan.kind == "files"
+    assert count
+    return _read(once.shard(count, split % count), begin + split // count, first, None)
+
+
+def file_of_split(source: Source, plan: SplitPlan, split: int) -> Any:
+    """Returns the file of a split, None if it is not the only one, or not known."""
+    once = _once(source, 0)[0]
+    if not isinstance(once, FileSource):
+        return None
+    files = once.files
+    if plan.kind == "files":
+        return files[split % len(files)]
+    own = files[split :: plan.count] if plan.kind == "shards" and plan.count else files
+    return own[0] if len(own) == 1 else None
+
+
+def _every_nth(batches: Generator[Any], count: int) -> Generator[Any]:
+    try:
+        for number, batch in enumerate(batches):
+            if number % count == 0:
+                yield batch
+    finally:
+        batches.close()
+
+
+def _read(source: Source, epoch: int, start: int, stop: int | None) -> Generator[Any]:
+    """Yields the batches [start, stop) of an epoch; None reads to the end."""
+    facts = facts_of(source)
+    if not facts.can_seek:
+        yield from _read_through(source, epoch, start, stop)
+        return
+    once, begin, _ = _once(source, epoch)
+    total = facts.num_batches
+    ends = [end for end in (stop, total) if end is not None]
+    while not ends or start < min(ends):
+        repetition, number = divmod(start, facts.cardinality)
+        until = min([(repetition + 1) * facts.cardinality, *ends])
+        reader = once.open_at(begin + repetition, number)
+        try:
+            for _ in range(until - start):
+                yield next(reader)
+        finally:
+            reader.close()
+        start = until
+
+
+def _read_through(source: Source, epoch: int, start: int, stop: int | None) -> Iterator[Any]:
+    reader = source.open(epoch)
+    try:
+        for number, batch in enumerate(reader):
+            if stop is not None and number >= stop:
+                return
+            if number >= start:
+                yield batch
+    finally:
+        reader.close()

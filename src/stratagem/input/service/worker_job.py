@@ -1,0 +1,359 @@
+"""One epoch of a job at a worker: splits that are read ahead, and batches that wait for consumers.
+
+A batch is kept until its consumer confirms it with the next request. So a request that is sent
+again gets the same batch.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Generator
+from typing import Any
+
+import jax
+
+from stratagem.input.service.batch_messages import pack_batch
+from stratagem.input.service.held_splits import HeldSplit, PackedBatch, WindowLimits, without_rows
+from stratagem.input.service.ranges import NumberRanges
+from stratagem.input.service.read_errors import describe_read_error
+from stratagem.input.service.splits import SplitPlan, read_split
+from stratagem.input.service.worker_reports import WorkerReports
+from stratagem.input.sources import Source
+from stratagem.transport.listener import Request
+from stratagem.transport.wire import Message
+
+__all__ = ["WorkerJob"]
+
+_END, _MOVED = Message("end"), Message("moved")
+
+
+class WorkerJob:
+    """Reads splits of a run, and hands their batches out.
+
+    Args:
+        run: identifier of the run.
+        spec: description of the run from the dispatcher.
+        source: the dataset.
+        worker: name of this worker.
+        ask: sends a request to the dispatcher.
+        limits: how far to read ahead.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        spec: dict[str, Any],
+        source: Source,
+        *,
+        worker: str,
+        ask: Callable[[Message], Message],
+        limits: WindowLimits,
+    ) -> None:
+        self._run = run
+        self._reports = WorkerReports(run, worker, ask)
+        self._limits = limits
+        self._source = source
+        self._plan = SplitPlan(**spec["plan"])
+        self._epoch: int = spec["epoch"]
+        self._num_consumers: int | None = spec["num_consumers"]
+        self._is_exact: bool = spec["is_exact"]
+        self._changed = threading.Condition()
+        self._asking = threading.Lock()
+        self._held: dict[int, HeldSplit] = {}
+        self._queue: collections.deque[PackedBatch] = collections.deque()  # not handed out
+        # Last batch of each consumer, by its request number, until it is confirmed.
+        self._handed: dict[str, tuple[int, PackedBatch]] = {}
+        self._waiting: dict[str, tuple[int, Request]] = {}
+        self._waiting_for: list[tuple[int, int, str, Request]] = []  # coordinated: split, index
+        # Splits that ended and their lengths, and how many of these each consumer knows.
+        self._ended: list[list[int]] = []
+        self._num_known: dict[str, int] = {}
+        self._window_batches = self._window_bytes = 0
+        self._num_readers = self._num_blocked = 0
+        self._is_over = False
+        self._start_reader(only_wanted=False)
+
+    # Requests of consumers.
+
+    def next_batch(self, request: Request) -> None:
+        """Answers with the next batch for a consumer.
+
+        Request number n confirms the batch of request n - 1; the same number gets the same batch.
+        """
+        consumer, number = request.message.fields["consumer"], request.message.fields["number"]
+        with self._changed:
+            handed = self._handed.get(consumer)
+            if handed is not None and handed[0] == number:
+                request.answer(self._answer_with(handed[1], consumer))
+                return
+            if handed is not None:
+                del self._handed[consumer]
+                self._confirm(handed[1])
+            self._waiting[consumer] = number, request
+            self._hand_out()
+
+    def batch_at(self, request: Request) -> None:
+        """Answers with one batch of a split, for coordinated reads."""
+        fields = request.message.fields
+        with self._changed:
+            self._waiting_for.append(
+                (fields["split"], fields["index"], fields["consumer"], request)
+            )
+            self._hand_out()
+
+    def confirm(self, request: Request) -> None:
+        """Notes that a consumer has a batch, for coordinated reads."""
+        fields = request.message.fields
+        with self._changed:
+            held = self._held.get(fields["split"])
+            if held is not None and fields["index"] in held.batches:
+                self._confirm(held.batches[fields["index"]])
+        request.answer(Message("noted"))
+
+    def _hand_out(self) -> None:
+        while self._waiting and (self._queue or self._is_over):
+            consumer, (number, request) = next(iter(self._waiting.items()))
+            del self._waiting[consumer]
+            if self._is_over:
+                request.answer(_END)
+                continue
+            batch = self._queue.popleft()
+            self._handed[consumer] = number, batch
+            request.answer(self._answer_with(batch, consumer))
+        waiting, self._waiting_for = self._waiting_for, []
+        for split, index, consumer, request in waiting:
+            answer = self._answer_at(split, index, consumer)
+            if answer is None:
+                self._waiting_for.append((split, index, consumer, request))
+            else:
+                request.answer(answer)
+
+    def _answer_with(self, batch: PackedBatch, consumer: str) -> Message:
+        ended = self._ended[self._num_known.get(consumer, 0) :]
+        self._num_known[consumer] = len(self._ended)
+        fields = {**batch.message.fields, "ended": ended}
+        return Message(batch.message.kind, fields, batch.message.arrays)
+
+    def _answer_at(self, split: int, index: int, consumer: str) -> Message | None:
+        held = self._held.get(split)
+        if self._is_over or held is None:
+            return _MOVED
+        if index in held.batches:
+            return held.batches[index].message
+        if held.length is None or index < held.length:
+            return None  # An index that was received before is not asked for.
+        held.passed.add(consumer)
+        self._changed.notify_all()
+        if held.empty is None:
+            return Message("after_end", {"length": held.length})
+        fields = {**held.empty.fields, "length": held.length}
+        return Message("after_end", fields, held.empty.arrays)
+
+    def _confirm(self, batch: PackedBatch) -> None:
+        if batch.held.batches.pop(batch.index, None) is None:
+            return
+        self._window_batches -= 1
+        self._window_bytes -= batch.num_bytes
+        self._changed.notify_all()
+
+    # News from the dispatcher.
+
+    def update(self, spec: dict[str, Any]) -> None:
+        """Notes who is a consumer, and starts a reader if consumers wait for a split."""
+        with self._changed:
+            for consumer in self._handed.keys() - set(spec["consumers"]):
+                _, batch = self._handed.pop(consumer)
+                if self._is_exact:
+                    self._queue.appendleft(batch)
+                else:
+                    self._confirm(batch)
+            for consumer in self._waiting.keys() - set(spec["consumers"]):
+                del self._waiting[consumer]
+            self._hand_out()
+            # Batches of splits that come later may fill the window.
+            if spec["wanted"] and self._num_blocked == self._num_readers and not self._is_over:
+                self._start_reader(only_wanted=True)
+
+    def revoke(self, split: int, attempt: int) -> None:
+        """Drops a split that was given to another worker."""
+        with self._changed:
+            held = self._held.get(split)
+            if held is None or held.attempt != attempt or held.is_revoked:
+                return
+            self._drop(held)
+        self._reports.dropped(split, attempt)
+
+    def _drop(self, held: HeldSplit) -> None:
+        held.is_revoked = True
+        self._held.pop(held.number, None)
+        self._queue = collections.deque(one for one in self._queue if one.held is not held)
+        for consumer, (_, batch) in [*self._handed.items()]:
+            if batch.held is held:
+                del self._handed[consumer]
+        for batch in [*held.batches.values()]:
+            self._confirm(batch)
+        if held.reading_since_s is not None and not self._is_over:
+            held.is_replaced = True
+            self._start_reader(only_wanted=False)
+        self._hand_out()
+
+    def reading(self) -> list[list[Any]]:
+        """Returns splits being read, their attempts, and how long their next batch has taken."""
+        now_s = time.monotonic()
+        with self._changed:
+            return [
+                [self._run, held.number, held.attempt, now_s - held.reading_since_s]
+                for held in self._held.values()
+                if held.reading_since_s is not None
+            ]
+
+    def close(self) -> None:
+        """Ends the run at this worker, and the requests that wait."""
+        with self._changed:
+            self._is_over = True
+            self._reports.end()
+            self._hand_out()
+            self._changed.notify_all()
+
+    # Reading.
+
+    def _start_reader(self, *, only_wanted: bool) -> None:
+        self._num_readers += 1
+        threading.Thread(
+            target=self._read_splits,
+            args=(only_wanted,),
+            name="input reader",
+            daemon=True,
+        ).start()
+
+    def _read_splits(self, only_wanted: bool) -> None:
+        try:
+            while not self._is_over:
+                held = self._next_split(only_wanted=only_wanted)
+                if held is not None:
+                    self._read(held, has_own_window=only_wanted)
+                if only_wanted or (held is not None and held.is_replaced):
+                    return
+        finally:
+            with self._changed:
+                self._num_readers -= 1
+
+    def _next_split(self, *, only_wanted: bool) -> HeldSplit | None:
+        with self._asking:  # Two assignments at once look the same.
+            with self._changed:
+                holding = {held.number: held.attempt for held in self._held.values()}
+            answer = self._reports.next_split(holding, only_wanted=only_wanted)
+            if answer is None or answer.kind == "wait":
+                return None
+            with self._changed:
+                if answer.kind == "end":
+                    self._is_over = True
+                    self._hand_out()
+                    return None
+                found = answer.fields
+                held = HeldSplit(found["split"], found["attempt"], NumberRanges(found["received"]))
+                self._held[held.number] = held
+                return held
+
+    def _read(self, held: HeldSplit, *, has_own_window: bool) -> None:
+        # A group of coordinated reads that is not complete needs a batch as its model.
+        first = max(0, held.received.first_missing() - (self._num_consumers or 0))
+        index = first
+        batches = read_split(
+            self._source, self._plan, epoch=self._epoch, split=held.number, first=first
+        )
+        with contextlib.closing(batches):
+            while True:
+                with self._changed:
+                    held.reading_since_s = time.monotonic()
+                try:
+                    message = self._next_message(held, index, batches)
+                except Exception as error:  # noqa: BLE001 - sent to the consumers
+                    self._fail(held, index, error)
+                    return
+                if message is None:
+                    break
+                with self._changed:
+                    held.reading_since_s = None
+                    if index not in held.received and not self._add(
+                        held, index, message, has_own_window=has_own_window
+                    ):
+                        return
+                index += 1
+        with self._changed:
+            held.reading_since_s = None
+            held.length = index
+            self._ended.append([held.number, index])
+            self._hand_out()
+            self._changed.notify_all()
+        self._report_when_done(held)
+
+    def _next_message(self, held: HeldSplit, index: int, batches: Generator[Any]) -> Message | None:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return None
+        if self._num_consumers is not None:
+            held.empty = pack_batch(jax.tree.map(without_rows, batch))
+        return pack_batch(batch, split=held.number, index=index, attempt=held.attempt)
+
+    def _add(self, held: HeldSplit, index: int, message: Message, *, has_own_window: bool) -> bool:
+        """Adds a batch once there is room; returns False if the split is not wanted any more."""
+        self._num_blocked += 1
+        self._changed.wait_for(
+            lambda: self._has_room(held, has_own_window) or self._is_unwanted(held)
+        )
+        self._num_blocked -= 1
+        if self._is_unwanted(held):
+            return False
+        batch = held.batches[index] = PackedBatch(held, index, message)
+        self._window_batches += 1
+        self._window_bytes += batch.num_bytes
+        if self._num_consumers is None:
+            self._queue.append(batch)
+        self._hand_out()
+        return True
+
+    def _has_room(self, held: HeldSplit, has_own_window: bool) -> bool:
+        most = max(self._limits.most_batches, 2 * (self._num_consumers or 1))
+        if has_own_window:
+            return len(held.batches) < most
+        return not self._window_batches or (
+            self._window_batches < most and self._window_bytes < self._limits.most_bytes
+        )
+
+    def _is_unwanted(self, held: HeldSplit) -> bool:
+        return held.is_revoked or self._is_over
+
+    def _report_when_done(self, held: HeldSplit) -> None:
+        """Reports a split to the dispatcher once all its batches have arrived, in a new thread."""
+        threading.Thread(
+            target=self._report_done, args=(held,), name="input report", daemon=True
+        ).start()
+
+    def _report_done(self, held: HeldSplit) -> None:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: held.is_done(self._num_consumers) or self._is_unwanted(held)
+            )
+            if self._is_unwanted(held):
+                return
+        if self._reports.done(held.number, held.attempt):
+            with self._changed:
+                self._held.pop(held.number, None)
+                self._hand_out()
+
+    def _fail(self, held: HeldSplit, index: int, error: Exception) -> None:
+        """Reports an error to the dispatcher, once the batches before it have arrived."""
+        with self._changed:
+            held.reading_since_s = None
+            self._changed.wait_for(lambda: not held.batches or self._is_unwanted(held))
+            if self._is_unwanted(held):
+                return
+        described = describe_read_error(
+            error, self._source, self._plan, epoch=self._epoch, split=held.number, index=index
+        )
+        self._reports.failed({**described, "attempt": held.attempt})

@@ -1,0 +1,143 @@
+"""Batches as messages: bit for bit through the bytes of a message, and nothing is pickled."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import scipy.sparse
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from stratagem.input.service.batch_messages import pack_batch, unpack_batch
+from stratagem.input.sparse_rows import SparseRows
+from stratagem.transport.wire import Message, pack, unpack
+
+Pair = collections.namedtuple("Pair", ["x", "y"])
+
+
+def _through(batch: Any) -> Any:
+    message = pack_batch(batch, split=3)
+    assert message.fields["split"] == 3
+    return unpack_batch(unpack([bytes(frame) for frame in pack(message)]))
+
+
+def _same(found: Any, expected: Any) -> None:
+    assert type(found) is type(expected)
+    if isinstance(expected, dict):
+        assert list(found) == list(expected)
+        for key in expected:
+            _same(found[key], expected[key])
+    elif isinstance(expected, tuple | list):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            _same(one, other)
+    elif isinstance(expected, np.ndarray) and expected.dtype == object:
+        assert found.dtype == object
+        assert found.shape == expected.shape
+        _same(found.reshape(-1).tolist(), expected.reshape(-1).tolist())
+    elif isinstance(expected, np.ndarray | np.generic):
+        assert found.dtype == expected.dtype
+        assert found.shape == expected.shape
+        assert found.tobytes() == expected.tobytes()
+    else:
+        assert repr(found) == repr(expected)
+
+
+_DTYPES = st.one_of(
+    hnp.boolean_dtypes(),
+    hnp.integer_dtypes(endianness="?"),
+    hnp.floating_dtypes(endianness="?", sizes=(16, 32, 64)),
+    hnp.complex_number_dtypes(endianness="?"),
+    hnp.unicode_string_dtypes(endianness="?"),
+    hnp.byte_string_dtypes(),
+    hnp.datetime64_dtypes(),
+    hnp.timedelta64_dtypes(),
+)
+_ARRAYS = _DTYPES.flatmap(
+    lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, min_side=0, max_side=4))
+)
+_TEXTS = st.lists(st.one_of(st.none(), st.binary(), st.text())).map(lambda values: _objects(values))
+_LEAVES = st.one_of(
+    _ARRAYS, _TEXTS, st.none(), st.integers(), st.booleans(), st.floats(), st.binary(),
+    st.text(st.characters(codec="utf-8")),
+)  # fmt: skip
+_TREES = st.recursive(
+    _LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(st.text(st.characters(codec="utf-8")), inner, max_size=3),
+        st.dictionaries(st.integers(), inner, max_size=3),
+        st.tuples(inner, inner).map(lambda pair: Pair(*pair)),
+    ),
+    max_leaves=6,
+)
+
+
+def _objects(values: list[Any]) -> np.ndarray:
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
+
+
+@given(_TREES)
+def test_any_batch_comes_out_as_it_went_in(batch) -> None:
+    _same(_through(batch), batch)
+
+
+def test_other_dtypes_orders_and_sizes() -> None:
+    large = np.random.default_rng(0).integers(0, 255, (40, 2**20), np.uint8)
+    batch = {
+        "bfloat16": np.arange(5).astype(ml_dtypes.bfloat16),
+        "int4": np.arange(5).astype(ml_dtypes.int4),
+        "scalar": np.float16(2),
+        "text": np.str_("é"),
+        "large": large,
+        "objects": _objects(["a\udc80", b"\xff", None, ""]).reshape(2, 2),
+    }
+    _same(_through(batch), batch)
+    fortran = np.asfortranarray(np.arange(6.0).reshape(2, 3))
+    np.testing.assert_array_equal(_through(fortran)[:, ::2], fortran[:, ::2])
+    np.testing.assert_array_equal(_through(jnp.arange(3)), np.arange(3))
+
+
+def test_arrays_are_not_copied() -> None:
+    array = np.zeros(2**16)
+    assert np.shares_memory(pack_batch((array,)).arrays[0], array)
+    message = Message("batch", {"structure": ["array"]}, [array])
+    assert unpack_batch(message) is array
+
+
+def test_sparse_arrays_are_rows_of_equal_width() -> None:
+    found = _through({"x": scipy.sparse.csr_matrix([[0.0, 2.0], [3.0, 0.0]])})["x"]
+    assert isinstance(found, SparseRows)
+    assert found.shape == (2,)
+    np.testing.assert_array_equal(np.asarray(found.values)[:, 0], [2.0, 3.0])
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        ({1, 2}, "a value of type set"),
+        ({(1, 2): np.arange(2)}, "a dict with a key of type tuple"),
+        (np.array([{}, {}]), "an array of objects of type dict"),
+        (np.zeros(2, [("a", "i4")]), "an array of dtype"),
+    ],
+)
+def test_other_values_are_refused(batch, words) -> None:
+    with pytest.raises(TypeError, match=words):
+        pack_batch(batch)
+
+
+@pytest.mark.parametrize(
+    "structure", [["named", [], "os", "system"], ["named", [], "os", "PathLike"], ["code"]]
+)
+def test_damaged_messages_call_nothing(structure) -> None:
+    with pytest.raises(ConnectionError, match="received an invalid batch"):
+        unpack_batch(Message("batch", {"structure": structure}))

@@ -1,0 +1,151 @@
+"""Splits: together they are the source, and each can be read from any batch on."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.input.service.sharding import ShardingPolicy
+from stratagem.input.service.splits import (
+    SourceFacts,
+    facts_of,
+    file_of_split,
+    plan_splits,
+    read_split,
+)
+
+_EPOCHS = (0, 2)
+
+
+def _files(num_files: int) -> sg.input.Dataset:
+    return sg.input.Dataset.from_files(
+        [f"file {number}" for number in range(num_files)],
+        lambda files: [
+            np.array([int(file.split()[1]), number]) for file in files for number in range(3)
+        ],
+    )
+
+
+def _grain():
+    grain = pytest.importorskip("grain")
+    return sg.input.Dataset(grain.MapDataset.source(np.arange(7)).shuffle(seed=1).batch(2))
+
+
+_DATASETS = {
+    "arrays": lambda: sg.input.Dataset(np.arange(150), batch_size=2, shuffle=True),
+    "many arrays": lambda: sg.input.Dataset(np.arange(700), batch_size=3),
+    "short": lambda: sg.input.Dataset(np.arange(5), batch_size=2),
+    "empty": lambda: sg.input.Dataset(np.arange(0), batch_size=2),
+    "grain": _grain,
+    "list": lambda: sg.input.Dataset([np.full(2, number) for number in range(7)]),
+    "files": lambda: _files(5),
+    "generator": lambda: sg.input.Dataset.from_generator(
+        lambda: (np.full(1, number) for number in range(6))
+    ),
+}
+
+
+@pytest.mark.parametrize("repeats", [None, 3, (2, 2)], ids=str)
+@pytest.mark.parametrize("name", _DATASETS)
+@pytest.mark.parametrize(
+    "policy", [ShardingPolicy.OFF, ShardingPolicy.DYNAMIC, ShardingPolicy.DATA]
+)
+def test_the_splits_are_the_source(name, policy, repeats) -> None:
+    dataset = _DATASETS[name]()
+    for count in repeats if isinstance(repeats, tuple) else [repeats] if repeats else []:
+        dataset = dataset.repeat(count)
+    source = dataset.as_source()
+    plan = plan_splits(facts_of(source), policy, 3)
+    assert plan.count is not None
+    for epoch in _EPOCHS:
+        expected = [batch.tolist() for batch in source.open(epoch)]
+        splits = [_read(source, plan, epoch, split) for split in range(plan.count)]
+        if policy is ShardingPolicy.OFF:
+            assert splits == 3 * [expected]
+        elif policy is ShardingPolicy.DATA:
+            assert splits == [expected[index::3] for index in range(3)]
+        else:
+            assert _counts([*itertools.chain.from_iterable(splits)]) == _counts(expected)
+            if plan.kind == "ranges":
+                assert [*itertools.chain.from_iterable(splits)] == expected
+        for number in (0, len(splits) - 1) if splits else ():
+            for first in (1, 2, len(splits[number])):
+                assert _read(source, plan, epoch, number, first) == splits[number][first:]
+
+
+def _read(source, plan, epoch, split, first=0):
+    batches = read_split(source, plan, epoch=epoch, split=split, first=first)
+    return [batch.tolist() for batch in batches]
+
+
+def _counts(batches):
+    return collections.Counter(map(str, batches))
+
+
+def test_infinite_sources_have_splits_without_an_end() -> None:
+    source = sg.input.Dataset(np.arange(6), batch_size=2, shuffle=True).repeat().as_source()
+    plan = plan_splits(facts_of(source), ShardingPolicy.DYNAMIC, None)
+    assert plan.count is None
+    plain = source.open(0)
+    expected = [next(plain).tolist() for _ in range(9)]
+    assert [batch for split in range(9) for batch in _read(source, plan, 0, split)] == expected
+    files = _files(2).repeat().as_source()
+    plan = plan_splits(facts_of(files), ShardingPolicy.DYNAMIC, None)
+    assert plan.count is None
+    assert _read(files, plan, 0, 7) == [[1, 0], [1, 1], [1, 2]]
+    assert file_of_split(files, plan, 7) == "file 1"
+
+
+def test_shards_of_files_and_by_hint() -> None:
+    source = _files(5).as_source()
+    plan = plan_splits(facts_of(source), ShardingPolicy.FILE, 2)
+    assert [row[0] for row in _read(source, plan, 0, 1)] == [1, 1, 1, 3, 3, 3]
+    assert file_of_split(source, plan, 0) is None
+    assert plan_splits(facts_of(source), ShardingPolicy.FILE_OR_DATA, 6).kind == "strides"
+    single = plan_splits(facts_of(source), ShardingPolicy.FILE, 5)
+    assert file_of_split(source, single, 4) == "file 4"
+    hint = sg.input.SHARD_HINT
+    hinted = sg.input.Dataset(np.arange(7), batch_size=2).shard(hint, hint).repeat(2).as_source()
+    plan = plan_splits(facts_of(hinted), ShardingPolicy.HINT, 2)
+    assert _read(hinted, plan, 0, 1) == [[1, 3], [5], [1, 3], [5]]
+    assert file_of_split(hinted, plan, 0) is None
+
+
+def test_splits_are_small_enough_to_share_and_large_enough_to_ask_seldom() -> None:
+    def size(cardinality: int) -> int:
+        facts = SourceFacts(cardinality, None, 1, True, True, False)
+        return plan_splits(facts, ShardingPolicy.DYNAMIC, None).size
+
+    assert [size(n) for n in (0, 1, 100, 640, 6400, 10**6)] == [1, 1, 1, 10, 64, 64]
+
+
+def test_policies_that_do_not_fit_the_source() -> None:
+    plain = facts_of(sg.input.Dataset(np.arange(3), batch_size=1).as_source())
+    with pytest.raises(ValueError, match="FILE was set, and the dispatcher has no list"):
+        plan_splits(plain, ShardingPolicy.FILE, None)
+    with pytest.raises(sg.errors.InvalidArgumentError, match=r"2 workers .* no known files"):
+        plan_splits(plain, ShardingPolicy.FILE, 2)
+    with pytest.raises(ValueError, match="HINT was set for a dataset without"):
+        plan_splits(plain, ShardingPolicy.HINT, 2)
+
+
+def test_readers_are_closed() -> None:
+    closed: list[int] = []
+
+    def batches():
+        try:
+            yield np.arange(2)
+            yield np.arange(2)
+        finally:
+            closed.append(1)
+
+    source = sg.input.Dataset.from_generator(batches).as_source()
+    plan = plan_splits(facts_of(source), ShardingPolicy.DATA, 1)
+    reading = read_split(source, plan, epoch=0, split=0)
+    next(reading)
+    reading.close()
+    assert closed == [1]

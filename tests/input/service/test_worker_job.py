@@ -1,0 +1,150 @@
+"""A job at a worker with a simulated dispatcher: requests, limits, and lost consumers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import stratagem as sg
+from stratagem.input.service.held_splits import WindowLimits
+from stratagem.input.service.worker_job import WorkerJob
+from stratagem.transport.listener import Request
+from stratagem.transport.wire import Message
+
+_LIMIT_S = 30
+
+
+class _Dispatcher:
+    """Gives out splits 0 and 1, and then none."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self._left = [0, 1]
+
+    def ask(self, message: Message) -> Message:
+        self.messages.append(message)
+        if message.kind != "next_split":
+            return Message("noted")
+        if not self._left:
+            time.sleep(0.01)
+            return Message("wait")
+        split = self._left.pop(0)
+        return Message("split", {"split": split, "attempt": 0, "received": []})
+
+
+def _job(
+    dispatcher: _Dispatcher, limits: WindowLimits, num_bytes: int = 8, **spec: Any
+) -> WorkerJob:
+    source = sg.input.Dataset(np.zeros((6, num_bytes), np.uint8), batch_size=1).as_source()
+    spec = {
+        "plan": {"kind": "ranges", "count": 2, "size": 3},
+        "epoch": 0,
+        "num_consumers": None,
+        "is_exact": True,
+        **spec,
+    }
+    return WorkerJob("r", spec, source, worker="w", ask=dispatcher.ask, limits=limits)
+
+
+def _asked(method: Callable[[Request], None], **fields: Any) -> list[Any]:
+    """Returns a list that gets the answer, as (split, index) or its kind."""
+    answers: list[Any] = []
+
+    def answer(message: Message) -> None:
+        fields = message.fields
+        answers.append((fields["split"], fields["index"]) if "split" in fields else message.kind)
+
+    method(Request(Message("ask", fields), answer))
+    return answers
+
+
+def _wait(is_true: Callable[[], Any]) -> None:
+    deadline_s = time.monotonic() + _LIMIT_S
+    while not is_true():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+def _next(job: WorkerJob, consumer: str, number: int) -> Any:
+    answers = _asked(job.next_batch, consumer=consumer, number=number)
+    _wait(lambda: answers)
+    return answers[0]
+
+
+def test_a_request_that_is_sent_again_gets_the_same_batch() -> None:
+    job = _job(_Dispatcher(), WindowLimits())
+    assert [_next(job, "c", number) for number in (1, 1, 2, 2, 2, 3)] == [
+        (0, 0), (0, 0), (0, 1), (0, 1), (0, 1), (0, 2),
+    ]  # fmt: skip
+    job.close()
+    assert _next(job, "c", 4) == "end"
+
+
+def test_a_split_is_reported_once_its_last_batch_is_confirmed() -> None:
+    dispatcher = _Dispatcher()
+    job = _job(dispatcher, WindowLimits())
+
+    def reported() -> list[int]:
+        return [one.fields["split"] for one in dispatcher.messages if one.kind == "done_split"]
+
+    for number in range(1, 4):
+        _next(job, "c", number)
+    time.sleep(0.05)
+    assert reported() == []
+    assert _next(job, "c", 4) == (1, 0)
+    _wait(lambda: reported() == [0])
+    job.close()
+
+
+def test_what_a_lost_consumer_had_not_confirmed_goes_to_others_in_exact_jobs() -> None:
+    spec: dict[str, Any] = {"consumers": ["d"], "wanted": []}
+    job = _job(_Dispatcher(), WindowLimits())
+    assert [_next(job, "c", 1), _next(job, "d", 1)] == [(0, 0), (0, 1)]
+    job.update(spec)
+    assert _next(job, "d", 2) == (0, 0)
+    job.close()
+    job = _job(_Dispatcher(), WindowLimits(), is_exact=False)
+    assert [_next(job, "c", 1), _next(job, "d", 1)] == [(0, 0), (0, 1)]
+    job.update(spec)
+    assert _next(job, "d", 2) == (0, 2)
+    job.close()
+
+
+def test_it_reads_ahead_as_far_as_the_limits() -> None:
+    for limits, expected in (
+        (WindowLimits(2), 2),
+        (WindowLimits(9, 2**14), 3),
+        (WindowLimits(9, 1), 1),
+    ):
+        job = _job(_Dispatcher(), limits, num_bytes=2**13 - 1 if expected == 3 else 8)
+        time.sleep(0.1)
+        assert job._window_batches == expected
+        job.close()
+
+
+def test_a_revoked_split_is_dropped_and_reported() -> None:
+    dispatcher = _Dispatcher()
+    job = _job(dispatcher, WindowLimits(1))
+    assert _next(job, "c", 1) == (0, 0)
+    job.revoke(0, 7)  # another attempt
+    job.revoke(0, 0)
+    assert _next(job, "c", 2) == (1, 0)
+    reports = [one.fields for one in dispatcher.messages if one.kind == "report"]
+    assert [(one["reporter"], one["split"], one["attempt"]) for one in reports] == [("w", 0, 1)]
+    job.close()
+
+
+def test_a_wanted_split_is_read_beside_a_full_window() -> None:
+    job = _job(_Dispatcher(), WindowLimits(1), num_consumers=1)
+    answers = _asked(job.batch_at, consumer="c", split=1, index=0)
+    _wait(lambda: job._num_blocked == 1)
+    assert answers == ["moved"]  # nobody has it yet
+    job.update({"consumers": ["c"], "wanted": [1]})
+    _wait(lambda: 1 in job._held)
+    answers = _asked(job.batch_at, consumer="c", split=1, index=0)
+    _wait(lambda: answers)
+    assert answers == [(1, 0)]
+    job.close()
