@@ -108,7 +108,7 @@ def test_everything_is_there_again_after_each_entry(path, written) -> None:
     state.store.assign("v:v", np.ones((4, 3)))
     state.store.scatter("table:v", np.array([7]), np.ones((1, 2)))
     state.store.assign("table", np.ones((500, 2)))
-    state.store.set_scalar("count", np.array(70))
+    state.store.set_scalars({"count": 70})
     journal.write()
     assert_read(path, state)
 
@@ -351,7 +351,7 @@ def test_entries_are_each_of_one_moment_while_others_update(path, written) -> No
             with store.changing():
                 store.assign("v", np.ones((4, 3)), sign=1)
                 store.scatter("table", np.arange(500), np.ones((500, 2)), sign=1)
-                store.set_scalar("count", store.scalars["count"] + 1)
+                store.set_scalars({"count": store.scalars["count"] + 1})
 
     thread = threading.Thread(target=train)
     thread.start()

@@ -122,7 +122,7 @@ def test_gradients_are_applied_by_the_rule() -> None:
     np.testing.assert_allclose(w, floats(2, 2) - 0.1, rtol=1e-6)
     np.testing.assert_allclose(slot, 1.5)
     assert store.scalars == {"count": 2}
-    store.set_scalar("count", np.array(7))
+    store.set_scalars({"count": 7})
     assert store.scalars == {"count": 7}
 
 
@@ -190,11 +190,11 @@ def test_optimizers_have_their_own_variables_slots_and_scalars() -> None:
         table, floats(4, 2) - [[0, 0], [0.1, 0.1], [0, 0], [0, 0]], rtol=1e-6
     )
     np.testing.assert_array_equal(slots, np.ones((3, 3)))
-    store.set_scalar("second.count", np.array(7))
+    store.set_scalars({"second.count": 7})
     assert store.scalars == {"first.count": 1, "second.count": 7}
     for name in ("count", "third.count", "first.other"):
         with pytest.raises(KeyError, match=f"no scalar '{name}' on this server"):
-            store.set_scalar(name, np.array(7))
+            store.set_scalars({name: 7})
     with pytest.raises(RuntimeError, match=r"Gradients of \['v'\] were pushed before an optimizer"):
         store.update({"v": one}, {})
 

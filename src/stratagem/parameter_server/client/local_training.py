@@ -252,7 +252,7 @@ class LocalTraining:
             else:
                 is_adopted = key not in optimizer.seen or found != optimizer.seen[key]
             if is_adopted:
-                self._store.set_scalar(full, found)
+                self._store.set_scalars({full: found})
             optimizer.seen[key] = found
 
     def _send_state(self) -> None:

@@ -261,7 +261,7 @@ class ParameterServer(Closing):
         return Message("ok", {"names": list(scalars)}, [np.asarray(s) for s in scalars.values()])
 
     def _set_scalar(self, message: Message) -> dict[str, Any]:
-        self.store.set_scalar(message.fields["name"], message.arrays[0])
+        self.store.set_scalars({message.fields["name"]: message.arrays[0]})
         return {}
 
     def _describe(self, message: Message) -> Message:

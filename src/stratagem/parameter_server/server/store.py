@@ -275,17 +275,13 @@ class ServerVariables:
         """Returns those of `optimizers` that a client must send again after a restart."""
         return self._rules.missing(optimizers)
 
-    def set_scalar(self, name: str, value: np.ndarray) -> None:
-        """Sets an optimizer scalar, by `stored_name`."""
+    def set_scalars(self, scalars: Mapping[str, float | np.ndarray]) -> None:
+        """Sets optimizer scalars, by `stored_name`."""
         with self._updating:
             with self._reading:
-                self._rules.set_scalar(name, value)
-            self.num_changes += 1
-
-    def set_scalars(self, scalars: Mapping[str, float]) -> None:
-        """Sets optimizer scalars, by `stored_name`."""
-        for name, value in scalars.items():
-            self.set_scalar(name, np.asarray(value))
+                for name, value in scalars.items():
+                    self._rules.set_scalar(name, np.asarray(value))
+            self.num_changes += len(scalars)
 
     def take_marks(self) -> Marks:
         """Returns and clears the marks of changed rows. Call within `changing`."""
