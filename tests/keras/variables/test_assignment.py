@@ -114,3 +114,21 @@ def test_assigned_arrays_are_not_shared(devices) -> None:
         target.assign(value_of())
         strategy.run(train_both)
         np.testing.assert_array_equal(target.value - 9, online.value)
+
+
+@pytest.mark.parametrize("devices", [["cpu:0"], ["cpu:0", "cpu:1"]], ids=len)
+def test_initial_arrays_are_not_shared(devices) -> None:
+    strategy = sg.MirroredStrategy(devices)
+    given = jnp.array([5.0, 6.0])
+    with strategy.scope():
+        first = sg.Variable(given)
+        second, third = sg.Variable(first), sg.Variable(first.value)
+
+    def train() -> None:
+        for one in (first, second, third):
+            one.assign_add([1.0, 1.0])
+
+    for _ in range(2):
+        strategy.run(train)
+    for one in (first, second, third):
+        np.testing.assert_array_equal(one.value - 2, given)

@@ -48,7 +48,9 @@ def as_initializer(value: object, dtype: DTypeLike | None) -> tuple[Any, Any, An
         array = jnp.asarray(keras.ops.convert_to_tensor(value, dtype=dtype))
 
     def initializer(shape: Sequence[int], dtype: DTypeLike | None = None) -> Any:
+        # A copy of what the caller has, too: a step donates the buffers of its variables.
+        own = jnp.array(array, copy=True) if array is value else array
         # The dtype of a variable is its own: a number's would give way to other operands'.
-        return jax.lax.convert_element_type(array, dtype or array.dtype)
+        return jax.lax.convert_element_type(own, dtype or array.dtype)
 
     return initializer, array.shape, keras.backend.standardize_dtype(array.dtype)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 from jax.core import Tracer
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
 
-__all__ = ["StoredValue"]
+__all__ = ["StoredValue", "unshared"]
 
 
 class StoredValue:
@@ -229,3 +230,11 @@ class StoredValue:
             store_components(self, stacked, topology)
         else:
             variable.assign(value)
+
+
+def unshared(value: object) -> object:
+    """Returns a value that no other variable and no caller holds, as the next step donates it."""
+    value = value.value if isinstance(value, keras.Variable) else value
+    if not isinstance(value, jax.Array) or isinstance(value, Tracer):
+        return value
+    return jnp.array(value, copy=True) if value.is_fully_addressable else value

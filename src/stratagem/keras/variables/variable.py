@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -41,7 +40,7 @@ from stratagem.keras.variables.divided_copies import DividedCopies
 from stratagem.keras.variables.initial_value import as_initializer
 from stratagem.keras.variables.local_copies import LocalCopies
 from stratagem.keras.variables.row_updates import RowUpdates
-from stratagem.keras.variables.stored_value import StoredValue
+from stratagem.keras.variables.stored_value import StoredValue, unshared
 from stratagem.keras.variables.variable_source import is_initialized
 from stratagem.options import ReduceOp, VariableAggregation
 from stratagem.strategies.base.reduction import of_all
@@ -264,7 +263,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
         """Sets a value that must be provably equal on all replicas, without aggregation."""
         if (rows := self.assigned_as_rows(value)) is not None:
             return rows
-        result = super().assign(value if self._has_scope() else _unshared(value))
+        result = super().assign(value if self._has_scope() else unshared(value))
         is_own = self._home.aggregation is VariableAggregation.NONE
         scope = current_scope() if is_own and self.aggregating_context() is not None else None
         if scope is not None and id(self) in scope.writes:
@@ -366,11 +365,3 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
     def initialize(self) -> None:
         """Sets the initial value of a variable created in a step."""
         self._deferred_initialize()
-
-
-def _unshared(value: object) -> object:
-    """Returns a value that no other variable and no caller holds, as the next step donates it."""
-    value = value.value if isinstance(value, keras.Variable) else value
-    if not isinstance(value, jax.Array) or isinstance(value, Tracer):
-        return value
-    return jnp.array(value, copy=True) if value.is_fully_addressable else value
