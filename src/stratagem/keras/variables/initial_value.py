@@ -46,10 +46,11 @@ def as_initializer(value: object, dtype: DTypeLike | None) -> tuple[Any, Any, An
     # Not as a part of the program that is being traced, nor where it may be too large for a device.
     with jax.ensure_compile_time_eval(), creating_on_host(not isinstance(value, jax.Array)):
         array = jnp.asarray(keras.ops.convert_to_tensor(value, dtype=dtype))
+        is_given = array is value
 
     def initializer(shape: Sequence[int], dtype: DTypeLike | None = None) -> Any:
         # A copy of what the caller has, too: a step donates the buffers of its variables.
-        own = jnp.array(array, copy=True) if array is value else array
+        own = jnp.array(array, copy=True) if is_given else array
         # The dtype of a variable is its own: a number's would give way to other operands'.
         return jax.lax.convert_element_type(own, dtype or array.dtype)
 
