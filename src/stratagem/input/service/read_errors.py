@@ -94,5 +94,6 @@ def job_error(described: dict[str, Any]) -> Exception:
             expected="a dataset whose functions accept all examples.",
             fix=f"correct the example or the function. The worker's traceback:\n"
             f"{described['trace']}",
+            code="SG312",
         )
     )
