@@ -18,6 +18,7 @@ BUILTINS = {
     "NotFoundError": LookupError,
     "OutOfRangeError": IndexError,
     "PSUnavailableError": ConnectionError,
+    "PoisonExampleError": RuntimeError,
     "ResourceExhaustedError": MemoryError,
     "UnavailableError": ConnectionError,
 }

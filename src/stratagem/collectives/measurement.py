@@ -71,7 +71,7 @@ class MeasuredChoice:
     @property
     def fastest_s(self) -> dict[int, float]:
         """Seconds of the chosen algorithm's sum by array size in bytes."""
-        sizes = next(iter(self.times_s.values()))
+        sizes = next(iter(self.times_s.values()), {})
         return {size: self.times_s[self.choice.algorithm(size)][size] for size in sizes}
 
 

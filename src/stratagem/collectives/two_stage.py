@@ -31,7 +31,21 @@ def two_stage_sum(array: jax.Array, axis: ReplicaAxis) -> jax.Array:
     def between(part: jax.Array, peers: list[list[int]]) -> jax.Array:
         return _exchanged_sum(part, axis.name, len(peers[0]), peers)
 
-    return sum_by_groups(array, axis, between)
+    # JAX cannot batch an exchange in groups. Sums are by element: a batch is one more array.
+    @jax.custom_batching.custom_vmap
+    def add(whole: jax.Array) -> jax.Array:
+        return sum_by_groups(whole, axis, between)
+
+    @add.def_vmap
+    def add_batch(_: int, is_batched: list[bool], whole: jax.Array) -> tuple[jax.Array, bool]:
+        return add(whole), is_batched[0]
+
+    @jax.custom_vjp
+    def differentiable(whole: jax.Array) -> jax.Array:
+        return add(whole)
+
+    differentiable.defvjp(lambda whole: (add(whole), None), lambda _, grads: (add(grads),))
+    return differentiable(array)
 
 
 def _exchanged_sum(

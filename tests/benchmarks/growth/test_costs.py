@@ -25,7 +25,7 @@ def test_all_costs_are_measured(axis: Axis) -> None:
     module: Any = importlib.import_module(f"benchmarks.growth.costs.{axis.module}")
     answer: Mapping[str, Any] = module.measure(**axis.question(axis.quick_sizes[0], is_quick=True))
     assert list(answer) == ["ours"]
-    assert answer["ours"].keys() == axis.costs.keys()
+    assert answer["ours"].keys() >= axis.costs.keys()
     assert all(seconds >= 0 for seconds in answer["ours"].values())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections import Counter
 from pathlib import Path
@@ -125,6 +126,7 @@ def test_dumped_program_is_found_by_its_number_or_its_name(tmp_path: Path) -> No
 
 
 def test_arrays_that_live_are_held_where_they_are(devices: list[jax.Device]) -> None:
+    gc.collect()  # arrays of earlier tests
     before = held_bytes()
     kept = jax.device_put(ROWS, over(devices[:2], "d"))
     again = kept.addressable_shards[0].data  # the same memory

@@ -12,7 +12,7 @@ import numpy as np
 import stratagem as sg
 from stratagem.input.service import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
 
-SILENCE_MS = 600
+SILENCE_MS = 1000
 LIMIT_S = 60
 
 

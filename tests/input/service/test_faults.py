@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.input.service import DispatcherConfig, WorkerConfig
+from stratagem.input.service import DispatcherConfig, WorkerConfig, consumer
 from stratagem.parameter_server.server.journal import Journal
 from tests.input.service.servers import SILENCE_MS, input_servers, kill_worker, values
 
@@ -224,7 +224,8 @@ def test_a_dispatcher_without_a_journal_has_forgotten_the_job() -> None:
         assert sorted(_numbers(distributed)) == list(range(300))
 
 
-def test_no_worker_is_an_error() -> None:
+def test_no_worker_is_an_error(monkeypatch) -> None:
+    monkeypatch.setattr(consumer, "LEAST_PATIENCE_S", 1.0)
     with input_servers(0) as servers:
         distributed = servers.distribute(_slow_dataset(), exactly_once=True)
         with pytest.raises(sg.errors.UnavailableError, match="has had no input worker for"):
@@ -232,7 +233,10 @@ def test_no_worker_is_an_error() -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_comes_in_time_is_no_error_and_the_loss_of_the_last_one_is() -> None:
+def test_a_worker_that_comes_in_time_is_no_error_and_the_loss_of_the_last_one_is(
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr(consumer, "LEAST_PATIENCE_S", 1.0)
     with input_servers(0) as servers:
         distributed = servers.distribute(_slow_dataset(), exactly_once=True)
         timer = threading.Timer(0.3, lambda: servers.workers.append(servers.add_worker()))

@@ -144,7 +144,7 @@ def test_learning_rate_can_be_set() -> None:
     store.create(ShardSpec("v", (2,), "float32"), lambda: np.zeros(2))
     store.set_rule(KerasUpdate(keras.optimizers.SGD(0.1)), ["v"])
     store.update({"v": np.ones(2, np.float32)}, {})
-    store.set_scalar("learning_rate", np.array(1.0))
+    store.set_scalars({"learning_rate": 1.0})
     store.update({"v": np.ones(2, np.float32)}, {})
     np.testing.assert_allclose(store.pull(["v"])[0], -1.1, rtol=1e-6)
 

@@ -33,6 +33,7 @@ _LEAST_AHEAD, _AHEAD_PER_WORKER = 4, 2
 # dispatcher may have given it up, and others may read the batch again.
 _LEASE = 0.7
 _POLL_S = 0.2
+LEAST_PATIENCE_S = 30.0  # without any worker: one that is restarted may need as long
 _LEAVE_S = 2.0
 
 
@@ -168,7 +169,7 @@ class JobConsumer:
         now_s = time.monotonic()
         if self._view["workers"]:
             self._had_workers_s = now_s
-        elif now_s > self._had_workers_s + max(self._silence_s, 1.0):
+        elif now_s > self._had_workers_s + max(2 * self._silence_s, LEAST_PATIENCE_S):
             raise UnavailableError(
                 explain(
                     f"The dispatcher at {self.client.target} has had no input worker for "
