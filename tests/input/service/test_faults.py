@@ -84,8 +84,6 @@ def test_several_consumers_share_a_job_while_a_worker_is_killed() -> None:
     assert sorted([*itertools.chain.from_iterable(found)]) == list(range(300))
 
 
-# Fails in about one of three runs: the known defect of the design page.
-@pytest.mark.slow
 def test_coordinated_reads_go_on_after_the_loss_of_a_worker() -> None:
     dataset = sg.input.Dataset.from_files(
         list(range(20)), lambda files: [_slow(10 * file + n) for file in files for n in range(4)]

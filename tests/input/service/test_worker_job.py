@@ -148,3 +148,15 @@ def test_a_wanted_split_is_read_beside_a_full_window() -> None:
     _wait(lambda: answers)
     assert answers == [(1, 0)]
     job.close()
+
+
+def test_a_split_that_is_waited_for_is_read_though_others_fill_the_window() -> None:
+    """The reader has the split already, so that no other thread is started for it."""
+    dispatcher = _Dispatcher()
+    job = _job(dispatcher, WindowLimits(most_batches=3), num_consumers=1)
+    _wait(lambda: not dispatcher._left)  # split 0 fills the window, and split 1 is begun
+    for index in range(3):
+        answers = _asked(job.batch_at, split=1, index=index, consumer="c")
+        _wait(lambda answers=answers: answers)
+        assert answers == [(1, index)]
+    job.close()

@@ -263,6 +263,8 @@ class JobConsumer:
             return False
         with self.changed:
             self._view = view
+            if view["workers"]:
+                self._had_workers_s = time.monotonic()
             if view["is_finished"]:
                 self._heard_s = float("inf")  # Nothing is read again.
             for split, attempt in view["attempts"].items():

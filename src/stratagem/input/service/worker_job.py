@@ -103,6 +103,7 @@ class WorkerJob:
                 (fields["split"], fields["index"], fields["consumer"], request)
             )
             self._hand_out()
+            self._changed.notify_all()  # there is room for a split that is waited for
 
     def confirm(self, request: Request) -> None:
         """Notes that a consumer has a batch, for coordinated reads."""
@@ -319,7 +320,8 @@ class WorkerJob:
 
     def _has_room(self, held: HeldSplit, has_own_window: bool) -> bool:
         most = max(self._limits.most_batches, 2 * (self._num_consumers or 1))
-        if has_own_window:
+        # Batches of later splits may fill the window of all.
+        if has_own_window or any(split == held.number for split, *_ in self._waiting_for):
             return len(held.batches) < most
         return not self._window_batches or (
             self._window_batches < most and self._window_bytes < self._limits.most_bytes
