@@ -12,6 +12,7 @@ import pytest
 
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout
+from stratagem.parameter_server.server.local_rounds import LocalRounds
 from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.server.updates import Pushed, UpdateMode
 from stratagem.transport.connection import Connections, ServerError
@@ -250,3 +251,14 @@ def test_synchronous_push_that_is_sent_twice_counts_once(connections) -> None:
         assert (answer.fields["version"], answer.fields["is_used"]) == (1, True)
         np.testing.assert_allclose(answer.arrays[0], -0.2, rtol=1e-6)
     assert served.discarded() == 0
+
+
+@pytest.mark.parametrize("num_needed", [0, 1])
+def test_worker_that_is_behind_sets_no_counter_back(connections, num_needed) -> None:
+    """As for workers that train apart and both read the counter before either sent its own."""
+    rounds = LocalRounds(period=4, num_workers=2, num_pushes=2 - num_needed)
+    served = start(connections, UpdateMode(num_needed, rounds=rounds))
+    whole = {"v": np.ones(4, np.float32)}
+    for sent, kept in ((5, 6), (2, 7), (9, 10)):  # the update itself adds 1
+        served.push(whole, {}, pull=["v"], scalars={"count": sent})
+        assert served.scalars()["count"] == kept

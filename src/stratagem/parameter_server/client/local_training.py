@@ -214,14 +214,9 @@ class LocalTraining:
             self._client.push(changes, {}, optimizers=optimizers, pull=[], scalars=scalars)
 
     def _counts(self, name: str) -> dict[str, float]:
-        """Returns an optimizer's counters: the larger of those here and on the servers."""
-        there = self._client.scalars(self._optimizers[name].server)
-        counts: dict[str, float] = {}
-        for key, value in self._scalars_of(name).items():
-            if value.dtype.kind in "iu":
-                full = stored_name(name, key)
-                counts[full] = max(value.item(), there[full].item())
-        return counts
+        """Returns an optimizer's counters; the servers keep the larger ones of theirs and these."""
+        own = self._scalars_of(name).items()
+        return {stored_name(name, key): one.item() for key, one in own if one.dtype.kind in "iu"}
 
     def _scalars_of(self, name: str) -> dict[str, np.ndarray]:
         stored = self._store.scalars.items()

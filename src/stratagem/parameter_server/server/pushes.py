@@ -136,7 +136,8 @@ class Pushes:
                     self._synchronous.withdraw(change.origin)
                 self._synchronous.add(one)
                 return
-            self._store.set_scalars(scalars)
+            # Counters of workers that train apart: a worker that is behind sets none back.
+            self._store.set_scalars(scalars, keeps_larger=self.mode.rounds is not None)
             current, limit = self._store.version, self.mode.max_staleness
             if limit is not None and current - pulled > limit:
                 answer(current, is_used=False)

@@ -139,7 +139,7 @@ class SynchronousUpdates:
             whole, rows = _summed(contributions)
             if self._averages:  # no rows: tables have no local updates
                 whole = {name: total / len(contributions) for name, total in whole.items()}
-            self._store.set_scalars(_largest(contributions))
+            self._store.set_scalars(_largest(contributions), keeps_larger=self._averages)
             version = self._store.update(whole, rows, optimizers)
         except BaseException as error:
             for one in contributions:
