@@ -24,6 +24,7 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
 from stratagem.elastic.peer_connections import PeerConnections  # noqa: E402
+from stratagem.execution.programs.elastic_lockstep import ElasticLockstep  # noqa: E402
 from stratagem.process_group import current_group  # noqa: E402
 from tests.multiprocess.programs.elastic_data import (  # noqa: E402
     BATCH,
@@ -44,6 +45,9 @@ class _Deaths:
         self._joins = {int(one[1]) for one in parts if one[0] == "join"}
         is_first = os.environ.get("STRATAGEM_RESTART_COUNT", "0") == "0"
         self._moments = {int(one[1]): one[2:] for one in parts if one[0] == str(own) and is_first}
+        kills = [int(one[1]) for one in parts if one[0] != "join"]
+        if self._joins and max(kills) > min(self._joins):
+            _prepare_at_once()
 
     def begin(self, step: int) -> None:
         """Call before a step."""
@@ -63,6 +67,19 @@ class _Deaths:
             os.kill(os.getpid(), signal.SIGKILL)
 
         PeerConnections._swap = swap  # ty: ignore
+
+
+def _prepare_at_once() -> None:
+    """Makes members wait for the program of one more: a process joins before the next kill."""
+    original = ElasticLockstep._prepare_larger
+
+    def prepare(lockstep: ElasticLockstep, *arguments: Any) -> None:
+        original(lockstep, *arguments)
+        for programs in lockstep._larger.values():
+            for program in programs:
+                program.wait_until_compiled()
+
+    ElasticLockstep._prepare_larger = prepare  # ty: ignore
 
 
 def _await_candidate() -> None:
