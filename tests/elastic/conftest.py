@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from stratagem.elastic import ElasticGroup
-from tests.elastic.members import Cluster, free_ports
+from stratagem.launch.plan.ports import free_ports
+from tests.elastic.members import Cluster
 
 
 @pytest.fixture

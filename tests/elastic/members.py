@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,21 +15,13 @@ from stratagem.closing import Closing
 from stratagem.elastic import ElasticGroup
 from stratagem.elastic.handover import TrainingState, hand_over, receive
 from stratagem.elastic.peer_connections import PeerConnections
+from stratagem.launch.plan.ports import free_ports
 from stratagem.process_group import GroupLimits
 from tests.process_group.members import listed, together
 
 # Far above what a busy machine needs: no test waits until they are over.
 LIMITS = GroupLimits(join_s=60, peer_s=20, stuck_s=60, barrier_s=60)
 PLACE = "loop"
-
-
-def free_ports(count: int) -> list[int]:
-    """Returns unused ports, all different."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 @dataclasses.dataclass

@@ -15,8 +15,9 @@ from stratagem.elastic import ElasticGroup, backed_rounds, scale_of_sums
 from stratagem.elastic.backed_rounds import BackedRounds
 from stratagem.elastic.exchange_times import ExchangeTimes
 from stratagem.elastic.peer_connections import PeerConnections
+from stratagem.launch.plan.ports import free_ports
 from stratagem.run_events.wait_clock import WaitClock
-from tests.elastic.members import LIMITS, free_ports, started
+from tests.elastic.members import LIMITS, started
 from tests.process_group.members import listed, together
 
 _Log = list[tuple[tuple[int, ...], bytes]]

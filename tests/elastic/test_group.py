@@ -12,7 +12,8 @@ from stratagem.authentication import Credentials
 from stratagem.elastic import ElasticGroup
 from stratagem.elastic.peer_connections import DivergedError
 from stratagem.errors import DeadlineExceededError, UnavailableError
-from tests.elastic.members import LIMITS, free_ports
+from stratagem.launch.plan.ports import free_ports
+from tests.elastic.members import LIMITS
 from tests.process_group.members import listed, together
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from stratagem.elastic.pauses import TrainingPauses
 from stratagem.elastic.views import View
+from stratagem.launch.plan.ports import free_ports
 from stratagem.run_events.records import MembersEvent
-from tests.elastic.members import Cluster, Training, free_ports
+from tests.elastic.members import Cluster, Training
 
 _TASKS = {0: "worker 0", 1: "worker 1", 2: "worker 2"}
 _ALL = View(0, (0, 1, 2), incarnations=(5, 6, 7))

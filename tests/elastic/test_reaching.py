@@ -14,7 +14,7 @@ from stratagem.authentication.gate import Gate
 from stratagem.elastic import reaching
 from stratagem.elastic.inbox import Inbox
 from stratagem.elastic.reaching import PURPOSE, EndedError, Peers
-from tests.elastic.members import free_ports
+from stratagem.launch.plan.ports import free_ports
 
 _PEER_S = 0.3
 

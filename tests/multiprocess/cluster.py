@@ -6,12 +6,13 @@ import dataclasses
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
+
+from stratagem.launch.plan.ports import free_ports
 
 PROGRAMS = Path(__file__).parent / "programs"
 _ROOT = Path(__file__).parents[2]
@@ -34,11 +35,7 @@ class Ended:
 
 def addresses(count: int) -> list[str]:
     """As many free addresses on this host."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+    return [f"127.0.0.1:{port}" for port in free_ports(count)]
 
 
 def environment(index: int, workers: Sequence[str], **variables: str) -> dict[str, str]:

@@ -10,15 +10,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from stratagem.frames import frame
+from stratagem.launch.plan.ports import free_ports
 from stratagem.process_group import Group, GroupLimits, Identity
 from tests.authentication.peers import dialed, key, prove
 
 
 def free_port() -> int:
     """Returns an unused port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return free_ports(1)[0]
 
 
 def identity(index: int, count: int, port: int, **same: Any) -> Identity:
