@@ -12,6 +12,7 @@ import numpy as np
 from stratagem.messages import explain
 from stratagem.parameter_server.client.cached_reads import CachedReads
 from stratagem.parameter_server.client.client import ServerClient
+from stratagem.parameter_server.client.key_layout import layout_of_keys
 from stratagem.parameter_server.client.remote_values import (
     RemoteVariable,
     Scalar,
@@ -99,6 +100,19 @@ class VariableClient:
             name, variable.shape, variable.dtype, has_rows=variable.has_rows
         )
         self.client.create(placement, initial)
+        variable.place = Stored(name)
+        self.named[name] = variable
+
+    def create_keyed(
+        self, variable: RemoteVariable, table: Mapping[str, Any], *, skips_zero: bool
+    ) -> None:
+        """Creates a keyed table on all servers, unless they have it; see `KeyLayout`."""
+        self.require_coordinator(variable.path)
+        name, servers = self._name_for(variable.path), range(self.client.num_servers)
+        placement = layout_of_keys(
+            name, variable.shape[1:], str(variable.dtype), servers, table, skips_zero=skips_zero
+        )
+        self.client.create(placement, None)
         variable.place = Stored(name)
         self.named[name] = variable
 
