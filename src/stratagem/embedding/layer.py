@@ -32,8 +32,8 @@ __all__ = ["DynamicEmbedding"]
 class DynamicEmbedding(keras.layers.Layer):
     """Embedding layer for 64-bit ids or strings without a vocabulary; rows are on servers.
 
-    The parameter servers make the row of a key when a gradient for it arrives, and keep the optimizer's slots
-    with it. A key without a row has its initial value, which depends on the key alone. So
+    Parameter servers make the row of a key when a gradient for it arrives, and keep the optimizer's
+    slots with it. A key without a row has its initial value, which depends on the key alone. So
     `evaluate` and `predict` create no row. Call it on the result of `sg.embedding.keys`, which
     belongs in the dataset.
 

@@ -184,7 +184,7 @@ def as_row_numbers(ids: jax.Array) -> jax.Array:
 
 def _plain_rows(table: keras.Variable, ids: jax.Array) -> jax.Array:
     if is_keyed(table):
-        return table.looked_up(ids)[0]
+        return table.rows_outside(ids)
     is_outside = not isinstance(ids, Tracer) and current_scope() is None
     if is_outside and hasattr(table, "take_rows"):
         return _taken_rows(table, np.asarray(ids))

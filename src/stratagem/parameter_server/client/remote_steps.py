@@ -107,6 +107,7 @@ class RemoteSteps:
     def send(self, sent: Sequence[tuple[Any, Any]]) -> None:
         """Pushes the gradients of an eager step."""
         self._push([what for what, _ in sent], [np.asarray(value) for _, value in sent], [])
+        self._keys = {}
 
     def forget(self) -> None:
         """Makes the next step fetch all values, after a change by another process."""
@@ -216,13 +217,21 @@ class RemoteSteps:
         return [one for own in inputs for one in own]
 
     def rows_of_keys(
-        self, table: RemoteVariable, pairs: np.ndarray
+        self, table: RemoteVariable, pairs: np.ndarray, *, is_trained: bool
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns rows of keys for use outside of compiled steps, and places of their gradients."""
+        """Returns rows of keys outside of compiled steps, and the places of their gradients.
+
+        With `is_trained`, an eager step will send gradients for these places.
+        """
         name = name_of(table)
-        own = StepKeys([pairs], skips_zero=self._skips_zero(name))
-        rows = self.variables.client.pull_rows(name, own.keys)
-        return own.rows(rows, own.places[0]), own.places[0]
+        skips_zero = self._skips_zero(name)
+        own = StepKeys([pairs], skips_zero=skips_zero)
+        found = self.variables.client.pull_rows(name, own.keys)
+        rows, places = own.rows(found, own.places[0]), own.places[0]
+        if is_trained:
+            nothing = StepKeys([pairs[:0].reshape(0, 2)], skips_zero=skips_zero)
+            places = self._keys.setdefault(name, nothing).add(pairs)
+        return rows, places
 
     def _skips_zero(self, name: str) -> bool:
         return cast("KeyLayout", self.variables.client.placement_of(name)).skips_zero

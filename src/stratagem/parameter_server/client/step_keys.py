@@ -44,12 +44,24 @@ class StepKeys:
         places = numbers[found]
         if skips_zero:
             places[keys == 0] = -1
-        self._has_padding = skips_zero
+        self._skips_zero = skips_zero
         self.keys = keys[firsts]
         ends = np.cumsum([len(one) for one in flat])[:-1]
         self.places = [
             part.reshape(one.shape) for part, one in zip(np.split(places, ends), own, strict=True)
         ]
+
+    def add(self, pairs: np.ndarray) -> np.ndarray:
+        """Returns the places of more keys, and keeps the places of the others."""
+        keys = as_keys(pairs)
+        new = np.setdiff1d(keys, self.keys)
+        self.keys = np.concatenate([self.keys, new[new != 0] if self._skips_zero else new])
+        order = np.argsort(self.keys)
+        places = np.searchsorted(self.keys, keys, sorter=order)
+        places = np.append(order, -1)[np.minimum(places, len(order))].astype(np.int32)
+        if self._skips_zero:
+            places[keys == 0] = -1
+        return places
 
     def rows(self, rows: np.ndarray, places: np.ndarray) -> np.ndarray:
         """Returns a row for each place, from rows of the distinct keys; zeros for padding."""
@@ -59,7 +71,7 @@ class StepKeys:
         out = aligned_empty(shape, rows.dtype)
         # "clip" writes directly to `out`.
         np.take(rows, places, axis=0, out=out, mode="clip")
-        if self._has_padding:
+        if self._skips_zero:
             out[places < 0] = 0
         return out
 

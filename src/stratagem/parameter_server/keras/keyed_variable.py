@@ -63,14 +63,15 @@ class KeyedVariable(ParameterServerVariable):
         options: KeyedTableOptions = keyed_table_options()
         self.variable_client.create_keyed(self, options.table, skips_zero=options.skips_zero)
 
-    def looked_up(self, keys: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        """Returns rows of keys outside of compiled steps, and the places of their gradients.
+    def rows_outside(self, ids: object) -> Any:
+        """Returns rows of keys, pairs of uint32, outside of compiled steps."""
+        return self._looked_up(ids, is_trained=False)[0]
 
-        `keys` are pairs of uint32. The places are None outside of replica functions.
+    def looked_up(self, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns rows of keys in an eager step, and the places of their gradients."""
+        return self._looked_up(keys, is_trained=True)
 
-        Raises:
-            ValueError: inside `lax.scan`, `jax.jit` or the like.
-        """
+    def _looked_up(self, keys: Any, *, is_trained: bool) -> tuple[Any, Any]:
         if in_symbolic_scope():  # only the shape matters
             return jnp.zeros((*keys.shape[:-1], *self.shape[1:]), self.dtype), None
         if isinstance(keys, Tracer) or current_function_trace() is not None:
@@ -84,7 +85,7 @@ class KeyedVariable(ParameterServerVariable):
                 )
             )
         remote = self._home.strategy.placement.remote
-        rows, places = remote.rows_of_keys(self, np.asarray(keys))
+        rows, places = remote.rows_of_keys(self, np.asarray(keys), is_trained=is_trained)
         return self._maybe_autocast(jnp.asarray(rows)), jnp.asarray(places)
 
 
