@@ -12,20 +12,22 @@ from stratagem.parameter_server.server.tables.row_initializer import RowInitiali
 __all__ = ["row_initializer"]
 
 
-def row_initializer(initializer: Any) -> RowInitializer:
+def row_initializer(initializer: Any, default_seed: int) -> RowInitializer:
     """Returns the distribution of a Keras initializer, with its seed.
+
+    `default_seed` is for an initializer without one.
 
     Raises:
         ValueError: an initializer of another kind.
     """
-    kinds = keras.initializers
+    kinds, seed = keras.initializers, _seed(initializer, default_seed)
     if isinstance(initializer, kinds.RandomUniform):
-        return RowInitializer("uniform", initializer.minval, initializer.maxval, _seed(initializer))
+        return RowInitializer("uniform", initializer.minval, initializer.maxval, seed)
     if isinstance(initializer, kinds.TruncatedNormal):
         mean, deviation = initializer.mean, initializer.stddev
-        return RowInitializer("truncated_normal", mean, deviation, _seed(initializer))
+        return RowInitializer("truncated_normal", mean, deviation, seed)
     if isinstance(initializer, kinds.RandomNormal):
-        return RowInitializer("normal", initializer.mean, initializer.stddev, _seed(initializer))
+        return RowInitializer("normal", initializer.mean, initializer.stddev, seed)
     if isinstance(initializer, kinds.Zeros):
         return RowInitializer("constant", 0.0)
     if isinstance(initializer, kinds.Ones):
@@ -43,6 +45,9 @@ def row_initializer(initializer: Any) -> RowInitializer:
     )
 
 
-def _seed(initializer: Any) -> int:
+def _seed(initializer: Any, default: int) -> int:
+    config = initializer.get_config() if hasattr(initializer, "get_config") else {}
+    if config.get("seed") is None:  # Keras draws another one in each run
+        return default
     seed = initializer.seed
-    return int(seed.initial_seed if isinstance(seed, keras.random.SeedGenerator) else seed)
+    return int(seed.get_config()["seed"] if isinstance(seed, keras.random.SeedGenerator) else seed)

@@ -12,6 +12,7 @@ from stratagem.context import get_strategy
 from stratagem.embedding.initial_rows import row_initializer
 from stratagem.embedding.pooling import COMBINERS, pooled
 from stratagem.execution import embedding_lookup, note_table
+from stratagem.fingerprints import fingerprint
 from stratagem.keras.variables.annotations import making_keyed_table
 from stratagem.messages import explain
 from stratagem.parameter_server.keras.keyed_variable import KeyedTableOptions
@@ -43,7 +44,7 @@ class DynamicEmbedding(keras.layers.Layer):
     Args:
         output_dim: numbers in a row.
         initializer: initial rows: a uniform, normal, truncated normal or constant Keras
-            initializer, or its name.
+            initializer, or its name. Without a seed of its own, the layer's path is the seed.
         combiner: "sum", "mean" or "sqrtn" pools the rows of the last axis of keys, weighted if
             weights are given, as `tf.nn.embedding_lookup_sparse` does; None returns each row.
         mask_zero: True if the key 0, and so the empty string, is padding: it has no row, and no
@@ -95,7 +96,7 @@ class DynamicEmbedding(keras.layers.Layer):
         self.max_rows = max_rows
         self.supports_masking = False
         self._check()
-        self._initial_rows = row_initializer(self.initializer)
+        row_initializer(self.initializer, 0)  # raises for one that servers do not have
 
     def _check(self) -> None:
         numbers = {"output_dim": self.output_dim, "max_rows": self.max_rows or 1}
@@ -145,8 +146,10 @@ class DynamicEmbedding(keras.layers.Layer):
         note_table(self.embeddings)
 
     def _table_fields(self) -> dict[str, Any]:
+        # The same in each run of a program, which may resume with the rows of the last one.
+        seed = fingerprint(self.path.encode())
         return {
-            "initializer": dataclasses.asdict(self._initial_rows),
+            "initializer": dataclasses.asdict(row_initializer(self.initializer, seed)),
             "admission": _policy_fields(self.admission),
             "eviction": _policy_fields(self.eviction),
             "max_rows": self.max_rows,

@@ -108,7 +108,17 @@ class VariableClient:
     ) -> None:
         """Creates a keyed table on all servers, unless they have it; see `KeyLayout`."""
         self.require_coordinator(variable.path)
-        name, servers = self._name_for(variable.path), range(self.client.num_servers)
+        servers, most = range(self.client.num_servers), table.get("max_rows")
+        if most is not None and most < len(servers):
+            raise ValueError(
+                explain(
+                    f"The keyed table {variable.path!r} divides max_rows={most} over "
+                    f"{len(servers)} servers.",
+                    expected="at least one row for each server.",
+                    fix="raise max_rows, or omit it for no limit.",
+                )
+            )
+        name = self._name_for(variable.path)
         placement = layout_of_keys(
             name, variable.shape[1:], str(variable.dtype), servers, table, skips_zero=skips_zero
         )

@@ -14,6 +14,7 @@ from jax.core import Tracer
 from stratagem.context.function_trace import current_function_trace
 from stratagem.keras.private import in_symbolic_scope
 from stratagem.keras.variables.annotations import keyed_table_options
+from stratagem.keras.variables.variable_source import is_initialized
 from stratagem.messages import explain
 from stratagem.parameter_server.client.remote_values import Stored
 from stratagem.parameter_server.keras.variable import ParameterServerVariable
@@ -47,6 +48,11 @@ class KeyedVariable(ParameterServerVariable):
     is_keyed = True
     has_rows = True
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if not is_initialized(self):
+            self._options: KeyedTableOptions | None = keyed_table_options()
+        super().__init__(*args, **kwargs)
+
     @property
     def storage(self) -> Any:
         """An array without rows."""
@@ -60,7 +66,8 @@ class KeyedVariable(ParameterServerVariable):
         if self._slot is not None:
             self.place = Stored(self._slot() if callable(self._slot) else self._slot)
             return
-        options: KeyedTableOptions = keyed_table_options()
+        options = self._options
+        assert options is not None
         self.variable_client.create_keyed(self, options.table, skips_zero=options.skips_zero)
 
     def rows_outside(self, ids: object) -> Any:

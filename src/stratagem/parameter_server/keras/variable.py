@@ -79,8 +79,7 @@ def making_slot(
 ) -> Generator[None]:
     """Makes the variable created in a `with` block one that the servers have under a name.
 
-    `name` may be a function that returns it when the variable is initialized. `kind` is the class
-    of the variable; None for an unsplit one.
+    `name` may be a function that returns it when the variable is initialized; `kind` is its class.
     """
     previous = _next.slot, _next.kind
     _next.slot, _next.kind = name, kind or ParameterServerVariable
