@@ -2,7 +2,7 @@
 
 from stratagem.embedding.keys import keys
 from stratagem.embedding.layer import DynamicEmbedding
-from stratagem.embedding.table_stats import stats
+from stratagem.embedding.table_stats import TableStats, stats
 from stratagem.parameter_server.server.tables.policies import (
     AfterSightings,
     LeastFrequent,
@@ -17,6 +17,7 @@ __all__ = [
     "LeastFrequent",
     "LeastRecent",
     "NotSeenFor",
+    "TableStats",
     "WithProbability",
     "keys",
     "stats",

@@ -30,6 +30,12 @@ class TableStats:
         evicted_updates: row updates that the evicted rows had.
         refused_updates: gradients whose key had no row: not admitted, or the table was full.
         candidates: keys without a row that servers count for `AfterSightings`.
+
+    Example:
+        >>> sg.embedding.TableStats(2, 40.0, 3, 1, 5, 0, 0).rows
+        2
+
+    Source: specific to Stratagem.
     """
 
     rows: int
