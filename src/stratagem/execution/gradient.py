@@ -28,6 +28,7 @@ from stratagem.summary.host_callbacks import forward_summaries
 from stratagem.tracebacks import filters_traceback
 from stratagem.values import DistributedValues, IndexedSlices, Mirrored, PerReplica
 from stratagem.values.regrouping import is_array
+from stratagem.variables import is_keyed
 
 if TYPE_CHECKING:
     import keras
@@ -219,8 +220,10 @@ class _Differentiated:
         ]
         is_traced = any(isinstance(value, Tracer) for value in self._values)
         receives = self._receive is not None
+        has_keys = any(map(is_keyed, tables_among(self._variables)))
         # Op by op, an extra call costs as much as it saves.
-        if not receives and (not tables or not (is_wanted or (is_traced and has_company()))):
+        is_worth_it = tables and (is_wanted or (is_traced and has_company()))
+        if not (receives or has_keys or is_worth_it):
             return []
         counted = Lookups(tables)
         read_ids: set[int] = set()
@@ -243,7 +246,8 @@ class _Differentiated:
         return [
             (table, shapes)
             for table in {**{id(table): table for table in tables}, **elsewhere}.values()
-            if (shapes := counted.shapes.get(id(table))) and id(table) not in read_ids
+            if (shapes := counted.shapes.get(id(table)))
+            if id(table) not in read_ids or is_keyed(table)  # a keyed table has no whole value
             if is_wanted or id(table) in elsewhere or rows_pay(table, shapes)
         ]
 
@@ -259,6 +263,7 @@ class _Differentiated:
         read_ids: set[int] = set()
         are_matched: list[bool] = []
         by_key = {id(table): table for table, _ in tables}
+        plain_ids = {id(table) for table, _ in tables if not is_keyed(table)}
         received = self._received([one for one in tables if is_elsewhere(one[0])])
         summaries = Collector()
 
@@ -268,18 +273,19 @@ class _Differentiated:
             lookups = Lookups(list(by_key.values()), stand_ins, rows)
             summaries.clear()
             scope, value, aux = self._call(values, lookups, summaries, arrays)
-            are_matched.append(lookups.are_matched and not by_key.keys() & scope.read_ids)
+            are_matched.append(lookups.are_matched and not plain_ids & scope.read_ids)
             read_ids.update(scope.read_ids)
             written[:] = [(v, key in scope.unproven) for key, v in scope.writes.items()]
             updates = [scope.written_value(variable) for variable, _ in written]
             updates += [value for _, value in scope.early]
             scopes.append(scope)
-            return value, (aux, updates, lookups.ids, summaries.values)
+            return value, (aux, updates, (lookups.ids, lookups.places), summaries.values)
 
         stand_ins = _stand_ins(tables)
-        (value, (aux, updates, ids, of_summaries)), (grads, rows, by_array) = jax.value_and_grad(
-            functional, has_aux=True
-        )((self._values, stand_ins, self._arrays))
+        result, (grads, rows, by_array) = jax.value_and_grad(functional, has_aux=True)(
+            (self._values, stand_ins, self._arrays)
+        )
+        value, (aux, updates, (ids, places), of_summaries) = result
         if not all(are_matched):  # the function behaved differently from the counting call
             return self.differentiate([])
         self._send_ids(received, ids)
@@ -292,7 +298,7 @@ class _Differentiated:
             self._record_builds(scopes[-1], updates[len(written) :], self._outer)
         forward_summaries(summaries.summaries, of_summaries)
         by_id = self._gradients_of_read(grads, read_ids)
-        by_id |= {key: slices_of(table, ids[key], rows[key]) for key, table in by_key.items()}
+        by_id |= {key: slices_of(table, places[key], rows[key]) for key, table in by_key.items()}
         return ((value, aux) if self._has_aux else value), by_id, by_array
 
     def _gradients_of_read(self, grads: list[Any], read_ids: set[int]) -> dict[int, Any]:

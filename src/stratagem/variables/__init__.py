@@ -37,7 +37,7 @@ from stratagem.variables.row_selection import Rows, as_slice
 from stratagem.variables.sharded_store import ShardedStore, is_worth_sharding
 from stratagem.variables.sharded_variable import ShardedVariable, shards_of
 from stratagem.variables.single_device_store import SingleDeviceStore
-from stratagem.variables.store import Store, is_remote, store_of
+from stratagem.variables.store import Store, is_keyed, is_remote, store_of
 
 __all__ = [
     "Division",
@@ -68,6 +68,7 @@ __all__ = [
     "initial_digest",
     "is_compressed",
     "is_compressible",
+    "is_keyed",
     "is_remote",
     "is_worth_sharding",
     "parse_aggregation",

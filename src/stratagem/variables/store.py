@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Store", "is_remote", "store_of"]
+__all__ = ["Store", "is_keyed", "is_remote", "store_of"]
 
 
 class Store(Protocol):
@@ -97,3 +97,8 @@ def store_of(variable: object) -> Store | None:
 def is_remote(variable: keras.Variable) -> bool:
     """Returns True if a variable is stored outside this process, such as on parameter servers."""
     return getattr(variable, "is_remote", False)
+
+
+def is_keyed(variable: object) -> bool:
+    """Returns True for a table on parameter servers whose rows are found by 64-bit keys."""
+    return getattr(variable, "is_keyed", False)

@@ -12,9 +12,9 @@ import keras
 import numpy as np
 
 from stratagem.estimator.feature_column.columns import CategoricalColumn, KeyedCategoricalColumn
-from stratagem.estimator.feature_column.fingerprints import concatenated_fingerprint, fingerprint
 from stratagem.estimator.feature_column.raw_values import as_bytes, categorical_rows, feature_of
 from stratagem.estimator.feature_column.weighted import WeightedCategoricalColumn
+from stratagem.fingerprints import concatenated_fingerprint, fingerprint
 from stratagem.messages import explain
 
 __all__ = [

@@ -13,8 +13,8 @@ import keras
 import numpy as np
 
 from stratagem.estimator.feature_column.columns import KeyedCategoricalColumn
-from stratagem.estimator.feature_column.fingerprints import fingerprint
 from stratagem.estimator.feature_column.raw_values import as_bytes, categorical_rows, feature_of
+from stratagem.fingerprints import fingerprint
 from stratagem.messages import explain
 
 __all__ = [

@@ -26,7 +26,7 @@ from stratagem.execution.tracing.remote_state import Ids, Lookup
 from stratagem.messages import explain
 from stratagem.topology import require_exact_integers
 from stratagem.values import IndexedSlices
-from stratagem.variables import ShardedVariable, shards_of
+from stratagem.variables import ShardedVariable, is_keyed, shards_of
 
 __all__ = [
     "Lookups",
@@ -72,16 +72,19 @@ def embedding_lookup(params: Any, ids: object) -> jax.Array:
 
     Args:
         params: the table: a Keras variable of shape (n, ...); an `sg.ShardedVariable`, each shard
-            of which is a table; or an array, which is indexed as usual.
-        ids: integers of any shape, -n <= id < n; others return rows of NaN.
+            of which is a table; an array, which is indexed as usual; or the keyed table of an
+            `sg.embedding.DynamicEmbedding`.
+        ids: integers of any shape, -n <= id < n; others return rows of NaN. For a keyed table,
+            the result of `sg.embedding.keys`.
 
     Returns:
-        Array of shape (*ids.shape, ...), in the table's compute dtype.
+        Array of shape (*ids.shape, ...), in the table's compute dtype. A keyed table has one row
+        for each pair of numbers on the last axis of `ids`.
 
     Raises:
         OverflowError: 64-bit ids that JAX would change.
-        TypeError: `ids` are not integers.
-        ValueError: `params` is a scalar.
+        TypeError: `ids` are not integers, or not keys.
+        ValueError: `params` is a scalar; or keys are looked up inside `lax.scan` or the like.
 
     Example:
         >>> table = sg.Variable([[1.0, 2.0], [3.0, 4.0]])
@@ -108,6 +111,16 @@ def embedding_lookup(params: Any, ids: object) -> jax.Array:
 
 
 def _check_lookup(params: Any, ids: jax.Array) -> None:
+    if is_keyed(params) and (ids.dtype != np.uint32 or ids.shape[-1:] != (2,)):
+        raise TypeError(
+            explain(
+                f"The keyed table {params.path!r} received ids of dtype {ids.dtype} and shape "
+                f"{ids.shape}.",
+                expected="keys of dtype uint32 and shape (..., 2), because JAX has no 64-bit "
+                "integers.",
+                fix="convert ids or strings in the dataset: sg.embedding.keys(ids).",
+            )
+        )
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise TypeError(
             explain(
@@ -148,10 +161,20 @@ def is_worth_rows(shape: Sequence[int]) -> bool:
 def _rows_from_elsewhere(table: keras.Variable, ids: jax.Array, scope: ReplicaScope) -> jax.Array:
     if scope.receive is None or id(table) in scope.writes:
         return _plain_rows(table, ids)
-    lookup = Lookup(table, (*ids.shape, *table.shape[1:]), jnp.dtype(table.dtype))
-    place, rows = scope.receive(lookup)
+    lookup = Lookup(table, _shape_of_rows(table, ids), jnp.dtype(table.dtype))
+    place, received = scope.receive(lookup)
     scope.send(Ids(place), as_row_numbers(ids))
+    rows, _ = _rows_and_places(table, ids, received)
     return rows.astype(table.value.dtype)  # mixed precision computes in another dtype
+
+
+def _shape_of_rows(table: keras.Variable, ids: jax.Array) -> tuple[int, ...]:
+    return (*(ids.shape[:-1] if is_keyed(table) else ids.shape), *table.shape[1:])
+
+
+def _rows_and_places(table: keras.Variable, ids: jax.Array, received: Any) -> tuple[Any, Any]:
+    """Returns received rows, and the indices of their gradient: places of keys, or the ids."""
+    return received if is_keyed(table) else (received, ids)
 
 
 def as_row_numbers(ids: jax.Array) -> jax.Array:
@@ -160,6 +183,8 @@ def as_row_numbers(ids: jax.Array) -> jax.Array:
 
 
 def _plain_rows(table: keras.Variable, ids: jax.Array) -> jax.Array:
+    if is_keyed(table):
+        return table.rows_outside(ids)
     is_outside = not isinstance(ids, Tracer) and current_scope() is None
     if is_outside and hasattr(table, "take_rows"):
         return _taken_rows(table, np.asarray(ids))
@@ -221,6 +246,7 @@ class Lookups:
         )
         self._has_missed = False
         self.ids: dict[int, list[jax.Array]] = {}
+        self.places: dict[int, list[jax.Array]] = {}  # of gradients: ids, or places of keys
         self.shapes: dict[int, list[tuple[int, ...]]] = {}
         self._trace: Any = None
         self._outer: Lookups | None = None
@@ -257,7 +283,7 @@ class Lookups:
             return _plain_rows(table, ids)
         was_read = id(table) in scope.read_ids
         value = jnp.asarray(table.value)
-        shape = (*ids.shape, *value.shape[1:])
+        shape = _shape_of_rows(table, ids)
         stand_in = None
         if self._stand_ins is not None:
             remaining = self._stand_ins[id(table)]
@@ -270,9 +296,15 @@ class Lookups:
         self.ids.setdefault(id(table), []).append(ids)
         self.shapes.setdefault(id(table), []).append(shape)
         if received := self._received.get(id(table)):
-            rows = received.pop(0).astype(value.dtype)
+            rows, places = _rows_and_places(table, ids, received.pop(0))
+        elif not is_keyed(table):
+            rows, places = jnp.take(value, ids, axis=0), ids
+        elif self._stand_ins is None:
+            rows, places = jnp.zeros(shape, value.dtype), None  # this call only counts
         else:
-            rows = jnp.take(value, ids, axis=0)
+            rows, places = table.looked_up(ids)
+        self.places.setdefault(id(table), []).append(places)
+        rows = rows.astype(value.dtype)
         return rows if stand_in is None else _attach(rows, stand_in)
 
 
@@ -290,11 +322,11 @@ def _attach_jvp(
 
 
 def slices_of(
-    table: keras.Variable, ids: Sequence[jax.Array], rows: Sequence[jax.Array]
+    table: keras.Variable, places: Sequence[jax.Array], rows: Sequence[jax.Array]
 ) -> IndexedSlices:
     """Joins the gradients of a table's lookups into `IndexedSlices`, in lookup order."""
     row_shape = tuple(table.shape[1:])
-    indices = [one.reshape(-1).astype(jnp.int32) for one in ids]
+    indices = [one.reshape(-1).astype(jnp.int32) for one in places]
     values = [one.reshape(-1, *row_shape) for one in rows]
     return IndexedSlices(jnp.concatenate(values), jnp.concatenate(indices), tuple(table.shape))
 

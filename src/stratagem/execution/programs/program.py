@@ -207,7 +207,8 @@ class Program:
         """Returns the shapes of looked-up rows that come from outside the program."""
         count = self._topology.num_replicas
         several = (count,) if count > 1 else ()
-        return [shape_on(lookup, split, several) for lookup in self.trace.lookups]
+        inputs = [one for lookup in self.trace.lookups for one in lookup.inputs]
+        return [shape_on(one, split, several) for one in inputs]
 
     def _call(
         self,

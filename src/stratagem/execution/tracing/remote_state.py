@@ -9,9 +9,12 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+import jax
+import numpy as np
 from jax.extend.core import Jaxpr, Literal
 
 from stratagem.context.function_trace import current_function_trace
+from stratagem.variables import is_keyed
 
 if TYPE_CHECKING:
     import keras
@@ -27,7 +30,12 @@ __all__ = ["Ids", "Lookup", "RemoteState", "chained_tables", "gets_rows", "witho
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lookup:
-    """One row lookup in a remote or offloaded table; `shape`, (*ids.shape, ...), is per replica."""
+    """One row lookup in a remote or offloaded table; `shape`, (*ids.shape, ...), is per replica.
+
+    Ids of a keyed table are 64-bit keys, as pairs of uint32 on a last axis of their own. With the
+    rows, the program receives the place of each key among the distinct keys of the step. Gradients
+    have these places as indices.
+    """
 
     table: Any
     shape: tuple[int, ...]
@@ -36,6 +44,27 @@ class Lookup:
     def is_like(self, other: Lookup) -> bool:
         """Returns True if another lookup is in the same table and of the same shape."""
         return self.table is other.table and self.shape == other.shape  # `==` is elementwise
+
+    @property
+    def is_keyed(self) -> bool:
+        """True if the ids are keys."""
+        return is_keyed(self.table)
+
+    @property
+    def inputs(self) -> list[jax.ShapeDtypeStruct]:
+        """Inputs of the program: the rows, and for a keyed table the place of each."""
+        rows = jax.ShapeDtypeStruct(self.shape, self.dtype)
+        places = jax.ShapeDtypeStruct(self.shape[: 1 - len(self.table.shape)], np.dtype("int32"))
+        return [rows, places] if self.is_keyed else [rows]
+
+    def received(self, inputs: Sequence[Any]) -> Any:
+        """Returns what a function gets of these inputs: rows, or a pair of rows and places."""
+        return tuple(inputs) if self.is_keyed else inputs[0]
+
+    def zeros(self, num_replicas: int) -> list[np.ndarray]:
+        """Returns inputs of an unused lookup, for all replicas."""
+        several = (num_replicas,) if num_replicas > 1 else ()
+        return [np.zeros((*several, *one.shape), one.dtype) for one in self.inputs]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +94,7 @@ class RemoteState(Protocol):
         """Runs one step: fetches its variables, calls its program, and commits the changes.
 
         `ids_of` returns the ids of each lookup; call it after the variables have their values.
-        `call` runs the program with the rows of each lookup, stores its writes in the local
+        `call` runs the program with the `inputs` of all lookups, stores its writes in the local
         variables, and returns the values to send, in the order of `trace.sent`.
         """
         ...
@@ -111,11 +140,14 @@ def without_unused(
 
 
 def chained_tables(trace: Trace) -> frozenset[int]:
-    """Returns the ids of tables whose lookup ids depend on other looked-up rows of the step."""
+    """Returns the ids of tables whose lookup ids depend on other looked-up rows of the step.
+
+    Keyed tables are left out: nothing has all of their rows.
+    """
     jaxpr, tables = trace.jaxpr.jaxpr, set[int]()
     first = len(trace.written) + trace.num_outputs
     for place, what in enumerate(trace.sent):
-        if not isinstance(what, Ids):
+        if not isinstance(what, Ids) or trace.lookups[what.lookup].is_keyed:
             continue
         ids = jaxpr.replace(outvars=[jaxpr.outvars[first + place]])
         _, stays = without_unused(ids, [False] * len(jaxpr.invars), keeps_effects=False)

@@ -141,9 +141,12 @@ class _Recorder:
         """Returns the index and rows of a lookup; zeros until the function is retraced with it."""
         place = len(self.lookups)
         self.lookups.append(lookup)
-        if place < len(rows) and self.expected_lookups[place].is_like(lookup):
-            return place, rows[place]
-        return place, jnp.zeros(lookup.shape, lookup.dtype)
+        expected = self.expected_lookups[: place + 1]
+        if place < len(expected) and expected[place].is_like(lookup):
+            first = sum(len(one.inputs) for one in expected[:place])
+            return place, lookup.received(rows[first : first + len(lookup.inputs)])
+        zeros = [jnp.zeros(one.shape, one.dtype) for one in lookup.inputs]
+        return place, lookup.received(zeros)
 
     @property
     def has_new_lookups(self) -> bool:
@@ -247,9 +250,9 @@ def _make_jaxpr(recorder: _Recorder, topology: Topology, arguments: Arguments) -
             jax.ShapeDtypeStruct(shape, variable.dtype)
         )
     several = topology.num_replicas > 1
-    for lookup in recorder.expected_lookups:
-        shape = (topology.num_replicas, *lookup.shape) if several else lookup.shape
-        state["rows"].append(jax.ShapeDtypeStruct(shape, lookup.dtype))
+    for one in (one for lookup in recorder.expected_lookups for one in lookup.inputs):
+        shape = (topology.num_replicas, *one.shape) if several else one.shape
+        state["rows"].append(jax.ShapeDtypeStruct(shape, one.dtype))
     split = [leaf.aval for leaf in arguments.leaves if leaf.split]
     shared = [leaf.aval for leaf in arguments.leaves if not leaf.split and leaf.aval is not None]
     body: Callable[..., Any] = recorder.body
@@ -300,7 +303,8 @@ def _trace_of(
             place = read_only_ids.get(id(variable))
             sources.append(UNTOUCHED if place is None else ("read_only", place))
     # JAX flattens dicts by sorted keys: copied, rows, stacked.
-    sources[num_copied:num_copied] = [("rows", i) for i in range(len(recorder.lookups))]
+    num_rows = sum(len(lookup.inputs) for lookup in recorder.lookups)
+    sources[num_copied:num_copied] = [("rows", i) for i in range(num_rows)]
     sources += [("split", index) for index in range(len(arguments.split))]
     sources += [("shared", index) for index in range(len(arguments.shared))]
     summaries = recorder.summaries

@@ -17,6 +17,8 @@ __all__ = [
     "is_making_state_of_metric",
     "is_making_table",
     "is_making_worker_local",
+    "keyed_table_options",
+    "making_keyed_table",
     "making_slot_of",
     "making_state_of_metric",
     "making_table",
@@ -28,6 +30,7 @@ __all__ = [
 class _Annotations(threading.local):
     current: tuple[str, str] | None = None
     is_table = False
+    keyed_table: Any = None
     slot_of: Any = None
     is_of_metric = False
     is_worker_local = False
@@ -67,6 +70,24 @@ def making_table() -> Generator[None]:
 def is_making_table() -> bool:
     """True if a variable created now is a table."""
     return _annotations.is_table
+
+
+@contextlib.contextmanager
+def making_keyed_table(options: object) -> Generator[None]:
+    """Makes variables created in a `with` block tables on parameter servers with rows by key.
+
+    `options` are the `KeyedTableOptions` of `stratagem.parameter_server.keras`.
+    """
+    previous, _annotations.keyed_table = _annotations.keyed_table, options
+    try:
+        yield
+    finally:
+        _annotations.keyed_table = previous
+
+
+def keyed_table_options() -> Any:
+    """Returns the options of a keyed table created now; None for any other variable."""
+    return _annotations.keyed_table
 
 
 @contextlib.contextmanager

@@ -63,6 +63,11 @@ class ServerClient:
         )
 
     @property
+    def num_servers(self) -> int:
+        """Number of servers."""
+        return len(self._connections)
+
+    @property
     def losses(self) -> Mapping[str, int]:
         """Updates lost in server restarts, by server, run and kind; see `SeenVersions.losses`."""
         return self._seen.losses

@@ -27,10 +27,12 @@ class KeyLayout(ShardLayout):
 
     As in a `ShardLayout`, `rows` has one entry per shard: its number of consecutive buckets. All
     shards together have `BUCKET_COUNT`. `shape` is (0, ...) with the shape of a row, because the
-    number of rows is only known to the servers. `table` describes the table to these, as JSON.
+    number of rows is only known to the servers. `table` describes the table to these, as JSON; its
+    `max_rows` is that of the whole table. With `skips_zero`, the key 0 is padding without a row.
     """
 
     table: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any], hash=False)
+    skips_zero: bool = False
 
     @property
     def is_keyed(self) -> bool:
@@ -51,7 +53,11 @@ class KeyLayout(ShardLayout):
 
     def spec_of(self, shard: int) -> dict[str, Any]:
         """Returns the fields of a shard's `ShardSpec`, with its first bucket as first row."""
-        return {**super().spec_of(shard), "table": dict(self.table)}
+        table = dict(self.table)
+        if (most := table.get("max_rows")) is not None:
+            share, left = divmod(most, len(self.rows))
+            table["max_rows"] = share + (shard < left)
+        return {**super().spec_of(shard), "table": table}
 
     def shard(self, shard: int) -> ShardLayout:
         """Raises a TypeError: a shard takes only keys of its buckets."""
@@ -70,13 +76,22 @@ def layout_of_keys(
     dtype: str,
     servers: Sequence[int],
     table: Mapping[str, Any] | None = None,
+    *,
+    skips_zero: bool = False,
 ) -> KeyLayout:
     """Returns the layout of a keyed table with about equal shares of buckets on each server."""
     ends = [BUCKET_COUNT * (place + 1) // len(servers) for place in range(len(servers))]
     rows = [stop - start for start, stop in itertools.pairwise([0, *ends])]
     shape, shares = (0, *row_shape), tuple(rows)
     return KeyLayout(
-        name, shape, dtype, tuple(servers), shares, has_rows=True, table=dict(table or {})
+        name,
+        shape,
+        dtype,
+        tuple(servers),
+        shares,
+        has_rows=True,
+        table=dict(table or {}),
+        skips_zero=skips_zero,
     )
 
 

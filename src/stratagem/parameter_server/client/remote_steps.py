@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -22,12 +23,15 @@ from stratagem.parameter_server.client.remote_values import (
     Stored,
     name_of,
 )
+from stratagem.parameter_server.client.step_keys import StepKeys
 from stratagem.parameter_server.client.variable_client import VariableClient
 from stratagem.parameter_server.server.updates import Pushed
-from stratagem.variables import is_remote
+from stratagem.variables import is_keyed, is_remote
 
 if TYPE_CHECKING:
     import keras
+
+    from stratagem.parameter_server.client.key_layout import KeyLayout
 
 
 __all__ = ["Gradients", "RemoteSteps"]
@@ -81,6 +85,7 @@ class RemoteSteps:
         self._repeats_stale = repeats_stale
         self._is_alone = is_alone
         self._loaded: Mapping[str, np.ndarray] = {}
+        self._keys: dict[str, StepKeys] = {}  # of the current step, by table
         self._brought_s = 0.0
         self._brought_writes = 0
 
@@ -102,6 +107,7 @@ class RemoteSteps:
     def send(self, sent: Sequence[tuple[Any, Any]]) -> None:
         """Pushes the gradients of an eager step."""
         self._push([what for what, _ in sent], [np.asarray(value) for _, value in sent], [])
+        self._keys = {}
 
     def forget(self) -> None:
         """Makes the next step fetch all values, after a change by another process."""
@@ -159,7 +165,8 @@ class RemoteSteps:
         for variable in variables:
             self.variables.place(variable)
         client = self.variables
-        names = [name_of(one) for one in variables if isinstance(one.place, Stored)]
+        stored = [one for one in variables if isinstance(one.place, Stored) and not is_keyed(one)]
+        names = [name_of(one) for one in stored]
         values, self._loaded = self._loaded, {}
         is_fresh = may_be_brought and time.monotonic() - self._brought_s < _FRESH_S
         is_fresh &= client.num_writes == self._brought_writes
@@ -169,33 +176,65 @@ class RemoteSteps:
         scalar_places = [one.place for one in variables if isinstance(one.place, Scalar)]
         if scalar_places:
             scalars = client.scalars(scalar_places[0].server)
-        return {
+        found = {id(one): one.storage for one in variables if is_keyed(one)}
+        return found | {
             id(one): (values if isinstance(one.place, Stored) else scalars)[name_of(one)]
             for one in variables
+            if id(one) not in found
         }
 
     def _pull_rows(self, trace: Trace, ids: list[Any], *, may_be_cached: bool) -> list[Any]:
-        """Returns the rows of all lookups; those of remote tables come with one request."""
+        """Returns the inputs of all lookups; those of remote tables come with one request."""
         client = self.variables.client
         client.rows.begin_step()
-        rows: list[Any] = []
+        inputs: list[list[Any]] = []
         wanted: dict[int, tuple[str, np.ndarray]] = {}
+        keys: dict[str, list[tuple[int, np.ndarray]]] = defaultdict(list)
         for place, (lookup, own_ids) in enumerate(zip(trace.lookups, ids, strict=True)):
+            inputs.append([])
             if not is_remote(lookup.table):
                 topology = lookup.table.distribute_strategy.topology
-                rows.append(rows_of_table(lookup, own_ids, topology))
+                inputs[place] = [rows_of_table(lookup, own_ids, topology)]
             elif own_ids is None:  # a lookup with no dependents
-                several = (self._num_replicas,) if self._num_replicas > 1 else ()
-                rows.append(np.zeros((*several, *lookup.shape), lookup.dtype))
+                inputs[place] = lookup.zeros(self._num_replicas)
+            elif lookup.is_keyed:
+                keys[name_of(lookup.table)].append((place, np.asarray(own_ids)))
             else:
                 numbers = np.asarray(own_ids)
                 numbers = np.where(numbers < 0, numbers + lookup.table.shape[0], numbers)
                 wanted[place] = name_of(lookup.table), numbers
-                rows.append(None)
-        found = client.pull_rows_of([*wanted.values()], may_be_cached=may_be_cached)
-        for place, own in zip(wanted, found, strict=True):
-            rows[place] = own
-        return rows
+        self._keys = {
+            name: StepKeys([own for _, own in pairs], skips_zero=self._skips_zero(name))
+            for name, pairs in keys.items()
+        }
+        requests = [*wanted.values(), *((name, one.keys) for name, one in self._keys.items())]
+        found = client.pull_rows_of(requests, may_be_cached=may_be_cached)
+        for place, rows in zip(wanted, found, strict=False):
+            inputs[place] = [rows]
+        for (name, step_keys), rows in zip(self._keys.items(), found[len(wanted) :], strict=True):
+            for (place, _), places in zip(keys[name], step_keys.places, strict=True):
+                inputs[place] = [step_keys.rows(rows, places), places]
+        return [one for own in inputs for one in own]
+
+    def rows_of_keys(
+        self, table: RemoteVariable, pairs: np.ndarray, *, is_trained: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns rows of keys outside of compiled steps, and the places of their gradients.
+
+        With `is_trained`, an eager step will send gradients for these places.
+        """
+        name = name_of(table)
+        skips_zero = self._skips_zero(name)
+        own = StepKeys([pairs], skips_zero=skips_zero)
+        found = self.variables.client.pull_rows(name, own.keys)
+        rows, places = own.rows(found, own.places[0]), own.places[0]
+        if is_trained:
+            nothing = StepKeys([pairs[:0].reshape(0, 2)], skips_zero=skips_zero)
+            places = self._keys.setdefault(name, nothing).add(pairs)
+        return rows, places
+
+    def _skips_zero(self, name: str) -> bool:
+        return cast("KeyLayout", self.variables.client.placement_of(name)).skips_zero
 
     def _push(
         self, sent: Sequence[Any], arrays: Sequence[np.ndarray], names: Sequence[str]
@@ -225,7 +264,7 @@ class RemoteSteps:
             if is_whole:
                 batch.whole[name] = array
             else:
-                batch.rows[name] = (ids[name], array)
+                batch.rows[name] = self._row_gradients(name, ids[name], array)
         if batch.optimizers:
             pushed = self._push_some(batch, names)
             are_used &= pushed.is_used
@@ -233,6 +272,13 @@ class RemoteSteps:
                 self._loaded, self._brought_s = pushed.values, time.monotonic()
                 self._brought_writes = self.variables.num_writes
         return are_used
+
+    def _row_gradients(
+        self, name: str, ids: np.ndarray, rows: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns ids or keys of a table, and their gradients; a step has places of keys."""
+        step_keys = self._keys.get(name)
+        return (ids, rows) if step_keys is None else step_keys.gradients(ids, rows)
 
     def _weighted(self, what: Gradient | RowGradient, array: np.ndarray) -> np.ndarray:
         is_gradient = isinstance(what, Gradient) or not what.is_ids

@@ -12,6 +12,7 @@ import numpy as np
 from stratagem.messages import explain
 from stratagem.parameter_server.client.cached_reads import CachedReads
 from stratagem.parameter_server.client.client import ServerClient
+from stratagem.parameter_server.client.key_layout import layout_of_keys
 from stratagem.parameter_server.client.remote_values import (
     RemoteVariable,
     Scalar,
@@ -99,6 +100,29 @@ class VariableClient:
             name, variable.shape, variable.dtype, has_rows=variable.has_rows
         )
         self.client.create(placement, initial)
+        variable.place = Stored(name)
+        self.named[name] = variable
+
+    def create_keyed(
+        self, variable: RemoteVariable, table: Mapping[str, Any], *, skips_zero: bool
+    ) -> None:
+        """Creates a keyed table on all servers, unless they have it; see `KeyLayout`."""
+        self.require_coordinator(variable.path)
+        servers, most = range(self.client.num_servers), table.get("max_rows")
+        if most is not None and most < len(servers):
+            raise ValueError(
+                explain(
+                    f"The keyed table {variable.path!r} divides max_rows={most} over "
+                    f"{len(servers)} servers.",
+                    expected="at least one row for each server.",
+                    fix="raise max_rows, or omit it for no limit.",
+                )
+            )
+        name = self._name_for(variable.path)
+        placement = layout_of_keys(
+            name, variable.shape[1:], str(variable.dtype), servers, table, skips_zero=skips_zero
+        )
+        self.client.create(placement, None)
         variable.place = Stored(name)
         self.named[name] = variable
 

@@ -23,6 +23,7 @@ from stratagem.keras.private import (
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
 from stratagem.parameter_server.client.remote_values import Gradient, RowGradient, Scalar
+from stratagem.parameter_server.keras.keyed_variable import KeyedVariable, whole_gradient
 from stratagem.parameter_server.keras.local_rules import (
     add_to_worker,
     check_for_rounds,
@@ -32,7 +33,7 @@ from stratagem.parameter_server.keras.update_rule import KerasUpdate, other_shap
 from stratagem.parameter_server.keras.variable import making_slot
 from stratagem.parameter_server.server.updates import stored_name
 from stratagem.values import IndexedSlices, is_indexed_slices
-from stratagem.variables import is_remote
+from stratagem.variables import is_keyed, is_remote
 
 if TYPE_CHECKING:
     import jax
@@ -85,7 +86,7 @@ def create_slot(
         client.place(reference)
         return f"{reference.place.name}:{own_name}"
 
-    with making_slot(name_there):
+    with making_slot(name_there, KeyedVariable if is_keyed(reference) else None):
         slot = create()
     slot.made_for(functools.partial(_give_late, weakref.ref(optimizer)))
     return slot
@@ -295,9 +296,11 @@ def send(
     if isinstance(grad, IndexedSlices) and variable.has_rows:
         scope.send(RowGradient(variable, is_ids=True, optimizer=optimizer), grad.indices)
         scope.send(RowGradient(variable, is_ids=False, optimizer=optimizer), grad.values)
-    else:
-        whole = grad.to_dense() if isinstance(grad, IndexedSlices) else grad
-        scope.send(Gradient(variable, optimizer), whole)
+        return
+    if is_keyed(variable):
+        raise whole_gradient(variable)
+    whole = grad.to_dense() if isinstance(grad, IndexedSlices) else grad
+    scope.send(Gradient(variable, optimizer), whole)
 
 
 def check_known(optimizer: keras.optimizers.Optimizer, variables: list[Any]) -> None:
@@ -326,7 +329,12 @@ def _summed(grads: list[Any], context: ReplicaContext) -> list[Any]:
 
 
 def rows_that_are_there(slices: IndexedSlices, table: keras.Variable) -> IndexedSlices:
-    """Normalizes ids: those below 0 count from the end, those past the end are dropped."""
+    """Normalizes ids: those below 0 count from the end, those past the end are dropped.
+
+    Places of keys are normalized later, where the number of keys is known.
+    """
+    if is_keyed(table):
+        return slices
     num_rows = table.shape[0]
     ids = jnp.asarray(slices.indices).astype(jnp.int32)
     ids = jnp.where(ids < 0, ids + num_rows, ids)

@@ -21,6 +21,7 @@ from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.parameter_server.client.remote_values import Stored, Unplaced
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.coordinator.packing import Resource
+from stratagem.parameter_server.keras.keyed_variable import KeyedVariable
 from stratagem.parameter_server.keras.optimizer import (
     give_to_servers,
     name_on_servers,
@@ -198,7 +199,7 @@ def _served(
     if known is None:
         if placement is not None:
             variable_client.client.know(placement)
-        with making_slot(name, is_split=_is_split(place, placement)):
+        with making_slot(name, _class_of(place, placement)):
             known = _made(strategy, described, None)
         known.place, known.has_rows = place, has_rows
         variable_client.known[name] = known
@@ -209,6 +210,13 @@ def _served(
     return known
 
 
-def _is_split(place: object, placement: ShardLayout | None) -> bool:
-    """Returns True for a variable with shards; a slot has the layout of its variable."""
-    return placement is not None and place == Stored(placement.name) and placement.is_split
+def _class_of(place: object, placement: ShardLayout | None) -> type[ParameterServerVariable]:
+    """Returns the class of a variable; a slot has the layout of its variable."""
+    if placement is not None and placement.is_keyed:
+        return KeyedVariable
+    is_variable = placement is not None and place == Stored(placement.name)
+    return (
+        ShardedParameterServerVariable
+        if is_variable and placement.is_split
+        else ParameterServerVariable
+    )

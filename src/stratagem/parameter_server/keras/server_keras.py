@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from stratagem.keras.training.dataset_creator import DatasetCreator
+from stratagem.keras.variables.annotations import keyed_table_options
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.keras.variables.variable_source import VariableRequest
 from stratagem.parameter_server.keras.fit import RemotePredictFunction, RemoteTrainOrTestFunction
 from stratagem.parameter_server.keras.hybrid_update import apply_in_parts
+from stratagem.parameter_server.keras.keyed_variable import KeyedVariable
 from stratagem.parameter_server.keras.optimizer import create_slot, note_built, send_gradients
 from stratagem.parameter_server.keras.variable import (
     ParameterServerVariable,
     ShardedParameterServerVariable,
-    split_of_slot,
+    class_of_slot,
 )
 from stratagem.parameter_server.keras.worker_data import WorkerData
 
@@ -39,9 +41,13 @@ class ServerKeras:
         self, request: VariableRequest, strategy: Strategy
     ) -> type[DistributedVariable]:
         """Returns the class of a new variable."""
-        if (split := split_of_slot()) is not None:
-            return ShardedParameterServerVariable if split else ParameterServerVariable
+        if (kind := class_of_slot()) is not None:
+            return kind
         placement = strategy.placement
+        if keyed_table_options() is not None:
+            if not placement.is_remote:  # the rule that matches its path is in use
+                cast("PlacementRules", placement).is_on_servers(request)
+            return KeyedVariable
         if not placement.is_remote:
             # A counter or a learning rate stays in this process, which sends it to the servers.
             is_local = request.has_components or request.is_slot

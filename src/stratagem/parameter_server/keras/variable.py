@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ParameterServerVariable",
     "ShardedParameterServerVariable",
+    "class_of_slot",
     "making_slot",
-    "split_of_slot",
 ]
 
 # A larger initial value is created row by row, on its server.
@@ -67,29 +67,31 @@ class _Next(threading.local):
     """Options of the variable that is created next."""
 
     slot: str | Callable[[], str] | None = None
-    is_split = False
+    kind: type[ParameterServerVariable] | None = None
 
 
 _next: _Next = _Next()
 
 
 @contextlib.contextmanager
-def making_slot(name: str | Callable[[], str], *, is_split: bool = False) -> Generator[None]:
+def making_slot(
+    name: str | Callable[[], str], kind: type[ParameterServerVariable] | None = None
+) -> Generator[None]:
     """Makes the variable created in a `with` block one that the servers have under a name.
 
-    `name` may be a function that returns it when the variable is initialized.
+    `name` may be a function that returns it when the variable is initialized; `kind` is its class.
     """
-    previous = _next.slot, _next.is_split
-    _next.slot, _next.is_split = name, is_split
+    previous = _next.slot, _next.kind
+    _next.slot, _next.kind = name, kind or ParameterServerVariable
     try:
         yield
     finally:
-        _next.slot, _next.is_split = previous
+        _next.slot, _next.kind = previous
 
 
-def split_of_slot() -> bool | None:
-    """Returns `is_split` of the surrounding `making_slot`; None outside."""
-    return None if _next.slot is None else _next.is_split
+def class_of_slot() -> type[ParameterServerVariable] | None:
+    """Returns the class that the surrounding `making_slot` chooses; None outside."""
+    return _next.kind
 
 
 def _has_axes(initializer: object, shape: Sequence[int] | None) -> bool:

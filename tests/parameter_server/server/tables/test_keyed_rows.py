@@ -12,6 +12,7 @@ from stratagem.parameter_server.server.tables.policies import (
     LeastRecent,
     NotSeenFor,
     WithProbability,
+    are_drawn,
 )
 from stratagem.parameter_server.server.tables.row_initializer import RowInitializer
 from stratagem.parameter_server.server.tables.table_options import TableOptions
@@ -58,7 +59,7 @@ class Replay:
         if isinstance(admission, AfterSightings):
             return self.candidates.get(key, [0])[0] + 1 >= admission.sightings
         if isinstance(admission, WithProbability):
-            return bool(admission.admits(np.array([key]), version)[0])
+            return bool(are_drawn(admission, np.array([key]), version)[0])
         return True
 
     def _rank(self, key: int, slot: int) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from stratagem.parameter_server.server.tables.policies import (
     LeastRecent,
     NotSeenFor,
     WithProbability,
+    are_drawn,
     policy_from,
     victims,
 )
@@ -45,17 +46,17 @@ def test_counts_of_four_billion_do_not_overflow() -> None:
 
 def test_rows_are_admitted_with_their_probability() -> None:
     policy, keys = WithProbability(0.1, seed=3), np.arange(10_000)
-    shares = [policy.admits(keys, version).mean() for version in range(10)]
+    shares = [are_drawn(policy, keys, version).mean() for version in range(10)]
     assert abs(np.mean(shares) - 0.1) < 6 * (0.09 / 100_000) ** 0.5
-    both = policy.admits(keys, 1) & policy.admits(keys, 2)  # independent
+    both = are_drawn(policy, keys, 1) & are_drawn(policy, keys, 2)  # independent
     assert abs(both.mean() - 0.01) < 6 * (0.01 / 10_000) ** 0.5
-    assert WithProbability(1.0).admits(keys, 7).all()
+    assert are_drawn(WithProbability(1.0), keys, 7).all()
     for version in (0, 1, 2**40):
         wanted = [
             (mixed((seeded_key(key, 3) + version * GOLDEN) & MASK) >> 11) / 2**53 < 0.1
             for key in KEYS
         ]
-        assert policy.admits(np.array(KEYS), version).tolist() == wanted
+        assert are_drawn(policy, np.array(KEYS), version).tolist() == wanted
 
 
 def test_policies_are_read_from_fields() -> None:

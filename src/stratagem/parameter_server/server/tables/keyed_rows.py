@@ -13,6 +13,7 @@ from stratagem.parameter_server.server.tables.policies import (
     LeastRecent,
     NotSeenFor,
     WithProbability,
+    are_drawn,
 )
 from stratagem.parameter_server.server.tables.table_options import TableOptions
 
@@ -117,7 +118,7 @@ class KeyedRows:
     def _admitted(self, keys: np.ndarray, version: int) -> np.ndarray:
         admission = self._options.admission
         if isinstance(admission, WithProbability):
-            return admission.admits(keys, version)
+            return are_drawn(admission, keys, version)
         if admission is None or not self._most_candidates:
             return np.ones(len(keys), np.bool_)
         slots = self.candidates.find(keys)

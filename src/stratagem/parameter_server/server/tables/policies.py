@@ -19,6 +19,7 @@ __all__ = [
     "LeastRecent",
     "NotSeenFor",
     "WithProbability",
+    "are_drawn",
     "policy_from",
     "victims",
 ]
@@ -34,6 +35,15 @@ class AfterSightings:
         sightings: number of updates.
         max_candidates: keys without a row that a server counts; it forgets the least recent ones
             beyond this limit, and their rows are then made later.
+
+    Raises:
+        ValueError: a number out of range.
+
+    Example:
+        >>> sg.embedding.AfterSightings(sightings=2).sightings
+        2
+
+    Source: Monolith, its occurrence threshold.
     """
 
     sightings: int
@@ -50,6 +60,15 @@ class WithProbability:
     Args:
         probability: in (0, 1].
         seed: chooses among the outcomes, which depend on the key and the update.
+
+    Raises:
+        ValueError: a number out of range.
+
+    Example:
+        >>> sg.embedding.WithProbability(0.1).probability
+        0.1
+
+    Source: specific to Stratagem.
     """
 
     probability: float
@@ -58,12 +77,6 @@ class WithProbability:
     def __post_init__(self) -> None:
         _require(self, 0 < self.probability <= 1, "a probability above 0 and at most 1")
 
-    def admits(self, keys: np.ndarray, version: int) -> np.ndarray:
-        """Returns True for each key whose row the update with this version makes."""
-        start = np.array([version * GOLDEN & (2**64 - 1)], np.uint64)
-        bits = mix64(seeded(keys, self.seed) + start)
-        return (bits >> np.uint64(11)) * 2.0**-53 < self.probability
-
 
 @dataclasses.dataclass(frozen=True)
 class NotSeenFor:
@@ -71,6 +84,15 @@ class NotSeenFor:
 
     Args:
         steps: number of updates.
+
+    Raises:
+        ValueError: a number out of range.
+
+    Example:
+        >>> sg.embedding.NotSeenFor(steps=10_000).steps
+        10000
+
+    Source: Monolith, its expire time.
     """
 
     steps: int
@@ -81,12 +103,26 @@ class NotSeenFor:
 
 @dataclasses.dataclass(frozen=True)
 class LeastFrequent:
-    """Evicts rows with the fewest updates, then the least recent, when the table is full."""
+    """Evicts rows with the fewest updates, then the least recent, when the table is full.
+
+    Example:
+        >>> sg.embedding.LeastFrequent()
+        LeastFrequent()
+
+    Source: TF Recommenders Addons 0.8, FrequencyRestrictPolicy.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class LeastRecent:
-    """Evicts rows whose last update is the longest ago, when the table is full."""
+    """Evicts rows whose last update is the longest ago, when the table is full.
+
+    Example:
+        >>> sg.embedding.LeastRecent()
+        LeastRecent()
+
+    Source: TF Recommenders Addons 0.8, TimestampRestrictPolicy.
+    """
 
 
 Admission = AfterSightings | WithProbability
@@ -117,6 +153,13 @@ def policy_from(fields: Mapping[str, Any] | None) -> Any:
             )
         )
     return policy(**arguments)
+
+
+def are_drawn(policy: WithProbability, keys: np.ndarray, version: int) -> np.ndarray:
+    """Returns True for each key whose row the update with this version makes."""
+    start = np.array([version * GOLDEN & (2**64 - 1)], np.uint64)
+    bits = mix64(seeded(keys, policy.seed) + start)
+    return (bits >> np.uint64(11)) * 2.0**-53 < policy.probability
 
 
 def victims(

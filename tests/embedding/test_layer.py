@@ -1,0 +1,300 @@
+"""Layers with rows by key train like plain Keras layers over the same keys in a dictionary."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.parameter_server.server.updates import UpdateMode
+from stratagem.transport.connection import Connections
+from tests.embedding.keyed_models import (
+    FIT,
+    IDS,
+    KEYS,
+    NUM_KEYS,
+    PLACES,
+    Y,
+    compare,
+    keyed_model,
+    plain_model,
+    rows_of,
+)
+from tests.parameter_server.clusters import ThreadCluster, local_strategy
+from tests.parameter_server.strategy.test_table_servers import hybrid
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "clipped": lambda: keras.optimizers.Adagrad(0.1, global_clipnorm=0.05),
+}
+DynamicEmbedding = sg.embedding.DynamicEmbedding
+
+
+@pytest.fixture(scope="module")
+def strategy() -> Iterator[Any]:
+    """One worker with two replicas, and two servers."""
+    with local_strategy(devices_per_worker=2) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def in_lockstep() -> Iterator[Any]:
+    placement = {"table": "server"}
+    with hybrid(placement, cluster=ThreadCluster(2, [])) as (made, _):
+        yield made
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_fit_is_that_of_plain_keras(strategy, name) -> None:
+    model = compare(strategy, OPTIMIZERS[name])
+    table = sg.embedding.stats(strategy)[model.get_layer("table").embeddings.path]
+    assert (table.rows, table.created) == (NUM_KEYS, NUM_KEYS)
+
+
+@pytest.mark.parametrize("name", ["adagrad", "clipped"])
+def test_fit_in_lockstep_is_that_of_plain_keras(in_lockstep, name) -> None:
+    compare(in_lockstep, OPTIMIZERS[name])
+
+
+def test_fit_op_by_op_is_that_of_plain_keras() -> None:
+    with hybrid({"table": "server"}, ["cpu:0"], ThreadCluster(2, [])) as (strategy, _):
+        compare(strategy, OPTIMIZERS["clipped"], run_eagerly=True)
+
+
+def test_synchronous_workers_are_one_device() -> None:
+    with local_strategy(2, mode=UpdateMode(2)) as strategy:
+        compare(strategy, OPTIMIZERS["adagrad"])
+
+
+def test_asynchronous_workers_find_one_row_for_each_key() -> None:
+    with local_strategy(2) as strategy:
+        model = keyed_model(strategy, OPTIMIZERS["adagrad"])
+        losses = model.fit(sg.embedding.keys(IDS), Y, **{**FIT, "epochs": 20}).history["loss"]
+        (table,) = sg.embedding.stats(strategy).values()
+    assert table.rows == table.created == NUM_KEYS
+    assert losses[-1] < losses[0] / 2
+
+
+def test_only_training_makes_rows(strategy) -> None:
+    model = keyed_model(strategy, "sgd")
+    before = rows_of(model)
+    x = sg.embedding.keys(IDS)
+    model.evaluate(x, Y, verbose=0)
+    model.predict(x, verbose=0)
+    path = model.get_layer("table").embeddings.path
+    assert sg.embedding.stats(strategy)[path].rows == 0
+    np.testing.assert_array_equal(rows_of(model), before)
+    model.fit(x[:2], Y[:2], verbose=0)
+    assert sg.embedding.stats(strategy)[path].rows == len(np.unique(IDS[:2]))
+
+
+def test_step_is_one_pull_and_one_push_to_each_server(strategy, monkeypatch) -> None:
+    with strategy.scope():
+        inputs = keras.Input((3, 2), dtype="uint32")
+        layers = [DynamicEmbedding(4, combiner="sum") for _ in range(5)]
+        pooled = [layer(inputs) for layer in layers] + [layers[0](inputs)]
+        model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Add()(pooled)))
+        model.compile("sgd", "mse")
+    x = sg.embedding.keys(IDS)
+    model.fit(x, Y, **FIT)
+    asked: collections.Counter[tuple[str, int]] = collections.Counter()
+    ask_all = Connections.ask_all
+
+    def counted(self: Connections, messages: dict[int, Any], **options: Any) -> Any:
+        asked.update((message.kind, server) for server, message in messages.items())
+        return ask_all(self, messages, **options)
+
+    monkeypatch.setattr(Connections, "ask_all", counted)
+    model.fit(x, Y, **FIT)
+    num_steps = 6
+    for kind in ("pull_rows", "push"):
+        assert [asked[kind, server] for server in range(2)] == [num_steps, num_steps]
+
+
+def custom_step(model: keras.Model, x: Any, y: Any) -> Any:
+    variables = model.trainable_variables
+    loss = lambda: sg.compute_average_loss((model(x)[:, 0] - y[:, 0]) ** 2)  # noqa: E731
+    value, gradients = sg.value_and_grad(loss, variables)
+    model.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    return value
+
+
+def parts_of(strategy: Any, array: np.ndarray) -> Any:
+    parts = np.split(array, strategy.num_replicas_in_sync)
+    return strategy.distribute_values_from_function(
+        lambda context: jnp.asarray(parts[context.replica_id_in_sync_group])
+    )
+
+
+@pytest.mark.parametrize("is_hybrid", [False, True])
+def test_loop_of_ones_own(strategy, in_lockstep, is_hybrid) -> None:
+    own = in_lockstep if is_hybrid else strategy
+    model = keyed_model(own, OPTIMIZERS["sgd"])
+    plain = plain_model(model, OPTIMIZERS["sgd"])
+    x = sg.embedding.keys(IDS)
+    plain.fit(PLACES[:24], Y[:24], **{**FIT, "epochs": 2})
+
+    def run() -> None:
+        current = sg.get_strategy() if not is_hybrid else own
+        parts = [parts_of(current, one[:24]) for one in (x, Y)]
+        current.run(custom_step, args=(model, *parts))
+
+    if is_hybrid:
+        run()
+        run()
+    else:
+        coordinator = sg.coordinator.ClusterCoordinator(strategy)
+        for _ in range(2):
+            coordinator.schedule(run).fetch()
+    np.testing.assert_allclose(rows_of(model), rows_of(plain), rtol=1e-5, atol=1e-6)
+
+
+def test_padding_has_no_row_and_no_part() -> None:
+    ids = np.where(np.arange(3) < np.array([3, 2, 1])[:, None], 5 + np.arange(3), 0)
+    with local_strategy() as strategy:
+        options: dict[str, Any] = {"combiner": "mean", "mask_zero": True}
+        model = keyed_model(strategy, "sgd", options)
+        table = model.get_layer("table")
+        rows = np.asarray(table(sg.embedding.keys([5, 6, 7])))
+        expected = [rows.mean(0), rows[:2].mean(0), rows[0]]
+        np.testing.assert_allclose(table(sg.embedding.keys(ids)), expected, rtol=1e-5)
+        model.fit(sg.embedding.keys(ids), Y[:3], verbose=0)
+        (found,) = sg.embedding.stats(strategy).values()
+        assert found.rows == 3
+
+
+def test_mask_of_rows_that_are_not_pooled(strategy) -> None:
+    with strategy.scope():
+        layer = DynamicEmbedding(4, mask_zero=True)
+    keys = sg.embedding.keys([["a", ""]])
+    np.testing.assert_array_equal(layer.compute_mask(keys), [[True, False]])
+    rows = layer(keys)
+    assert np.all(np.asarray(rows)[0, 1] == 0)
+    assert np.all(np.asarray(rows)[0, 0] != 0)
+
+
+def test_weights_are_factors(strategy) -> None:
+    with strategy.scope():
+        layer = DynamicEmbedding(4, combiner="sum", initializer="ones")
+    found = layer(sg.embedding.keys([[1, 2]]), jnp.asarray([[0.5, 2.0]]))
+    np.testing.assert_allclose(found, np.full((1, 4), 2.5))
+
+
+def test_policies_reach_the_servers(strategy) -> None:
+    options = {"admission": sg.embedding.AfterSightings(2), "max_rows": 5}
+    options["eviction"] = sg.embedding.LeastRecent()
+    model = keyed_model(strategy, "sgd", options)
+    x = sg.embedding.keys(IDS)
+    path = model.get_layer("table").embeddings.path
+    model.fit(x, Y, **{**FIT, "epochs": 1})
+    first = sg.embedding.stats(strategy)[path]
+    model.fit(x, Y, **FIT)
+    found = sg.embedding.stats(strategy)[path]
+    assert first.refused_updates >= NUM_KEYS  # of the first step
+    assert 0 < found.rows <= 5  # 3 rows of one server, and 2 of the other
+    assert found.evicted == found.created - found.rows > 0
+
+
+def test_config_is_that_of_an_equal_layer() -> None:
+    layer = DynamicEmbedding(
+        8,
+        initializer=keras.initializers.RandomNormal(0.0, 0.1, seed=3),
+        combiner="sqrtn",
+        mask_zero=True,
+        admission=sg.embedding.WithProbability(0.5),
+        eviction=sg.embedding.NotSeenFor(100),
+        max_rows=7,
+        name="users",
+    )
+    copy: Any = keras.layers.deserialize(keras.layers.serialize(layer))
+    assert copy.get_config() == layer.get_config()
+    assert (copy.admission, copy.eviction) == (layer.admission, layer.eviction)
+    assert copy.compute_output_shape((None, 3, 2)) == (None, 8)
+
+
+def test_mixed_precision_trains(strategy) -> None:
+    model = keyed_model(strategy, "sgd", {"dtype": "mixed_bfloat16"})
+    losses = model.fit(sg.embedding.keys(IDS), Y, **FIT).history["loss"]
+    assert losses[-1] < losses[0]
+    assert model.get_layer("table")(sg.embedding.keys(KEYS)).dtype == jnp.bfloat16
+
+
+# Errors
+
+
+def test_other_strategies_have_no_place_for_rows() -> None:
+    for strategy in (sg.OneDeviceStrategy("cpu:0"), sg.MirroredStrategy(["cpu:0", "cpu:1"])):
+        with strategy.scope(), pytest.raises(ValueError, match=r"was built under .*Strategy"):
+            DynamicEmbedding(4).build()
+    with pytest.raises(ValueError, match="DynamicEmbedding 'alone' was built under"):
+        DynamicEmbedding(4, name="alone")(sg.embedding.keys([1]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"output_dim": 0}, ValueError, "received {'output_dim': 0}"),
+        ({"max_rows": 0}, ValueError, "received {'max_rows': 0}"),
+        ({"combiner": "max"}, ValueError, "received combiner='max'"),
+        ({"eviction": sg.embedding.LeastRecent()}, ValueError, "without max_rows"),
+        ({"admission": 2}, TypeError, "received admission=2"),
+        ({"eviction": sg.embedding.AfterSightings(2)}, TypeError, "received eviction="),
+        ({"initializer": "glorot_normal"}, ValueError, "received the initializer"),
+    ],
+)
+def test_invalid_arguments_are_refused(arguments, error, message) -> None:
+    with pytest.raises(error, match=f"DynamicEmbedding {message}"):
+        DynamicEmbedding(**{"output_dim": 4, **arguments})
+
+
+def test_fewer_rows_than_servers_are_refused(strategy) -> None:
+    with strategy.scope(), pytest.raises(ValueError, match="divides max_rows=1 over"):
+        DynamicEmbedding(4, max_rows=1).build()
+
+
+def test_ids_instead_of_keys_are_refused(strategy) -> None:
+    with strategy.scope():
+        layer = DynamicEmbedding(4)
+        layer.build()
+    for ids in (jnp.arange(4), jnp.zeros((2, 3), "uint32"), jnp.zeros((2, 2), "int32")):
+        with pytest.raises(TypeError, match="received ids of dtype"):
+            layer(ids)
+    with pytest.raises(ValueError, match="received weights, but has no combiner"):
+        layer(sg.embedding.keys([1]), jnp.ones(1))
+
+
+def test_lookup_inside_a_loop_is_refused(in_lockstep) -> None:
+    with in_lockstep.scope():
+        layer = DynamicEmbedding(4)
+        layer.build()
+
+    def step(keys: Any) -> Any:
+        return jax.lax.scan(lambda total, own: (total + layer(own).sum(), None), 0.0, keys)[0]
+
+    with pytest.raises(ValueError, match=r"inside lax\.scan"):
+        in_lockstep.run(step, args=(sg.embedding.keys([[1], [2]]),))
+
+
+def test_gradient_that_was_changed_is_refused(in_lockstep) -> None:
+    model = keyed_model(in_lockstep, "sgd")
+
+    def step(keys: Any) -> None:
+        variables = model.trainable_variables
+        _, gradients = sg.value_and_grad(lambda: model(keys).sum(), variables)
+        changed = [gradient * 2 for gradient in gradients]
+        model.optimizer.apply_gradients(zip(changed, variables, strict=True))
+
+    with pytest.raises(ValueError, match=r"of the keyed table .* that was changed"):
+        in_lockstep.run(step, args=(sg.embedding.keys(IDS[:2]),))
