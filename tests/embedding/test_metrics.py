@@ -24,7 +24,7 @@ def _counted(labels: Any, scores: Any, **options: Any) -> sg.embedding.AUC:
     return metric
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     scores=arrays.arrays(np.float32, 64, elements=_SCORES),
     labels=arrays.arrays(np.float32, 64, elements=st.sampled_from([0.0, 1.0])),
@@ -75,6 +75,18 @@ def test_whole_weights_count_examples_several_times_and_zero_leaves_them_out() -
     repeated = _counted([0, 1, 1, 1, 1], [0.2, 0.3, 0.3, 0.3, 0.9], num_buckets=7)
     assert weighted.bounds() == repeated.bounds()
     assert float(weighted.result()) == float(repeated.result())
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (2,)])
+def test_weights_of_examples_count_for_each_of_their_predictions(shape: tuple[int, ...]) -> None:
+    metric = sg.embedding.AUC(num_buckets=4)
+    weights = np.array([2, 1]).reshape(shape)
+    metric.update_state(np.eye(2), np.array([[0.9, 0.1], [0.3, 0.6]]), sample_weight=weights)
+    counts = np.asarray(metric.rest)
+    assert counts.tolist() == [[0, 0, 1, 2], [2, 1, 0, 0]]
+    alone = sg.embedding.AUC(num_buckets=4)
+    alone.update_state(np.array([0, 1]), np.array([0.1, 0.9]), sample_weight=weights)
+    assert np.asarray(alone.rest).tolist() == [[0, 0, 0, 1], [2, 0, 0, 0]]
 
 
 def test_counts_beyond_the_exact_integers_of_float32_are_exact() -> None:

@@ -61,7 +61,7 @@ class IdFrequencies:
                 raise ValueError(
                     explain(
                         f"IdFrequencies received counts of shape {counts.shape}.",
-                        expected="one count for each id, 0 or more, of which at least one is not 0.",
+                        expected="one count for each id, 0 or more, and at least one above 0.",
                         fix="pass np.bincount(ids) of a sample, or omit counts.",
                     )
                 )
@@ -183,4 +183,3 @@ def _looked_up(probabilities: np.ndarray[Any, Any], num_ids: int) -> np.ndarray[
     # log1p(-1) of a table of one row is -inf, as it should be.
     with np.errstate(divide="ignore"):
         return -np.expm1(num_ids * np.log1p(-probabilities))
-

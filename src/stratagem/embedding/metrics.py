@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import keras
@@ -88,8 +89,10 @@ class AUC(keras.metrics.Metric):
         weights = ops.ones_like(y_pred)
         if sample_weight is not None:
             given = ops.convert_to_tensor(sample_weight, "float32")
-            given = ops.reshape(given, (*given.shape, *[1] * (len(y_pred.shape) - len(given.shape))))
-            weights = weights * given
+            is_whole = math.prod(given.shape) == math.prod(y_pred.shape)
+            ones = [1] * (len(y_pred.shape) - len(given.shape))
+            shape = y_pred.shape if is_whole else (*given.shape, *ones)
+            weights = weights * ops.reshape(given, shape)
         scores, weights = ops.ravel(y_pred), ops.ravel(weights)
         is_positive = ops.ravel(ops.convert_to_tensor(y_true)) > 0
         weights = ops.where(ops.isnan(scores), float("nan"), weights)

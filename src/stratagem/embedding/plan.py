@@ -125,8 +125,8 @@ class TablePlan:
     def partitioner(self) -> PlannedPartitioner:
         """A partitioner for `variable_partitioner=`.
 
-        It knows tables by their shapes. Of tables with equal shapes, all are split as finely as the
-        one with the most shards.
+        It knows tables by their shapes. Tables with equal shapes are all split as finely as the one
+        with the most shards.
         """
         shards: dict[tuple[int, ...], int] = {}
         for choice in self.choices:
@@ -149,9 +149,10 @@ class TablePlan:
         lines: list[str] = []
         for choice in self.choices:
             table = choice.table
+            size = f"{table.num_rows:,} rows of {table.row_bytes} bytes"
             lines.append(
-                f"{table.name}: {choice.label}. {table.num_rows:,} rows of {table.row_bytes} bytes, "
-                f"{size_text(table.num_bytes)} with slots; {time_text(choice.step_s)} a step."
+                f"{table.name}: {choice.label}. {size}, {size_text(table.num_bytes)} with slots; "
+                f"{time_text(choice.step_s)} a step."
             )
             lines += [f"  not {label}: {reason}" for label, reason in choice.reasons.items()]
         return "\n".join(lines)

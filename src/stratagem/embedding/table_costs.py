@@ -108,7 +108,7 @@ class TableCosts:
     pushed_byte_s: float = 1e-9
     id_s: float = 2e-8
     byte_s: float = 1.5e-10
-    cached_id_s: float = 1.2e-7
+    cached_id_s: float = 9e-8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
