@@ -38,6 +38,8 @@ MAIN := .venv/.complete
 OLDEST := .venv-oldest/.complete
 NEWEST := .venv-newest/.complete
 PEERS := .venv-peers/.complete
+TORCHREC := .venv-torchrec/.complete
+TFRA := .venv-tfra/.complete
 TPU := .venv-tpu/.complete
 GPU := .venv-gpu/.complete
 CUDA := .venv-cuda/.complete
@@ -135,6 +137,21 @@ $(PEERS): requirements/peers.txt
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/peers.txt
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+# torchrec asks for FBGEMM with CUDA and runs with the one for the CPU, whose series fits torch 2.13.
+$(TORCHREC): requirements/torchrec.txt
+	@test -n "$(OLDEST_PYTHON)" || { echo "No Python 3.11 to 3.13 with venv found." >&2; exit 1; }
+	test -x .venv-torchrec/bin/python || "$(OLDEST_PYTHON)" -m venv .venv-torchrec
+	.venv-torchrec/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	.venv-torchrec/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/torchrec.txt
+	.venv-torchrec/bin/python -m pip install --quiet --disable-pip-version-check --no-deps torchrec==1.8.0
+	@touch $@
+
+$(TFRA): requirements/tfra.txt
+	@test -n "$(OLDEST_PYTHON)" || { echo "No Python 3.11 to 3.13 with venv found." >&2; exit 1; }
+	test -x .venv-tfra/bin/python || "$(OLDEST_PYTHON)" -m venv .venv-tfra
+	.venv-tfra/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/tfra.txt
 	@touch $@
 
 .PHONY: test
@@ -317,6 +334,9 @@ bench-compare: $(MAIN) ## this tree beside revision BASE (HEAD), in turns; exits
 .PHONY: peers
 peers: $(PEERS) ## environment with the frameworks that we compare ourselves with
 
+.PHONY: peers-recommenders
+peers-recommenders: $(PEERS) $(TORCHREC) $(TFRA) ## the same with TorchRec, and with TensorFlow's recommenders-addons
+
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 .PHONY: docs
@@ -357,5 +377,5 @@ lock: ## renews the locks; needs uv
 
 .PHONY: clean
 clean: ## removes the environments, caches and builds; runs/ stays
-	rm -rf .venv .venv-oldest .venv-newest .venv-peers .venv-tpu .venv-gpu .venv-cuda .venv-third-party .venv-ray .venv-docs .venv-release .venv-latest build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-newest .venv-peers .venv-torchrec .venv-tfra .venv-tpu .venv-gpu .venv-cuda .venv-third-party .venv-ray .venv-docs .venv-release .venv-latest build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

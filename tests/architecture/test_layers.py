@@ -103,6 +103,7 @@ ALLOWED_ROOMS = {
         "checkpoint",
         "keras",
         "parameter_server",
+        "embedding",
         "estimator",
         "selftest",
     },

@@ -1,7 +1,14 @@
-"""Embedding tables without a vocabulary, on parameter servers: `sg.embedding`."""
+"""Embedding tables on parameter servers, without a vocabulary: `sg.embedding`."""
 
+from stratagem.embedding.export import export
+from stratagem.embedding.id_frequencies import IdFrequencies
 from stratagem.embedding.keys import keys
 from stratagem.embedding.layer import DynamicEmbedding
+from stratagem.embedding.metrics import AUC
+from stratagem.embedding.plan import TableChoice, TablePlan, plan
+from stratagem.embedding.saving import compact, publish, restore, rollback, save
+from stratagem.embedding.serving import Tables
+from stratagem.embedding.table_costs import TableCluster, TableCosts, TableSize
 from stratagem.embedding.table_stats import TableStats, stats
 from stratagem.parameter_server.server.tables.policies import (
     AfterSightings,
@@ -12,13 +19,28 @@ from stratagem.parameter_server.server.tables.policies import (
 )
 
 __all__ = [
+    "AUC",
     "AfterSightings",
     "DynamicEmbedding",
+    "IdFrequencies",
     "LeastFrequent",
     "LeastRecent",
     "NotSeenFor",
+    "TableChoice",
+    "TableCluster",
+    "TableCosts",
+    "TablePlan",
+    "TableSize",
     "TableStats",
+    "Tables",
     "WithProbability",
+    "compact",
+    "export",
     "keys",
+    "plan",
+    "publish",
+    "restore",
+    "rollback",
+    "save",
     "stats",
 ]
