@@ -22,6 +22,7 @@ from stratagem.parameter_server.server.shards import ShardSpec, made_in_pieces
 from stratagem.parameter_server.server.state import INVALID_STATE, ServerState, next_lifetime
 from stratagem.parameter_server.server.state_journal import StateJournal
 from stratagem.parameter_server.server.store import ServerVariables
+from stratagem.parameter_server.server.table_requests import TableRequests
 from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.transport.connection import ServerError
 from stratagem.transport.keys import ClusterKeys
@@ -71,6 +72,7 @@ class ParameterServer(Closing):
     ) -> None:
         self._removed = Path(journal) if journal is not None and removes_journal else None
         self.store = ServerVariables()
+        self._tables = TableRequests(self.store)
         self._pickle: Any = load(
             "cloudpickle", needed_by="a parameter server", install="stratagem[ray]"
         )
@@ -129,6 +131,8 @@ class ParameterServer(Closing):
             "scalars": self._scalars,
             "describe": self._describe,
             "journal": self._write_journal,
+            "check_tables": self._tables.check,
+            "export_rows": self._tables.export_rows,
         }
 
     def _change_handlers(self) -> dict[str, Callable[[Message], dict[str, Any]]]:
@@ -142,12 +146,17 @@ class ParameterServer(Closing):
             "set_scalar": self._set_scalar,
             "expect": self._expect,
             "flush": self._flush,
+            "load_tables": self._tables.load,
+            "evict": self._tables.evict,
         }
 
     def _handle(self, request: Request) -> None:
         kind = request.message.kind
         if kind in self._reads:
             request.answer(self._reads[kind](request.message))
+            return
+        if kind == "save_tables":
+            self._tables.save(request)
             return
         if kind != "push" and kind not in self._whole_changes:
             raise ServerError(

@@ -66,6 +66,20 @@ class ServerVariables:
             shards = list(self._shards.values())
         return {one.spec.name: one.described() for one in shards if isinstance(one, KeyedShard)}
 
+    def keyed_table(self, name: str) -> KeyedShard:
+        """Returns a keyed table. Raises KeyError if there is none."""
+        with self._reading:
+            shard = self._shards[name]
+        if not isinstance(shard, KeyedShard):
+            raise KeyError(name)
+        return shard
+
+    def replace_table(self, table: KeyedShard) -> None:
+        """Replaces the keyed table with the same spec. Call within `changing`."""
+        with self._reading:
+            self._shards[table.spec.name] = table
+        self.num_changes += 1
+
     def changing(self) -> AbstractContextManager[Any]:
         """Returns a context that blocks changes by other threads, but not reads. Reentrant."""
         return self._updating
