@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stratagem import compression as compression
     from stratagem import config as config
     from stratagem import coordinator as coordinator
+    from stratagem import embedding as embedding
     from stratagem import errors as errors
     from stratagem import estimator as estimator
     from stratagem import goodput as goodput
@@ -196,6 +197,7 @@ __all__ = [
     "config",
     "connect_to_cluster",
     "coordinator",
+    "embedding",
     "errors",
     "estimator",
     "experimental",

@@ -82,6 +82,7 @@ PUBLIC_NAMES: dict[str, tuple[str, str | None]] = {
     "config": ("stratagem.config", None),
     "connect_to_cluster": ("stratagem.remote", "connect_to_cluster"),
     "coordinator": ("stratagem.coordinator", None),
+    "embedding": ("stratagem.embedding", None),
     "errors": ("stratagem.errors", None),
     "estimator": ("stratagem.estimator", None),
     "experimental": ("stratagem.compat.experimental", None),

@@ -16,7 +16,7 @@ from tests.architecture.source_tree import Import, Module, assert_none, from_tex
 
 # From the top to the bottom. Rooms in one layer never import each other, except in the last one.
 LAYERS = (
-    ("cli", "compat", "coordinator", "nn", "tpu", "train"),
+    ("cli", "compat", "coordinator", "embedding", "nn", "tpu", "train"),
     ("estimator", "planning", "selftest"),
     ("strategies",),
     ("parameter_server",),
@@ -122,6 +122,7 @@ OPTIONAL = {
     "opentelemetry",
     "orbax",
     "prometheus_client",
+    "pyarrow",
     "ray",
     "tensorboard",
     "tensorflow",

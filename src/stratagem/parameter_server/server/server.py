@@ -77,8 +77,7 @@ class ParameterServer(Closing):
             "cloudpickle", needed_by="a parameter server", install="stratagem[ray]"
         )
         sweep_local_sockets()  # also if the journal is then refused
-        self._reads = self._read_handlers()
-        self._whole_changes = self._change_handlers()
+        self._reads, self._whole_changes = self._read_handlers(), self._change_handlers()
         with contextlib.ExitStack() as stack:
             file = None
             if journal is not None:
@@ -282,7 +281,7 @@ class ParameterServer(Closing):
                 **self._fields(self.store.version),
                 "updates": self._changes.counts.described(),
                 "names": self.store.names,
-                "tables": self.store.tables,
+                "tables": {name: one.described() for name, one in self.store.tables.items()},
                 "staleness": self._pushes.staleness,
                 "num_waiting": self._pushes.num_waiting,
                 "waiting": self._pushes.waiting,

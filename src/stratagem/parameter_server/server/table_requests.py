@@ -12,7 +12,7 @@ import numpy as np
 
 from stratagem.messages import explain
 from stratagem.parameter_server.server.shards import piece_rows
-from stratagem.parameter_server.server.store import ServerVariables
+from stratagem.parameter_server.server.store import ServerVariables, replace_table
 from stratagem.parameter_server.server.tables.policies import policy_from
 from stratagem.parameter_server.server.tables.table_chains import TableChain, load_table
 from stratagem.parameter_server.server.tables.table_copies import TableCopy, copied
@@ -56,10 +56,10 @@ class TableRequests:
         return Message("ok")
 
     def load(self, message: Message) -> dict[str, Any]:
-        """Replaces tables with saved ones. Fails before anything changes if a file is damaged.
+        """Replaces tables with saved ones. A damaged file raises before anything changes.
 
         Fields: `folder`; `tables`: by name on this server, `buckets` (first one and number),
-        `chains` (see `TableChain`) and `save`, the identity of what is loaded.
+        `chains` (see `TableChain`) and `save`, the identity of the loaded version.
         """
         fields = message.fields
         with contextlib.ExitStack() as stack:
@@ -76,9 +76,7 @@ class TableRequests:
         """Evicts rows. Fields: `names`; `eviction`, a policy; `max_rows` to leave, or None."""
         policy = policy_from(message.fields["eviction"])
         numbers = [
-            self._store.keyed_table(name).evict(
-                policy, message.fields["max_rows"], self._store.version
-            )
+            self._store.tables[name].evict(policy, message.fields["max_rows"], self._store.version)
             for name in message.fields["names"]
         ]
         self._store.num_changes += 1
@@ -90,7 +88,7 @@ class TableRequests:
         The answer has the next slot in `first`, None at the end. Its arrays are rows, and keys.
         """
         fields = message.fields
-        table = self._store.keyed_table(fields["name"])
+        table = self._store.tables[fields["name"]]
         if fields["with_keys"] and not (table.spec.table or {}).get("allow_row_export"):
             raise PermissionError(
                 explain(
@@ -122,7 +120,7 @@ class TableRequests:
             copies: list[TableCopy] = []
             writers: list[TableFileWriter] = []
             for name, own in fields["tables"].items():
-                copies.append(TableCopy(self._store.keyed_table(name), own["base"]))
+                copies.append(TableCopy(self._store.tables[name], own["base"]))
             for number, (copy, part) in enumerate(copied(self._store, copies, save)):
                 if not number:  # the bases are known now
                     for one, own in zip(copies, fields["tables"].values(), strict=True):
@@ -145,10 +143,10 @@ class TableRequests:
     def _load_table(
         self, name: str, chains: list[TableChain], described: Mapping[str, Any]
     ) -> None:
-        old = self._store.keyed_table(name)
+        old = self._store.tables[name]
         num_rows, num_candidates = old.keyed.rows.num_slots, old.keyed.candidates.num_slots
         table = old.emptied()
-        self._store.replace_table(table)
+        replace_table(self._store, table)
         first, count = described["buckets"]
         del old  # memory may not hold two tables
         try:
@@ -156,7 +154,7 @@ class TableRequests:
             is_same = load_table(table, chains, buckets, self._store.version)
         except BaseException:
             table = table.emptied()
-            self._store.replace_table(table)
+            replace_table(self._store, table)
             raise
         finally:
             table.keyed.rows.grow_over(num_rows)

@@ -14,6 +14,7 @@ from stratagem.messages import explain
 from stratagem.parameter_server.server.shards import SavedPart
 from stratagem.parameter_server.server.tables.key_hash import buckets_of
 from stratagem.parameter_server.server.tables.key_slots import SavedKeys, SlotOrder
+from stratagem.parameter_server.server.tables.keyed_rows import COUNTERS
 from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard, SavedTable
 from stratagem.parameter_server.server.tables.policies import LeastFrequent, LeastRecent, victims
 from stratagem.parameter_server.server.tables.table_files import (
@@ -29,6 +30,8 @@ __all__ = ["TableChain", "load_table"]
 class TableChain(Closing):
     """A saved part of a table, read from the newest file and those that it continues.
 
+    With `base`, only the changes since that save.
+
     Args:
         folder: folder that the names of the files are relative to.
         described: JSON with `files` (newest first: name, size in bytes and save), and `buckets`
@@ -38,18 +41,18 @@ class TableChain(Closing):
         DataLossError: a file is missing, damaged, or not the one that the next file continues.
     """
 
-    def __init__(self, folder: Path, described: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, described: Mapping[str, Any], base: str | None = None) -> None:
         first, count = described["buckets"]
         self.buckets = range(first, first + count)
         with contextlib.ExitStack() as stack:
             self.files: list[TableFile] = []
             for number, (name, size_bytes, save) in enumerate(described["files"]):
                 file = stack.enter_context(TableFile(folder / name, size_bytes))
-                base = self.files[-1].head.base if number else save
-                if save not in (file.head.save,) or base != save:
+                wanted = self.files[-1].head.base if number else save
+                if file.head.save != save or wanted != save:
                     raise damaged(file.path, "the next version does not continue this one")
                 self.files.append(file)
-            if self.files[-1].head.base is not None:
+            if self.files[-1].head.base != base:
                 how = "it has changes of another version, which is not there"
                 raise damaged(self.files[-1].path, how)
             self._closing = stack.pop_all()
@@ -103,8 +106,7 @@ def load_table(
         and ends[0].candidates.num_slots <= keyed.most_candidates
     )
     evicted = np.empty(0, np.int64) if is_same else _excess(table, chains, buckets, newest)
-    num_rows = num_candidates = place = 0
-    counts_of_evicted = 0
+    num_rows = num_candidates = place = counts_of_evicted = 0
     for chain in chains:
         age = newest - chain.end.version
         for _, part in chain.rows():
@@ -128,14 +130,17 @@ def load_table(
     if is_same:
         keyed.rows.set_order(ends[0].rows)
         keyed.candidates.set_order(ends[0].candidates)
-    own_ends = [chain.end for chain in chains if chain.buckets[0] in buckets]
-    keyed.counters.update(
-        {name: sum(end.counters[name] for end in own_ends) for name in keyed.counters}
-    )
+    keyed.counters.update(_counters(chains, buckets))
     keyed.counters["evicted"] += len(evicted)
     keyed.counters["evicted_updates"] += counts_of_evicted
     keyed.version_offset = newest - version
     return is_same
+
+
+def _counters(chains: Sequence[TableChain], buckets: range) -> dict[str, int]:
+    """Returns the counters of the saved parts that begin in these buckets."""
+    ends = [chain.end for chain in chains if chain.buckets.start in buckets]
+    return {name: sum(end.counters[name] for end in ends) for name in COUNTERS}
 
 
 def _num_slots(files: Sequence[TableFile], kind: str) -> int:
