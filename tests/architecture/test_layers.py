@@ -124,6 +124,7 @@ OPTIONAL = {
     "opentelemetry",
     "orbax",
     "prometheus_client",
+    "pyarrow",
     "ray",
     "tensorboard",
     "tensorflow",

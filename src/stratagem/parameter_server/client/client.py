@@ -96,6 +96,22 @@ class ServerClient:
         """
         return self._find(name)[0]
 
+    @property
+    def layouts(self) -> list[ShardLayout]:
+        """Layouts of the variables that were created or registered here."""
+        return list(self._placements.values())
+
+    def ask_about_tables(
+        self, kind: str, tables: Mapping[int, Mapping[str, Any]], **fields: object
+    ) -> dict[int, Message]:
+        """Sends a request about keyed tables, by server and name there, as a single change."""
+        own = {**fields, **self._change()}
+        messages = {
+            server: Message(kind, {**own, "names": list(some), "tables": dict(some)})
+            for server, some in tables.items()
+        }
+        return self._connections.ask_all(messages)
+
     def create(
         self, placement: ShardLayout, initial: np.ndarray | Callable[[int, int], np.ndarray] | None
     ) -> bool:

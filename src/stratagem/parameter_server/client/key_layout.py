@@ -11,14 +11,9 @@ import numpy as np
 
 from stratagem.messages import explain
 from stratagem.parameter_server.client.shard_layout import ShardLayout
-from stratagem.parameter_server.server.tables.key_hash import mix64
+from stratagem.parameter_server.server.tables.key_hash import BUCKET_COUNT, buckets_of
 
 __all__ = ["BUCKET_COUNT", "KeyLayout", "buckets_of", "layout_of_keys"]
-
-_BUCKET_BITS = 12
-# Enough that each of up to hundreds of servers has about the same number of keys, and few enough to
-# move one at a time to another server.
-BUCKET_COUNT = 1 << _BUCKET_BITS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +88,3 @@ def layout_of_keys(
         table=dict(table or {}),
         skips_zero=skips_zero,
     )
-
-
-def buckets_of(keys: np.ndarray) -> np.ndarray:
-    """Returns the bucket of each key: the upper bits of its hash."""
-    return (mix64(keys.view(np.uint64)) >> np.uint64(64 - _BUCKET_BITS)).astype(np.intp)

@@ -22,6 +22,7 @@ from stratagem.parameter_server.server.shards import ShardSpec, made_in_pieces
 from stratagem.parameter_server.server.state import INVALID_STATE, ServerState, next_lifetime
 from stratagem.parameter_server.server.state_journal import StateJournal
 from stratagem.parameter_server.server.store import ServerVariables
+from stratagem.parameter_server.server.table_requests import TableRequests
 from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.transport.connection import ServerError
 from stratagem.transport.keys import ClusterKeys
@@ -71,12 +72,12 @@ class ParameterServer(Closing):
     ) -> None:
         self._removed = Path(journal) if journal is not None and removes_journal else None
         self.store = ServerVariables()
+        self._tables = TableRequests(self.store)
         self._pickle: Any = load(
             "cloudpickle", needed_by="a parameter server", install="stratagem[ray]"
         )
         sweep_local_sockets()  # also if the journal is then refused
-        self._reads = self._read_handlers()
-        self._whole_changes = self._change_handlers()
+        self._reads, self._whole_changes = self._read_handlers(), self._change_handlers()
         with contextlib.ExitStack() as stack:
             file = None
             if journal is not None:
@@ -129,6 +130,8 @@ class ParameterServer(Closing):
             "scalars": self._scalars,
             "describe": self._describe,
             "journal": self._write_journal,
+            "check_tables": self._tables.check,
+            "export_rows": self._tables.export_rows,
         }
 
     def _change_handlers(self) -> dict[str, Callable[[Message], dict[str, Any]]]:
@@ -142,12 +145,17 @@ class ParameterServer(Closing):
             "set_scalar": self._set_scalar,
             "expect": self._expect,
             "flush": self._flush,
+            "load_tables": self._tables.load,
+            "evict": self._tables.evict,
         }
 
     def _handle(self, request: Request) -> None:
         kind = request.message.kind
         if kind in self._reads:
             request.answer(self._reads[kind](request.message))
+            return
+        if kind == "save_tables":
+            self._tables.save(request)
             return
         if kind != "push" and kind not in self._whole_changes:
             raise ServerError(
@@ -273,7 +281,7 @@ class ParameterServer(Closing):
                 **self._fields(self.store.version),
                 "updates": self._changes.counts.described(),
                 "names": self.store.names,
-                "tables": self.store.tables,
+                "tables": {name: one.described() for name, one in self.store.tables.items()},
                 "staleness": self._pushes.staleness,
                 "num_waiting": self._pushes.num_waiting,
                 "waiting": self._pushes.waiting,

@@ -20,7 +20,7 @@ from stratagem.parameter_server.server.shards import (
 from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard
 from stratagem.parameter_server.server.updates import State, UpdateRule, stored_name
 
-__all__ = ["Marks", "ServerVariables"]
+__all__ = ["Marks", "ServerVariables", "replace_table"]
 
 Marks = Mapping[str, Any]  # changed rows, by shard name
 
@@ -60,11 +60,11 @@ class ServerVariables:
             return sum(shard.marked_bytes for shard in self._shards.values())
 
     @property
-    def tables(self) -> dict[str, dict[str, int]]:
-        """Sizes and counters of keyed tables, by name."""
+    def tables(self) -> dict[str, KeyedShard]:
+        """Keyed tables, by name."""
         with self._reading:
             shards = list(self._shards.values())
-        return {one.spec.name: one.described() for one in shards if isinstance(one, KeyedShard)}
+        return {one.spec.name: one for one in shards if isinstance(one, KeyedShard)}
 
     def changing(self) -> AbstractContextManager[Any]:
         """Returns a context that blocks changes by other threads, but not reads. Reentrant."""
@@ -362,6 +362,13 @@ class ServerVariables:
                 shard.value = value
             else:
                 shard.slots[slot] = value
+
+
+def replace_table(store: ServerVariables, table: KeyedShard) -> None:
+    """Replaces the keyed table with the same spec. Call within `changing`."""
+    with store._reading:
+        store._shards[table.spec.name] = table
+    store.num_changes += 1
 
 
 def _made(spec: ShardSpec, make: Callable[[], np.ndarray] | None, *, is_own: bool) -> Shard:

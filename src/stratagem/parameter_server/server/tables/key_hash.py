@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["GOLDEN", "mix64", "seeded"]
+__all__ = ["BUCKET_COUNT", "GOLDEN", "buckets_of", "mix64", "seeded"]
+
+_BUCKET_BITS = 12
+# Enough that each of up to hundreds of servers has about the same number of keys, and few enough to
+# move one at a time to another server.
+BUCKET_COUNT = 1 << _BUCKET_BITS
 
 # Increment of SplitMix64: the odd number next to 2**64 divided by the golden ratio.
 GOLDEN = 0x9E3779B97F4A7C15
@@ -25,6 +30,11 @@ def mix64(numbers: np.ndarray) -> np.ndarray:
     mixed *= _SECOND
     mixed ^= mixed >> _SHIFT
     return mixed
+
+
+def buckets_of(keys: np.ndarray) -> np.ndarray:
+    """Returns the bucket of each key: the upper bits of its hash."""
+    return (mix64(keys.view(np.uint64)) >> np.uint64(64 - _BUCKET_BITS)).astype(np.intp)
 
 
 def seeded(keys: np.ndarray, seed: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from stratagem.parameter_server.server.tables.policies import (
     victims,
 )
 
-__all__ = ["KeySlots", "SavedKeys"]
+__all__ = ["KeySlots", "SavedKeys", "SlotOrder"]
 
 # Eviction looks at so many slots at once, and evicts this part of them beforehand.
 _WINDOW, _EVICTED_PART = 2**16, 64
@@ -56,15 +56,35 @@ class SavedKeys:
         return cls(*(next(arrays) for _ in dataclasses.fields(cls)))
 
 
+@dataclasses.dataclass(frozen=True)
+class SlotOrder:
+    """Choice of the next slots: for new rows, and for evictions.
+
+    Args:
+        num_slots: number of slots, in use or free.
+        hand: next slot that eviction looks at.
+        swept: version of the last look at ages.
+        free: free slots; the last is taken first.
+    """
+
+    num_slots: int
+    hand: int
+    swept: int | None
+    free: np.ndarray
+
+
 class KeySlots:
     """Slots by key, with the number and the last version of each slot's updates.
 
-    Callers serialize calls. `dirty` has the slots that changed.
+    Callers serialize calls. `dirty` has the slots that changed since the last journal entry, and
+    `unsaved` those since the last saved table; None if none was saved.
     """
 
     def __init__(self, most_rows: int) -> None:
         self.index = KeyIndex(most_rows)
         self.dirty = DirtyRows(most_rows)
+        self.unsaved: DirtyRows | None = None
+        self._most_rows = most_rows
         self.num_slots = 0
         self._seen = GrowingArray((), np.uint32, most_rows)
         self._counts = GrowingArray((), np.uint32, most_rows)
@@ -116,7 +136,7 @@ class KeySlots:
         self.index.insert(keys, slots)
         self._is_used.array[slots] = True
         self.counts[slots] = self.seen[slots] = 0
-        self.dirty.mark(slots)
+        self.mark(slots)
         return slots
 
     def remove(self, slots: np.ndarray) -> None:
@@ -126,13 +146,26 @@ class KeySlots:
         self._free.grow(self._num_free + len(slots))
         self._free.array[self._num_free : self._num_free + len(slots)] = slots
         self._num_free += len(slots)
-        self.dirty.mark(slots)
+        self.mark(slots)
 
     def note(self, slots: np.ndarray, version: int, num_updates: int = 1) -> None:
         """Records updates of distinct slots."""
         self.counts[slots] += np.uint32(num_updates)
         self.seen[slots] = version
+        self.mark(slots)
+
+    def mark(self, slots: np.ndarray) -> None:
+        """Marks distinct slots as changed, for the journal and for saved tables."""
         self.dirty.mark(slots)
+        if self.unsaved is not None:
+            self.unsaved.mark(slots)
+
+    def track(self) -> DirtyRows:
+        """Returns the slots that changed since the last saved table, from the first call on."""
+        if self.unsaved is None:
+            self.unsaved = DirtyRows(self._most_rows)
+            self.unsaved.grow(self.num_slots)
+        return self.unsaved
 
     @contextlib.contextmanager
     def held(self, slots: np.ndarray) -> Generator[None]:
@@ -223,6 +256,37 @@ class KeySlots:
         self.index.grow(num_slots)
         for one in (self._seen, self._counts, self._is_used, self.dirty):
             one.grow(num_slots)
+        if self.unsaved is not None:
+            self.unsaved.grow(num_slots)
+
+    def order(self) -> SlotOrder:
+        """Returns what decides on the next new slots and on the next evictions."""
+        free = self._free.array[: self._num_free].copy()
+        return SlotOrder(self.num_slots, self._hand, self._swept, free)
+
+    def set_order(self, order: SlotOrder) -> None:
+        """Restores the result of `order`. Call after `restored`.
+
+        Raises:
+            ValueError: these are not the free slots.
+        """
+        free = np.sort(order.free)
+        self.grow(order.num_slots)
+        self._is_used.array[self.num_slots : order.num_slots] = False
+        own = np.flatnonzero(~self._is_used.array[: order.num_slots])
+        if order.num_slots < self.num_slots or not np.array_equal(free, own):
+            raise ValueError("the free slots of a keyed table are others")
+        self.num_slots, self._num_free = order.num_slots, len(free)
+        self._hand, self._swept = order.hand, order.swept
+        self._free.grow(len(free))
+        self._free.array[: len(free)] = order.free
+
+    def grow_over(self, num_slots: int) -> None:
+        """Marks all slots, those below `num_slots` too, so that a journal frees the latter."""
+        end = max(num_slots, self.num_slots)
+        self.grow(end)
+        self._is_used.array[self.num_slots : end] = False
+        self.mark(np.arange(end))
 
     def _windows(self, size: int) -> Generator[np.ndarray]:
         """Yields all slots in windows, each of the hand and the next slots."""

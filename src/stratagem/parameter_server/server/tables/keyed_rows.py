@@ -9,11 +9,13 @@ import numpy as np
 from stratagem.parameter_server.server.tables.key_slots import KeySlots
 from stratagem.parameter_server.server.tables.policies import (
     AfterSightings,
+    Eviction,
     LeastFrequent,
     LeastRecent,
     NotSeenFor,
     WithProbability,
     are_drawn,
+    victims,
 )
 from stratagem.parameter_server.server.tables.table_options import TableOptions
 
@@ -54,11 +56,14 @@ class KeyedRows:
         self._options = options
         self._most_rows = most_rows
         self.rows = KeySlots(most_rows)
-        self.candidates = KeySlots(self._most_candidates)
+        self.candidates = KeySlots(self.most_candidates)
         self.counters = dict.fromkeys(COUNTERS, 0)
+        # Versions of this server and of that which saved the rows differ by so much.
+        self.version_offset = 0
 
     def sighting(self, keys: np.ndarray, version: int) -> Sighting:
         """Decides what an update does with its distinct keys, and changes nothing."""
+        version += self.version_offset
         slots = self.rows.find(keys)
         is_known = slots >= 0
         none = np.empty(0, np.int64)
@@ -92,6 +97,7 @@ class KeyedRows:
 
     def keep(self, sighting: Sighting, version: int) -> np.ndarray:
         """Records an update: makes its new rows, and returns the slots of all its rows."""
+        version += self.version_offset
         self.rows.note(sighting.slots, version)
         slots = sighting.slots
         if len(sighting.new):
@@ -99,17 +105,44 @@ class KeyedRows:
             self.rows.note(made, version)
             slots = np.concatenate([slots, made])
         self.counters["refused_updates"] += len(sighting.refused)
-        if self._most_candidates:
+        if self.most_candidates:
             self._count_candidates(sighting, version)
         return slots
+
+    @property
+    def most_rows(self) -> int:
+        """Largest number of rows."""
+        return self._most_rows
+
+    @property
+    def eviction(self) -> Eviction | None:
+        """Policy of the table."""
+        return self._options.eviction
+
+    def evict(self, eviction: Eviction, max_rows: int | None, version: int) -> int:
+        """Evicts rows by a policy, down to `max_rows` or by age, and returns their number."""
+        used = self.rows.used
+        seen = self.rows.seen[used]
+        if isinstance(eviction, NotSeenFor):
+            age = version + self.version_offset - seen.astype(np.int64)
+            slots = used[age >= eviction.steps]
+        else:
+            excess = max(0, len(used) - (self._most_rows if max_rows is None else max_rows))
+            all_rows = np.ones(len(used), np.bool_)
+            counts = self.rows.counts[used]
+            slots = used[victims(eviction, counts, seen, all_rows, excess)] if excess else used[:0]
+        self._evict(slots)
+        return len(slots)
 
     def evict_aged(self, version: int) -> None:
         """Evicts rows for their age."""
         if isinstance(self._options.eviction, NotSeenFor):
+            version += self.version_offset
             self._evict(self.rows.aged(self._options.eviction, version))
 
     @property
-    def _most_candidates(self) -> int:
+    def most_candidates(self) -> int:
+        """Largest number of keys that are counted without a row."""
         admission = self._options.admission
         if isinstance(admission, AfterSightings) and admission.sightings > 1:
             return admission.max_candidates
@@ -119,7 +152,7 @@ class KeyedRows:
         admission = self._options.admission
         if isinstance(admission, WithProbability):
             return are_drawn(admission, keys, version)
-        if admission is None or not self._most_candidates:
+        if admission is None or not self.most_candidates:
             return np.ones(len(keys), np.bool_)
         slots = self.candidates.find(keys)
         counts = np.ones(len(keys), np.int64)
@@ -128,7 +161,7 @@ class KeyedRows:
 
     def _count_candidates(self, sighting: Sighting, version: int) -> None:
         """Counts keys without a row, and forgets those that have got one."""
-        candidates, most = self.candidates, self._most_candidates
+        candidates, most = self.candidates, self.most_candidates
         slots = candidates.find(sighting.new)
         candidates.remove(slots[slots >= 0])
         slots = candidates.find(sighting.refused)

@@ -28,6 +28,8 @@ from stratagem.parameter_server.server.tables.growing_array import (
 )
 from stratagem.parameter_server.server.tables.key_slots import SavedKeys
 from stratagem.parameter_server.server.tables.keyed_rows import COUNTERS, KeyedRows, Sighting
+from stratagem.parameter_server.server.tables.policies import Eviction
+from stratagem.parameter_server.server.tables.save_history import SaveHistory
 from stratagem.parameter_server.server.tables.table_options import TableOptions
 from stratagem.parameter_server.server.updates import Slot
 
@@ -66,7 +68,8 @@ _KEY_BYTES = 28
 class KeyedShard(Shard):
     """Rows by key, and their slots of optimizers.
 
-    `value` and `slots` have more rows than are in use.
+    `value` and `slots` have more rows than are in use. `initials` are the initial values of the
+    optimizer slots, `keyed` the keys, and `history` the changes since the table was saved.
 
     Raises:
         ValueError: the spec has invalid options.
@@ -83,10 +86,11 @@ class KeyedShard(Shard):
         super().__init__(spec, self._value.array)
         self._initializer = options.initializer
         self._slot_arrays: dict[str, GrowingArray] = {}
-        self._initials: dict[str, float] = {}
-        self._keyed = KeyedRows(options, self._most_rows)
+        self.initials = self._initials = dict[str, float]()
+        self.keyed = self._keyed = KeyedRows(options, self._most_rows)
         self._rows, self._candidates = self._keyed.rows, self._keyed.candidates
         self._is_changed = True  # what is no slot: counters, and the spec of a new table
+        self.history = SaveHistory(self._rows, self._candidates)
 
     @property
     def size_bytes(self) -> int:
@@ -99,6 +103,25 @@ class KeyedShard(Shard):
     def marked_bytes(self) -> int:
         """Size of the rows that a journal entry would copy, in bytes."""
         return len(self._rows.dirty) * self.size_bytes // max(1, self._rows.num_slots)
+
+    def emptied(self) -> KeyedShard:
+        """Returns a table with the same options and optimizer slots, without rows."""
+        empty = KeyedShard(self.spec)
+        for name, array in self._slot_arrays.items():
+            made = GrowingArray(self.spec.shape[1:], array.array.dtype, self._most_rows)
+            empty._add_slot_array(name, made, self._initials[name])
+        return empty
+
+    def copied_slots(self, slots: np.ndarray) -> SavedPart:
+        """Returns copies of the rows of slots in use."""
+        with self.lock:
+            return self._saved(slots, np.empty(0, np.int64))
+
+    def evict(self, eviction: Eviction, max_rows: int | None, version: int) -> int:
+        """Evicts rows by a policy, down to `max_rows` or by age, and returns their number."""
+        with self.lock:
+            self._is_changed = True
+            return self._keyed.evict(eviction, max_rows, version)
 
     def described(self) -> dict[str, int]:
         """Returns the counters and sizes of the table."""
@@ -166,7 +189,7 @@ class KeyedShard(Shard):
                 self.slots[name][made] = self._initials[name]
             array = self.array(slot)
             array[slots] = values if sign == 0 else array[slots] + sign * values
-            self._rows.note(slots, version, 0)
+            self._rows.note(slots, version + self._keyed.version_offset, 0)
 
     def updated(
         self, optimizer: str, rows: np.ndarray | None, grads: np.ndarray | None, version: int
@@ -203,7 +226,7 @@ class KeyedShard(Shard):
     def mark(self, rows: np.ndarray | None = None) -> None:
         """Marks slots as changed; None marks all."""
         self._is_changed = True
-        self._rows.dirty.mark(self._rows.used if rows is None else rows)
+        self._rows.mark(self._rows.used if rows is None else rows)
 
     def take_marks(self) -> KeyedMarks | None:
         """Returns and clears the marks; None if nothing changed."""
@@ -245,6 +268,7 @@ class KeyedShard(Shard):
         self._rows.restore(saved.rows)
         self._candidates.restore(saved.candidates)
         self._keyed.counters.update({name: int(saved.counters[name]) for name in COUNTERS})
+        self._keyed.version_offset = int(saved.counters.get("version_offset", 0))
         for name, rows in part.slots.items():
             if name not in self.slots:
                 made = GrowingArray(self.spec.shape[1:], rows.dtype, self._most_rows)
@@ -317,7 +341,7 @@ class KeyedShard(Shard):
         table = SavedTable(
             keys,
             self._candidates.saved(candidates),
-            dict(self._keyed.counters),
+            {**self._keyed.counters, "version_offset": self._keyed.version_offset},
             dict(self._initials),
         )
         slots = {name: slot[keys.slots] for name, slot in [*self.slots.items()]}

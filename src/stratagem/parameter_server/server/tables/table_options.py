@@ -23,6 +23,7 @@ class TableOptions:
         eviction: decides which rows are evicted; None for none.
         max_rows: most rows of this server; None for as many as fit in memory. A full table without
             `LeastFrequent` and `LeastRecent` refuses more keys.
+        allow_row_export: True if keys may be exported with their rows.
 
     Raises:
         ValueError: a limit below 1.
@@ -32,6 +33,7 @@ class TableOptions:
     admission: Admission | None = None
     eviction: Eviction | None = None
     max_rows: int | None = None
+    allow_row_export: bool = False
 
     def __post_init__(self) -> None:
         if self.max_rows is not None and self.max_rows < 1:
@@ -66,4 +68,5 @@ class TableOptions:
             policy_from(fields.get("admission")),
             policy_from(fields.get("eviction")),
             fields.get("max_rows"),
+            bool(fields.get("allow_row_export")),
         )

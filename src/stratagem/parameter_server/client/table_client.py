@@ -1,0 +1,196 @@
+"""`TableClient`: saves, restores and exports whole keyed tables, wherever their rows are."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from stratagem.messages import explain
+from stratagem.parameter_server.client.client import ServerClient
+from stratagem.parameter_server.client.key_layout import KeyLayout
+from stratagem.parameter_server.server.tables.policies import Eviction
+from stratagem.parameter_server.server.tables.table_versions import TableVersions, file_name
+
+__all__ = ["TableClient"]
+
+
+class TableClient:
+    """Requests about whole keyed tables, those that `client` knows. Servers read and write files.
+
+    The folder must be the same for this process and all servers: on one machine, or on a shared
+    file system. One process at a time saves to a folder.
+    """
+
+    def __init__(self, client: ServerClient) -> None:
+        self._client = client
+
+    @property
+    def layouts(self) -> dict[str, KeyLayout]:
+        """Layouts of the tables, by name."""
+        return {one.name: one for one in self._client.layouts if isinstance(one, KeyLayout)}
+
+    def save(self, versions: TableVersions, since: int | None = None) -> int:
+        """Saves all tables as a new version, and returns its number.
+
+        With `since`, only rows that changed since that version. A server that does not remember
+        them, as after a restart, saves all of its rows.
+
+        Raises:
+            DataLossError: the version `since` is missing or damaged.
+            OSError: a file cannot be written. Then no version is left.
+            ServerError: a server cannot write its files. Then no version is left.
+        """
+        base = None if since is None else versions.manifest(since)
+        save, number = uuid.uuid4().hex, versions.begin()
+        try:
+            tables = {name: _described(one) for name, one in self.layouts.items()}
+            requests: dict[int, dict[str, Any]] = defaultdict(dict)
+            for name, part, server, shard in self._shards():
+                requests[server][shard] = {
+                    "file": file_name(number, name, part),
+                    "table": name,
+                    "part": part,
+                    "base": base["save"] if base and _is_same(base, tables, name) else None,
+                }
+            fields = {"folder": str(versions.folder), "save": save}
+            answers = self._client.ask_about_tables("save_tables", requests, **fields)
+            for name, part, server, shard in self._shards():
+                answer = answers[server].fields["parts"][shard]
+                tables[name]["parts"][part] |= {"file": file_name(number, name, part), **answer}
+            versions.write_manifest(number, {"save": save, "base": since, "tables": tables})
+        except BaseException:
+            versions.remove(number)
+            raise
+        return number
+
+    def restore(self, versions: TableVersions, number: int) -> None:
+        """Replaces all tables with saved ones. All files are verified before anything changes.
+
+        The servers may be more or fewer than those that saved.
+
+        Raises:
+            DataLossError: a file is missing, damaged or out of order.
+            ServerError: a server cannot read the files.
+            ValueError: there is no such table in the version, or its rows have another shape.
+        """
+        manifest = versions.manifest(number)
+        requests: dict[int, dict[str, Any]] = defaultdict(dict)
+        for name, layout in self.layouts.items():
+            saved = _checked(manifest, layout, versions)
+            chains = [versions.chain(number, name, part) for part in range(len(saved["parts"]))]
+            for part, server in enumerate(layout.servers):
+                own = _buckets(layout, part)
+                requests[server][layout.name_of(part)] = {
+                    "buckets": own,
+                    "chains": [one for one in chains if _overlap(one["buckets"], own)],
+                    "save": manifest["save"],
+                }
+        folder = {"folder": str(versions.folder)}
+        self._client.ask_about_tables("check_tables", requests, **folder)
+        try:
+            self._client.ask_about_tables("load_tables", requests, **folder)
+        finally:
+            self._client.rows.drop_cached()
+
+    def evict(self, eviction: Eviction, max_rows: int | None = None) -> int:
+        """Evicts rows of all tables by a policy, and returns their number.
+
+        `LeastRecent` and `LeastFrequent` leave `max_rows` on each server.
+        """
+        requests: dict[int, dict[str, Any]] = defaultdict(dict)
+        for _, _, server, shard in self._shards():
+            requests[server][shard] = {}
+        policy = {"kind": type(eviction).__name__, **dataclasses.asdict(eviction)}
+        answers = self._client.ask_about_tables(
+            "evict", requests, eviction=policy, max_rows=max_rows
+        )
+        self._client.rows.drop_cached()
+        return sum(answer.fields["evicted"] for answer in answers.values())
+
+    def pieces(
+        self, name: str, *, with_keys: bool
+    ) -> Iterator[tuple[np.ndarray | None, np.ndarray]]:
+        """Yields all rows of a table in pieces, with their keys or None.
+
+        Each row is as it is between two updates; rows of different pieces may be of different
+        moments.
+
+        Raises:
+            ServerError: keys were requested without `allow_row_export`.
+        """
+        layout = self.layouts[name]
+        for part, server in enumerate(layout.servers):
+            first: int | None = 0
+            while first is not None:
+                own = {"name": layout.name_of(part), "first": first, "with_keys": with_keys}
+                answer = self._client.ask_about_tables("export_rows", {server: {}}, **own)[server]
+                rows, *keys = answer.arrays
+                yield (keys[0] if keys else None), rows
+                first = answer.fields["first"]
+
+    def _shards(self) -> Iterator[tuple[str, int, int, str]]:
+        """Yields table, part, server, and name on the server of each shard."""
+        for name, layout in self.layouts.items():
+            for part, server in enumerate(layout.servers):
+                yield name, part, server, layout.name_of(part)
+
+
+def _described(layout: KeyLayout) -> dict[str, Any]:
+    parts = [{"buckets": _buckets(layout, part)} for part in range(len(layout.servers))]
+    return {
+        "row_shape": list(layout.shape[1:]),
+        "dtype": layout.dtype,
+        "options": dict(layout.table),
+        "parts": parts,
+    }
+
+
+def _buckets(layout: KeyLayout, part: int) -> list[int]:
+    return [layout.first_rows[part], layout.rows[part]]
+
+
+def _overlap(one: list[int], other: list[int]) -> bool:
+    return one[0] < other[0] + other[1] and other[0] < one[0] + one[1]
+
+
+def _is_same(base: Mapping[str, Any], tables: Mapping[str, Any], name: str) -> bool:
+    """Returns True if a table has the same parts in an earlier version."""
+
+    def parts(table: Mapping[str, Any]) -> tuple[Any, ...]:
+        return (
+            table["row_shape"],
+            table["dtype"],
+            [one["buckets"] for one in table["parts"]],
+        )
+
+    return name in base["tables"] and parts(base["tables"][name]) == parts(tables[name])
+
+
+def _checked(
+    manifest: Mapping[str, Any], layout: KeyLayout, versions: TableVersions
+) -> Mapping[str, Any]:
+    saved = manifest["tables"].get(layout.name)
+    own = _described(layout)
+    if saved is None:
+        raise ValueError(
+            explain(
+                f"{versions.folder} has no table {layout.name!r}.",
+                expected=f"one of its tables: {sorted(manifest['tables'])}.",
+                fix="give the layers the names that they had when the tables were saved.",
+            )
+        )
+    if (saved["row_shape"], saved["dtype"]) != (own["row_shape"], own["dtype"]):
+        raise ValueError(
+            explain(
+                f"The table {layout.name!r} in {versions.folder} has rows of shape "
+                f"{saved['row_shape']} and dtype {saved['dtype']}.",
+                expected=f"shape {own['row_shape']} and dtype {own['dtype']}.",
+                fix="create the layer with the output_dim that it had when it was saved.",
+            )
+        )
+    return saved

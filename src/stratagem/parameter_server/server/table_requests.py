@@ -1,0 +1,176 @@
+"""Requests about whole keyed tables: saving, loading, eviction, and reading of all rows."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stratagem.messages import explain
+from stratagem.parameter_server.server.shards import piece_rows
+from stratagem.parameter_server.server.store import ServerVariables, replace_table
+from stratagem.parameter_server.server.tables.policies import policy_from
+from stratagem.parameter_server.server.tables.table_chains import TableChain, load_table
+from stratagem.parameter_server.server.tables.table_copies import TableCopy, copied
+from stratagem.parameter_server.server.tables.table_files import TableFileWriter, TableHead
+from stratagem.transport.listener import Request
+from stratagem.transport.wire import Message
+
+__all__ = ["TableRequests"]
+
+
+class TableRequests:
+    """Handles requests about keyed tables of a server."""
+
+    def __init__(self, store: ServerVariables) -> None:
+        self._store = store
+        self._saving = threading.Lock()
+
+    def save(self, request: Request) -> None:
+        """Writes tables to files in a thread of its own, which then answers.
+
+        Fields: `folder`; `save`, the identity of this save; `tables`: by name on this server,
+        `file` (name in the folder), `table`, `part`, and `base` (save to continue, or None).
+        """
+
+        def run() -> None:
+            try:
+                with self._saving:
+                    answer = self._saved(request.message.fields)
+            except BaseException as error:  # noqa: BLE001 - sent to the client
+                request.fail(error)
+            else:
+                request.answer(answer)
+
+        threading.Thread(target=run, name="saved-tables", daemon=True).start()
+
+    def check(self, message: Message) -> Message:
+        """Verifies the files that `load` will read; the fields are the same."""
+        for described in message.fields["tables"].values():
+            with _opened(message.fields["folder"], described):
+                pass
+        return Message("ok")
+
+    def load(self, message: Message) -> dict[str, Any]:
+        """Replaces tables with saved ones. A damaged file raises before anything changes.
+
+        Fields: `folder`; `tables`: by name on this server, `buckets` (first one and number),
+        `chains` (see `TableChain`) and `save`, the identity of the loaded version.
+        """
+        fields = message.fields
+        with contextlib.ExitStack() as stack:
+            opened = {
+                name: stack.enter_context(_opened(fields["folder"], described))
+                for name, described in fields["tables"].items()
+            }
+            with self._store.changing():
+                for name, described in fields["tables"].items():
+                    self._load_table(name, opened[name], described)
+        return {}
+
+    def evict(self, message: Message) -> dict[str, Any]:
+        """Evicts rows. Fields: `names`; `eviction`, a policy; `max_rows` to leave, or None."""
+        policy = policy_from(message.fields["eviction"])
+        numbers = [
+            self._store.tables[name].evict(policy, message.fields["max_rows"], self._store.version)
+            for name in message.fields["names"]
+        ]
+        self._store.num_changes += 1
+        return {"evicted": sum(numbers)}
+
+    def export_rows(self, message: Message) -> Message:
+        """Returns some rows. Fields: `name`; `first`, a slot; `with_keys`.
+
+        The answer has the next slot in `first`, None at the end. Its arrays are rows, and keys.
+        """
+        fields = message.fields
+        table = self._store.tables[fields["name"]]
+        if fields["with_keys"] and not (table.spec.table or {}).get("allow_row_export"):
+            raise PermissionError(
+                explain(
+                    f"The keys of {table.spec.name!r} were requested.",
+                    expected="a table with allow_row_export=True: keys may be ids of persons.",
+                    fix="export without keys, or create the table with allow_row_export=True.",
+                )
+            )
+        num_slots = table.keyed.rows.num_slots
+        first = fields["first"]
+        end = min(num_slots, first + piece_rows(table.size_bytes, num_slots))
+        part = table.copied_slots(np.arange(first, end))
+        arrays = [part.value, part.table.rows.keys] if fields["with_keys"] else [part.value]
+        return Message("ok", {"first": None if end == num_slots else end}, arrays)
+
+    def _saved(self, fields: Mapping[str, Any]) -> Message:
+        folder, save = Path(fields["folder"]), fields["save"]
+        missing = {(folder / one["file"]).parent for one in fields["tables"].values()}
+        missing = {str(one) for one in missing if not one.is_dir()}
+        if missing:
+            raise FileNotFoundError(
+                explain(
+                    f"A parameter server does not see the folder {sorted(missing)[0]}.",
+                    expected="a folder that this process and all servers share.",
+                    fix="save to a file system that all machines have mounted at the same path.",
+                )
+            )
+        with contextlib.ExitStack() as stack:
+            copies: list[TableCopy] = []
+            writers: list[TableFileWriter] = []
+            for name, own in fields["tables"].items():
+                copies.append(TableCopy(self._store.tables[name], own["base"]))
+            for number, (copy, part) in enumerate(copied(self._store, copies, save)):
+                if not number:  # the bases are known now
+                    for one, own in zip(copies, fields["tables"].values(), strict=True):
+                        head = _head_of(one, save, own)
+                        path = folder / own["file"]
+                        writers.append(stack.enter_context(TableFileWriter(path, head)))
+                writers[copies.index(copy)].add(part)
+            parts: dict[str, Any] = {}
+            for name, copy, writer in zip(fields["tables"], copies, writers, strict=True):
+                assert copy.end is not None
+                size_bytes = writer.end(copy.end)
+                parts[name] = {
+                    "base": copy.base,
+                    "size_bytes": size_bytes,
+                    "rows": writer.num_rows,
+                    "slots": sorted(copy.end.initials),
+                }
+        return Message("ok", {"parts": parts})
+
+    def _load_table(
+        self, name: str, chains: list[TableChain], described: Mapping[str, Any]
+    ) -> None:
+        old = self._store.tables[name]
+        num_rows, num_candidates = old.keyed.rows.num_slots, old.keyed.candidates.num_slots
+        table = old.emptied()
+        replace_table(self._store, table)
+        first, count = described["buckets"]
+        del old  # memory may not hold two tables
+        try:
+            buckets = range(first, first + count)
+            is_same = load_table(table, chains, buckets, self._store.version)
+        except BaseException:
+            table = table.emptied()
+            replace_table(self._store, table)
+            raise
+        finally:
+            table.keyed.rows.grow_over(num_rows)
+            table.keyed.candidates.grow_over(num_candidates)
+        if is_same:  # the next changes continue what was loaded
+            table.history.take()
+            table.history.add(described["save"])
+
+
+@contextlib.contextmanager
+def _opened(folder: str, described: Mapping[str, Any]) -> Generator[list[TableChain]]:
+    """Opens and verifies the files of one table."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(TableChain(Path(folder), one)) for one in described["chains"]]
+
+
+def _head_of(copy: TableCopy, save: str, own: Mapping[str, Any]) -> TableHead:
+    spec = copy.shard.spec
+    return TableHead(save, copy.base, own["table"], own["part"], spec.shape[1:], spec.dtype)

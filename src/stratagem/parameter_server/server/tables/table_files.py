@@ -1,0 +1,281 @@
+"""Files of saved keyed tables: records with checksums, and rows that can be mapped into memory.
+
+A file begins with a line that names the format. The first record describes the table, the last one
+its state besides rows, and those between have slots with their keys, counts and rows. A later
+record replaces an earlier one's slots. Rows are the last frame of a record, at an offset that is a
+multiple of their size, so that a mapped file is an array of rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import mmap
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from stratagem.closing import Closing
+from stratagem.errors import DataLossError
+from stratagem.messages import explain
+from stratagem.parameter_server.server.records import (
+    frames_in,
+    last_frame_offset,
+    record_at,
+    sync,
+    sync_folder,
+    write_all,
+    write_record,
+)
+from stratagem.parameter_server.server.tables.key_slots import SavedKeys, SlotOrder
+from stratagem.transport.wire import Message, pack, unpack
+
+__all__ = ["SavedRows", "TableEnd", "TableFile", "TableFileWriter", "TableHead", "damaged"]
+
+_LINE = b"stratagem table 1\n"
+_HEAD, _ROWS, _END = "head", "rows", "end"
+_INVALID = (LookupError, TypeError, ValueError, StopIteration, ConnectionError)
+
+
+@dataclasses.dataclass(frozen=True)
+class TableHead:
+    """Identity of a file.
+
+    Args:
+        save: identity of the save that wrote it.
+        base: save whose file the changes continue; None for a file with all rows.
+        table: name of the table.
+        part: number of the shard among those of the table.
+        row_shape: shape of a row.
+        dtype: dtype name of rows.
+    """
+
+    save: str
+    base: str | None
+    table: str
+    part: int
+    row_shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of a row."""
+        return math.prod(self.row_shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedRows:
+    """Slots of one record.
+
+    Args:
+        rows: slots of rows, and freed ones.
+        candidates: slots of keys that have no row yet.
+        value: rows.
+        slots: rows of the optimizer slots, by name.
+        offset: offset of the rows in the file.
+    """
+
+    rows: SavedKeys
+    candidates: SavedKeys
+    value: np.ndarray
+    slots: Mapping[str, np.ndarray]
+    offset: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class TableEnd:
+    """State of a table when it was saved, besides rows.
+
+    Args:
+        version: version of the server, with which ages compare.
+        rows: choice of the next slots of rows.
+        candidates: choice of the next slots of keys that have no row yet.
+        counters: counters of the table.
+        initials: initial values of the optimizer slots, by name.
+    """
+
+    version: int
+    rows: SlotOrder
+    candidates: SlotOrder
+    counters: Mapping[str, int]
+    initials: Mapping[str, float]
+
+
+class TableFileWriter(Closing):
+    """Writes a file that has its name only when it is complete and on disk.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+
+    def __init__(self, path: Path, head: TableHead) -> None:
+        self._path, self._head = path, head
+        self._new = path.with_name(f"{path.name}.new")
+        self._file: IO[bytes] = self._new.open("wb", buffering=0)
+        self.num_rows = 0
+        try:
+            write_all(self._file, _LINE)
+            write_record(self._file, pack(Message(_HEAD, dataclasses.asdict(head))))
+        except BaseException:
+            self.close()
+            raise
+
+    def add(self, part: SavedRows) -> None:
+        """Adds a record."""
+        if not any(len(array) for one in (part.rows, part.candidates) for array in one.arrays):
+            return
+        value = np.ascontiguousarray(part.value)
+        arrays = [*_narrow(part.rows).arrays, *_narrow(part.candidates).arrays]
+        message = Message(_ROWS, {"slots": list(part.slots)}, [*arrays, *part.slots.values()])
+        frames = pack(message)
+        sizes = [memoryview(frame).nbytes for frame in frames]
+        offset = self._file.tell() + last_frame_offset([*sizes, 0])
+        padding = -offset % max(1, self._head.row_bytes)
+        rows = value.reshape(-1).view(np.uint8)
+        write_record(self._file, [*frames, bytes(padding), rows])
+        self.num_rows += len(value)
+
+    def end(self, end: TableEnd) -> int:
+        """Adds the last record, gives the file its name, and returns its size in bytes."""
+        orders = {"rows": end.rows, "candidates": end.candidates}
+        fields: dict[str, Any] = {
+            "version": end.version,
+            "counters": dict(end.counters),
+            "initials": dict(end.initials),
+        }
+        for name, order in orders.items():
+            fields[name] = [order.num_slots, order.hand, order.swept]
+        write_record(self._file, pack(Message(_END, fields, [one.free for one in orders.values()])))
+        sync(self._file)
+        size_bytes = self._file.tell()
+        self._file.close()
+        self._new.replace(self._path)
+        sync_folder(self._path.parent)
+        return size_bytes
+
+    def close(self) -> None:
+        """Removes the file unless it is complete."""
+        self._file.close()
+        self._new.unlink(missing_ok=True)
+
+
+class TableFile(Closing):
+    """Reads a file, whose checksums are verified first.
+
+    `head` and `end` are its first and last records. Rows are read in place.
+
+    Raises:
+        DataLossError: the file is missing, damaged or incomplete.
+    """
+
+    def __init__(self, path: Path, size_bytes: int | None = None) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                found_bytes = os.fstat(file.fileno()).st_size
+                if size_bytes is not None and found_bytes != size_bytes:
+                    raise damaged(path, f"it has {found_bytes} bytes and not {size_bytes}")
+                if not found_bytes:
+                    raise damaged(path, "it is empty")
+                self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError as error:
+            raise damaged(path, "it is missing") from error
+        self._view = memoryview(self.map)
+        try:
+            self._places = self._verified()
+            first, last = self._message(0)[0], self._message(-1)[0]
+            self.head = _head_of(first)
+            self.end = _end_of(last)
+        except _INVALID as error:
+            raise damaged(
+                path, f"a record has invalid contents ({type(error).__name__})"
+            ) from error
+
+    def parts(self, *, is_reversed: bool = False) -> Iterator[SavedRows]:
+        """Yields the records with rows, in order or the last one first."""
+        numbers = range(1, len(self._places) - 1)
+        for number in reversed(numbers) if is_reversed else numbers:
+            try:
+                yield self._part(number)
+            except _INVALID as error:
+                how = f"a record has invalid contents ({type(error).__name__})"
+                raise damaged(self.path, how) from error
+
+    def close(self) -> None:
+        """Drops the file. Arrays that were read keep their memory."""
+        self._view = memoryview(b"")
+
+    def _verified(self) -> list[tuple[int, int]]:
+        if bytes(self._view[: len(_LINE)]) != _LINE:
+            raise damaged(self.path, "it is not a saved table of this format")
+        places: list[tuple[int, int]] = []
+        place, size_bytes = len(_LINE), len(self._view)
+        while place < size_bytes:
+            record = record_at(self._bytes, place, size_bytes)
+            if record is None:
+                raise damaged(self.path, f"the record at byte {place} fails its checksum")
+            places.append(record)
+            place = record[1]
+        self.map.madvise(mmap.MADV_DONTNEED)
+        return places
+
+    def _bytes(self, begin: int, end: int) -> memoryview:
+        return self._view[begin:end]
+
+    def _message(self, number: int, num_own: int = 0) -> tuple[Message, list[memoryview]]:
+        """Returns the message of a record, and its last `num_own` frames, which are no arrays."""
+        begin, end = self._places[number]
+        frames = frames_in(self._view[begin:end])
+        count = len(frames) - num_own
+        return unpack(frames[:count]), frames[count:]
+
+    def _part(self, number: int) -> SavedRows:
+        message, (_, rows) = self._message(number, 2)
+        arrays = iter(message.arrays)
+        keys, candidates = SavedKeys.from_arrays(arrays), SavedKeys.from_arrays(arrays)
+        value = np.frombuffer(rows, np.dtype(self.head.dtype))
+        value = value.reshape(len(keys.slots), *self.head.row_shape)
+        slots = {name: next(arrays) for name in message.fields["slots"]}
+        return SavedRows(keys, candidates, value, slots, self._places[number][1] - len(rows))
+
+
+def damaged(path: Path, how: str) -> DataLossError:
+    """Returns the error of a saved table that cannot be read."""
+    return DataLossError(
+        explain(
+            f"The saved table {path} cannot be read: {how}.",
+            expected="all files of the version and of those that it continues, unchanged.",
+            fix="restore another version, or save all rows again without since=.",
+        )
+    )
+
+
+def _narrow(keys: SavedKeys) -> SavedKeys:
+    """Returns slots with half of the bytes."""
+    return dataclasses.replace(
+        keys, slots=keys.slots.astype(np.int32), freed=keys.freed.astype(np.int32)
+    )
+
+
+def _head_of(message: Message) -> TableHead:
+    if message.kind != _HEAD:
+        raise ValueError(message.kind)
+    fields = message.fields
+    return TableHead(**{**fields, "row_shape": tuple(fields["row_shape"])})
+
+
+def _end_of(message: Message) -> TableEnd:
+    if message.kind != _END:
+        raise ValueError(message.kind)
+    fields = message.fields
+    rows, candidates = message.arrays
+    return TableEnd(
+        fields["version"],
+        SlotOrder(*fields["rows"], rows),
+        SlotOrder(*fields["candidates"], candidates),
+        fields["counters"],
+        fields["initials"],
+    )

@@ -1,0 +1,91 @@
+"""Servers of this process with a keyed table, and training that can be repeated."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stratagem.parameter_server.client.client import ServerClient
+from stratagem.parameter_server.client.key_layout import layout_of_keys
+from stratagem.parameter_server.client.table_client import TableClient
+from stratagem.parameter_server.server.server import ParameterServer
+from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard
+from stratagem.transport.connection import Connections
+from stratagem.transport.keys import ClusterKeys
+from tests.parameter_server.server.update_rules import Momentum
+
+OPTIONS: dict[str, Any] = {"initializer": {"kind": "uniform", "a": -1, "b": 1, "seed": 3}}
+
+
+class TableCluster:
+    """Servers, and the client of a table of rows of two numbers."""
+
+    def __init__(self, servers: list[ParameterServer], connections: Connections) -> None:
+        self.servers = servers
+        self.client = ServerClient(connections)
+        self.tables = TableClient(self.client)
+
+    def create(self, name: str = "t", dtype: str = "float32", **options: Any) -> None:
+        servers = range(len(self.servers))
+        layout = layout_of_keys(name, (2,), dtype, servers, {**OPTIONS, **options})
+        self.client.create(layout, None)
+        self.client.set_rule(Momentum(), [name])
+
+    def train(self, steps: range, name: str = "t", num_keys: int = 300) -> None:
+        """Pushes the gradients of some steps, which depend on the step alone."""
+        for step in steps:
+            rng = np.random.default_rng(step)
+            keys = np.unique(rng.zipf(1.2, 40) % num_keys) * 2**40 - 5
+            rows = self.client.pull_rows(name, keys)
+            gradients = rows + rng.normal(size=rows.shape).astype(np.float32)
+            self.client.push({}, {name: (keys, gradients)})
+
+    def shards(self, name: str = "t") -> list[KeyedShard]:
+        layout = self.tables.layouts[name]
+        return [
+            self.servers[server].store.tables[layout.name_of(part)]
+            for part, server in enumerate(layout.servers)
+        ]
+
+    def state(self, name: str = "t") -> dict[int, tuple[float, ...]]:
+        """Row, slot, count and age of each key."""
+        state: dict[int, tuple[float, ...]] = {}
+        for server, shard in zip(self.servers, self.shards(name), strict=True):
+            rows = shard.keyed.rows
+            for slot in rows.used.tolist():
+                age = server.store.version + shard.keyed.version_offset - int(rows.seen[slot])
+                numbers = [*shard.value[slot], *shard.slots["v"][slot], rows.counts[slot], age]
+                state[int(rows.index.keys[slot])] = tuple(map(float, numbers))
+        return state
+
+    def counters(self, name: str = "t") -> dict[str, int]:
+        counters = [shard.keyed.counters for shard in self.shards(name)]
+        return {key: sum(one[key] for one in counters) for key in counters[0]}
+
+
+@contextlib.contextmanager
+def table_cluster(
+    num_servers: int,
+    *,
+    with_table: bool = True,
+    journal: Path | None = None,
+    dtype: str = "float32",
+    **options: Any,
+) -> Iterator[Any]:
+    """Starts servers in this process; a journal is for a single one."""
+    keys = ClusterKeys.make()
+    with contextlib.ExitStack() as stack:
+        servers = [
+            stack.enter_context(ParameterServer(keys, journal=journal, journal_interval_s=1e6))
+            for _ in range(num_servers)
+        ]
+        addresses = [server.address for server in servers]
+        connections = stack.enter_context(Connections(keys, addresses))
+        cluster = TableCluster(servers, connections)
+        if with_table:
+            cluster.create(dtype=dtype, **options)
+        yield cluster
