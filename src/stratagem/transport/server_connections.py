@@ -12,7 +12,13 @@ from stratagem.errors import UnavailableError
 from stratagem.messages import explain
 from stratagem.transport.keys import ClusterKeys, load_zmq
 from stratagem.transport.local_sockets import LocalSocket
-from stratagem.transport.shared_memory import ClientMemory, is_placed, large_bytes
+from stratagem.transport.shared_memory import (
+    DEFAULT_LIMITS,
+    ClientMemory,
+    MemoryLimits,
+    is_placed,
+    large_bytes,
+)
 from stratagem.transport.wire import (
     HERE,
     MOST_FRAME_BYTES,
@@ -109,10 +115,17 @@ class Peer:
 
 
 class ServerConnection:
-    """A socket to one server, used by one thread at a time."""
+    """A socket to one server, used by one thread at a time; `limits` are of shared memory."""
 
-    def __init__(self, context: zmq.Context[Any], keys: ClusterKeys, peer: Peer) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        keys: ClusterKeys,
+        peer: Peer,
+        limits: MemoryLimits = DEFAULT_LIMITS,
+    ) -> None:
         self.peer = peer
+        self._limits = limits
         self._context = context
         self._keys = keys
         self._zmq = load_zmq()
@@ -169,13 +182,14 @@ class ServerConnection:
         for memory in (self._memory, self._offered):
             if memory is not None:
                 memory.close()
+        self._memory = self._offered = None
 
     def send(self, number: bytes, frames: Sequence[Any]) -> None:
         """Sends a request.
 
         `number` is unique over all clients. The frames' buffers must not change until the answer.
         """
-        self._request_bytes = max(self._request_bytes, large_bytes(frames))
+        self._request_bytes = max(self._request_bytes, large_bytes(frames, self._limits.most_bytes))
         self._offer_memory()
         # The server replaces the old memory as soon as it receives an offer.
         if self._memory is not None and self._offered is None:
@@ -195,7 +209,9 @@ class ServerConnection:
             return number.bytes, self._memory.read(buffers)
         kind = None if is_message(buffers) else bytes(buffers[0])
         if kind is None:
-            self._answer_bytes = max(self._answer_bytes, large_bytes(buffers))
+            self._answer_bytes = max(
+                self._answer_bytes, large_bytes(buffers, self._limits.most_bytes)
+            )
         if kind not in (HERE, SHARED):
             return number.bytes, buffers
         details = [bytes(buffer) for buffer in buffers[1:]]
@@ -220,7 +236,7 @@ class ServerConnection:
         if self._memory is not None and self._memory.has_room(*needed):
             return
         try:
-            self._offered = ClientMemory(*needed)
+            self._offered = ClientMemory(*needed, self._limits)
         except OSError:  # an optimization only
             self._may_share = False
             return

@@ -11,17 +11,24 @@ from stratagem.errors import UnavailableError
 from stratagem.input.service.consumer import JobConsumer
 from stratagem.input.service.service_keys import service_keys
 from stratagem.transport.connection import Connections, ServerError
+from stratagem.transport.shared_memory import MemoryLimits
 from stratagem.transport.wire import Message
 
 __all__ = ["FreeFetching", "RoundFetching"]
 
 _AGAIN_S = 0.02
+# On one machine, batches of up to this size go by shared memory. A consumer that has more of them
+# than there is room for, fetched ahead and in use, gets the rest by a socket.
+_MOST_SHARED_BYTES = 2**28
+_LEAST_BATCHES, _BATCHES_IN_USE = 8, 4
 
 
 class _Workers:
     """Connections to the live workers of a job, by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, consumer: JobConsumer) -> None:
+        num_batches = (consumer.wanted.most_ahead or 0) + _BATCHES_IN_USE
+        self._limits = MemoryLimits(_MOST_SHARED_BYTES, max(_LEAST_BATCHES, num_batches))
         self._lock = threading.Lock()
         self._connections: dict[str, Connections] = {}
 
@@ -31,7 +38,10 @@ class _Workers:
             for name in addresses.keys() - self._connections.keys():
                 address = addresses[name]
                 self._connections[name] = Connections(
-                    service_keys(address), [address], peers="Input worker"
+                    service_keys(address),
+                    [address],
+                    peers="Input worker",
+                    memory_limits=self._limits,
                 )
             lost = [
                 self._connections.pop(name) for name in self._connections.keys() - addresses.keys()
@@ -60,7 +70,7 @@ class FreeFetching:
 
     def __init__(self, consumer: JobConsumer) -> None:
         self._consumer = consumer
-        self._workers = _Workers()
+        self._workers = _Workers(consumer)
         self._threads: dict[str, threading.Thread] = {}
         # Number of the next request to each worker. It outlives a thread, because a request without
         # an answer must be repeated: the worker takes the next number as a sign that it arrived.
@@ -108,7 +118,7 @@ class RoundFetching:
 
     def __init__(self, consumer: JobConsumer) -> None:
         self._consumer = consumer
-        self._workers = _Workers()
+        self._workers = _Workers(consumer)
         self._thread: threading.Thread | None = None
         num_lanes, cursor = consumer.num_lanes, consumer.position.cursor
         # The split and the group of each lane; lane of the next round.
