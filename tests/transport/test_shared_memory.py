@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem.input.service.batch_messages import pack_batch, unpack_batch
+from stratagem.input.batch_messages import pack_batch, unpack_batch
 from stratagem.transport import listener as listener_module
 from stratagem.transport.client_memories import ClientMemories
 from stratagem.transport.connection import Connections

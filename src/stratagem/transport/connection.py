@@ -121,6 +121,11 @@ class Connections(Closing):
                 raise
         return {server: self._answer(server, questions[server]) for server in messages}
 
+    def is_far(self, server: int) -> bool:
+        """Returns True if a server has answered, and cannot be reached by a Unix socket."""
+        peer = self._peers[server]
+        return peer.has_answered and peer.place.local is None
+
     def move(self, server: int, address: str) -> None:
         """Sets a new server address; pending requests are resent there."""
         self._peers[server].move(address)

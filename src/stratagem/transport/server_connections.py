@@ -61,6 +61,7 @@ class Peer:
     def __init__(self, name: str, address: str) -> None:
         self.name = name
         self.place = Place(address)
+        self.has_answered = False  # at its present address
         self.lost: str | None = None  # reason for the loss, or None
         self.num_losses = 0
         self._last_reason = ""
@@ -73,6 +74,7 @@ class Peer:
         with self._lock:
             if self.place.address != address:
                 self.place = Place(address)
+                self.has_answered = False
             self.lost = None
 
     def abandon(self, reason: str) -> None:
@@ -203,7 +205,7 @@ class ServerConnection:
     def receive(self) -> tuple[bytes, list[Any]] | None:
         """Returns a request number and frames, or None for a message about the server itself."""
         number, *frames = receive_parts(self.socket)
-        self._has_heard = True
+        self._has_heard = self.peer.has_answered = True
         buffers = [frame.buffer for frame in frames]
         if self._memory is not None and is_placed(buffers):
             return number.bytes, self._memory.read(buffers)

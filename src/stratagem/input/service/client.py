@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from stratagem.errors import NotFoundError
+from stratagem.input.batch_compression import AUTO
 from stratagem.input.service.consumer import JobConsumer
 from stratagem.input.service.fetching import FreeFetching, RoundFetching
 from stratagem.input.service.job_requests import JobRequest
@@ -24,7 +25,9 @@ from stratagem.options import AutoShardPolicy
 __all__ = ["ServiceReader", "ServiceSource", "register_source"]
 
 
-def register_source(service: str, source: Source, dataset_id: str | None) -> str:
+def register_source(
+    service: str, source: Source, dataset_id: str | None, compression: str | None
+) -> str:
     """Registers a source at a dispatcher, and returns its id.
 
     Raises TypeError if it cannot be pickled.
@@ -46,6 +49,7 @@ def register_source(service: str, source: Source, dataset_id: str | None) -> str
             "register",
             (np.frombuffer(pickled, np.uint8),),
             dataset_id=dataset_id,
+            compression=compression,
             facts=dataclasses.asdict(facts_of(source)),
         )
     return answer.fields["dataset_id"]
@@ -59,8 +63,15 @@ class ServiceSource(Source):
     """
 
     def __init__(
-        self, service: str, wanted: JobRequest, source: Source | None, spec: Any = None
+        self,
+        service: str,
+        wanted: JobRequest,
+        source: Source | None,
+        spec: Any = None,
+        *,
+        compression: str | None = AUTO,
     ) -> None:
+        self._compression = compression
         self._service = service
         self._wanted = wanted
         self._source = source
@@ -71,7 +82,9 @@ class ServiceSource(Source):
     def register(self) -> None:
         """Registers the dataset at the dispatcher."""
         assert self._source is not None
-        dataset_id = register_source(self._service, self._source, self._wanted.dataset_id or None)
+        dataset_id = register_source(
+            self._service, self._source, self._wanted.dataset_id or None, self._compression
+        )
         self._wanted = dataclasses.replace(self._wanted, dataset_id=dataset_id)
 
     @property

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stratagem.errors import UnavailableError
-from stratagem.input.service.batch_messages import unpack_batch
+from stratagem.input.batch_messages import unpack_batch
 from stratagem.input.service.job_requests import JobRequest
 from stratagem.input.service.positions import ConsumerPosition
 from stratagem.input.service.ranges import NumberRanges

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from stratagem.input.batch_compression import checked_compression
 from stratagem.input.dataset import Dataset
 from stratagem.input.service.client import ServiceSource, register_source
 from stratagem.input.service.job_requests import JobRequest
@@ -24,6 +25,7 @@ def distribute(
     num_consumers: int | None = None,
     max_outstanding_requests: int | None = None,
     *,
+    compression: str | None = "AUTO",
     exactly_once: bool = False,
 ) -> Callable[[Any], Dataset]:
     """Returns a function that moves the reading of a dataset to input workers.
@@ -41,12 +43,15 @@ def distribute(
         num_consumers: number of consumers in coordinated reads: in each step, they get consecutive
             batches of one worker, so that these can have one length.
         max_outstanding_requests: number of batches fetched ahead; None for 2 per worker.
+        compression: "zstd", which needs zstandard here and at the workers; None; or "AUTO" for zstd
+            between machines if zstandard is installed, and none on one machine.
         exactly_once: raises ValueError for data that cannot be visited exactly once.
 
     Returns:
         A function for `Dataset.apply`, of any dataset that `distribute_dataset` takes.
 
     Raises:
+        ImportError: zstandard is not installed, and compression="zstd".
         ValueError: an unknown mode or address, or options that do not fit.
 
     Example:
@@ -64,27 +69,37 @@ def distribute(
     """
     consumer = job_name, consumer_index, num_consumers
     wanted = JobRequest.checked(processing_mode, *consumer, max_outstanding_requests, exactly_once)
-    return functools.partial(_distributed, service, wanted)
+    checked = checked_compression(compression)
+    return functools.partial(_distributed, service, wanted, checked)
 
 
-def _distributed(service: str, wanted: JobRequest, dataset: Any) -> Dataset:
-    source = ServiceSource(service, wanted, as_source(dataset))
+def _distributed(
+    service: str, wanted: JobRequest, compression: str | None, dataset: Any
+) -> Dataset:
+    source = ServiceSource(service, wanted, as_source(dataset), compression=compression)
     source.register()
     return Dataset(source)
 
 
-def register_dataset(service: str, dataset: Any, *, dataset_id: str | None = None) -> str:
+def register_dataset(
+    service: str,
+    dataset: Any,
+    compression: str | None = "AUTO",
+    dataset_id: str | None = None,
+) -> str:
     """Registers a dataset at a dispatcher, for `from_dataset_id` in any process.
 
     Args:
         service: address of the dispatcher.
         dataset: any dataset that `distribute_dataset` takes and that can be pickled.
+        compression: as in `distribute`.
         dataset_id: id of the dataset; None makes one of its contents. A known id is not changed.
 
     Returns:
         The id.
 
     Raises:
+        ImportError: zstandard is not installed, and compression="zstd".
         TypeError: the dataset cannot be pickled.
         ValueError: the id belongs to a dataset of another kind.
 
@@ -97,7 +112,8 @@ def register_dataset(service: str, dataset: Any, *, dataset_id: str | None = Non
 
     Source: TF 2.21 data_service_ops.py, register_dataset.
     """
-    return register_source(service, as_source(dataset), dataset_id)
+    checked = checked_compression(compression)
+    return register_source(service, as_source(dataset), dataset_id, checked)
 
 
 def from_dataset_id(

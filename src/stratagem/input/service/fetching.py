@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stratagem.errors import UnavailableError
+from stratagem.input.batch_compression import ZSTD, is_available
 from stratagem.input.service.consumer import JobConsumer
 from stratagem.input.service.service_keys import service_keys
 from stratagem.transport.connection import Connections, ServerError
@@ -59,6 +60,13 @@ class _Workers:
         except (UnavailableError, ServerError):
             return None
 
+    def compression_of(self, name: str) -> str | None:
+        """Returns the compression that suits the link to a worker."""
+        with self._lock:
+            connections = self._connections.get(name)
+        is_far = connections is not None and connections.is_far(0)
+        return ZSTD if is_far and is_available() else None
+
     def has(self, name: str) -> bool:
         """Returns True for a live worker."""
         with self._lock:
@@ -94,7 +102,12 @@ class FreeFetching:
         consumer = self._consumer
         while consumer.reserve():
             number = self._numbers.setdefault(worker, 1)
-            fields = {"run": consumer.run, "consumer": consumer.name, "number": number}
+            fields = {
+                "run": consumer.run,
+                "consumer": consumer.name,
+                "number": number,
+                "compression": self._workers.compression_of(worker),
+            }
             answer = self._workers.ask(worker, Message("next_batch", fields))
             if answer is not None and answer.kind == "batch":
                 consumer.put(answer)
@@ -216,7 +229,13 @@ class RoundFetching:
             if consumer.is_closed:
                 return None, ""
         worker = holder.fields["worker"]
-        fields = {"run": consumer.run, "consumer": consumer.name, "split": split, "index": index}
+        fields = {
+            "run": consumer.run,
+            "consumer": consumer.name,
+            "split": split,
+            "index": index,
+            "compression": self._workers.compression_of(worker),
+        }
         answer = self._workers.ask(worker, Message("batch_at", fields))
         if answer is None or answer.kind == "moved":
             time.sleep(_AGAIN_S)

@@ -147,6 +147,7 @@ class JobStarts:
             num_lanes=num_lanes,
             is_exact=fields["is_exact"],
             is_repeatable=dataset.facts.is_repeatable,
+            compression=dataset.compression,
             plan=plan_splits(dataset.facts, policy, count),
             done=(NumberRanges() if states is None else states.done()).as_json(),
             received={} if states is None else states.received(),

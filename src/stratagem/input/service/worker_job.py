@@ -15,7 +15,8 @@ from typing import Any
 
 import jax
 
-from stratagem.input.service.batch_messages import pack_batch
+from stratagem.input.batch_compression import AUTO, ZSTD, checked_compression, is_available
+from stratagem.input.batch_messages import pack_batch
 from stratagem.input.service.held_splits import HeldSplit, PackedBatch, WindowLimits, without_rows
 from stratagem.input.service.ranges import NumberRanges
 from stratagem.input.service.read_errors import describe_read_error
@@ -60,6 +61,8 @@ class WorkerJob:
         self._epoch: int = spec["epoch"]
         self._num_consumers: int | None = spec["num_consumers"]
         self._is_exact: bool = spec["is_exact"]
+        self._compression = checked_compression(spec["compression"])
+        self._asks_for_zstd: dict[str, bool] = {}  # with "AUTO", by consumer
         self._changed = threading.Condition()
         self._asking = threading.Lock()
         self._held: dict[int, HeldSplit] = {}
@@ -85,6 +88,7 @@ class WorkerJob:
         """
         consumer, number = request.message.fields["consumer"], request.message.fields["number"]
         with self._changed:
+            self._asks_for_zstd[consumer] = request.message.fields["compression"] == ZSTD
             handed = self._handed.get(consumer)
             if handed is not None and handed[0] == number:
                 request.answer(self._answer_with(handed[1], consumer))
@@ -99,6 +103,7 @@ class WorkerJob:
         """Answers with one batch of a split, for coordinated reads."""
         fields = request.message.fields
         with self._changed:
+            self._asks_for_zstd[fields["consumer"]] = fields["compression"] == ZSTD
             self._waiting_for.append(
                 (fields["split"], fields["index"], fields["consumer"], request)
             )
@@ -165,6 +170,8 @@ class WorkerJob:
     def update(self, spec: dict[str, Any]) -> None:
         """Notes who is a consumer, and starts a reader if consumers wait for a split."""
         with self._changed:
+            for consumer in self._asks_for_zstd.keys() - set(spec["consumers"]):
+                del self._asks_for_zstd[consumer]
             for consumer in self._handed.keys() - set(spec["consumers"]):
                 _, batch = self._handed.pop(consumer)
                 if self._is_exact:
@@ -299,7 +306,18 @@ class WorkerJob:
             return None
         if self._num_consumers is not None:
             held.empty = pack_batch(jax.tree.map(without_rows, batch))
-        return pack_batch(batch, split=held.number, index=index, attempt=held.attempt)
+        fields = {"split": held.number, "index": index, "attempt": held.attempt}
+        return pack_batch(batch, is_compressed=self._compresses(), **fields)
+
+    def _compresses(self) -> bool:
+        """Returns True if the next batch is to be compressed.
+
+        With "AUTO", if any consumer is on another machine: its link costs more than unpacking.
+        """
+        if self._compression != AUTO:
+            return self._compression == ZSTD
+        with self._changed:
+            return any(self._asks_for_zstd.values()) and is_available()
 
     def _add(self, held: HeldSplit, index: int, message: Message, *, has_own_window: bool) -> bool:
         """Adds a batch once there is room; returns False if the split is not wanted any more."""
