@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from stratagem.errors import DataLossError
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout
-from stratagem.parameter_server.server.journal import _MARK, _RECORD, Journal
+from stratagem.parameter_server.server.journal import Journal
 from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.transport.connection import Connections
 from stratagem.transport.keys import ClusterKeys
+from stratagem.transport.records import _RECORD, MARK
 from stratagem.transport.wire import pack
 from tests.fuzzing import JSON, fuzz
 from tests.parameter_server.fuzzing import damaged
@@ -101,7 +102,7 @@ def test_forged_journal_is_restored_or_refused(journal, tmp_path, data) -> None:
         frames[0] = data.draw(damaged(frames[0]))
     lengths = struct.pack(f"<{len(frames)}Q", *map(len, frames))
     body = struct.pack("<I", len(frames)) + lengths + b"".join(frames)
-    record = _RECORD.pack(_MARK, len(body), zlib.crc32(body))
+    record = _RECORD.pack(MARK, len(body), zlib.crc32(body))
     whole_head = journal.read_bytes()[:20]
     path.write_bytes(whole_head + record + zlib.crc32(record).to_bytes(4, "little") + body)
     with contextlib.suppress(DataLossError), quietly():

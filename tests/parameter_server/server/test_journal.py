@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from stratagem.errors import DataLossError
-from stratagem.parameter_server.server.journal import _MARK, _RECORD, Journal, _frames
+from stratagem.parameter_server.server.journal import Journal
+from stratagem.transport.records import _RECORD, MARK, read_record
 from stratagem.transport.wire import Message
 
 
@@ -195,13 +196,13 @@ def test_record_that_no_server_wrote_is_reported(tmp_path) -> None:
     path = tmp_path / "journal"
     write(path, 1)
     for body in (b"", b"\xff" * 4, b"\1\0\0\0" + (3).to_bytes(8, "little") + b"{]}"):
-        header = _RECORD.pack(_MARK, len(body), zlib.crc32(body))
+        header = _RECORD.pack(MARK, len(body), zlib.crc32(body))
         record = header + zlib.crc32(header).to_bytes(4, "little") + body
         path.write_bytes(path.read_bytes() + record)
         with Journal(path) as journal, pytest.raises(DataLossError, match="invalid contents"):
             _ = journal.messages[-1]
     with pytest.raises(ConnectionError, match="invalid frames"):
-        _frames(memoryview(b"\xff" * 4))
+        read_record(memoryview(b"\xff" * 4))
 
 
 def test_other_file_is_refused_and_left_alone(tmp_path) -> None:

@@ -3,6 +3,7 @@
 from stratagem.input.service.dispatcher import DispatcherConfig, DispatchServer
 from stratagem.input.service.distribution import distribute, from_dataset_id, register_dataset
 from stratagem.input.service.sharding import ShardingPolicy
+from stratagem.input.service.snapshot import save
 from stratagem.input.service.worker import WorkerConfig, WorkerServer
 
 __all__ = [
@@ -14,4 +15,5 @@ __all__ = [
     "distribute",
     "from_dataset_id",
     "register_dataset",
+    "save",
 ]

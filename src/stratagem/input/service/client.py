@@ -154,6 +154,15 @@ class ServiceReader(Reader):
             self.close()
             raise
 
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Split of the last batch that was returned, and its index there."""
+        assert self._consumer is not None
+        assert self._consumer.returned is not None
+        split, index = self._consumer.returned
+        assert index is not None
+        return split, index
+
     def _begin(self) -> JobConsumer:
         consumer: JobConsumer = self._join(self._state)
         is_coordinated = consumer.wanted.num_consumers is not None

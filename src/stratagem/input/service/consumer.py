@@ -80,6 +80,7 @@ class JobConsumer:
         self.position = ConsumerPosition(state)
         self.changed = threading.Condition()
         self.is_closed = False
+        self.returned: tuple[int, int | None] | None = None  # split and index of the last batch
         self._queue: collections.deque[ReceivedBatch] = collections.deque()
         self._num_ahead = 0  # in the queue, or asked for
         self._attempts: dict[int, int] = {}
@@ -145,6 +146,7 @@ class JobConsumer:
         for split in received.passed:
             self.position.pass_split(split)
         self.position.cursor = received.cursor
+        self.returned = received.split, received.index
         if received.index is not None:
             self.position.add(received.split, received.index)
         self.changed.notify_all()

@@ -1,8 +1,7 @@
 """Append-only journal file of a parameter server, read after a restart.
 
-The file begins with a line that names the format and its version. A record is a header (mark, size,
-checksum of the body, checksum of the header) and a body: the frames of a message, which are JSON
-and raw arrays. Reading a journal never executes code from it. Only its user can read the file.
+The file begins with a line that names the format and its version; records of messages follow, which
+are JSON and raw arrays. Reading a journal never executes code from it. Only its user can read it.
 
 If the process or machine dies during a write, the unfinished last record is dropped on the next
 start, with a warning; all earlier records remain. Damage before the last record raises an error.
@@ -12,9 +11,7 @@ from __future__ import annotations
 
 import mmap
 import os
-import struct
 import warnings
-import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, overload
@@ -22,7 +19,8 @@ from typing import IO, overload
 from stratagem.closing import Closing
 from stratagem.errors import DataLossError
 from stratagem.messages import explain
-from stratagem.transport.wire import Message, pack, unpack
+from stratagem.transport.records import MARK, find_record, read_record, write_all, write_record
+from stratagem.transport.wire import Message
 
 __all__ = ["Journal", "invalid_journal"]
 
@@ -30,12 +28,6 @@ _FORMAT = b"stratagem journal "
 # Version 3 has keyed tables, and is otherwise version 2. Both heads have the same length.
 _VERSION, _EARLIER_VERSION = 3, 2
 _HEAD, _EARLIER_HEAD = (_FORMAT + b"%d\n" % one for one in (_VERSION, _EARLIER_VERSION))
-_MARK = b"\xf5SJR"
-_RECORD = struct.Struct("<4sQI")  # mark, body size in bytes, CRC-32 of the body
-_CHECKSUM = struct.Struct("<I")  # CRC-32 of the above
-_HEADER_BYTES = _RECORD.size + _CHECKSUM.size
-_COUNT = struct.Struct("<I")
-_LENGTH = struct.Struct("<Q")
 
 
 class _Messages(Sequence[Message]):
@@ -62,7 +54,7 @@ class _Messages(Sequence[Message]):
 
     def find_mark(self, begin: int) -> int:
         """Returns the offset of the next record mark from `begin` on; -1 if there is none."""
-        return -1 if self._map is None else self._map.find(_MARK, begin)
+        return -1 if self._map is None else self._map.find(MARK, begin)
 
     def clear(self) -> None:
         """Drops all messages and the file mapping."""
@@ -81,7 +73,7 @@ class _Messages(Sequence[Message]):
             return [self[one] for one in range(*index.indices(len(self)))]
         begin, end = self._places[index]
         try:
-            return unpack(_frames(self.part(begin, end)))
+            return read_record(self.part(begin, end))
         except ConnectionError as error:
             raise invalid_journal(self._path, error) from error
 
@@ -121,7 +113,7 @@ class Journal(Closing):
         """
         size = self._file.tell()
         try:
-            _write(self._file, message)
+            write_record(self._file, message)
             _sync(self._file)
         except OSError:
             self._file.truncate(size)
@@ -136,9 +128,9 @@ class Journal(Closing):
         new = self._path.with_suffix(".new")
         file = _opened(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
-            _write_all(file, _HEAD)
+            write_all(file, _HEAD)
             for message in messages:
-                _write(file, message)
+                write_record(file, message)
             _sync(file)
             new.replace(self._path)
         except BaseException:
@@ -166,7 +158,7 @@ class Journal(Closing):
             self._renew_head()
         if size < len(_HEAD):
             self._file.truncate(0)
-            _write_all(self._file, _HEAD)
+            write_all(self._file, _HEAD)
             _sync(self._file)
             _sync_folder(self._path.parent)
         elif place < size:
@@ -185,7 +177,7 @@ class Journal(Closing):
     def _renew_head(self) -> None:
         """Changes a single byte: the new entries have the present version."""
         with self._path.open("r+b", buffering=0) as file:
-            _write_all(file, _HEAD)
+            write_all(file, _HEAD)
             _sync(file)
 
     def _drop(self, messages: _Messages, place: int) -> None:
@@ -232,53 +224,7 @@ def _opened(path: Path, flags: int) -> IO[bytes]:
 
 def _record(messages: _Messages, place: int) -> tuple[int, int] | None:
     """Returns the byte range of the body of an intact record, or None."""
-    begin = place + _HEADER_BYTES
-    header = bytes(messages.part(place, begin))
-    if len(header) < _HEADER_BYTES:
-        return None
-    mark, num_bytes, checksum = _RECORD.unpack_from(header)
-    (of_header,) = _CHECKSUM.unpack_from(header, _RECORD.size)
-    if mark != _MARK or zlib.crc32(header[: _RECORD.size]) != of_header:
-        return None
-    end = begin + num_bytes
-    if end > messages.size_bytes or zlib.crc32(messages.part(begin, end)) != checksum:
-        return None
-    return begin, end
-
-
-def _write(file: IO[bytes], message: Message) -> None:
-    frames = [memoryview(frame).cast("B") for frame in pack(message)]
-    parts = [_COUNT.pack(len(frames)), *(_LENGTH.pack(frame.nbytes) for frame in frames), *frames]
-    size, checksum = 0, 0
-    for part in parts:
-        size += len(part)
-        checksum = zlib.crc32(part, checksum)
-    header = _RECORD.pack(_MARK, size, checksum)
-    _write_all(file, header + _CHECKSUM.pack(zlib.crc32(header)))
-    for part in parts:
-        _write_all(file, part)
-
-
-def _write_all(file: IO[bytes], part: bytes | memoryview) -> None:
-    """Writes all bytes unbuffered, so that a failed write leaves no data in a buffer."""
-    rest = memoryview(part)
-    while rest:
-        rest = rest[file.write(rest) :]
-
-
-def _frames(body: memoryview) -> list[memoryview]:
-    """Returns the frames in a record; raises ConnectionError if it is none, as `unpack` does."""
-    try:
-        (count,) = _COUNT.unpack_from(body)
-        lengths = struct.unpack_from(f"<{count}Q", body, _COUNT.size)
-    except struct.error as error:
-        raise ConnectionError(f"invalid frames ({error})") from error
-    place = _COUNT.size + count * _LENGTH.size
-    frames: list[memoryview] = []
-    for length in lengths:
-        frames.append(body[place : place + length])
-        place += length
-    return frames
+    return find_record(messages.part, messages.size_bytes, place)
 
 
 def _sync(file: IO[bytes]) -> None:
