@@ -47,6 +47,7 @@ def _job(
         "num_consumers": None,
         "is_exact": True,
         "compression": "AUTO",
+        "is_shared": False,
         **spec,
     }
     return WorkerJob("r", spec, source, worker="w", ask=dispatcher.ask, limits=limits)
@@ -60,7 +61,7 @@ def _asked(method: Callable[[Request], None], **fields: Any) -> list[Any]:
         fields = message.fields
         answers.append((fields["split"], fields["index"]) if "split" in fields else message.kind)
 
-    method(Request(Message("ask", {"compression": None, **fields}), answer))
+    method(Request(Message("ask", {"compression": None, "trainer": None, **fields}), answer))
     return answers
 
 
@@ -177,7 +178,7 @@ def test_batches_are_compressed_for_consumers_elsewhere() -> None:
     # Batch n + 2 is packed after request n, which makes room for batch n + 1.
     wishes = [None, "zstd", "zstd", None, None, None]
     for number, wish in enumerate(wishes, 1):
-        fields = {"consumer": "c", "number": number, "compression": wish}
+        fields = {"consumer": "c", "number": number, "trainer": None, "compression": wish}
         job.next_batch(Request(Message("next_batch", fields), answer))
         _wait(lambda count=number: len(found) == count)
         time.sleep(0.02)
@@ -192,7 +193,12 @@ def test_compression_that_was_asked_for_is_always_used(compression, is_compresse
     pytest.importorskip("zstandard")
     job = _job(_Dispatcher(), WindowLimits(), num_bytes=2**16, compression=compression)
     found: list[Message] = []
-    fields = {"consumer": "c", "number": 1, "compression": None if is_compressed else "zstd"}
+    fields = {
+        "consumer": "c",
+        "number": 1,
+        "trainer": None,
+        "compression": None if is_compressed else "zstd",
+    }
     job.next_batch(Request(Message("next_batch", fields), found.append))
     _wait(lambda: found)
     job.close()

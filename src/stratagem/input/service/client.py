@@ -16,7 +16,12 @@ from stratagem.input.service.fetching import FreeFetching, RoundFetching
 from stratagem.input.service.job_requests import JobRequest
 from stratagem.input.service.service_client import ServiceClient
 from stratagem.input.service.sharding import ShardingPolicy
-from stratagem.input.service.splits import facts_of, require_hint, require_repeatable
+from stratagem.input.service.splits import (
+    facts_of,
+    require_endless,
+    require_hint,
+    require_repeatable,
+)
 from stratagem.input.sources import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Reader, Source
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
@@ -199,3 +204,5 @@ def _check(source: Source, wanted: JobRequest) -> None:
         require_hint(facts)
     if wanted.is_exact:
         require_repeatable(facts)
+    if wanted.trainer is not None:
+        require_endless(facts)

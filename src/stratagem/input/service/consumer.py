@@ -98,7 +98,9 @@ class JobConsumer:
             policy=wanted.policy,
             num_consumers=wanted.num_consumers,
             is_exact=wanted.is_exact,
-            state=state,
+            is_shared=wanted.trainer is not None,
+            # Others continue while a trainer resumes, which has no place of its own in the window.
+            state=None if wanted.trainer is not None else state,
         )
         self.run: str = answer.fields["run"]
         self.num_lanes: int = answer.fields["num_lanes"]

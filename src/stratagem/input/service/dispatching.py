@@ -261,6 +261,7 @@ class Dispatching:
                     "num_consumers": found.spec.num_consumers,
                     "is_exact": found.spec.is_exact,
                     "compression": found.spec.compression,
+                    "is_shared": found.spec.is_shared,
                     "consumers": sorted(found.job.consumers),
                     "wanted": [
                         split

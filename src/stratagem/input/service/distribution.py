@@ -12,6 +12,7 @@ from stratagem.input.dataset import Dataset
 from stratagem.input.service.client import ServiceSource, register_source
 from stratagem.input.service.job_requests import JobRequest
 from stratagem.input.service.sharding import ShardingPolicy
+from stratagem.input.service.shared_window import CrossTrainerCache
 from stratagem.input.sources import as_source
 
 __all__ = ["distribute", "from_dataset_id", "register_dataset"]
@@ -26,6 +27,7 @@ def distribute(
     max_outstanding_requests: int | None = None,
     *,
     compression: str | None = "AUTO",
+    cross_trainer_cache: CrossTrainerCache | None = None,
     exactly_once: bool = False,
 ) -> Callable[[Any], Dataset]:
     """Returns a function that moves the reading of a dataset to input workers.
@@ -45,6 +47,8 @@ def distribute(
         max_outstanding_requests: number of batches fetched ahead; None for 2 per worker.
         compression: "zstd", which needs zstandard here and at the workers; None; or "AUTO" for zstd
             between machines if zstandard is installed, and none on one machine.
+        cross_trainer_cache: shares the batches of a job with other trainers: each gets all of them,
+            and they are read once. The dataset must have no end.
         exactly_once: raises ValueError for data that cannot be visited exactly once.
 
     Returns:
@@ -68,7 +72,13 @@ def distribute(
     Source: TF 2.21 data_service_ops.py, distribute.
     """
     consumer = job_name, consumer_index, num_consumers
-    wanted = JobRequest.checked(processing_mode, *consumer, max_outstanding_requests, exactly_once)
+    wanted = JobRequest.checked(
+        processing_mode,
+        *consumer,
+        max_outstanding_requests,
+        exactly_once,
+        cross_trainer_cache,
+    )
     checked = checked_compression(compression)
     return functools.partial(_distributed, service, wanted, checked)
 
@@ -126,6 +136,7 @@ def from_dataset_id(
     num_consumers: int | None = None,
     max_outstanding_requests: int | None = None,
     *,
+    cross_trainer_cache: CrossTrainerCache | None = None,
     exactly_once: bool = False,
 ) -> Dataset:
     """Returns a registered dataset that input workers read.
@@ -139,6 +150,7 @@ def from_dataset_id(
         consumer_index: as in `distribute`.
         num_consumers: as in `distribute`.
         max_outstanding_requests: as in `distribute`.
+        cross_trainer_cache: as in `distribute`; the dataset is checked when the job begins.
         exactly_once: as in `distribute`; checked when the job begins.
 
     Returns:
@@ -162,6 +174,12 @@ def from_dataset_id(
     Source: TF 2.21 data_service_ops.py, from_dataset_id.
     """
     consumer = job_name, consumer_index, num_consumers
-    wanted = JobRequest.checked(processing_mode, *consumer, max_outstanding_requests, exactly_once)
+    wanted = JobRequest.checked(
+        processing_mode,
+        *consumer,
+        max_outstanding_requests,
+        exactly_once,
+        cross_trainer_cache,
+    )
     wanted = dataclasses.replace(wanted, dataset_id=dataset_id)
     return Dataset(ServiceSource(service, wanted, None, element_spec))

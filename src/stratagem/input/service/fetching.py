@@ -99,7 +99,7 @@ class FreeFetching:
         self._workers.keep({})
 
     def _fetch(self, worker: str) -> None:
-        consumer = self._consumer
+        consumer, split = self._consumer, None
         while consumer.reserve():
             number = self._numbers.setdefault(worker, 1)
             fields = {
@@ -107,10 +107,14 @@ class FreeFetching:
                 "consumer": consumer.name,
                 "number": number,
                 "compression": self._workers.compression_of(worker),
+                "trainer": consumer.wanted.trainer,
             }
             answer = self._workers.ask(worker, Message("next_batch", fields))
             if answer is not None and answer.kind == "batch":
-                consumer.put(answer)
+                # A trainer of a shared window may miss batches of a split that it is past.
+                former, split = split, answer.fields["split"]
+                is_past = consumer.wanted.trainer is not None and former not in (None, split)
+                consumer.put(answer, passed=(former,) if is_past else ())
                 self._numbers[worker] = number + 1
                 continue
             consumer.give_back()

@@ -54,6 +54,7 @@ class RunSpec:
         plan: the splits.
         done: splits that were done in a restored state, as ranges.
         received: ranges of batches that consumers had in a restored state, by split.
+        is_shared: each trainer gets all batches, from a window.
         compression: of batches between machines or everywhere; see `checked_compression`.
     """
 
@@ -70,6 +71,7 @@ class RunSpec:
     plan: SplitPlan
     done: list[list[int]]
     received: dict[str, list[list[int]]]
+    is_shared: bool = False
     compression: str | None = AUTO
 
     @classmethod
