@@ -129,6 +129,7 @@ OPTIONAL = {
     "tensorboard",
     "tensorflow",
     "torch",
+    "zstandard",
 }
 
 # Imports that functions of the launcher make, because they load JAX or need `sys.path` set first.

@@ -14,6 +14,8 @@ import pytest
 from stratagem.authentication import Credentials
 from stratagem.authentication.handshake import PLAIN, admit, prove
 from stratagem.frames import frame
+from stratagem.input.batch_compression import is_available
+from stratagem.input.batch_messages import pack_batch, unpack_batch
 from stratagem.launch.nodes.rendezvous import _INVALID, Node, _record
 from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.process_group import GroupLimits
@@ -244,6 +246,13 @@ def parse_memory_offer(data: bytes) -> None:
     _MEMORIES.forget(b"other")
 
 
+def parse_batch(data: bytes) -> None:
+    """Unpacks a batch of an input worker. No class but a named tuple's is called."""
+    frames = data.split(_FRAME_END)
+    with contextlib.suppress(ConnectionError):
+        unpack_batch(unpack(frames))
+
+
 def _json(*values: object) -> list[bytes]:
     return [json.dumps(value).encode() for value in values]
 
@@ -287,6 +296,14 @@ _REQUESTS = [
     for number, kind in enumerate(_KINDS, 1)
 ]
 _LARGE = _FRAME_END.join(map(bytes, pack(Message("push", _FIELDS, _ARRAYS))))
+_BATCH = {
+    "x": np.arange(3000), "text": np.array(["a", b"b", None], object), "pair": (1, [2.5, None]),
+    "date": np.array(["2026-01-01"], "M8[D]"), "bytes": b"x", "rows": np.float16(2),
+}  # fmt: skip
+_BATCHES = [
+    _FRAME_END.join(map(bytes, pack(pack_batch(_BATCH, is_compressed=one, split=0))))
+    for one in (False, *([True] if is_available() else []))
+]
 _VALUES = [1, "a", [1.5, None], {"a": (1, b"x")}, np.arange(3)]
 
 PARSERS: dict[str, tuple[Callable[[bytes], None], list[bytes]]] = {
@@ -300,6 +317,7 @@ PARSERS: dict[str, tuple[Callable[[bytes], None], list[bytes]]] = {
     "job_log": (parse_job_log, _json([1, "out", "worker 0", "text"], [2, "answer", "", "x"])),
     "server_frames": (parse_server_frames, [*_REQUESTS, _LARGE]),
     "server_request": (parse_server_request, _REQUESTS),
+    "batch": (parse_batch, _BATCHES),
     "shared_memory": (
         parse_shared_memory,
         [_FRAME_END.join(bytes(one) for one in _MEMORY.placed([b"{}", bytes(70_000)]))],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,9 +65,9 @@ def test_threads_with_a_server_each_need_a_connection_each(listen, keys, monkeyp
     opened: list[str] = []
     init = ServerConnection.__init__
 
-    def counted(connection: ServerConnection, context: object, keys: object, peer: Peer) -> None:
-        opened.append(peer.name)
-        init(connection, context, keys, peer)
+    def counted(connection: ServerConnection, *parts: Any) -> None:
+        opened.extend(part.name for part in parts if isinstance(part, Peer))
+        init(connection, *parts)
 
     monkeypatch.setattr(ServerConnection, "__init__", counted)
     listener, num_servers = listen(_echo, num_threads=4), 12

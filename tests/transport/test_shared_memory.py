@@ -7,14 +7,18 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stratagem.input.batch_messages import pack_batch, unpack_batch
 from stratagem.transport import listener as listener_module
 from stratagem.transport.client_memories import ClientMemories
 from stratagem.transport.connection import Connections
@@ -22,6 +26,7 @@ from stratagem.transport.keys import ClusterKeys
 from stratagem.transport.listener import Listener, Request
 from stratagem.transport.shared_memory import (
     ClientMemory,
+    MemoryLimits,
     ServerMemory,
     is_placed,
     large_bytes,
@@ -119,6 +124,81 @@ def test_requests_without_room_go_as_they_are(client, server) -> None:
     assert same(server.read(client.placed(frames)), frames)
     assert client.has_room(256 * KIB, 256 * KIB)
     assert not client.has_room(0, 400 * KIB)
+
+
+def test_limits_are_those_of_the_connection() -> None:
+    """The server follows the client's limits, which come with its offer."""
+    client = ClientMemory(KIB, 300 * KIB, MemoryLimits(most_bytes=300 * KIB, num_answers=5))
+    server = ServerMemory(client.offer)
+    assert client.has_room(0, 2048 // 5 * KIB)
+    assert not client.has_room(0, 2050 // 5 * KIB)
+    too_large = frames_of(301 * KIB)
+    assert same(server.placed(too_large), too_large)
+    held = []
+    for number in range(6):
+        frames = frames_of(300 * KIB, seed=number)
+        placed = server.placed(frames)
+        assert is_placed(placed)
+        held.append((frames, client.read(placed)))
+    assert not is_placed(server.placed(frames_of(300 * KIB)))
+    assert all(same(read, frames) for frames, read in held)
+    client.close()
+
+
+_TREE = {
+    "large": np.arange(10_000_000, dtype=np.float32),
+    "bf16": np.arange(7).astype(ml_dtypes.bfloat16),
+    "empty": np.zeros((0, 3), np.int16),
+    "number": np.float64(0.1) * np.ones(()),
+    "text": np.array(["a", "\u00e9", "long" * 1000]),
+    "objects": np.array(["x", b"y", None, ""], object),
+}
+
+
+def test_large_batches_use_memory_that_is_released(monkeypatch) -> None:
+    """40 MB batches of all kinds, bit for bit; held ones beyond the limit go by the socket."""
+    places: list[bool] = []
+    placed = ServerMemory.placed
+
+    def noted(memory: ServerMemory, frames: Sequence[Any]) -> list[Any]:
+        found = placed(memory, frames)
+        places.append(is_placed(found))
+        return found
+
+    monkeypatch.setattr(ServerMemory, "placed", noted)
+    keys = ClusterKeys.make()
+    limits = MemoryLimits(most_bytes=2**26, num_answers=2)
+    before_bytes = _mapped_bytes()
+    with (
+        Listener(keys, lambda request: request.answer(pack_batch(_TREE))) as listener,
+        Connections(keys, [listener.address], memory_limits=limits) as connections,
+    ):
+        held = []
+        for _ in range(8):
+            batch = unpack_batch(connections.ask(0, Message("x"), timeout_s=60.0))
+            held = [*held[-1:], batch]
+            for one in held:
+                assert one.keys() == _TREE.keys()
+                for name, wanted in _TREE.items():
+                    got = one[name]
+                    assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape), name
+                    if wanted.dtype == object:
+                        assert got.tolist() == wanted.tolist()
+                    else:
+                        assert got.tobytes() == wanted.tobytes(), name
+        assert places[-4:] == [True] * 4
+        assert not held[-1]["large"].flags.writeable
+        # The client and the server map one memory each, with room for two answers.
+        assert _mapped_bytes() - before_bytes <= 2 * (2**27 + 2**17)
+        kept = [connections.ask(0, Message("x"), timeout_s=60.0) for _ in range(4)]
+        assert False in places[-4:]
+        is_alive = weakref.ref(held[-1]["large"])
+        del held, batch, one, got, kept
+        assert is_alive() is None
+    deadline_s = time.monotonic() + 30.0
+    while _mapped_bytes() > before_bytes:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
 
 
 def test_memory_that_is_not_the_offered_one_is_refused(client) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from stratagem.context import stack
+from stratagem.input.snapshots import SnapshotSource
 from stratagem.input.sources import (
     SHARD_HINT,
     FileSource,
@@ -152,6 +154,32 @@ class Dataset:
                 )
             )
         return cls(GeneratorSource(lambda: generator(*args)))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Dataset:
+        """Loads a snapshot that `sg.input.service.save` has written.
+
+        Args:
+            path: folder of the snapshot.
+
+        Returns:
+            The dataset. Its arrays are read-only views of memory-mapped files. It resumes at any
+            batch without reading those before.
+
+        Raises:
+            DataLossError: the snapshot is not finished or damaged; a damaged batch raises when it
+                is read.
+            NotFoundError: there is no snapshot.
+
+        Example:
+            >>> sg.input.Dataset.load("/no/such/folder")
+            Traceback (most recent call last):
+            stratagem.errors.NotFoundError: There is no snapshot at /no/such/folder.
+            ...
+
+        Source: TF 2.21 dataset_ops.py, Dataset.load.
+        """
+        return cls(SnapshotSource(path))
 
     def repeat(self, count: int | None = None) -> Dataset:
         """Returns a dataset of several consecutive epochs of this one.

@@ -61,6 +61,10 @@ class ClientMemories:
         for other in [other for other, memory in self._memories.items() if not memory.is_in_use]:
             self.forget(other)
 
+    def forget_all(self) -> None:
+        """Drops all memory."""
+        self._memories.clear()
+
     def forget(self, connection: bytes) -> None:
         """Drops the memory of a connection that is no longer used."""
         self._memories.pop(connection, None)

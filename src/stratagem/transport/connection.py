@@ -23,6 +23,7 @@ from stratagem.transport.connection_sets import (
 )
 from stratagem.transport.keys import ClusterKeys
 from stratagem.transport.server_connections import Peer
+from stratagem.transport.shared_memory import DEFAULT_LIMITS, MemoryLimits
 from stratagem.transport.waiting import Question, wait
 from stratagem.transport.wire import Message, pack
 
@@ -52,6 +53,7 @@ class Connections(Closing):
         peers: name of a server in messages.
         silence_s: seconds without a sign of life before a server counts as lost; None for
             `STRATAGEM_PEER_TIMEOUT_S`.
+        memory_limits: limits of the memory shared with a server on this machine, per connection.
     """
 
     def __init__(
@@ -62,7 +64,9 @@ class Connections(Closing):
         locate: Callable[[int], str | None] | None = None,
         peers: str = "Parameter server",
         silence_s: float | None = None,
+        memory_limits: MemoryLimits = DEFAULT_LIMITS,
     ) -> None:
+        self._memory_limits = memory_limits
         self._keys = keys
         self._peers = [Peer(f"{peers} {i}", address) for i, address in enumerate(addresses)]
         self._locate = locate
@@ -117,6 +121,11 @@ class Connections(Closing):
                 raise
         return {server: self._answer(server, questions[server]) for server in messages}
 
+    def is_far(self, server: int) -> bool:
+        """Returns True if a server has answered, and cannot be reached by a Unix socket."""
+        peer = self._peers[server]
+        return peer.has_answered and peer.place.local is None
+
     def move(self, server: int, address: str) -> None:
         """Sets a new server address; pending requests are resent there."""
         self._peers[server].move(address)
@@ -151,7 +160,7 @@ class Connections(Closing):
         self._idle = threading.Condition()
         # Each connection and each set is used by one thread at a time: ZeroMQ sockets are not
         # thread-safe.
-        self._pool = ConnectionPool(self._keys, self._peers)
+        self._pool = ConnectionPool(self._keys, self._peers, self._memory_limits)
         self._free: list[ConnectionSet] = []
         self._busy: set[ConnectionSet] = set()
 

@@ -12,6 +12,7 @@ from stratagem.errors import UnavailableError
 from stratagem.messages import explain
 from stratagem.transport.keys import ClusterKeys, load_zmq
 from stratagem.transport.server_connections import Peer, ServerConnection
+from stratagem.transport.shared_memory import DEFAULT_LIMITS, MemoryLimits
 
 __all__ = ["ConnectionPool", "ConnectionSet", "closed"]
 
@@ -21,12 +22,15 @@ _MAX_WAKES = 4096
 class ConnectionPool:
     """Connections that no thread uses; each server gets as many as it has requests at once."""
 
-    def __init__(self, keys: ClusterKeys, peers: Sequence[Peer]) -> None:
+    def __init__(
+        self, keys: ClusterKeys, peers: Sequence[Peer], limits: MemoryLimits = DEFAULT_LIMITS
+    ) -> None:
         zmq = load_zmq()
         self._context: Any = zmq.Context()
         self._context.max_sockets = self._context.get(zmq.SOCKET_LIMIT)  # the default is 1023
         self._keys = keys
         self._peers = peers
+        self._limits = limits
         self._unused: list[list[ServerConnection]] = [[] for _ in peers]
 
     def take(self, server: int) -> ServerConnection:
@@ -34,7 +38,7 @@ class ConnectionPool:
         try:
             return self._unused[server].pop()
         except IndexError:
-            return ServerConnection(self._context, self._keys, self._peers[server])
+            return ServerConnection(self._context, self._keys, self._peers[server], self._limits)
 
     def give_back(self, server: int, connection: ServerConnection) -> None:
         """Keeps a connection for the next thread."""

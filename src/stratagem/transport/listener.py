@@ -166,6 +166,7 @@ class Listener(Closing):
         self._is_ending.set()
         self._wake()
         self._receiver.join()
+        self._memories.forget_all()
         with self._waking:
             self._waker.close()
         for socket in (self._woken, self._admission.socket, self._socket):

@@ -12,7 +12,13 @@ from stratagem.errors import UnavailableError
 from stratagem.messages import explain
 from stratagem.transport.keys import ClusterKeys, load_zmq
 from stratagem.transport.local_sockets import LocalSocket
-from stratagem.transport.shared_memory import ClientMemory, is_placed, large_bytes
+from stratagem.transport.shared_memory import (
+    DEFAULT_LIMITS,
+    ClientMemory,
+    MemoryLimits,
+    is_placed,
+    large_bytes,
+)
 from stratagem.transport.wire import (
     HERE,
     MOST_FRAME_BYTES,
@@ -55,6 +61,7 @@ class Peer:
     def __init__(self, name: str, address: str) -> None:
         self.name = name
         self.place = Place(address)
+        self.has_answered = False  # at its present address
         self.lost: str | None = None  # reason for the loss, or None
         self.num_losses = 0
         self._last_reason = ""
@@ -67,6 +74,7 @@ class Peer:
         with self._lock:
             if self.place.address != address:
                 self.place = Place(address)
+                self.has_answered = False
             self.lost = None
 
     def abandon(self, reason: str) -> None:
@@ -109,10 +117,17 @@ class Peer:
 
 
 class ServerConnection:
-    """A socket to one server, used by one thread at a time."""
+    """A socket to one server, used by one thread at a time; `limits` are of shared memory."""
 
-    def __init__(self, context: zmq.Context[Any], keys: ClusterKeys, peer: Peer) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        keys: ClusterKeys,
+        peer: Peer,
+        limits: MemoryLimits = DEFAULT_LIMITS,
+    ) -> None:
         self.peer = peer
+        self._limits = limits
         self._context = context
         self._keys = keys
         self._zmq = load_zmq()
@@ -169,13 +184,14 @@ class ServerConnection:
         for memory in (self._memory, self._offered):
             if memory is not None:
                 memory.close()
+        self._memory = self._offered = None
 
     def send(self, number: bytes, frames: Sequence[Any]) -> None:
         """Sends a request.
 
         `number` is unique over all clients. The frames' buffers must not change until the answer.
         """
-        self._request_bytes = max(self._request_bytes, large_bytes(frames))
+        self._request_bytes = max(self._request_bytes, large_bytes(frames, self._limits.most_bytes))
         self._offer_memory()
         # The server replaces the old memory as soon as it receives an offer.
         if self._memory is not None and self._offered is None:
@@ -189,13 +205,15 @@ class ServerConnection:
     def receive(self) -> tuple[bytes, list[Any]] | None:
         """Returns a request number and frames, or None for a message about the server itself."""
         number, *frames = receive_parts(self.socket)
-        self._has_heard = True
+        self._has_heard = self.peer.has_answered = True
         buffers = [frame.buffer for frame in frames]
         if self._memory is not None and is_placed(buffers):
             return number.bytes, self._memory.read(buffers)
         kind = None if is_message(buffers) else bytes(buffers[0])
         if kind is None:
-            self._answer_bytes = max(self._answer_bytes, large_bytes(buffers))
+            self._answer_bytes = max(
+                self._answer_bytes, large_bytes(buffers, self._limits.most_bytes)
+            )
         if kind not in (HERE, SHARED):
             return number.bytes, buffers
         details = [bytes(buffer) for buffer in buffers[1:]]
@@ -220,7 +238,7 @@ class ServerConnection:
         if self._memory is not None and self._memory.has_room(*needed):
             return
         try:
-            self._offered = ClientMemory(*needed)
+            self._offered = ClientMemory(*needed, self._limits)
         except OSError:  # an optimization only
             self._may_share = False
             return

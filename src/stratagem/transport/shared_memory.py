@@ -24,17 +24,21 @@ from typing import Any, SupportsBytes
 
 import numpy as np
 
-__all__ = ["ClientMemory", "ServerMemory", "is_placed", "large_bytes"]
+__all__ = [
+    "DEFAULT_LIMITS",
+    "ClientMemory",
+    "MemoryLimits",
+    "ServerMemory",
+    "is_placed",
+    "large_bytes",
+]
 
 # JAX uses an array in place only if its address is aligned to this.
 _ALIGNMENT = 64
 _WORD_BYTES = 32
 _HEAD_BYTES = 4096  # the word, then a flag: still in use by the client
 _LEAST_AREA_BYTES = 2**16
-# Smaller messages are as fast on a socket; larger ones are rare and would fill the memory.
-_LEAST_BYTES, _MOST_BYTES = 2**16, 2**24
-# A client references the values of its last answers while it computes with them.
-_ANSWERS = 3
+_LEAST_BYTES = 2**16  # smaller messages are as fast on a socket
 # Header before a message: mark, prefix of the memory's word, offset of the first frame, number of
 # frames, and number of freed earlier answers.
 _PLACES = struct.Struct("<8s8sQII")
@@ -42,10 +46,30 @@ _MARK = b"placed\0\0"
 _SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0)
 
 
-def large_bytes(frames: Sequence[Any]) -> int:
+@dataclasses.dataclass(frozen=True)
+class MemoryLimits:
+    """Limits of the shared memory of one connection.
+
+    Messages beyond them go through the socket, so a client that keeps its answers costs no more.
+
+    Args:
+        most_bytes: size of the largest message. In most jobs, larger ones are rare, and would make
+            the memory large for the rest of it.
+        num_answers: answers of the largest size that there is room for. A client references the
+            values of its last answers while it computes with them.
+    """
+
+    most_bytes: int = 2**24
+    num_answers: int = 3
+
+
+DEFAULT_LIMITS = MemoryLimits()
+
+
+def large_bytes(frames: Sequence[Any], most_bytes: int = DEFAULT_LIMITS.most_bytes) -> int:
     """Returns the message's size in shared memory in bytes; 0 if a socket suits it better."""
     size = sum(_padded(len(frame)) for frame in frames[1:])
-    return size if _LEAST_BYTES <= size <= _MOST_BYTES else 0
+    return size if _LEAST_BYTES <= size <= most_bytes else 0
 
 
 def is_placed(frames: Sequence[Any]) -> bool:
@@ -63,6 +87,7 @@ class _MemoryLayout:
         word: random identifier stored at the beginning.
         requests_bytes: size of the area that the client writes.
         answers_bytes: size of the area that the server writes.
+        most_bytes: size of the largest message.
     """
 
     pid: int
@@ -70,6 +95,7 @@ class _MemoryLayout:
     word: str
     requests_bytes: int
     answers_bytes: int
+    most_bytes: int
 
     @property
     def size_bytes(self) -> int:
@@ -90,14 +116,18 @@ class ClientMemory:
     Args:
         request_bytes: size of the largest request so far.
         answer_bytes: size of the largest answer so far.
+        limits: what goes by the memory.
 
     Raises:
         OSError: the system does not support such memory.
     """
 
-    def __init__(self, request_bytes: int, answer_bytes: int) -> None:
+    def __init__(
+        self, request_bytes: int, answer_bytes: int, limits: MemoryLimits = DEFAULT_LIMITS
+    ) -> None:
         if not hasattr(os, "memfd_create") or not _SEALS:
             raise OSError("anonymous files with seals exist only on Linux")
+        self._limits = limits
         self._file = os.memfd_create("stratagem", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             self.plan = _MemoryLayout(
@@ -105,7 +135,8 @@ class ClientMemory:
                 self._file,
                 secrets.token_hex(_WORD_BYTES // 2),
                 _area_bytes(request_bytes),
-                _area_bytes(_ANSWERS * answer_bytes),
+                _area_bytes(limits.num_answers * answer_bytes),
+                limits.most_bytes,
             )
             os.ftruncate(self._file, self.plan.size_bytes)
             fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, _SEALS)
@@ -127,9 +158,9 @@ class ClientMemory:
 
     def has_room(self, request_bytes: int, answer_bytes: int) -> bool:
         """Returns True if requests and answers of these sizes fit."""
-        plan = self.plan
+        answers_bytes = self._limits.num_answers * answer_bytes
         return (
-            request_bytes <= plan.requests_bytes and _ANSWERS * answer_bytes <= plan.answers_bytes
+            request_bytes <= self.plan.requests_bytes and answers_bytes <= self.plan.answers_bytes
         )
 
     def placed(self, frames: Sequence[Any]) -> list[Any]:
@@ -138,7 +169,7 @@ class ClientMemory:
         The previous request must have been answered.
         """
         freed = [self._free.popleft() for _ in range(len(self._free))]
-        size = large_bytes(frames)
+        size = large_bytes(frames, self._limits.most_bytes)
         if size and size <= len(self._requests):
             return _placed(self.plan, frames, _HEAD_BYTES, self._requests, freed)
         return [_encoded_places(self.plan, 0, [], freed), *frames]
@@ -207,7 +238,7 @@ class ServerMemory:
 
     def placed(self, frames: Sequence[Any]) -> list[Any]:
         """Returns the frames to send, with the arrays in this memory if they fit."""
-        size = large_bytes(frames)
+        size = large_bytes(frames, self._plan.most_bytes)
         begin = self._take(size) if size else None
         if begin is None:
             return [*frames]

@@ -30,6 +30,7 @@ __all__ = [
     "WHERE",
     "in_parts",
     "is_message",
+    "numeric_dtype",
     "pack",
     "receive_parts",
     "send_parts",
@@ -174,7 +175,7 @@ class _Begins:
 def _array(
     dtype: str, shape: Sequence[int], first: bytes, begins: _Begins, rest: Iterator[Any]
 ) -> np.ndarray:
-    kind = _dtype(dtype)
+    kind = numeric_dtype(dtype)
     shape = tuple(map(operator.index, shape))
     num_bytes = math.prod(shape) * kind.itemsize
     begin = begins.next(num_bytes)
@@ -197,7 +198,8 @@ def _name_of(dtype: np.dtype[Any]) -> str:
 
 
 @functools.lru_cache
-def _dtype(name: str) -> np.dtype[Any]:
+def numeric_dtype(name: str) -> np.dtype[Any]:
+    """Returns the dtype of this name. Raises ValueError if it is not numeric."""
     kind = np.dtype(name) if name.isidentifier() else None  # else NumPy would parse an expression
     if kind is None or kind.kind not in _NUMERIC or kind.type is np.void:
         raise ValueError(f"{name!r} is no numeric dtype")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 import threading
 from typing import Any
 
@@ -230,3 +231,32 @@ def test_data_that_cannot_be_sent_or_repeated_are_refused(servers) -> None:
     assert values(servers.distribute(sg.input.Dataset(Batches()))) == [[0, 1]]
     with pytest.raises(ValueError, match="may have other batches when it is read again"):
         servers.distribute(sg.input.Dataset(Batches()), exactly_once=True)
+
+
+@pytest.mark.parametrize("compression", ["AUTO", None, "zstd"])
+def test_compression_changes_no_batch(servers, compression) -> None:
+    if compression == "zstd":
+        pytest.importorskip("zstandard")
+    dataset = sg.input.Dataset(np.arange(2**16).reshape(8, -1), batch_size=3)
+    distributed = servers.distribute(dataset, compression=compression)
+    assert sorted(values(distributed)) == sorted(values(dataset))
+    dataset_id = sg.input.service.register_dataset(servers.target, dataset, compression)
+    again = sg.input.service.from_dataset_id("distributed_epoch", servers.target, dataset_id)
+    assert sorted(values(again)) == sorted(values(dataset))
+
+
+def test_other_compression_needs_another_id(servers) -> None:
+    dataset = sg.input.Dataset(np.arange(4), batch_size=2)
+    register = sg.input.service.register_dataset
+    assert register(servers.target, dataset) != register(servers.target, dataset, None)
+    register(servers.target, dataset, dataset_id="four")
+    with pytest.raises(ValueError, match="is registered, with"):
+        register(servers.target, dataset, None, "four")
+
+
+def test_worker_without_the_library_says_so(servers, monkeypatch) -> None:
+    pytest.importorskip("zstandard")
+    dataset = servers.distribute(sg.input.Dataset(np.arange(4), batch_size=2), compression="zstd")
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(RuntimeError, match="compression of batches needs zstandard"):
+        next(iter(dataset))

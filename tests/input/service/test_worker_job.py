@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 import stratagem as sg
+from stratagem.input.batch_messages import unpack_batch
 from stratagem.input.service.held_splits import WindowLimits
 from stratagem.input.service.worker_job import WorkerJob
 from stratagem.transport.listener import Request
@@ -44,6 +46,8 @@ def _job(
         "epoch": 0,
         "num_consumers": None,
         "is_exact": True,
+        "compression": "AUTO",
+        "is_shared": False,
         **spec,
     }
     return WorkerJob("r", spec, source, worker="w", ask=dispatcher.ask, limits=limits)
@@ -57,7 +61,7 @@ def _asked(method: Callable[[Request], None], **fields: Any) -> list[Any]:
         fields = message.fields
         answers.append((fields["split"], fields["index"]) if "split" in fields else message.kind)
 
-    method(Request(Message("ask", fields), answer))
+    method(Request(Message("ask", {"compression": None, "trainer": None, **fields}), answer))
     return answers
 
 
@@ -160,3 +164,42 @@ def test_a_split_that_is_waited_for_is_read_though_others_fill_the_window() -> N
         _wait(lambda answers=answers: answers)
         assert answers == [(1, index)]
     job.close()
+
+
+def test_batches_are_compressed_for_consumers_elsewhere() -> None:
+    pytest.importorskip("zstandard")
+    job = _job(_Dispatcher(), WindowLimits(most_batches=1), num_bytes=2**16)
+    found: list[bool] = []
+
+    def answer(message: Message) -> None:
+        found.append("compressed" in message.fields)
+        np.testing.assert_array_equal(unpack_batch(message), np.zeros((1, 2**16)))
+
+    # Batch n + 2 is packed after request n, which makes room for batch n + 1.
+    wishes = [None, "zstd", "zstd", None, None, None]
+    for number, wish in enumerate(wishes, 1):
+        fields = {"consumer": "c", "number": number, "trainer": None, "compression": wish}
+        job.next_batch(Request(Message("next_batch", fields), answer))
+        _wait(lambda count=number: len(found) == count)
+        time.sleep(0.02)
+    job.close()
+    assert not found[0]
+    assert found[3]
+    assert not found[5]
+
+
+@pytest.mark.parametrize(("compression", "is_compressed"), [("zstd", True), (None, False)])
+def test_compression_that_was_asked_for_is_always_used(compression, is_compressed) -> None:
+    pytest.importorskip("zstandard")
+    job = _job(_Dispatcher(), WindowLimits(), num_bytes=2**16, compression=compression)
+    found: list[Message] = []
+    fields = {
+        "consumer": "c",
+        "number": 1,
+        "trainer": None,
+        "compression": None if is_compressed else "zstd",
+    }
+    job.next_batch(Request(Message("next_batch", fields), found.append))
+    _wait(lambda: found)
+    job.close()
+    assert ("compressed" in found[0].fields) == is_compressed

@@ -18,10 +18,10 @@ from stratagem.errors import DataLossError
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.journal import Journal
-from stratagem.parameter_server.server.records import _RECORD, MARK
 from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.transport.connection import Connections
 from stratagem.transport.keys import ClusterKeys
+from stratagem.transport.records import _RECORD, MARK
 from stratagem.transport.wire import pack
 from tests.fuzzing import JSON, fuzz
 from tests.parameter_server.fuzzing import damaged

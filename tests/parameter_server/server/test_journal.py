@@ -16,7 +16,7 @@ import pytest
 
 from stratagem.errors import DataLossError
 from stratagem.parameter_server.server.journal import Journal
-from stratagem.parameter_server.server.records import _RECORD, MARK, frames_in
+from stratagem.transport.records import _RECORD, MARK, frames_in
 from stratagem.transport.wire import Message
 
 

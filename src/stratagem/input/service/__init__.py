@@ -3,9 +3,12 @@
 from stratagem.input.service.dispatcher import DispatcherConfig, DispatchServer
 from stratagem.input.service.distribution import distribute, from_dataset_id, register_dataset
 from stratagem.input.service.sharding import ShardingPolicy
+from stratagem.input.service.shared_window import CrossTrainerCache
+from stratagem.input.service.snapshot import save
 from stratagem.input.service.worker import WorkerConfig, WorkerServer
 
 __all__ = [
+    "CrossTrainerCache",
     "DispatchServer",
     "DispatcherConfig",
     "ShardingPolicy",
@@ -14,4 +17,5 @@ __all__ = [
     "distribute",
     "from_dataset_id",
     "register_dataset",
+    "save",
 ]

@@ -10,12 +10,18 @@ from typing import Any
 import numpy as np
 
 from stratagem.errors import NotFoundError
+from stratagem.input.batch_compression import AUTO
 from stratagem.input.service.consumer import JobConsumer
 from stratagem.input.service.fetching import FreeFetching, RoundFetching
 from stratagem.input.service.job_requests import JobRequest
 from stratagem.input.service.service_client import ServiceClient
 from stratagem.input.service.sharding import ShardingPolicy
-from stratagem.input.service.splits import facts_of, require_hint, require_repeatable
+from stratagem.input.service.splits import (
+    facts_of,
+    require_endless,
+    require_hint,
+    require_repeatable,
+)
 from stratagem.input.sources import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Reader, Source
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
@@ -24,7 +30,9 @@ from stratagem.options import AutoShardPolicy
 __all__ = ["ServiceReader", "ServiceSource", "register_source"]
 
 
-def register_source(service: str, source: Source, dataset_id: str | None) -> str:
+def register_source(
+    service: str, source: Source, dataset_id: str | None, compression: str | None
+) -> str:
     """Registers a source at a dispatcher, and returns its id.
 
     Raises TypeError if it cannot be pickled.
@@ -46,6 +54,7 @@ def register_source(service: str, source: Source, dataset_id: str | None) -> str
             "register",
             (np.frombuffer(pickled, np.uint8),),
             dataset_id=dataset_id,
+            compression=compression,
             facts=dataclasses.asdict(facts_of(source)),
         )
     return answer.fields["dataset_id"]
@@ -59,8 +68,15 @@ class ServiceSource(Source):
     """
 
     def __init__(
-        self, service: str, wanted: JobRequest, source: Source | None, spec: Any = None
+        self,
+        service: str,
+        wanted: JobRequest,
+        source: Source | None,
+        spec: Any = None,
+        *,
+        compression: str | None = AUTO,
     ) -> None:
+        self._compression = compression
         self._service = service
         self._wanted = wanted
         self._source = source
@@ -71,7 +87,9 @@ class ServiceSource(Source):
     def register(self) -> None:
         """Registers the dataset at the dispatcher."""
         assert self._source is not None
-        dataset_id = register_source(self._service, self._source, self._wanted.dataset_id or None)
+        dataset_id = register_source(
+            self._service, self._source, self._wanted.dataset_id or None, self._compression
+        )
         self._wanted = dataclasses.replace(self._wanted, dataset_id=dataset_id)
 
     @property
@@ -141,6 +159,15 @@ class ServiceReader(Reader):
             self.close()
             raise
 
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Split of the last batch that was returned, and its index there."""
+        assert self._consumer is not None
+        assert self._consumer.returned is not None
+        split, index = self._consumer.returned
+        assert index is not None
+        return split, index
+
     def _begin(self) -> JobConsumer:
         consumer: JobConsumer = self._join(self._state)
         is_coordinated = consumer.wanted.num_consumers is not None
@@ -177,3 +204,5 @@ def _check(source: Source, wanted: JobRequest) -> None:
         require_hint(facts)
     if wanted.is_exact:
         require_repeatable(facts)
+    if wanted.trainer is not None:
+        require_endless(facts)

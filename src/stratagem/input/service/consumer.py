@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stratagem.errors import UnavailableError
-from stratagem.input.service.batch_messages import unpack_batch
+from stratagem.input.batch_messages import unpack_batch
 from stratagem.input.service.job_requests import JobRequest
 from stratagem.input.service.positions import ConsumerPosition
 from stratagem.input.service.ranges import NumberRanges
@@ -80,6 +80,7 @@ class JobConsumer:
         self.position = ConsumerPosition(state)
         self.changed = threading.Condition()
         self.is_closed = False
+        self.returned: tuple[int, int | None] | None = None  # split and index of the last batch
         self._queue: collections.deque[ReceivedBatch] = collections.deque()
         self._num_ahead = 0  # in the queue, or asked for
         self._attempts: dict[int, int] = {}
@@ -97,7 +98,9 @@ class JobConsumer:
             policy=wanted.policy,
             num_consumers=wanted.num_consumers,
             is_exact=wanted.is_exact,
-            state=state,
+            is_shared=wanted.trainer is not None,
+            # Others continue while a trainer resumes, which has no place of its own in the window.
+            state=None if wanted.trainer is not None else state,
         )
         self.run: str = answer.fields["run"]
         self.num_lanes: int = answer.fields["num_lanes"]
@@ -145,6 +148,7 @@ class JobConsumer:
         for split in received.passed:
             self.position.pass_split(split)
         self.position.cursor = received.cursor
+        self.returned = received.split, received.index
         if received.index is not None:
             self.position.add(received.split, received.index)
         self.changed.notify_all()

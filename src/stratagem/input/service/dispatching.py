@@ -129,7 +129,12 @@ class Dispatching:
     def _on_register(self, request: Request, fields: dict[str, Any]) -> None:
         facts = SourceFacts(**fields["facts"])
         try:
-            name = self._state.add_dataset(fields["dataset_id"], facts, request.message.arrays[0])
+            name = self._state.add_dataset(
+                fields["dataset_id"],
+                facts,
+                request.message.arrays[0],
+                compression=fields["compression"],
+            )
         except ValueError as error:
             request.answer(Message("refused", {"kind": "ValueError", "text": str(error)}))
             return
@@ -255,6 +260,8 @@ class Dispatching:
                     "epoch": found.spec.epoch,
                     "num_consumers": found.spec.num_consumers,
                     "is_exact": found.spec.is_exact,
+                    "compression": found.spec.compression,
+                    "is_shared": found.spec.is_shared,
                     "consumers": sorted(found.job.consumers),
                     "wanted": [
                         split

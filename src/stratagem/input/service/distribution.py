@@ -7,10 +7,12 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from stratagem.input.batch_compression import checked_compression
 from stratagem.input.dataset import Dataset
 from stratagem.input.service.client import ServiceSource, register_source
 from stratagem.input.service.job_requests import JobRequest
 from stratagem.input.service.sharding import ShardingPolicy
+from stratagem.input.service.shared_window import CrossTrainerCache
 from stratagem.input.sources import as_source
 
 __all__ = ["distribute", "from_dataset_id", "register_dataset"]
@@ -24,6 +26,8 @@ def distribute(
     num_consumers: int | None = None,
     max_outstanding_requests: int | None = None,
     *,
+    compression: str | None = "AUTO",
+    cross_trainer_cache: CrossTrainerCache | None = None,
     exactly_once: bool = False,
 ) -> Callable[[Any], Dataset]:
     """Returns a function that moves the reading of a dataset to input workers.
@@ -41,12 +45,17 @@ def distribute(
         num_consumers: number of consumers in coordinated reads: in each step, they get consecutive
             batches of one worker, so that these can have one length.
         max_outstanding_requests: number of batches fetched ahead; None for 2 per worker.
+        compression: "zstd", which needs zstandard here and at the workers; None; or "AUTO" for zstd
+            between machines if zstandard is installed, and none on one machine.
+        cross_trainer_cache: shares the batches of a job with other trainers: each gets all of them,
+            and they are read once. The dataset must have no end.
         exactly_once: raises ValueError for data that cannot be visited exactly once.
 
     Returns:
         A function for `Dataset.apply`, of any dataset that `distribute_dataset` takes.
 
     Raises:
+        ImportError: zstandard is not installed, and compression="zstd".
         ValueError: an unknown mode or address, or options that do not fit.
 
     Example:
@@ -63,28 +72,44 @@ def distribute(
     Source: TF 2.21 data_service_ops.py, distribute.
     """
     consumer = job_name, consumer_index, num_consumers
-    wanted = JobRequest.checked(processing_mode, *consumer, max_outstanding_requests, exactly_once)
-    return functools.partial(_distributed, service, wanted)
+    wanted = JobRequest.checked(
+        processing_mode,
+        *consumer,
+        max_outstanding_requests,
+        exactly_once,
+        cross_trainer_cache,
+    )
+    checked = checked_compression(compression)
+    return functools.partial(_distributed, service, wanted, checked)
 
 
-def _distributed(service: str, wanted: JobRequest, dataset: Any) -> Dataset:
-    source = ServiceSource(service, wanted, as_source(dataset))
+def _distributed(
+    service: str, wanted: JobRequest, compression: str | None, dataset: Any
+) -> Dataset:
+    source = ServiceSource(service, wanted, as_source(dataset), compression=compression)
     source.register()
     return Dataset(source)
 
 
-def register_dataset(service: str, dataset: Any, *, dataset_id: str | None = None) -> str:
+def register_dataset(
+    service: str,
+    dataset: Any,
+    compression: str | None = "AUTO",
+    dataset_id: str | None = None,
+) -> str:
     """Registers a dataset at a dispatcher, for `from_dataset_id` in any process.
 
     Args:
         service: address of the dispatcher.
         dataset: any dataset that `distribute_dataset` takes and that can be pickled.
+        compression: as in `distribute`.
         dataset_id: id of the dataset; None makes one of its contents. A known id is not changed.
 
     Returns:
         The id.
 
     Raises:
+        ImportError: zstandard is not installed, and compression="zstd".
         TypeError: the dataset cannot be pickled.
         ValueError: the id belongs to a dataset of another kind.
 
@@ -97,7 +122,8 @@ def register_dataset(service: str, dataset: Any, *, dataset_id: str | None = Non
 
     Source: TF 2.21 data_service_ops.py, register_dataset.
     """
-    return register_source(service, as_source(dataset), dataset_id)
+    checked = checked_compression(compression)
+    return register_source(service, as_source(dataset), dataset_id, checked)
 
 
 def from_dataset_id(
@@ -110,6 +136,7 @@ def from_dataset_id(
     num_consumers: int | None = None,
     max_outstanding_requests: int | None = None,
     *,
+    cross_trainer_cache: CrossTrainerCache | None = None,
     exactly_once: bool = False,
 ) -> Dataset:
     """Returns a registered dataset that input workers read.
@@ -123,6 +150,7 @@ def from_dataset_id(
         consumer_index: as in `distribute`.
         num_consumers: as in `distribute`.
         max_outstanding_requests: as in `distribute`.
+        cross_trainer_cache: as in `distribute`; the dataset is checked when the job begins.
         exactly_once: as in `distribute`; checked when the job begins.
 
     Returns:
@@ -146,6 +174,12 @@ def from_dataset_id(
     Source: TF 2.21 data_service_ops.py, from_dataset_id.
     """
     consumer = job_name, consumer_index, num_consumers
-    wanted = JobRequest.checked(processing_mode, *consumer, max_outstanding_requests, exactly_once)
+    wanted = JobRequest.checked(
+        processing_mode,
+        *consumer,
+        max_outstanding_requests,
+        exactly_once,
+        cross_trainer_cache,
+    )
     wanted = dataclasses.replace(wanted, dataset_id=dataset_id)
     return Dataset(ServiceSource(service, wanted, None, element_spec))

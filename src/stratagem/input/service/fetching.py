@@ -8,20 +8,28 @@ from collections.abc import Mapping
 from typing import Any
 
 from stratagem.errors import UnavailableError
+from stratagem.input.batch_compression import ZSTD, is_available
 from stratagem.input.service.consumer import JobConsumer
 from stratagem.input.service.service_keys import service_keys
 from stratagem.transport.connection import Connections, ServerError
+from stratagem.transport.shared_memory import MemoryLimits
 from stratagem.transport.wire import Message
 
 __all__ = ["FreeFetching", "RoundFetching"]
 
 _AGAIN_S = 0.02
+# On one machine, batches of up to this size go by shared memory. A consumer that has more of them
+# than there is room for, fetched ahead and in use, gets the rest by a socket.
+_MOST_SHARED_BYTES = 2**28
+_LEAST_BATCHES, _BATCHES_IN_USE = 8, 4
 
 
 class _Workers:
     """Connections to the live workers of a job, by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, consumer: JobConsumer) -> None:
+        num_batches = (consumer.wanted.most_ahead or 0) + _BATCHES_IN_USE
+        self._limits = MemoryLimits(_MOST_SHARED_BYTES, max(_LEAST_BATCHES, num_batches))
         self._lock = threading.Lock()
         self._connections: dict[str, Connections] = {}
 
@@ -31,7 +39,10 @@ class _Workers:
             for name in addresses.keys() - self._connections.keys():
                 address = addresses[name]
                 self._connections[name] = Connections(
-                    service_keys(address), [address], peers="Input worker"
+                    service_keys(address),
+                    [address],
+                    peers="Input worker",
+                    memory_limits=self._limits,
                 )
             lost = [
                 self._connections.pop(name) for name in self._connections.keys() - addresses.keys()
@@ -49,6 +60,13 @@ class _Workers:
         except (UnavailableError, ServerError):
             return None
 
+    def compression_of(self, name: str) -> str | None:
+        """Returns the compression that suits the link to a worker."""
+        with self._lock:
+            connections = self._connections.get(name)
+        is_far = connections is not None and connections.is_far(0)
+        return ZSTD if is_far and is_available() else None
+
     def has(self, name: str) -> bool:
         """Returns True for a live worker."""
         with self._lock:
@@ -60,7 +78,7 @@ class FreeFetching:
 
     def __init__(self, consumer: JobConsumer) -> None:
         self._consumer = consumer
-        self._workers = _Workers()
+        self._workers = _Workers(consumer)
         self._threads: dict[str, threading.Thread] = {}
         # Number of the next request to each worker. It outlives a thread, because a request without
         # an answer must be repeated: the worker takes the next number as a sign that it arrived.
@@ -81,13 +99,22 @@ class FreeFetching:
         self._workers.keep({})
 
     def _fetch(self, worker: str) -> None:
-        consumer = self._consumer
+        consumer, split = self._consumer, None
         while consumer.reserve():
             number = self._numbers.setdefault(worker, 1)
-            fields = {"run": consumer.run, "consumer": consumer.name, "number": number}
+            fields = {
+                "run": consumer.run,
+                "consumer": consumer.name,
+                "number": number,
+                "compression": self._workers.compression_of(worker),
+                "trainer": consumer.wanted.trainer,
+            }
             answer = self._workers.ask(worker, Message("next_batch", fields))
             if answer is not None and answer.kind == "batch":
-                consumer.put(answer)
+                # A trainer of a shared window may miss batches of a split that it is past.
+                former, split = split, answer.fields["split"]
+                is_past = consumer.wanted.trainer is not None and former not in (None, split)
+                consumer.put(answer, passed=(former,) if is_past else ())
                 self._numbers[worker] = number + 1
                 continue
             consumer.give_back()
@@ -108,7 +135,7 @@ class RoundFetching:
 
     def __init__(self, consumer: JobConsumer) -> None:
         self._consumer = consumer
-        self._workers = _Workers()
+        self._workers = _Workers(consumer)
         self._thread: threading.Thread | None = None
         num_lanes, cursor = consumer.num_lanes, consumer.position.cursor
         # The split and the group of each lane; lane of the next round.
@@ -206,7 +233,13 @@ class RoundFetching:
             if consumer.is_closed:
                 return None, ""
         worker = holder.fields["worker"]
-        fields = {"run": consumer.run, "consumer": consumer.name, "split": split, "index": index}
+        fields = {
+            "run": consumer.run,
+            "consumer": consumer.name,
+            "split": split,
+            "index": index,
+            "compression": self._workers.compression_of(worker),
+        }
         answer = self._workers.ask(worker, Message("batch_at", fields))
         if answer is None or answer.kind == "moved":
             time.sleep(_AGAIN_S)

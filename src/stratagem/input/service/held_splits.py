@@ -13,10 +13,14 @@ __all__ = ["HeldSplit", "PackedBatch", "WindowLimits", "without_rows"]
 
 @dataclasses.dataclass(frozen=True)
 class WindowLimits:
-    """Limits of reading ahead, in batches and in bytes; one batch is always read."""
+    """Limits of reading ahead, in batches and in bytes; one batch is always read.
+
+    `shared_bytes` is the size of a window that trainers share.
+    """
 
     most_batches: int = 16
     most_bytes: int = 2**28
+    shared_bytes: int = 2**30
 
 
 class PackedBatch:

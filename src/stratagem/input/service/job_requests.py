@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from stratagem.input.service.sharding import ShardingPolicy, checked_policy
+from stratagem.input.service.shared_window import CrossTrainerCache
 from stratagem.messages import explain
 
 __all__ = ["JobRequest"]
@@ -22,6 +23,7 @@ class JobRequest:
         most_ahead: number of batches that are fetched ahead; None for the default.
         is_exact: each batch must be visited exactly once.
         dataset_id: the registered dataset.
+        trainer: name of the trainer that shares a window with others; None without.
     """
 
     policy: int
@@ -31,6 +33,7 @@ class JobRequest:
     most_ahead: int | None
     is_exact: bool
     dataset_id: str = ""
+    trainer: str | None = None
 
     @classmethod
     def checked(
@@ -41,6 +44,7 @@ class JobRequest:
         num_consumers: int | None,
         most_ahead: int | None,
         is_exact: bool,
+        cache: CrossTrainerCache | None = None,
     ) -> JobRequest:
         """Returns the request of these options; raises ValueError if they do not fit."""
         policy = checked_policy(processing_mode)
@@ -62,7 +66,25 @@ class JobRequest:
                     fix='pass "distributed_epoch" (DYNAMIC).',
                 )
             )
-        return cls(int(policy), job, consumer_index, num_consumers, most_ahead, is_exact)
+        if cache is not None:
+            _check_cache(job, num_consumers, is_exact=is_exact)
+        trainer = None if cache is None else cache.trainer_id
+        return cls(
+            int(policy), job, consumer_index, num_consumers, most_ahead, is_exact, trainer=trainer
+        )
+
+
+def _check_cache(job: str | None, num_consumers: int | None, *, is_exact: bool) -> None:
+    if not job or num_consumers is not None or is_exact:
+        raise ValueError(
+            explain(
+                f"CrossTrainerCache was passed with job_name={job!r}, "
+                f"num_consumers={num_consumers} and exactly_once={is_exact}.",
+                expected="job_name, and neither coordinated reads nor exactly_once: a trainer that "
+                "falls behind misses batches.",
+                fix="pass job_name, and omit the others.",
+            )
+        )
 
 
 def _check_consumers(

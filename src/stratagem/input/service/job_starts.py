@@ -12,7 +12,7 @@ from stratagem.input.service.ranges import NumberRanges
 from stratagem.input.service.restoring import JoinedStates
 from stratagem.input.service.service_state import RunSpec, ServiceState
 from stratagem.input.service.sharding import ShardingPolicy
-from stratagem.input.service.splits import plan_splits, require_repeatable
+from stratagem.input.service.splits import plan_splits, require_endless, require_repeatable
 from stratagem.messages import explain
 from stratagem.transport.wire import Message
 
@@ -20,7 +20,7 @@ __all__ = ["JobStarts"]
 
 # Processes that resume together may start at different times.
 _LEAST_LIMIT_S = 5.0
-_SHARED = ("dataset_id", "policy", "num_consumers", "is_exact")
+_SHARED = ("dataset_id", "policy", "num_consumers", "is_exact", "is_shared")
 
 
 @dataclasses.dataclass
@@ -129,6 +129,8 @@ class JobStarts:
             )
         if fields["is_exact"]:
             require_repeatable(dataset.facts)
+        if fields["is_shared"]:
+            require_endless(dataset.facts)
         policy, num_consumers = ShardingPolicy(fields["policy"]), fields["num_consumers"]
         num_lanes = None if states is None else states.num_lanes
         if num_lanes is None:
@@ -147,6 +149,8 @@ class JobStarts:
             num_lanes=num_lanes,
             is_exact=fields["is_exact"],
             is_repeatable=dataset.facts.is_repeatable,
+            is_shared=fields["is_shared"],
+            compression=dataset.compression,
             plan=plan_splits(dataset.facts, policy, count),
             done=(NumberRanges() if states is None else states.done()).as_json(),
             received={} if states is None else states.received(),

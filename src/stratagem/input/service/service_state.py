@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from stratagem.closing import Closing
+from stratagem.input.batch_compression import AUTO
 from stratagem.input.service.job import Record, ServiceJob
 from stratagem.input.service.ranges import NumberRanges
 from stratagem.input.service.sharding import ShardingPolicy
@@ -27,11 +28,12 @@ _JOURNAL = "dispatcher.journal"
 
 @dataclasses.dataclass(frozen=True)
 class RegisteredDataset:
-    """A pickled source and the facts about it."""
+    """A pickled source, the facts about it, and the compression of its batches."""
 
     dataset_id: str
     facts: SourceFacts
     pickled: np.ndarray
+    compression: str | None = AUTO
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +54,8 @@ class RunSpec:
         plan: the splits.
         done: splits that were done in a restored state, as ranges.
         received: ranges of batches that consumers had in a restored state, by split.
+        is_shared: each trainer gets all batches, from a window.
+        compression: of batches between machines or everywhere; see `checked_compression`.
     """
 
     run: str
@@ -67,6 +71,8 @@ class RunSpec:
     plan: SplitPlan
     done: list[list[int]]
     received: dict[str, list[list[int]]]
+    is_shared: bool = False
+    compression: str | None = AUTO
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> RunSpec:
@@ -132,22 +138,35 @@ class ServiceState(Closing):
         if self._lock is not None:
             self._lock.close()
 
-    def add_dataset(self, dataset_id: str | None, facts: SourceFacts, pickled: np.ndarray) -> str:
+    def add_dataset(
+        self,
+        dataset_id: str | None,
+        facts: SourceFacts,
+        pickled: np.ndarray,
+        *,
+        compression: str | None = AUTO,
+    ) -> str:
         """Registers a dataset, and returns its id; without one, it is a hash of the contents.
 
         Raises ValueError if the id belongs to a dataset of another kind.
         """
         if dataset_id is None:
-            dataset_id = hashlib.sha256(pickled.tobytes()).hexdigest()[:32]
+            kind = b"" if compression == AUTO else repr(compression).encode()
+            dataset_id = hashlib.sha256(pickled.tobytes() + kind).hexdigest()[:32]
         known = self.datasets.get(dataset_id)
         if known is None:
-            fields = {"dataset_id": dataset_id, "facts": dataclasses.asdict(facts)}
+            fields = {
+                "dataset_id": dataset_id,
+                "facts": dataclasses.asdict(facts),
+                "compression": compression,
+            }
             self._record(Message("dataset", fields, [pickled.copy()]))
-        elif known.facts != facts:
+        elif (known.facts, known.compression) != (facts, compression):
             raise ValueError(
                 explain(
-                    f"dataset_id={dataset_id!r} is registered, with {known.facts}; the new "
-                    f"dataset has {facts}.",
+                    f"dataset_id={dataset_id!r} is registered, with {known.facts} and "
+                    f"compression={known.compression!r}; the new dataset has {facts} and "
+                    f"compression={compression!r}.",
                     expected="one dataset for an id.",
                     fix="use another dataset_id.",
                 )
@@ -177,7 +196,10 @@ class ServiceState(Closing):
         fields = message.fields
         if message.kind == "dataset":
             dataset = RegisteredDataset(
-                fields["dataset_id"], SourceFacts(**fields["facts"]), np.array(message.arrays[0])
+                fields["dataset_id"],
+                SourceFacts(**fields["facts"]),
+                np.array(message.arrays[0]),
+                fields["compression"],
             )
             self.datasets[dataset.dataset_id] = dataset
         elif message.kind == "run":

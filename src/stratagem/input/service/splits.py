@@ -11,7 +11,7 @@ from typing import Any
 
 from stratagem.errors import InvalidArgumentError
 from stratagem.input.service.sharding import ShardingPolicy
-from stratagem.input.sources import FileSource, RepeatedSource, Source
+from stratagem.input.sources import INFINITE_CARDINALITY, FileSource, RepeatedSource, Source
 from stratagem.messages import explain
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "file_of_split",
     "plan_splits",
     "read_split",
+    "require_endless",
     "require_hint",
     "require_repeatable",
 ]
@@ -150,6 +151,19 @@ def require_repeatable(facts: SourceFacts) -> None:
                 "is read again.",
                 expected="sg.input.Dataset of arrays, files or a function, or a Grain dataset.",
                 fix="make the dataset of one of these, or pass exactly_once=False.",
+            )
+        )
+
+
+def require_endless(facts: SourceFacts) -> None:
+    """Raises ValueError if the source has an end."""
+    if facts.num_repetitions is not None and facts.cardinality != INFINITE_CARDINALITY:
+        raise ValueError(
+            explain(
+                "CrossTrainerCache was passed with a dataset that has an end. A trainer that joins "
+                "late would find no batches.",
+                expected="a dataset without an end.",
+                fix="call repeat() on the dataset, and count the steps of an epoch in the trainer.",
             )
         )
 

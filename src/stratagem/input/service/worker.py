@@ -46,6 +46,7 @@ class WorkerConfig:
         data_transfer_protocol: None; one machine uses shared memory by itself.
         data_transfer_address: None; batches come from `worker_address`.
         worker_tags: names that `DispatchServer.describe` shows.
+        cross_trainer_cache_bytes: size of the window of a job with `CrossTrainerCache`.
 
     Example:
         >>> config = sg.input.service.WorkerConfig("10.0.0.1:5050", worker_address="10.0.0.2")
@@ -64,6 +65,7 @@ class WorkerConfig:
     data_transfer_protocol: str | None = None
     data_transfer_address: str | None = None
     worker_tags: list[str] | None = None
+    cross_trainer_cache_bytes: int = dataclasses.field(default=2**30, kw_only=True)
 
     def __post_init__(self) -> None:
         split_address(self.dispatcher_address)
@@ -121,7 +123,7 @@ class WorkerServer(Closing):
 
     def __init__(self, config: WorkerConfig, start: bool = True) -> None:
         self._config = config
-        self._limits = WindowLimits()
+        self._limits = WindowLimits(shared_bytes=config.cross_trainer_cache_bytes)
         self._listener: Listener | None = None
         self._has_ended = threading.Event()
         self._lock = threading.Lock()
@@ -220,10 +222,10 @@ class WorkerServer(Closing):
             except Exception as error:  # noqa: BLE001 - sent to the consumers
                 described = describe_open_error(error)
                 self._ask(Message("fail", {"run": run, "worker": self._name, "error": described}))
-        with self._lock:
-            self._jobs = jobs
         for run, job in jobs.items():
             job.update(runs[run])
+        with self._lock:  # Only now: requests of consumers that these views lack would be refused.
+            self._jobs = jobs
 
     def _make_job(self, run: str, spec: dict[str, Any]) -> WorkerJob:
         return WorkerJob(

@@ -15,10 +15,12 @@ from typing import Any
 
 import jax
 
-from stratagem.input.service.batch_messages import pack_batch
+from stratagem.input.batch_messages import pack_batch
+from stratagem.input.service.consumer_wishes import ConsumerWishes
 from stratagem.input.service.held_splits import HeldSplit, PackedBatch, WindowLimits, without_rows
 from stratagem.input.service.ranges import NumberRanges
 from stratagem.input.service.read_errors import describe_read_error
+from stratagem.input.service.shared_window import SharedWindow
 from stratagem.input.service.splits import SplitPlan, read_split
 from stratagem.input.service.worker_reports import WorkerReports
 from stratagem.input.sources import Source
@@ -60,6 +62,10 @@ class WorkerJob:
         self._epoch: int = spec["epoch"]
         self._num_consumers: int | None = spec["num_consumers"]
         self._is_exact: bool = spec["is_exact"]
+        self._shared = (
+            SharedWindow(limits.shared_bytes, limits.most_batches) if spec["is_shared"] else None
+        )
+        self._wishes = ConsumerWishes(spec["compression"])
         self._changed = threading.Condition()
         self._asking = threading.Lock()
         self._held: dict[int, HeldSplit] = {}
@@ -83,8 +89,10 @@ class WorkerJob:
 
         Request number n confirms the batch of request n - 1; the same number gets the same batch.
         """
-        consumer, number = request.message.fields["consumer"], request.message.fields["number"]
+        fields = request.message.fields
+        consumer, number = fields["consumer"], fields["number"]
         with self._changed:
+            self._wishes.note(fields)
             handed = self._handed.get(consumer)
             if handed is not None and handed[0] == number:
                 request.answer(self._answer_with(handed[1], consumer))
@@ -99,6 +107,7 @@ class WorkerJob:
         """Answers with one batch of a split, for coordinated reads."""
         fields = request.message.fields
         with self._changed:
+            self._wishes.note(fields)
             self._waiting_for.append(
                 (fields["split"], fields["index"], fields["consumer"], request)
             )
@@ -115,15 +124,16 @@ class WorkerJob:
         request.answer(Message("noted"))
 
     def _hand_out(self) -> None:
-        while self._waiting and (self._queue or self._is_over):
-            consumer, (number, request) = next(iter(self._waiting.items()))
-            del self._waiting[consumer]
-            if self._is_over:
+        for consumer, (number, request) in [*self._waiting.items()]:
+            batch = None if self._is_over else self._next_for(consumer)
+            if batch is not None:
+                self._handed[consumer] = number, batch
+                request.answer(self._answer_with(batch, consumer))
+            elif self._is_over:
                 request.answer(_END)
+            else:
                 continue
-            batch = self._queue.popleft()
-            self._handed[consumer] = number, batch
-            request.answer(self._answer_with(batch, consumer))
+            del self._waiting[consumer]
         waiting, self._waiting_for = self._waiting_for, []
         for split, index, consumer, request in waiting:
             answer = self._answer_at(split, index, consumer)
@@ -131,6 +141,13 @@ class WorkerJob:
                 self._waiting_for.append((split, index, consumer, request))
             else:
                 request.answer(answer)
+
+    def _next_for(self, consumer: str) -> PackedBatch | None:
+        if self._shared is None:
+            return self._queue.popleft() if self._queue else None
+        batch = self._shared.next(self._wishes.trainer_of(consumer))
+        self._changed.notify_all()
+        return batch
 
     def _answer_with(self, batch: PackedBatch, consumer: str) -> Message:
         ended = self._ended[self._num_known.get(consumer, 0) :]
@@ -172,7 +189,9 @@ class WorkerJob:
                 else:
                     self._confirm(batch)
             for consumer in self._waiting.keys() - set(spec["consumers"]):
-                del self._waiting[consumer]
+                # If this worker has not heard of it yet, it asks again.
+                self._waiting.pop(consumer)[1].answer(_MOVED)
+            self._wishes.keep(spec["consumers"])
             self._hand_out()
             # Batches of splits that come later may fill the window.
             if spec["wanted"] and self._num_blocked == self._num_readers and not self._is_over:
@@ -191,6 +210,8 @@ class WorkerJob:
         held.is_revoked = True
         self._held.pop(held.number, None)
         self._queue = collections.deque(one for one in self._queue if one.held is not held)
+        if self._shared is not None:
+            self._shared.remove(held)
         for consumer, (_, batch) in [*self._handed.items()]:
             if batch.held is held:
                 del self._handed[consumer]
@@ -299,7 +320,10 @@ class WorkerJob:
             return None
         if self._num_consumers is not None:
             held.empty = pack_batch(jax.tree.map(without_rows, batch))
-        return pack_batch(batch, split=held.number, index=index, attempt=held.attempt)
+        fields = {"split": held.number, "index": index, "attempt": held.attempt}
+        with self._changed:
+            is_compressed = self._wishes.is_compressed
+        return pack_batch(batch, is_compressed=is_compressed, **fields)
 
     def _add(self, held: HeldSplit, index: int, message: Message, *, has_own_window: bool) -> bool:
         """Adds a batch once there is room; returns False if the split is not wanted any more."""
@@ -310,7 +334,12 @@ class WorkerJob:
         self._num_blocked -= 1
         if self._is_unwanted(held):
             return False
-        batch = held.batches[index] = PackedBatch(held, index, message)
+        batch = PackedBatch(held, index, message)
+        if self._shared is not None:  # The split is done once it is read: nobody confirms.
+            self._shared.add(batch)
+            self._hand_out()
+            return True
+        held.batches[index] = batch
         self._window_batches += 1
         self._window_bytes += batch.num_bytes
         if self._num_consumers is None:
@@ -319,6 +348,8 @@ class WorkerJob:
         return True
 
     def _has_room(self, held: HeldSplit, has_own_window: bool) -> bool:
+        if self._shared is not None:
+            return self._shared.has_room
         most = max(self._limits.most_batches, 2 * (self._num_consumers or 1))
         # Batches of later splits may fill the window of all.
         if has_own_window or any(split == held.number for split, *_ in self._waiting_for):

@@ -20,7 +20,7 @@ from typing import IO, overload
 from stratagem.closing import Closing
 from stratagem.errors import DataLossError
 from stratagem.messages import explain
-from stratagem.parameter_server.server.records import (
+from stratagem.transport.records import (
     MARK,
     frames_in,
     record_at,

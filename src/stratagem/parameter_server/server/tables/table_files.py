@@ -21,7 +21,8 @@ import numpy as np
 from stratagem.closing import Closing
 from stratagem.errors import DataLossError
 from stratagem.messages import explain
-from stratagem.parameter_server.server.records import (
+from stratagem.parameter_server.server.tables.key_slots import SavedKeys, SlotOrder
+from stratagem.transport.records import (
     frames_in,
     last_frame_offset,
     record_at,
@@ -30,7 +31,6 @@ from stratagem.parameter_server.server.records import (
     write_all,
     write_record,
 )
-from stratagem.parameter_server.server.tables.key_slots import SavedKeys, SlotOrder
 from stratagem.transport.wire import Message, pack, unpack
 
 __all__ = ["SavedRows", "TableEnd", "TableFile", "TableFileWriter", "TableHead", "damaged"]

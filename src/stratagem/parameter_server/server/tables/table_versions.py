@@ -18,8 +18,8 @@ from urllib.parse import quote
 
 from stratagem.errors import NotFoundError
 from stratagem.messages import explain
-from stratagem.parameter_server.server.records import sync, sync_folder, write_all
 from stratagem.parameter_server.server.tables.table_files import damaged
+from stratagem.transport.records import sync, sync_folder, write_all
 
 __all__ = ["TableVersions", "file_name"]
 

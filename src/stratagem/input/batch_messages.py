@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from stratagem.input.batch_compression import compressed, decompressed
 from stratagem.input.sparse_rows import SparseRows, is_sparse, with_sparse_rows
 from stratagem.messages import explain
 from stratagem.transport.wire import Message
@@ -22,7 +23,7 @@ _TEXT, _BYTES, _NOTHING = 0, 1, 2  # kinds of the elements of an array of object
 _RAW_KINDS = "SUMm"  # dtypes that are sent as bytes: strings, dates and times
 
 
-def pack_batch(batch: object, **fields: Any) -> Message:
+def pack_batch(batch: object, *, is_compressed: bool = False, **fields: Any) -> Message:
     """Returns the message of a batch, with more fields.
 
     A batch is made of dicts, lists, tuples, named tuples, None, arrays, Python numbers and strings.
@@ -30,12 +31,24 @@ def pack_batch(batch: object, **fields: Any) -> Message:
     """
     arrays: list[np.ndarray] = []
     structure = _pack(batch, arrays)
-    return Message("batch", {**fields, "structure": structure}, arrays)
+    message = Message("batch", {**fields, "structure": structure}, arrays)
+    return compressed(message) if is_compressed else message
 
 
 def unpack_batch(message: Message) -> Any:
-    """Returns the batch of a message. Its arrays may be read-only views of the message."""
-    return _unpack(message.fields["structure"], iter(message.arrays))
+    """Returns the batch of a message. Its arrays may be read-only views of the message.
+
+    Raises ConnectionError if the message is damaged.
+    """
+    arrays = iter(decompressed(message).arrays)
+    try:
+        batch = _unpack(message.fields["structure"], arrays)
+        is_whole = next(arrays, None) is None
+    except Exception as error:  # Damaged messages: whatever they raise is one error.
+        raise ConnectionError(f"received an invalid batch ({error!r})") from error
+    if not is_whole:
+        raise ConnectionError("received an invalid batch (more arrays than its structure)")
+    return batch
 
 
 def _pack(value: object, arrays: list[np.ndarray]) -> Any:

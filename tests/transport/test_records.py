@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from stratagem.parameter_server.server.records import (
+from stratagem.transport.records import (
     frames_in,
     last_frame_offset,
     record_at,

@@ -1,4 +1,4 @@
-"""Records of files with checksums: journals, and saved tables.
+"""Records of files with checksums: journals, saved tables and snapshots.
 
 A record is a header (mark, size, checksum of the body, checksum of the header) and a body: a
 number of frames, their lengths, and the frames.
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 __all__ = [
+    "HEADER_BYTES",
     "MARK",
     "frames_in",
     "last_frame_offset",
@@ -27,7 +28,7 @@ __all__ = [
 MARK = b"\xf5SJR"
 _RECORD = struct.Struct("<4sQI")  # mark, body size in bytes, CRC-32 of the body
 _CHECKSUM = struct.Struct("<I")  # CRC-32 of the above
-_HEADER_BYTES = _RECORD.size + _CHECKSUM.size
+HEADER_BYTES = _RECORD.size + _CHECKSUM.size
 _COUNT = struct.Struct("<I")
 _LENGTH = struct.Struct("<Q")
 
@@ -39,9 +40,9 @@ def record_at(
 
     `part` returns a byte range of the file, which has `size_bytes`.
     """
-    begin = place + _HEADER_BYTES
+    begin = place + HEADER_BYTES
     header = bytes(part(place, begin))
-    if len(header) < _HEADER_BYTES:
+    if len(header) < HEADER_BYTES:
         return None
     mark, num_bytes, checksum = _RECORD.unpack_from(header)
     (of_header,) = _CHECKSUM.unpack_from(header, _RECORD.size)
@@ -70,7 +71,7 @@ def write_record(file: IO[bytes], packed: Sequence[Any]) -> None:
 def last_frame_offset(sizes_bytes: Sequence[int]) -> int:
     """Returns the offset of the last frame in a record, given the sizes of the frames before it."""
     lengths = _LENGTH.size * (len(sizes_bytes) + 1)
-    return _HEADER_BYTES + _COUNT.size + lengths + sum(sizes_bytes)
+    return HEADER_BYTES + _COUNT.size + lengths + sum(sizes_bytes)
 
 
 def write_all(file: IO[bytes], part: bytes | memoryview) -> None:

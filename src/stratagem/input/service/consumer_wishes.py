@@ -1,0 +1,47 @@
+"""Wishes that consumers of a job send with each request for a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from stratagem.input.batch_compression import AUTO, ZSTD, checked_compression, is_available
+
+__all__ = ["ConsumerWishes"]
+
+
+class ConsumerWishes:
+    """Trainers of the consumers of a job, and if their batches should be compressed.
+
+    Args:
+        compression: of the job; see `checked_compression`.
+
+    Raises:
+        ImportError: the job needs zstandard, which is not installed.
+    """
+
+    def __init__(self, compression: str | None) -> None:
+        self._compression = checked_compression(compression)
+        self._last: dict[str, dict[str, Any]] = {}
+
+    def note(self, fields: dict[str, Any]) -> None:
+        """Notes the fields of a request."""
+        self._last[fields["consumer"]] = fields
+
+    def keep(self, consumers: Collection[str]) -> None:
+        """Forgets all other consumers."""
+        self._last = {name: last for name, last in self._last.items() if name in consumers}
+
+    def trainer_of(self, consumer: str) -> str:
+        """Returns the trainer of a consumer, in a job with a shared window."""
+        return self._last[consumer]["trainer"]
+
+    @property
+    def is_compressed(self) -> bool:
+        """True if the next batch is to be compressed.
+
+        With "AUTO", if any consumer is on another machine: its link costs more than unpacking.
+        """
+        if self._compression != AUTO:
+            return self._compression == ZSTD
+        return is_available() and any(last["compression"] for last in self._last.values())
