@@ -3,15 +3,18 @@
 from stratagem.input.service.dispatcher import DispatcherConfig, DispatchServer
 from stratagem.input.service.distribution import distribute, from_dataset_id, register_dataset
 from stratagem.input.service.sharding import ShardingPolicy
+from stratagem.input.service.starting import InputService, start
 from stratagem.input.service.worker import WorkerConfig, WorkerServer
 
 __all__ = [
     "DispatchServer",
     "DispatcherConfig",
+    "InputService",
     "ShardingPolicy",
     "WorkerConfig",
     "WorkerServer",
     "distribute",
     "from_dataset_id",
     "register_dataset",
+    "start",
 ]

@@ -285,6 +285,8 @@ class Dispatching:
                 return _END
             if worker not in self._members.workers:
                 return _END
+            if self._members.workers[worker].is_retiring:
+                return None
             only = self._parked.wanted_of(name) if fields["only_wanted"] else None
             reserved = self._reserved(run, worker)
             records, split = run.job.next_split(worker, holding, reserved, only=only)
@@ -322,6 +324,20 @@ class Dispatching:
     def _on_stop_worker(self, request: Request, fields: dict[str, Any]) -> None:
         self._lose_worker(fields["worker"])
         request.answer(Message("noted"))
+
+    def _on_lose_worker(self, request: Request, fields: dict[str, Any]) -> None:
+        for worker in self._members.workers_at(fields["address"]):
+            self._lose_worker(worker)
+        request.answer(Message("noted"))
+
+    def _on_retire_worker(self, request: Request, fields: dict[str, Any]) -> None:
+        """Gives a worker no more splits; it may stop once nothing would be lost with it."""
+        workers = self._members.workers_at(fields["address"])
+        for worker in workers:
+            self._members.workers[worker].is_retiring = True
+        runs = self._state.runs.values()
+        must_finish = any(run.job.must_finish(worker) for run in runs for worker in workers)
+        request.answer(_NO_SPLIT if must_finish else Message("noted"))
 
     def _lose_worker(self, worker: str) -> None:
         self._members.remove_worker(worker)

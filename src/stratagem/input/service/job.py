@@ -288,6 +288,11 @@ class ServiceJob:
         """Workers that hold a split."""
         return {split.worker for split in self._open.values() if split.worker is not None}
 
+    def must_finish(self, worker: str) -> bool:
+        """True if the rest of a split would be lost with a worker."""
+        is_safe = self._is_repeatable and not self._one_each
+        return not is_safe and worker in self.holders
+
     def holder_of(self, split: int) -> tuple[str, int] | None:
         """Returns the worker that holds a split and its attempt; None if it is not held."""
         held = self._open.get(split)
