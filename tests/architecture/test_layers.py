@@ -84,6 +84,7 @@ LAYERS = (
         "public_names",
         "rendering",
         "security_settings",
+        "service_settings",
         "setting_kinds",
         "temporary_folders",
         "time_limits",
