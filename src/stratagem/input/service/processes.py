@@ -29,10 +29,12 @@ _MODULES = ("cloudpickle", "zmq", "stratagem.input.service.processes")
 _POLL_S = 0.2
 
 
-def serve_input_worker(index: int, dispatcher: str, tags: Sequence[str]) -> WorkerServer:
-    """Returns a worker in its process; on loopback if its dispatcher is."""
-    is_near = is_loopback(split_address(dispatcher)[0])
-    host = None if is_near else own_host()
+def serve_input_worker(
+    index: int, dispatcher: str, host: str | None, tags: Sequence[str]
+) -> WorkerServer:
+    """Returns a worker in its process; without a host, on loopback if its dispatcher is."""
+    if host is None and not is_loopback(split_address(dispatcher)[0]):
+        host = own_host()
     return WorkerServer(WorkerConfig(dispatcher, worker_address=host, worker_tags=[*tags]))
 
 
@@ -43,6 +45,7 @@ class InputWorkers(Closing):
         dispatcher: address of their dispatcher.
         count: number of workers at first.
         on_ray: places them by Ray, which this process is connected to; else they are forked here.
+        host: address of this machine for consumers; None for loopback, or that of Ray.
         tags: names that `DispatchServer.describe` shows.
 
     Raises:
@@ -51,9 +54,15 @@ class InputWorkers(Closing):
     """
 
     def __init__(
-        self, dispatcher: str, count: int, *, on_ray: bool = False, tags: Sequence[str] = ()
+        self,
+        dispatcher: str,
+        count: int,
+        *,
+        on_ray: bool = False,
+        host: str | None = None,
+        tags: Sequence[str] = (),
     ) -> None:
-        self._arguments = (dispatcher, tuple(tags))
+        self._arguments = (dispatcher, host, tuple(tags))
         self._lock = threading.Lock()
         self._is_closed = threading.Event()
         self._num_added = 0

@@ -41,7 +41,12 @@ class InputService(Closing):
         with contextlib.ExitStack() as stack:
             self._dispatcher = stack.enter_context(DispatchServer(config))
             self._workers = stack.enter_context(
-                InputWorkers(self._dispatcher.target, num_workers, on_ray=on_ray)
+                InputWorkers(
+                    self._dispatcher.target,
+                    num_workers,
+                    on_ray=on_ray,
+                    host=None if on_ray else config.host,
+                )
             )
             self._closing = stack.pop_all()
 
