@@ -57,6 +57,10 @@ def test_failure_is_a_message() -> None:
         result = _call("--port", port, ends=False)
     assert result.exit_code == 1
     assert "Error:" in result.stderr
+    result = _call("--dispatcher", "a:1", "--max-workers", "2", ends=False)
+    assert (result.exit_code, "--max-workers needs the dispatcher" in result.stderr) == (2, True)
+    result = _call("--workers", "3", "--max-workers", "2", ends=False)
+    assert "max_workers=2 are out of range" in result.stderr
     result = _call("--host", "10.0.0.1", ends=False)
     assert result.exit_code == 1
     assert "The input service has no secret" in result.stderr

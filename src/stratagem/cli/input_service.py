@@ -20,6 +20,11 @@ _POLL_S = 0.2
     "--workers", type=click.IntRange(0), default=1, show_default=True, help="Number of workers."
 )
 @click.option(
+    "--max-workers",
+    type=click.IntRange(1),
+    help="Largest number of workers: more are added while trainers wait for data.",
+)
+@click.option(
     "--dispatcher",
     metavar="HOST:PORT",
     help="Start only workers, which join the dispatcher at this address.",
@@ -42,7 +47,12 @@ _POLL_S = 0.2
     help="Folder of the journal, with which a dispatcher that is started again continues.",
 )
 def command(
-    workers: int, dispatcher: str | None, host: str, port: int, work_dir: str | None
+    workers: int,
+    max_workers: int | None,
+    dispatcher: str | None,
+    host: str,
+    port: int,
+    work_dir: str | None,
 ) -> None:
     """Read datasets for trainers, in processes of their own.
 
@@ -51,7 +61,10 @@ def command(
     """
     from stratagem.input.service import DispatcherConfig, InputService
     from stratagem.input.service.processes import InputWorkers
+    from stratagem.input.service.starting import scaler_of
 
+    if dispatcher is not None and max_workers is not None:
+        raise click.UsageError("--max-workers needs the dispatcher here: omit --dispatcher.")
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     try:
@@ -60,7 +73,8 @@ def command(
                 config = DispatcherConfig(
                     port=port, host=host, work_dir=work_dir, fault_tolerant_mode=bool(work_dir)
                 )
-                service = stack.enter_context(InputService(config, workers))
+                scaler = None if max_workers is None else scaler_of(workers, None, max_workers)
+                service = stack.enter_context(InputService(config, workers, scaler=scaler))
                 click.echo(f"Input service at {service.target} has {workers} workers.")
             else:
                 stack.enter_context(InputWorkers(dispatcher, workers, host=host))

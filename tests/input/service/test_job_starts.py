@@ -37,6 +37,7 @@ class _Starts:
             "policy": int(ShardingPolicy.DYNAMIC),
             "num_consumers": None,
             "is_exact": False,
+            "skip_errors": 0,
             "state": None,
             **changed,
         }

@@ -44,6 +44,7 @@ def _job(
         "epoch": 0,
         "num_consumers": None,
         "is_exact": True,
+        "skip_errors": 0,
         **spec,
     }
     return WorkerJob("r", spec, source, worker="w", ask=dispatcher.ask, limits=limits)

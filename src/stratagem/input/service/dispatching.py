@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Generator, Sequence
 from typing import Any
 
+from stratagem.input.service.description import describe
 from stratagem.input.service.job import Record
 from stratagem.input.service.job_starts import JobStarts
 from stratagem.input.service.members import Members
@@ -108,21 +109,7 @@ class Dispatching:
     def describe(self) -> dict[str, Any]:
         """Returns the workers and jobs."""
         with self._lock:
-            workers = self._members.workers.values()
-            return {
-                "workers": {one.address: {"tags": one.tags} for one in workers},
-                "jobs": [
-                    {
-                        "job": run.spec.job if run.spec.is_named else None,
-                        "epoch": run.spec.epoch,
-                        "num_consumers": len(run.job.consumers),
-                        "num_splits_done": len(run.job.done),
-                        "num_splits_lost": run.job.num_lost,
-                        "is_finished": run.job.is_finished,
-                    }
-                    for run in self._state.runs.values()
-                ],
-            }
+            return describe(self._members, self._state.runs.values())
 
     # Datasets.
 
@@ -156,6 +143,7 @@ class Dispatching:
         run, consumer, seen = fields["run"], fields["consumer"], fields["seen"]
         if (run, consumer) in self._members.heard_s:
             self._members.heard_s[run, consumer] = time.monotonic()
+            self._members.loads[run, consumer] = fields["load"]
         self._parked.answer_when(
             request,
             lambda: _news(self._view_of_consumer(run, consumer), seen),
@@ -176,6 +164,7 @@ class Dispatching:
             "error": self._broken or job.error,
             "num_consumers": len(job.consumers),
             "num_lost": job.num_lost,
+            "skipped": job.skipped,
         }
 
     def _on_report(self, request: Request, fields: dict[str, Any]) -> None:
@@ -193,6 +182,7 @@ class Dispatching:
 
     def _leave(self, name: str, consumer: str) -> None:
         self._members.heard_s.pop((name, consumer), None)
+        self._members.loads.pop((name, consumer), None)
         run = self._state.runs.get(name)
         if run is not None and consumer in run.job.consumers:
             self._change(name, [{"what": "leave", "consumer": consumer}])
@@ -232,6 +222,8 @@ class Dispatching:
                 request.answer(Message("refused", {"kind": "ValueError", "text": str(error)}))
                 return
             self._expected.pop(name, None)
+            worker = self._members.workers[name]
+            worker.num_read, worker.read_s = fields["num_read"], fields["read_s"]
             for other in former:
                 self._lose_worker(other)
             for run, split, attempt, seconds in fields["reading"]:
@@ -255,6 +247,7 @@ class Dispatching:
                     "epoch": found.spec.epoch,
                     "num_consumers": found.spec.num_consumers,
                     "is_exact": found.spec.is_exact,
+                    "skip_errors": found.spec.skip_errors,
                     "consumers": sorted(found.job.consumers),
                     "wanted": [
                         split
@@ -318,7 +311,11 @@ class Dispatching:
                 error["attempt"],
             )
             if is_current:
-                self._change(fields["run"], [{"what": "fail", "error": error}])
+                records, is_skipped = run.job.fail(error)
+                self._change(fields["run"], records)
+                if is_skipped:
+                    request.answer(Message("skip"))
+                    return
         request.answer(Message("noted"))
 
     def _on_stop_worker(self, request: Request, fields: dict[str, Any]) -> None:

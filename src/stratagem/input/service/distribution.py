@@ -25,6 +25,7 @@ def distribute(
     max_outstanding_requests: int | None = None,
     *,
     exactly_once: bool = False,
+    skip_errors: int = 0,
 ) -> Callable[[Any], Dataset]:
     """Returns a function that moves the reading of a dataset to input workers.
 
@@ -42,6 +43,9 @@ def distribute(
             batches of one worker, so that these can have one length.
         max_outstanding_requests: number of batches fetched ahead; None for 2 per worker.
         exactly_once: raises ValueError for data that cannot be visited exactly once.
+        skip_errors: number of batches of an epoch that are skipped, with a warning, because a
+            function of the dataset raised. Of files and iterables, the rest of the file or dataset
+            is skipped with such a batch.
 
     Returns:
         A function for `Dataset.apply`, of any dataset that `distribute_dataset` takes.
@@ -63,7 +67,9 @@ def distribute(
     Source: TF 2.21 data_service_ops.py, distribute.
     """
     consumer = job_name, consumer_index, num_consumers
-    wanted = JobRequest.checked(processing_mode, *consumer, max_outstanding_requests, exactly_once)
+    wanted = JobRequest.checked(
+        processing_mode, *consumer, max_outstanding_requests, exactly_once, skip_errors
+    )
     return functools.partial(_distributed, service, wanted)
 
 
@@ -111,6 +117,7 @@ def from_dataset_id(
     max_outstanding_requests: int | None = None,
     *,
     exactly_once: bool = False,
+    skip_errors: int = 0,
 ) -> Dataset:
     """Returns a registered dataset that input workers read.
 
@@ -124,6 +131,7 @@ def from_dataset_id(
         num_consumers: as in `distribute`.
         max_outstanding_requests: as in `distribute`.
         exactly_once: as in `distribute`; checked when the job begins.
+        skip_errors: as in `distribute`.
 
     Returns:
         The dataset. Its first batch raises NotFoundError for an unknown id.
@@ -146,6 +154,8 @@ def from_dataset_id(
     Source: TF 2.21 data_service_ops.py, from_dataset_id.
     """
     consumer = job_name, consumer_index, num_consumers
-    wanted = JobRequest.checked(processing_mode, *consumer, max_outstanding_requests, exactly_once)
+    wanted = JobRequest.checked(
+        processing_mode, *consumer, max_outstanding_requests, exactly_once, skip_errors
+    )
     wanted = dataclasses.replace(wanted, dataset_id=dataset_id)
     return Dataset(ServiceSource(service, wanted, None, element_spec))

@@ -21,6 +21,7 @@ class JobRequest:
         num_consumers: number of consumers in coordinated reads.
         most_ahead: number of batches that are fetched ahead; None for the default.
         is_exact: each batch must be visited exactly once.
+        skip_errors: number of batches that may be skipped because they cannot be read.
         dataset_id: the registered dataset.
     """
 
@@ -30,6 +31,7 @@ class JobRequest:
     num_consumers: int | None
     most_ahead: int | None
     is_exact: bool
+    skip_errors: int = 0
     dataset_id: str = ""
 
     @classmethod
@@ -41,6 +43,7 @@ class JobRequest:
         num_consumers: int | None,
         most_ahead: int | None,
         is_exact: bool,
+        skip_errors: int,
     ) -> JobRequest:
         """Returns the request of these options; raises ValueError if they do not fit."""
         policy = checked_policy(processing_mode)
@@ -62,7 +65,16 @@ class JobRequest:
                     fix='pass "distributed_epoch" (DYNAMIC).',
                 )
             )
-        return cls(int(policy), job, consumer_index, num_consumers, most_ahead, is_exact)
+        if skip_errors < 0 or (skip_errors and num_consumers is not None):
+            raise ValueError(
+                explain(
+                    f"skip_errors={skip_errors} was passed with num_consumers={num_consumers}.",
+                    expected="0 or more, and 0 in coordinated reads: consumers would lose step.",
+                    fix="omit skip_errors or num_consumers.",
+                )
+            )
+        consumer = job, consumer_index, num_consumers
+        return cls(int(policy), *consumer, most_ahead, is_exact, skip_errors)
 
 
 def _check_consumers(

@@ -20,7 +20,7 @@ __all__ = ["JobStarts"]
 
 # Processes that resume together may start at different times.
 _LEAST_LIMIT_S = 5.0
-_SHARED = ("dataset_id", "policy", "num_consumers", "is_exact")
+_SHARED = ("dataset_id", "policy", "num_consumers", "is_exact", "skip_errors")
 
 
 @dataclasses.dataclass
@@ -147,6 +147,7 @@ class JobStarts:
             num_lanes=num_lanes,
             is_exact=fields["is_exact"],
             is_repeatable=dataset.facts.is_repeatable,
+            skip_errors=fields["skip_errors"],
             plan=plan_splits(dataset.facts, policy, count),
             done=(NumberRanges() if states is None else states.done()).as_json(),
             received={} if states is None else states.received(),

@@ -24,6 +24,8 @@ class InputWorker:
     heard_s: float
     revoked: list[list[object]] = dataclasses.field(default_factory=list[list[object]])
     is_retiring: bool = False  # It gets no more splits.
+    num_read: int = 0
+    read_s: float = 0.0
 
 
 class Members:
@@ -37,6 +39,7 @@ class Members:
         self.workers: dict[str, InputWorker] = {}
         self.lost: set[str] = set()  # they must begin anew under another name
         self.heard_s: dict[tuple[str, str], float] = {}  # by run and consumer
+        self.loads: dict[tuple[str, str], dict[str, float]] = {}  # the same
 
     @property
     def num_listed(self) -> int | None:
