@@ -102,6 +102,7 @@ def test_input_options_have_tensorflow_s_defaults_and_short_names() -> None:
         "experimental_place_dataset_on_device": False,
         "experimental_per_replica_buffer_size": 1,
         "auto_shard_policy": AutoShardPolicy.AUTO,
+        "input_workers": 0,
     }
     assert options.fetch_to_device
     assert options.replication_mode is InputReplicationMode.PER_WORKER
@@ -129,6 +130,9 @@ def test_input_options_have_tensorflow_s_defaults_and_short_names() -> None:
         ({"per_replica_buffer_size": 1.5}, TypeError, "_buffer_size=1.5 is not an int"),
         ({"per_replica_buffer_size": True}, TypeError, "_buffer_size=True is not an int"),
         ({"per_replica_buffer_size": -1}, ValueError, "_buffer_size=-1 is negative"),
+        ({"auto_shard_policy": 2}, TypeError, "auto_shard_policy=2 is of type int"),
+        ({"input_workers": -1}, ValueError, "input_workers=-1 is negative"),
+        ({"input_workers": "2"}, TypeError, "input_workers='2' is not an int"),
         ({"place_dataset_on_device": True}, ValueError, "was given with experimental_fetch"),
     ],
 )

@@ -14,6 +14,7 @@ from stratagem.security_settings import (
     secret_file,
     tls_dir,
 )
+from stratagem.service_settings import input_service, jobs_port, upload_limit_bytes
 from stratagem.time_limits import (
     barrier_timeout_s,
     checkpoint_timeout_s,
@@ -38,6 +39,7 @@ __all__ = [
     "filters_tracebacks",
     "foreign_lines",
     "handshake_timeout_s",
+    "input_service",
     "jobs_port",
     "join_timeout_s",
     "keep_freed_memory",
@@ -245,23 +247,6 @@ def compilation_cache_bytes() -> int:
     return environment.read("compilation_cache_bytes")
 
 
-def jobs_port() -> int:
-    """Returns the port on which the leader's server accepts jobs of clients.
-
-    Returns:
-        The value of `STRATAGEM_JOBS_PORT`.
-
-    Example:
-        >>> from unittest import mock
-        >>> with mock.patch.dict("os.environ", STRATAGEM_JOBS_PORT="9000"):
-        ...     sg.config.jobs_port()
-        9000
-
-    Source: specific to Stratagem.
-    """
-    return environment.read("jobs_port")
-
-
 def num_spares() -> int:
     """Returns how many of the last processes of an `ElasticStrategy` wait to replace lost ones.
 
@@ -277,23 +262,6 @@ def num_spares() -> int:
     Source: specific to Stratagem.
     """
     return environment.read("num_spares")
-
-
-def upload_limit_bytes() -> int:
-    """Returns the maximum size of the files that a client sends with its program.
-
-    Returns:
-        The value of `STRATAGEM_UPLOAD_LIMIT_BYTES`.
-
-    Example:
-        >>> from unittest import mock
-        >>> with mock.patch.dict("os.environ", STRATAGEM_UPLOAD_LIMIT_BYTES="1000000"):
-        ...     sg.config.upload_limit_bytes()
-        1000000
-
-    Source: specific to Stratagem.
-    """
-    return environment.read("upload_limit_bytes")
 
 
 def tpu_platform() -> str:

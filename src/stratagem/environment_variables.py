@@ -145,6 +145,12 @@ VARIABLES = {
         parse=COUNT,
         meaning="Port on which the leader's server accepts jobs of clients.",
     ),
+    "input_service": EnvironmentVariable(
+        name="STRATAGEM_INPUT_SERVICE",
+        default="",
+        parse=TEXT,
+        meaning="Address of the input service of this run, `HOST:PORT`.",
+    ),
     "upload_limit_bytes": EnvironmentVariable(
         name="STRATAGEM_UPLOAD_LIMIT_BYTES",
         default=100 * 2**20,

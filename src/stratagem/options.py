@@ -250,10 +250,13 @@ class InputOptions:
             for the steps before it. 0 reads each batch in the caller's thread when it is needed.
         auto_shard_policy: how several processes split the examples. AUTO follows a `tf.data`
             dataset's own option.
+        input_workers: number of `sg.input.service` workers that read the dataset, started with it,
+            unless `STRATAGEM_INPUT_SERVICE` names a running service. With more than one, batches
+            arrive in any order. 0 reads it in this process.
 
     Raises:
-        TypeError: an unknown name, or a mode, policy or size of another type.
-        ValueError: a negative buffer size, or a dataset on a device without PER_REPLICA or with
+        TypeError: an unknown name, or a mode, policy or number of another type.
+        ValueError: a negative number, or a dataset on a device without PER_REPLICA or with
             fetching.
 
     Example:
@@ -271,6 +274,7 @@ class InputOptions:
     experimental_place_dataset_on_device: bool
     experimental_per_replica_buffer_size: int
     auto_shard_policy: AutoShardPolicy
+    input_workers: int
 
     def __init__(
         self,
@@ -280,6 +284,7 @@ class InputOptions:
         experimental_per_replica_buffer_size: int = 1,
         *,
         auto_shard_policy: AutoShardPolicy = AutoShardPolicy.AUTO,
+        input_workers: int = 0,
         **short_names: object,
     ) -> None:
         values: dict[str, Any] = {
@@ -299,46 +304,26 @@ class InputOptions:
                     )
                 )
             values[full_name] = value
-        values["auto_shard_policy"] = auto_shard_policy
+        values |= {"auto_shard_policy": auto_shard_policy, "input_workers": input_workers}
         for name, value in values.items():
             object.__setattr__(self, name, value)
         self._check()
 
     def _check(self) -> None:
-        if not isinstance(self.experimental_replication_mode, InputReplicationMode):
-            raise TypeError(
-                explain(
-                    f"experimental_replication_mode={self.experimental_replication_mode!r} is not "
-                    "a replication mode.",
-                    expected="an sg.InputReplicationMode.",
-                    fix="pass sg.InputReplicationMode.PER_WORKER or PER_REPLICA.",
+        for name, kind in (
+            ("experimental_replication_mode", InputReplicationMode),
+            ("auto_shard_policy", AutoShardPolicy),
+        ):
+            if not isinstance(value := getattr(self, name), kind):
+                raise TypeError(
+                    explain(
+                        f"{name}={value!r} is of type {type(value).__name__}.",
+                        expected=f"an sg.{kind.__name__}.",
+                        fix=f"pass one of {[f'sg.{kind.__name__}.{one.name}' for one in kind]}.",
+                    )
                 )
-            )
-        if not isinstance(self.auto_shard_policy, AutoShardPolicy):
-            raise TypeError(
-                explain(
-                    f"auto_shard_policy={self.auto_shard_policy!r} is not a policy.",
-                    expected="an sg.AutoShardPolicy.",
-                    fix="pass sg.AutoShardPolicy.DATA, for example.",
-                )
-            )
-        size = self.experimental_per_replica_buffer_size
-        if not isinstance(size, int) or isinstance(size, bool):
-            raise TypeError(
-                explain(
-                    f"experimental_per_replica_buffer_size={size!r} is not an int.",
-                    expected="a number of batches.",
-                    fix="pass an int, 0 or more.",
-                )
-            )
-        if size < 0:
-            raise ValueError(
-                explain(
-                    f"experimental_per_replica_buffer_size={size} is negative.",
-                    expected="a number of batches, 0 or more.",
-                    fix="pass 0 to disable prefetching, otherwise 1 or more.",
-                )
-            )
+        _check_count("experimental_per_replica_buffer_size", self, "batches to prefetch")
+        _check_count("input_workers", self, "processes that read the dataset")
         on_device = self.experimental_place_dataset_on_device
         per_replica = self.experimental_replication_mode is InputReplicationMode.PER_REPLICA
         if on_device and (self.experimental_fetch_to_device or not per_replica):
@@ -372,6 +357,19 @@ class InputOptions:
     def per_replica_buffer_size(self) -> int:
         """Short for `experimental_per_replica_buffer_size`."""
         return self.experimental_per_replica_buffer_size
+
+
+def _check_count(name: str, options: InputOptions, unit: str) -> None:
+    value = getattr(options, name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        is_negative = isinstance(value, int) and value < 0
+        raise (ValueError if is_negative else TypeError)(
+            explain(
+                f"{name}={value!r} is {'negative' if is_negative else 'not an int'}.",
+                expected=f"a number of {unit}.",
+                fix="pass an int, 0 or more.",
+            )
+        )
 
 
 @dataclasses.dataclass(frozen=True)

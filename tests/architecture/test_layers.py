@@ -85,6 +85,7 @@ LAYERS = (
         "public_names",
         "rendering",
         "security_settings",
+        "service_settings",
         "setting_kinds",
         "temporary_folders",
         "time_limits",

@@ -29,6 +29,7 @@ VALUES = {
     "chief": (None, True),
     "ps": ("2", 2),
     "evaluator": (None, True),
+    "input_workers": ("4", 4),
     "devices_per_worker": ("4", 4),
     "max_restarts": ("5", 5),
     "min_workers": ("1", 1),

@@ -10,7 +10,13 @@ import pytest
 from stratagem.manifests import render_kubernetes, render_ray
 from tests.manifests.kubelet import by_kind, documents, pod_specs, started_pods
 
-_ALL = {"name": "run", "ps_replicas": 2, "has_eval": True, "has_tensorboard": True}
+_ALL = {
+    "name": "run",
+    "ps_replicas": 2,
+    "input_replicas": 2,
+    "has_eval": True,
+    "has_tensorboard": True,
+}
 FORMS: dict[str, Callable[..., str]] = {
     **{
         workload: lambda workload=workload, **more: render_kubernetes(

@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from stratagem.authentication import Secret
+from stratagem.cli.input_service import command
 from stratagem.cluster import Processes, TFConfigClusterResolver
 from stratagem.manifests import (
     kubernetes_template,
@@ -230,6 +231,30 @@ def test_tensorboard_reads_the_folder_and_answers_at_the_port() -> None:
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     service = by_kind(manifests, "Service")["train-tensorboard"]["spec"]
     assert service["selector"] == deployment["spec"]["selector"]["matchLabels"] == labels
+
+
+def test_input_workers_join_their_dispatcher_and_tasks_find_it() -> None:
+    manifests = _render(input_replicas=3, port=6000, cpus_per_task=2)
+    for version in (OLDEST, kubernetes_versions()[-1]):
+        assert validate_kubernetes(manifests, version, open_definitions()) == []
+    for pod in started_pods(manifests):
+        assert pod.environment["STRATAGEM_INPUT_SERVICE"] == "train-input:6000"
+    found = by_kind(manifests, "Deployment")
+    replicas = {name: one["spec"]["replicas"] for name, one in found.items()}
+    assert replicas == {"train-input": 1, "train-input-worker": 3}
+    pod = found["train-input"]["spec"]["template"]
+    service = by_kind(manifests, "Service")["train-input"]["spec"]
+    assert service["selector"] == pod["metadata"]["labels"]
+    assert service["ports"] == [{"name": "dispatcher", "port": 6000}]
+    commands = {
+        name: command.make_context("input-service", [*container["command"][4:], *container["args"]])
+        for name, one in found.items()
+        for container in one["spec"]["template"]["spec"]["containers"]
+    }
+    dispatcher, worker = commands["train-input"].params, commands["train-input-worker"].params
+    assert (dispatcher["workers"], dispatcher["port"], dispatcher["host"]) == (0, 6000, "$(POD_IP)")
+    assert (worker["workers"], worker["dispatcher"]) == (1, "train-input:6000")
+    assert "input" not in _render()
 
 
 def test_exposed_tasks_have_a_load_balancer_each() -> None:

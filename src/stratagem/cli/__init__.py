@@ -16,6 +16,7 @@ from stratagem.cli.doctor import command as doctor_command
 from stratagem.cli.doctor import env_command
 from stratagem.cli.explain import command as explain_command
 from stratagem.cli.goodput import command as goodput_command
+from stratagem.cli.input_service import command as input_service_command
 from stratagem.cli.kubernetes import kubernetes_group
 from stratagem.cli.launch import command as launch_command
 from stratagem.cli.migrate import command as migrate_command
@@ -55,6 +56,7 @@ main.add_command(config_command)
 main.add_command(doctor_command)
 main.add_command(env_command)
 main.add_command(test_command)
+main.add_command(input_service_command)
 main.add_command(launch_command)
 main.add_command(plan_command)
 main.add_command(profile_command)

@@ -38,6 +38,7 @@ def kubernetes_group() -> None:
 @click.option("--image", help="Container image of every task.")
 @click.option("--workers", "worker_replicas", type=int, help="Number of workers.")
 @click.option("--ps", "ps_replicas", type=int, help="Number of parameter servers.")
+@click.option("--input-workers", "input_replicas", type=int, help="Number of input workers.")
 @click.option("--gpus-per-worker", "num_gpus_per_worker", type=int, help="GPUs per worker.")
 @click.option("--evaluator/--no-evaluator", "has_eval", default=None, help="Add an evaluator.")
 @click.option(

@@ -81,6 +81,11 @@ def _read_config(context: click.Context, _: click.Parameter, path: Path | None) 
 @_option("ps", type=click.IntRange(0), help="Number of parameter servers.  [default: 0]")
 @_option("evaluator", is_flag=True, default=None, help="Add an evaluator.")
 @_option(
+    "input_workers",
+    type=click.IntRange(0),
+    help="Number of input workers, which read datasets for all tasks.  [default: 0]",
+)
+@_option(
     "devices_per_worker",
     type=click.IntRange(1),
     help="GPUs per worker, or virtual CPU devices if there is no GPU.  "

@@ -122,6 +122,7 @@ KUBERNETES: Mapping[str, VariableRule] = {
     "image": VariableRule(_matches(r"\S+"), "the name of a container image."),
     "worker_replicas": _int_rule(1, _MAX_WORKERS),
     "ps_replicas": _int_rule(0, _MAX_WORKERS),
+    "input_replicas": _int_rule(0, _MAX_WORKERS),
     "num_gpus_per_worker": _int_rule(0),
     "has_eval": _TRUTH,
     "has_tensorboard": _TRUTH,

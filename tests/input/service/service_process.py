@@ -1,4 +1,4 @@
-"""A dispatcher or a worker in a process of its own, run by `test_processes`.
+"""A dispatcher or a worker in a process of its own, run by `test_service_process`.
 
 It prints its address, and ends when its parent does.
 """

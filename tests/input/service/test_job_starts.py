@@ -38,6 +38,7 @@ class _Starts:
             "num_consumers": None,
             "is_exact": False,
             "is_shared": False,
+            "skip_errors": 0,
             "state": None,
             **changed,
         }

@@ -1,15 +1,10 @@
-"""A dispatcher and workers in processes, each killed at random: every batch comes exactly once."""
+"""Input workers in processes of their own: killed, added and removed while a job runs."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import json
-import random
-import subprocess
-import sys
-import threading
+import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,121 +13,125 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.input.service import DispatcherConfig, DispatchServer
+from stratagem.input.service.processes import InputWorkers
+from stratagem.input.service.service_client import ServiceClient
+from tests.input.service.servers import input_servers
+from tests.remote.living import descendants, wait_for_end
 
-_ROOT = Path(__file__).parents[3]
-_LIMIT_S = 240
-_NUM_BATCHES = 1500
-
-
-class ServiceProcesses:
-    """A dispatcher and workers; `kill_at_random` kills and replaces them until it is stopped."""
-
-    def __init__(self, folder: Path, num_workers: int) -> None:
-        self._settings: dict[str, Any] = {
-            "work_dir": str(folder),
-            "fault_tolerant_mode": True,
-            "worker_timeout_ms": 1500,
-        }
-        self._dispatcher, self.target = self._start("dispatcher", **self._settings)
-        self._settings["port"] = int(self.target.rpartition(":")[2])
-        self._workers = [self._start_worker() for _ in range(num_workers)]
-        self.num_killed = {"worker": 0, "dispatcher": 0}
-
-    def _start(self, kind: str, **arguments: Any) -> tuple[subprocess.Popen[str], str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", f"{__package__}.service_process", kind, json.dumps(arguments)],
-            cwd=_ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout is not None
-        address = process.stdout.readline().strip()
-        process.stdout.close()
-        assert address, f"the {kind} did not start"
-        return process, address
-
-    def _start_worker(self) -> subprocess.Popen[str]:
-        return self._start("worker", dispatcher_address=self.target)[0]
-
-    def kill_worker(self, number: int) -> None:
-        self._workers[number].kill()
-        self._workers[number].wait()
-        self.num_killed["worker"] += 1
-        self._workers[number] = self._start_worker()
-
-    def kill_dispatcher(self) -> None:
-        self._dispatcher.kill()
-        self._dispatcher.wait()
-        self.num_killed["dispatcher"] += 1
-        self._dispatcher, _ = self._start("dispatcher", **self._settings)
-
-    def kill_at_random(self, chance: random.Random, has_ended: threading.Event) -> None:
-        while not has_ended.wait(2):
-            if chance.random() < 0.3:
-                self.kill_dispatcher()
-            else:
-                self.kill_worker(chance.randrange(len(self._workers)))
-
-    def stop(self) -> None:
-        for process in (self._dispatcher, *self._workers):
-            process.kill()
-            process.wait()
+_NUM_BATCHES = 300
+_LIMIT_S = 60
 
 
-@contextlib.contextmanager
-def service_processes(folder: Path, num_workers: int) -> Iterator[ServiceProcesses]:
-    processes = ServiceProcesses(folder, num_workers)
-    try:
-        yield processes
-    finally:
-        processes.stop()
+class Batches:
+    """Batches that note each reading in a file of their process, apart from the service."""
 
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
-class _Batches:
     def __len__(self) -> int:
         return _NUM_BATCHES
 
     def __getitem__(self, number: int) -> np.ndarray:
-        time.sleep(0.02)
+        time.sleep(0.005)
+        with (self._folder / str(os.getpid())).open("a") as file:
+            file.write(f"{number}\n")
         return np.array([number])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_consumers", [1, 2])
-def test_every_batch_is_visited_once_while_all_parts_are_killed(tmp_path, num_consumers) -> None:
-    found: list[list[int]] = [[] for _ in range(num_consumers)]
-    errors: list[Exception] = []
-    with service_processes(tmp_path, 3) as processes:
+def ledger(folder: Path) -> dict[str, Counter[int]]:
+    """Readings of each batch, by process."""
+    return {
+        path.name: Counter(map(int, path.read_text().split())) for path in sorted(folder.iterdir())
+    }
 
-        def consume(number: int) -> None:
-            distribute = sg.input.service.distribute(
-                "distributed_epoch",
-                processes.target,
-                job_name=None if num_consumers == 1 else "shared",
-                exactly_once=True,
-            )
-            dataset = sg.input.Dataset(_Batches(), batch_size=1).apply(distribute)
-            try:
-                for batch in dataset:
-                    found[number].append(batch.item())
-            except Exception as error:  # noqa: BLE001 - raised below
-                errors.append(error)
 
-        has_ended = threading.Event()
-        killing = threading.Thread(
-            target=processes.kill_at_random, args=(random.Random(num_consumers), has_ended)
-        )
-        consumers = [
-            threading.Thread(target=consume, args=(number,)) for number in range(num_consumers)
-        ]
-        killing.start()
-        for consumer in consumers:
-            consumer.start()
-        for consumer in consumers:
-            consumer.join(_LIMIT_S)
-        has_ended.set()
-        killing.join()
-        if errors:
-            raise errors[0]
-        assert sorted([*itertools.chain.from_iterable(found)]) == list(range(_NUM_BATCHES))
-        assert min(processes.num_killed.values()) > 0
+class Service:
+    """A dispatcher in this process and workers in others; without limits on silence."""
+
+    def __init__(self) -> None:
+        self.dispatcher = DispatchServer(DispatcherConfig(worker_timeout_ms=60_000))
+        self.workers = InputWorkers(self.dispatcher.target, 2, tags=["here"])
+
+    def distribute(self, dataset: sg.input.Dataset, **options: Any) -> sg.input.Dataset:
+        target = self.dispatcher.target
+        return dataset.apply(sg.input.service.distribute("distributed_epoch", target, **options))
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    before = descendants(os.getpid())
+    made = Service()
+    yield made
+    made.workers.close()
+    made.dispatcher.stop()
+    assert not wait_for_end(descendants(os.getpid()) - before)
+
+
+def test_a_killed_worker_is_replaced_and_its_splits_are_read_at_once(service, tmp_path) -> None:
+    batches = service.distribute(
+        sg.input.Dataset(Batches(tmp_path), batch_size=1), exactly_once=True
+    )
+    found, killed = [], service.workers.pids[0]
+    for batch in batches:
+        found.append(batch.item())
+        if len(found) == 50:
+            service.workers.kill(0)
+    assert sorted(found) == list(range(_NUM_BATCHES))
+    read = ledger(tmp_path)
+    assert str(killed) in read
+    # Without the report of its death, the dispatcher would have waited for a minute.
+    again = sum(read.values(), Counter()) - Counter(range(_NUM_BATCHES))
+    assert set(again) <= set(read[str(killed)])
+    deadline_s = time.monotonic() + _LIMIT_S
+    while len(workers := service.dispatcher.describe()["workers"]) < 2:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    assert [worker["tags"] for worker in workers.values()] == [["here"]] * 2
+    assert killed not in service.workers.pids
+
+
+def test_workers_come_and_go_while_a_job_runs(service, tmp_path) -> None:
+    batches = service.distribute(
+        sg.input.Dataset(Batches(tmp_path), batch_size=1), exactly_once=True
+    )
+    found, pids = [], service.workers.pids
+    for batch in batches:
+        found.append(batch.item())
+        if len(found) == 20:
+            service.workers.add()
+            added = service.workers.pids[-1]
+        if len(found) == 150:
+            service.workers.remove()
+    assert sorted(found) == list(range(_NUM_BATCHES))
+    assert service.workers.pids == pids
+    assert set(ledger(tmp_path)) == {str(pid) for pid in [*pids, added]}
+    assert len(service.dispatcher.describe()["workers"]) == 2
+
+
+def test_a_worker_that_cannot_join_is_an_error(monkeypatch) -> None:
+    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.5")
+    words = r"input worker 0 cannot start: [\s\S]*UnavailableError"
+    with pytest.raises(RuntimeError, match=words):
+        InputWorkers("127.0.0.1:1", 1)
+
+
+def test_a_worker_finishes_what_cannot_be_read_again_before_it_retires() -> None:
+    class Stream:
+        def __iter__(self) -> Iterator[np.ndarray]:
+            for number in range(60):
+                time.sleep(0.005)
+                yield np.array([number])
+
+    with input_servers(1) as servers, ServiceClient(servers.target) as client:
+        batches = iter(servers.distribute(sg.input.Dataset(Stream())))
+        found = [next(batches).item()]
+        address = servers.workers[0].address
+        assert client.ask("retire_worker", address=address).kind == "wait"
+        found += [batch.item() for batch in batches]
+        assert found == list(range(60))
+        assert client.ask("retire_worker", address=address).kind == "noted"
+        servers.workers.append(servers.add_worker())
+        again = servers.distribute(sg.input.Dataset(np.arange(8), batch_size=1), exactly_once=True)
+        assert sorted(batch.item() for batch in again) == list(range(8))
+        assert client.ask("lose_worker", address="tcp://127.0.0.1:1").kind == "noted"

@@ -24,6 +24,7 @@ _SPEC = RunSpec(
     num_lanes=1,
     is_exact=True,
     is_repeatable=True,
+    skip_errors=0,
     plan=SplitPlan("ranges", 4, 1),
     done=[[0, 1]],
     received={"1": [[0, 1]]},

@@ -48,6 +48,7 @@ def _job(
         "is_exact": True,
         "compression": "AUTO",
         "is_shared": False,
+        "skip_errors": 0,
         **spec,
     }
     return WorkerJob("r", spec, source, worker="w", ask=dispatcher.ask, limits=limits)

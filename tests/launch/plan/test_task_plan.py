@@ -52,6 +52,24 @@ def test_first_task_leads_and_all_train_together(monkeypatch, workers, chief) ->
         assert leads is (process_id == 0)
 
 
+def test_input_workers_are_a_task_outside_the_cluster(monkeypatch) -> None:
+    options = LaunchOptions(workers=2, input_workers=3)
+    *workers, service = plan_tasks(
+        options, ["run"], ports=[2001, 2002, 2003], gpus=["0", "1"], base={}, restart=1
+    )
+    assert [plan.variables for plan in workers] == [
+        {**plan.variables, "STRATAGEM_INPUT_SERVICE": "127.0.0.1:2003"}
+        for plan in planned(LaunchOptions(workers=2), gpus=["0", "1"], restart=1)
+    ]
+    assert (service.name, service.trains, service.serves) == ("input 0", False, True)
+    assert service.command[1:] == (
+        *("-m", "stratagem", "input-service"),
+        *("--workers", "3", "--port", "2003"),
+    )
+    hidden = {"TF_CONFIG": "", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+    assert service.variables.items() >= {**hidden, "STRATAGEM_RESTART_COUNT": "1"}.items()
+
+
 def test_folder_for_events_is_reported_as_one_that_stays(monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
     for plan in planned(LaunchOptions(workers=2, run_dir="runs")):

@@ -115,6 +115,7 @@ def test_tasks_have_saved_and_left_if_none_failed_otherwise(statuses, left) -> N
         ([state(returncode=42), state(returncode=1), state()], [2]),
         # The work is done: servers go at once, the evaluator has its time.
         ([state(returncode=0), state("ps"), state("evaluator")], [1]),
+        ([state(returncode=0), state("input"), state("evaluator")], [1]),
         ([state(returncode=0, ago_s=60), state("ps"), state("evaluator")], [1, 2]),
         (
             [state(returncode=0, ago_s=60), state(returncode=0, ago_s=59), state("evaluator")],

@@ -5,12 +5,14 @@ from stratagem.input.service.distribution import distribute, from_dataset_id, re
 from stratagem.input.service.sharding import ShardingPolicy
 from stratagem.input.service.shared_window import CrossTrainerCache
 from stratagem.input.service.snapshot import save
+from stratagem.input.service.starting import InputService, start
 from stratagem.input.service.worker import WorkerConfig, WorkerServer
 
 __all__ = [
     "CrossTrainerCache",
     "DispatchServer",
     "DispatcherConfig",
+    "InputService",
     "ShardingPolicy",
     "WorkerConfig",
     "WorkerServer",
@@ -18,4 +20,5 @@ __all__ = [
     "from_dataset_id",
     "register_dataset",
     "save",
+    "start",
 ]

@@ -20,7 +20,7 @@ from stratagem.input.batch_messages import unpack_batch
 from stratagem.input.service.job_requests import JobRequest
 from stratagem.input.service.positions import ConsumerPosition
 from stratagem.input.service.ranges import NumberRanges
-from stratagem.input.service.read_errors import job_error
+from stratagem.input.service.read_errors import job_error, skip_warning
 from stratagem.input.service.service_client import ServiceClient
 from stratagem.messages import explain
 from stratagem.transport.connection import ServerError
@@ -87,7 +87,9 @@ class JobConsumer:
         self._view: dict[str, Any] = {"workers": {}, "num_consumers": 1, "is_finished": False}
         self._error: Exception | None = None
         self._has_all = False  # coordinated reads have reached the end
-        self._num_lost = 0
+        self._num_warned = self._num_returned = 0
+        self._wait_s = 0.0
+        self._began_s = time.monotonic()
         answer = client.ask(
             "join",
             consumer=self.name,
@@ -99,6 +101,7 @@ class JobConsumer:
             num_consumers=wanted.num_consumers,
             is_exact=wanted.is_exact,
             is_shared=wanted.trainer is not None,
+            skip_errors=wanted.skip_errors,
             # Others continue while a trainer resumes, which has no place of its own in the window.
             state=None if wanted.trainer is not None else state,
         )
@@ -128,6 +131,7 @@ class JobConsumer:
             while True:
                 if self.is_closed:
                     raise StopIteration
+                self._warn_of_skipped()
                 is_sure = time.monotonic() < self._heard_s + _LEASE * self._silence_s
                 if self._queue and is_sure:
                     return self._take()
@@ -140,11 +144,14 @@ class JobConsumer:
                     self._require_workers()
                 elif self._error is not None and not is_sure:
                     raise self._error
+                since_s = time.monotonic()
                 self.changed.wait(_POLL_S)
+                self._wait_s += time.monotonic() - since_s
 
     def _take(self) -> Any:
         received = self._queue.popleft()
         self._num_ahead -= 1
+        self._num_returned += 1
         for split in received.passed:
             self.position.pass_split(split)
         self.position.cursor = received.cursor
@@ -153,6 +160,12 @@ class JobConsumer:
             self.position.add(received.split, received.index)
         self.changed.notify_all()
         return received.batch
+
+    def _warn_of_skipped(self) -> None:
+        skipped = self._view.get("skipped", [])
+        for described in skipped[self._num_warned :]:
+            self._num_warned += 1
+            warnings.warn(skip_warning(described), RuntimeWarning, stacklevel=2)
 
     def _end(self) -> None:
         lost = self._view.get("num_lost", 0)
@@ -246,8 +259,13 @@ class JobConsumer:
         seen = 0
         try:
             while not self.is_closed:
+                load = {
+                    "num_batches": self._num_returned,
+                    "wait_s": self._wait_s,
+                    "age_s": time.monotonic() - self._began_s,
+                }
                 answer = self.client.ask(
-                    "watch_consumer", run=self.run, consumer=self.name, seen=seen
+                    "watch_consumer", run=self.run, consumer=self.name, seen=seen, load=load
                 )
                 with self.changed:
                     self._heard_s = time.monotonic()

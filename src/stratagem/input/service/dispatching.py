@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Generator, Sequence
 from typing import Any
 
+from stratagem.input.service.description import describe
 from stratagem.input.service.job import Record
 from stratagem.input.service.job_starts import JobStarts
 from stratagem.input.service.members import Members
@@ -108,21 +109,7 @@ class Dispatching:
     def describe(self) -> dict[str, Any]:
         """Returns the workers and jobs."""
         with self._lock:
-            workers = self._members.workers.values()
-            return {
-                "workers": {one.address: {"tags": one.tags} for one in workers},
-                "jobs": [
-                    {
-                        "job": run.spec.job if run.spec.is_named else None,
-                        "epoch": run.spec.epoch,
-                        "num_consumers": len(run.job.consumers),
-                        "num_splits_done": len(run.job.done),
-                        "num_splits_lost": run.job.num_lost,
-                        "is_finished": run.job.is_finished,
-                    }
-                    for run in self._state.runs.values()
-                ],
-            }
+            return describe(self._members, self._state.runs.values())
 
     # Datasets.
 
@@ -161,6 +148,7 @@ class Dispatching:
         run, consumer, seen = fields["run"], fields["consumer"], fields["seen"]
         if (run, consumer) in self._members.heard_s:
             self._members.heard_s[run, consumer] = time.monotonic()
+            self._members.loads[run, consumer] = fields["load"]
         self._parked.answer_when(
             request,
             lambda: _news(self._view_of_consumer(run, consumer), seen),
@@ -181,6 +169,7 @@ class Dispatching:
             "error": self._broken or job.error,
             "num_consumers": len(job.consumers),
             "num_lost": job.num_lost,
+            "skipped": job.skipped,
         }
 
     def _on_report(self, request: Request, fields: dict[str, Any]) -> None:
@@ -198,6 +187,7 @@ class Dispatching:
 
     def _leave(self, name: str, consumer: str) -> None:
         self._members.heard_s.pop((name, consumer), None)
+        self._members.loads.pop((name, consumer), None)
         run = self._state.runs.get(name)
         if run is not None and consumer in run.job.consumers:
             self._change(name, [{"what": "leave", "consumer": consumer}])
@@ -237,6 +227,8 @@ class Dispatching:
                 request.answer(Message("refused", {"kind": "ValueError", "text": str(error)}))
                 return
             self._expected.pop(name, None)
+            worker = self._members.workers[name]
+            worker.num_read, worker.read_s = fields["num_read"], fields["read_s"]
             for other in former:
                 self._lose_worker(other)
             for run, split, attempt, seconds in fields["reading"]:
@@ -262,6 +254,7 @@ class Dispatching:
                     "is_exact": found.spec.is_exact,
                     "compression": found.spec.compression,
                     "is_shared": found.spec.is_shared,
+                    "skip_errors": found.spec.skip_errors,
                     "consumers": sorted(found.job.consumers),
                     "wanted": [
                         split
@@ -292,6 +285,8 @@ class Dispatching:
                 return _END
             if worker not in self._members.workers:
                 return _END
+            if self._members.workers[worker].is_retiring:
+                return None
             only = self._parked.wanted_of(name) if fields["only_wanted"] else None
             reserved = self._reserved(run, worker)
             records, split = run.job.next_split(worker, holding, reserved, only=only)
@@ -323,12 +318,30 @@ class Dispatching:
                 error["attempt"],
             )
             if is_current:
-                self._change(fields["run"], [{"what": "fail", "error": error}])
+                records, is_skipped = run.job.fail(error)
+                self._change(fields["run"], records)
+                if is_skipped:
+                    request.answer(Message("skip"))
+                    return
         request.answer(Message("noted"))
 
     def _on_stop_worker(self, request: Request, fields: dict[str, Any]) -> None:
         self._lose_worker(fields["worker"])
         request.answer(Message("noted"))
+
+    def _on_lose_worker(self, request: Request, fields: dict[str, Any]) -> None:
+        for worker in self._members.workers_at(fields["address"]):
+            self._lose_worker(worker)
+        request.answer(Message("noted"))
+
+    def _on_retire_worker(self, request: Request, fields: dict[str, Any]) -> None:
+        """Gives a worker no more splits; it may stop once nothing would be lost with it."""
+        workers = self._members.workers_at(fields["address"])
+        for worker in workers:
+            self._members.workers[worker].is_retiring = True
+        runs = self._state.runs.values()
+        must_finish = any(run.job.must_finish(worker) for run in runs for worker in workers)
+        request.answer(_NO_SPLIT if must_finish else Message("noted"))
 
     def _lose_worker(self, worker: str) -> None:
         self._members.remove_worker(worker)

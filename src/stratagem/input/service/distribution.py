@@ -29,6 +29,7 @@ def distribute(
     compression: str | None = "AUTO",
     cross_trainer_cache: CrossTrainerCache | None = None,
     exactly_once: bool = False,
+    skip_errors: int = 0,
 ) -> Callable[[Any], Dataset]:
     """Returns a function that moves the reading of a dataset to input workers.
 
@@ -50,6 +51,9 @@ def distribute(
         cross_trainer_cache: shares the batches of a job with other trainers: each gets all of them,
             and they are read once. The dataset must have no end.
         exactly_once: raises ValueError for data that cannot be visited exactly once.
+        skip_errors: number of batches of an epoch that are skipped, with a warning, because a
+            function of the dataset raised. Of files and iterables, the rest of the file or dataset
+            is skipped with such a batch.
 
     Returns:
         A function for `Dataset.apply`, of any dataset that `distribute_dataset` takes.
@@ -77,6 +81,7 @@ def distribute(
         *consumer,
         max_outstanding_requests,
         exactly_once,
+        skip_errors,
         cross_trainer_cache,
     )
     checked = checked_compression(compression)
@@ -138,6 +143,7 @@ def from_dataset_id(
     *,
     cross_trainer_cache: CrossTrainerCache | None = None,
     exactly_once: bool = False,
+    skip_errors: int = 0,
 ) -> Dataset:
     """Returns a registered dataset that input workers read.
 
@@ -152,6 +158,7 @@ def from_dataset_id(
         max_outstanding_requests: as in `distribute`.
         cross_trainer_cache: as in `distribute`; the dataset is checked when the job begins.
         exactly_once: as in `distribute`; checked when the job begins.
+        skip_errors: as in `distribute`.
 
     Returns:
         The dataset. Its first batch raises NotFoundError for an unknown id.
@@ -179,6 +186,7 @@ def from_dataset_id(
         *consumer,
         max_outstanding_requests,
         exactly_once,
+        skip_errors,
         cross_trainer_cache,
     )
     wanted = dataclasses.replace(wanted, dataset_id=dataset_id)

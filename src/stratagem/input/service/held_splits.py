@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from typing import Any
 
 from stratagem.input.service.ranges import NumberRanges
 from stratagem.transport.wire import Message
 
-__all__ = ["HeldSplit", "PackedBatch", "WindowLimits", "without_rows"]
+__all__ = ["HeldSplit", "PackedBatch", "ReadCounts", "WindowLimits", "without_rows"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +22,26 @@ class WindowLimits:
     most_batches: int = 16
     most_bytes: int = 2**28
     shared_bytes: int = 2**30
+
+
+class ReadCounts:
+    """Number of batches that a worker has read, and the seconds that it took; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_read = 0
+        self._read_s = 0.0
+
+    def add(self, read_s: float) -> None:
+        """Counts a batch."""
+        with self._lock:
+            self._num_read += 1
+            self._read_s += read_s
+
+    def as_json(self) -> dict[str, float]:
+        """Returns both counts."""
+        with self._lock:
+            return {"num_read": self._num_read, "read_s": self._read_s}
 
 
 class PackedBatch:

@@ -61,6 +61,7 @@ class ServiceJob:
         one_each: each worker gets one split of its own, which is not redone elsewhere.
         is_repeatable: a split that is opened again has the same batches.
         is_exact: batches of a consumer that was lost are visited again.
+        skip_errors: number of batches that may be skipped because they cannot be read.
         done: splits that a restored state has completely.
         received: batches that a restored state has, by split.
         most_losses: limit of `MOST_FRUITLESS_LOSSES`.
@@ -73,6 +74,7 @@ class ServiceJob:
         one_each: bool = False,
         is_repeatable: bool = True,
         is_exact: bool = False,
+        skip_errors: int = 0,
         done: NumberRanges | None = None,
         received: Mapping[int, NumberRanges] | None = None,
         most_losses: int = MOST_FRUITLESS_LOSSES,
@@ -82,6 +84,8 @@ class ServiceJob:
         self._is_repeatable = is_repeatable
         self._is_exact = is_exact
         self._most_losses = most_losses
+        self._skip_errors = skip_errors
+        self.skipped: list[dict[str, Any]] = []
         self.done = done or NumberRanges()
         self._open: dict[int, _OpenSplit] = {}
         for number, numbers in (received or {}).items():
@@ -174,6 +178,15 @@ class ServiceJob:
             return []
         return [{"what": "report", "split": split, "consumer": consumer, "ranges": [*ranges]}]
 
+    def fail(self, error: dict[str, Any]) -> tuple[list[Record], bool]:
+        """Returns the records of a batch that cannot be read, and True if it is skipped."""
+        place = [error.get("split"), error.get("index")]
+        if any([one["split"], one["index"]] == place for one in self.skipped):
+            return [], True
+        if "split" in error and len(self.skipped) < self._skip_errors:
+            return [{"what": "skip", "error": error}], True
+        return [{"what": "fail", "error": error}], False
+
     def finish(self, workers: Collection[str]) -> list[Record]:
         """Returns a record if all splits are done; `workers` are the live ones."""
         if self.is_finished or self.error is not None or self._open:
@@ -265,6 +278,9 @@ class ServiceJob:
     def _apply_finish(self, record: Record) -> None:
         self.is_finished = True
 
+    def _apply_skip(self, record: Record) -> None:
+        self.skipped.append(record["error"])
+
     def _apply_fail(self, record: Record) -> None:
         self.error = record["error"]
 
@@ -287,6 +303,11 @@ class ServiceJob:
     def holders(self) -> set[str]:
         """Workers that hold a split."""
         return {split.worker for split in self._open.values() if split.worker is not None}
+
+    def must_finish(self, worker: str) -> bool:
+        """True if the rest of a split would be lost with a worker."""
+        is_safe = self._is_repeatable and not self._one_each
+        return not is_safe and worker in self.holders
 
     def holder_of(self, split: int) -> tuple[str, int] | None:
         """Returns the worker that holds a split and its attempt; None if it is not held."""

@@ -22,6 +22,7 @@ class JobRequest:
         num_consumers: number of consumers in coordinated reads.
         most_ahead: number of batches that are fetched ahead; None for the default.
         is_exact: each batch must be visited exactly once.
+        skip_errors: number of batches that may be skipped because they cannot be read.
         dataset_id: the registered dataset.
         trainer: name of the trainer that shares a window with others; None without.
     """
@@ -32,6 +33,7 @@ class JobRequest:
     num_consumers: int | None
     most_ahead: int | None
     is_exact: bool
+    skip_errors: int = 0
     dataset_id: str = ""
     trainer: str | None = None
 
@@ -44,6 +46,7 @@ class JobRequest:
         num_consumers: int | None,
         most_ahead: int | None,
         is_exact: bool,
+        skip_errors: int,
         cache: CrossTrainerCache | None = None,
     ) -> JobRequest:
         """Returns the request of these options; raises ValueError if they do not fit."""
@@ -66,12 +69,19 @@ class JobRequest:
                     fix='pass "distributed_epoch" (DYNAMIC).',
                 )
             )
+        if skip_errors < 0 or (skip_errors and num_consumers is not None):
+            raise ValueError(
+                explain(
+                    f"skip_errors={skip_errors} was passed with num_consumers={num_consumers}.",
+                    expected="0 or more, and 0 in coordinated reads: consumers would lose step.",
+                    fix="omit skip_errors or num_consumers.",
+                )
+            )
         if cache is not None:
             _check_cache(job, num_consumers, is_exact=is_exact)
         trainer = None if cache is None else cache.trainer_id
-        return cls(
-            int(policy), job, consumer_index, num_consumers, most_ahead, is_exact, trainer=trainer
-        )
+        consumer = job, consumer_index, num_consumers
+        return cls(int(policy), *consumer, most_ahead, is_exact, skip_errors, trainer=trainer)
 
 
 def _check_cache(job: str | None, num_consumers: int | None, *, is_exact: bool) -> None:

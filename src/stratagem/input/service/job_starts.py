@@ -20,7 +20,7 @@ __all__ = ["JobStarts"]
 
 # Processes that resume together may start at different times.
 _LEAST_LIMIT_S = 5.0
-_SHARED = ("dataset_id", "policy", "num_consumers", "is_exact", "is_shared")
+_SHARED = ("dataset_id", "policy", "num_consumers", "is_exact", "skip_errors", "is_shared")
 
 
 @dataclasses.dataclass
@@ -151,6 +151,7 @@ class JobStarts:
             is_repeatable=dataset.facts.is_repeatable,
             is_shared=fields["is_shared"],
             compression=dataset.compression,
+            skip_errors=fields["skip_errors"],
             plan=plan_splits(dataset.facts, policy, count),
             done=(NumberRanges() if states is None else states.done()).as_json(),
             received={} if states is None else states.received(),

@@ -23,6 +23,9 @@ class InputWorker:
     tags: list[str]
     heard_s: float
     revoked: list[list[object]] = dataclasses.field(default_factory=list[list[object]])
+    is_retiring: bool = False  # It gets no more splits.
+    num_read: int = 0
+    read_s: float = 0.0
 
 
 class Members:
@@ -36,6 +39,7 @@ class Members:
         self.workers: dict[str, InputWorker] = {}
         self.lost: set[str] = set()  # they must begin anew under another name
         self.heard_s: dict[tuple[str, str], float] = {}  # by run and consumer
+        self.loads: dict[tuple[str, str], dict[str, float]] = {}  # the same
 
     @property
     def num_listed(self) -> int | None:
@@ -76,6 +80,15 @@ class Members:
     def silent_workers(self, before_s: float) -> list[str]:
         """Returns the workers that were last heard before a time."""
         return [worker.name for worker in self.workers.values() if worker.heard_s < before_s]
+
+    def workers_at(self, address: str) -> list[str]:
+        """Returns the names of the live workers at an address, with or without `tcp://`."""
+        wanted = without_scheme(address)
+        return [
+            worker.name
+            for worker in self.workers.values()
+            if without_scheme(worker.address) == wanted
+        ]
 
     def remove_worker(self, name: str) -> None:
         """Forgets a worker."""

@@ -11,7 +11,7 @@ from stratagem.input.service.splits import SplitPlan, file_of_split
 from stratagem.input.sources import Source
 from stratagem.messages import explain
 
-__all__ = ["describe_open_error", "describe_read_error", "job_error"]
+__all__ = ["describe_open_error", "describe_read_error", "job_error", "skip_warning"]
 
 _OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _INSTALLED = f"{os.sep}site-packages{os.sep}"
@@ -83,17 +83,32 @@ def job_error(described: dict[str, Any]) -> Exception:
                 fix=f"install the modules there. The worker's traceback:\n{described['trace']}",
             )
         )
+    return PoisonExampleError(
+        explain(
+            f"An input worker could not read {_place(described)}",
+            expected="a dataset whose functions accept all examples.",
+            fix=f"correct the example or the function, or pass skip_errors. The worker's "
+            f"traceback:\n{described['trace']}",
+            code="SG312",
+        )
+    )
+
+
+def skip_warning(described: dict[str, Any]) -> str:
+    """Returns the warning of a batch that was skipped."""
+    return explain(
+        f"An input worker skipped {_place(described)}",
+        expected="a dataset whose functions accept all examples.",
+        fix="nothing, if this example may be missed. Else correct it or the function.",
+    )
+
+
+def _place(described: dict[str, Any]) -> str:
     where = f"batch {described['index']} of split {described['split']}"
     if described["file"] is not None:
         where = f"batch {described['index']} of the file {described['file']}"
     place = f"{described['function']} ({described['source_file']}, line {described['line']})"
-    return PoisonExampleError(
-        explain(
-            f"An input worker could not read {where} in epoch {described['epoch']}: {place} raised "
-            f"{described['type']}: {described['text']}",
-            expected="a dataset whose functions accept all examples.",
-            fix=f"correct the example or the function. The worker's traceback:\n"
-            f"{described['trace']}",
-            code="SG312",
-        )
+    return (
+        f"{where} in epoch {described['epoch']}: {place} raised {described['type']}: "
+        f"{described['text']}"
     )

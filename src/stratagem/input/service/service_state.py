@@ -51,6 +51,7 @@ class RunSpec:
         num_lanes: number of splits that coordinated reads take turns with.
         is_exact: the job promises that each batch is visited exactly once.
         is_repeatable: a split that is opened again has the same batches.
+        skip_errors: number of batches that may be skipped because they cannot be read.
         plan: the splits.
         done: splits that were done in a restored state, as ranges.
         received: ranges of batches that consumers had in a restored state, by split.
@@ -68,6 +69,7 @@ class RunSpec:
     num_lanes: int
     is_exact: bool
     is_repeatable: bool
+    skip_errors: int
     plan: SplitPlan
     done: list[list[int]]
     received: dict[str, list[list[int]]]
@@ -88,6 +90,7 @@ class RunSpec:
             one_each=is_off and self.num_consumers is None,
             is_repeatable=self.is_repeatable,
             is_exact=self.is_exact,
+            skip_errors=self.skip_errors,
             done=NumberRanges(self.done),
             received={int(key): NumberRanges(value) for key, value in self.received.items()},
         )

@@ -13,7 +13,7 @@ from stratagem.closing import Closing
 from stratagem.cluster.addresses import join_address, split_address, without_scheme
 from stratagem.errors import UnavailableError
 from stratagem.input.service.dispatcher import check_protocol
-from stratagem.input.service.held_splits import WindowLimits
+from stratagem.input.service.held_splits import ReadCounts, WindowLimits
 from stratagem.input.service.read_errors import describe_open_error
 from stratagem.input.service.service_keys import bind_host, service_keys, tcp_address
 from stratagem.input.service.worker_job import WorkerJob
@@ -124,6 +124,7 @@ class WorkerServer(Closing):
     def __init__(self, config: WorkerConfig, start: bool = True) -> None:
         self._config = config
         self._limits = WindowLimits(shared_bytes=config.cross_trainer_cache_bytes)
+        self._counts = ReadCounts()
         self._listener: Listener | None = None
         self._has_ended = threading.Event()
         self._lock = threading.Lock()
@@ -195,6 +196,7 @@ class WorkerServer(Closing):
             "address": self.address,
             "tags": self._config.worker_tags or [],
             "seen": self._seen,
+            **self._counts.as_json(),
             "reading": [one for job in jobs.values() for one in job.reading()],
         }
         answer = self._dispatcher.ask(0, Message("watch_worker", fields), timeout_s=limit_s)
@@ -235,6 +237,7 @@ class WorkerServer(Closing):
             worker=self._name,
             ask=self._ask,
             limits=self._limits,
+            counts=self._counts,
         )
 
     def _source_of(self, dataset_id: str) -> Source:

@@ -17,11 +17,17 @@ import jax
 
 from stratagem.input.batch_messages import pack_batch
 from stratagem.input.service.consumer_wishes import ConsumerWishes
-from stratagem.input.service.held_splits import HeldSplit, PackedBatch, WindowLimits, without_rows
+from stratagem.input.service.held_splits import (
+    HeldSplit,
+    PackedBatch,
+    ReadCounts,
+    WindowLimits,
+    without_rows,
+)
 from stratagem.input.service.ranges import NumberRanges
 from stratagem.input.service.read_errors import describe_read_error
 from stratagem.input.service.shared_window import SharedWindow
-from stratagem.input.service.splits import SplitPlan, read_split
+from stratagem.input.service.splits import SplitPlan, facts_of, read_split
 from stratagem.input.service.worker_reports import WorkerReports
 from stratagem.input.sources import Source
 from stratagem.transport.listener import Request
@@ -42,6 +48,7 @@ class WorkerJob:
         worker: name of this worker.
         ask: sends a request to the dispatcher.
         limits: how far to read ahead.
+        counts: gets the time of each batch.
     """
 
     def __init__(
@@ -53,10 +60,12 @@ class WorkerJob:
         worker: str,
         ask: Callable[[Message], Message],
         limits: WindowLimits,
+        counts: ReadCounts | None = None,
     ) -> None:
         self._run = run
         self._reports = WorkerReports(run, worker, ask)
         self._limits = limits
+        self._counts = counts or ReadCounts()
         self._source = source
         self._plan = SplitPlan(**spec["plan"])
         self._epoch: int = spec["epoch"]
@@ -66,6 +75,7 @@ class WorkerJob:
             SharedWindow(limits.shared_bytes, limits.most_batches) if spec["is_shared"] else None
         )
         self._wishes = ConsumerWishes(spec["compression"])
+        self._may_skip = spec["skip_errors"] > 0
         self._changed = threading.Condition()
         self._asking = threading.Lock()
         self._held: dict[int, HeldSplit] = {}
@@ -283,35 +293,55 @@ class WorkerJob:
     def _read(self, held: HeldSplit, *, has_own_window: bool) -> None:
         # A group of coordinated reads that is not complete needs a batch as its model.
         first = max(0, held.received.first_missing() - (self._num_consumers or 0))
-        index = first
-        batches = read_split(
-            self._source, self._plan, epoch=self._epoch, split=held.number, first=first
-        )
-        with contextlib.closing(batches):
-            while True:
-                with self._changed:
-                    held.reading_since_s = time.monotonic()
-                try:
-                    message = self._next_message(held, index, batches)
-                except Exception as error:  # noqa: BLE001 - sent to the consumers
-                    self._fail(held, index, error)
-                    return
-                if message is None:
-                    break
-                with self._changed:
-                    held.reading_since_s = None
-                    if index not in held.received and not self._add(
-                        held, index, message, has_own_window=has_own_window
-                    ):
-                        return
-                index += 1
+        index: int | None = first
+        length = first
+        while index is not None:
+            batches = read_split(
+                self._source, self._plan, epoch=self._epoch, split=held.number, first=index
+            )
+            with contextlib.closing(batches):
+                found = self._read_from(held, index, batches, has_own_window=has_own_window)
+            if found is None:
+                return
+            length, index = found
         with self._changed:
             held.reading_since_s = None
-            held.length = index
-            self._ended.append([held.number, index])
+            held.length = length
+            self._ended.append([held.number, length])
             self._hand_out()
             self._changed.notify_all()
         self._report_when_done(held)
+
+    def _read_from(
+        self, held: HeldSplit, index: int, batches: Generator[Any], *, has_own_window: bool
+    ) -> tuple[int, int | None] | None:
+        """Reads a split up to its end, or to a batch that is skipped.
+
+        Returns the length of the split so far, and where to begin again; None if it is not wanted
+        any more.
+        """
+        while True:
+            since_s = time.monotonic()
+            with self._changed:
+                held.reading_since_s = since_s
+            try:
+                message = self._next_message(held, index, batches)
+            except Exception as error:  # noqa: BLE001 - sent to the consumers
+                if not self._fail(held, index, error):
+                    return None
+                # Of other sources, what comes after the batch cannot be reached.
+                can_seek = facts_of(self._source).can_seek
+                return (index + 1, index + 1) if can_seek else (index, None)
+            if message is None:
+                return index, None
+            self._counts.add(time.monotonic() - since_s)
+            with self._changed:
+                held.reading_since_s = None
+                if index not in held.received and not self._add(
+                    held, index, message, has_own_window=has_own_window
+                ):
+                    return None
+            index += 1
 
     def _next_message(self, held: HeldSplit, index: int, batches: Generator[Any]) -> Message | None:
         try:
@@ -379,14 +409,19 @@ class WorkerJob:
                 self._held.pop(held.number, None)
                 self._hand_out()
 
-    def _fail(self, held: HeldSplit, index: int, error: Exception) -> None:
-        """Reports an error to the dispatcher, once the batches before it have arrived."""
+    def _fail(self, held: HeldSplit, index: int, error: Exception) -> bool:
+        """Reports an error to the dispatcher; returns True if the batch is skipped.
+
+        If none may be, the batches before it arrive first.
+        """
         with self._changed:
             held.reading_since_s = None
-            self._changed.wait_for(lambda: not held.batches or self._is_unwanted(held))
+            self._changed.wait_for(
+                lambda: not held.batches or self._may_skip or self._is_unwanted(held)
+            )
             if self._is_unwanted(held):
-                return
+                return False
         described = describe_read_error(
             error, self._source, self._plan, epoch=self._epoch, split=held.number, index=index
         )
-        self._reports.failed({**described, "attempt": held.attempt})
+        return self._reports.failed({**described, "attempt": held.attempt})

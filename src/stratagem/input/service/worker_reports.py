@@ -44,9 +44,10 @@ class WorkerReports:
         fields = {"split": split, "attempt": attempt + 1, "ranges": []}
         self._ask("report", reporter=self._worker, **fields)
 
-    def failed(self, error: dict[str, Any]) -> None:
-        """Reports an error of reading a batch."""
-        self._ask("fail", error=error)
+    def failed(self, error: dict[str, Any]) -> bool:
+        """Reports an error of reading a batch; returns True if the batch is skipped."""
+        answer = self._ask("fail", error=error)
+        return answer is not None and answer.kind == "skip"
 
     def _ask(self, kind: str, **fields: Any) -> Message | None:
         message = Message(kind, {"run": self._run, "worker": self._worker, **fields})

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from stratagem.messages import explain
 
-__all__ = ["TRAINERS", "assign_devices", "uses_gpus"]
+__all__ = ["SERVERS", "TRAINERS", "assign_devices", "uses_gpus"]
 
 TRAINERS = ("chief", "worker")
+SERVERS = ("ps", "input")  # They run until the trainers have ended.
 
 _DEVICE_COUNT = re.compile(r"\s*--xla_force_host_platform_device_count=\S*")
 _GPU_PLATFORMS = {"cuda", "gpu", "rocm"}

@@ -20,6 +20,7 @@ _SHOWN = ("all", "leader")
 _LEAST = {
     "workers": 0,
     "ps": 0,
+    "input_workers": 0,
     "devices_per_worker": 1,
     "max_restarts": 0,
     "min_workers": 1,
@@ -47,6 +48,7 @@ class LaunchArguments(TypedDict, total=False):
     chief: bool
     ps: int
     evaluator: bool
+    input_workers: int
     devices_per_worker: int | None
     max_restarts: int
     min_workers: int | None
@@ -84,6 +86,8 @@ class LaunchOptions:
         chief: True to add a chief, which leads.
         ps: number of parameter servers.
         evaluator: True to add an evaluator.
+        input_workers: number of input workers. They read datasets in a task of their own, whose
+            address the others find in `STRATAGEM_INPUT_SERVICE`.
         devices_per_worker: number of GPUs per worker, or of virtual CPU devices on a machine
             without GPUs. None divides the GPUs evenly and does not change the CPU.
         max_restarts: maximum number of restarts of all tasks after failures.
@@ -135,6 +139,7 @@ class LaunchOptions:
     chief: bool = False
     ps: int = 0
     evaluator: bool = False
+    input_workers: int = 0
     devices_per_worker: int | None = None
     max_restarts: int = 0
     min_workers: int | None = None
@@ -259,6 +264,16 @@ class LaunchOptions:
                 _check_type(name, getattr(self, name), wanted, expected)
         if self.nnodes is not None:
             node_range(self.nnodes)
+        several = [name for name in ("nnodes", "hosts", "hostfile") if getattr(self, name)]
+        if self.input_workers and several:
+            raise ValueError(
+                explain(
+                    f"input_workers={self.input_workers} was passed with {several[0]}.",
+                    expected="input workers on one machine.",
+                    fix="run stratagem input-service on one of the machines, and set "
+                    "STRATAGEM_INPUT_SERVICE to its address on all.",
+                )
+            )
         if not self.node_timeout_s:
             raise ValueError(
                 explain(

@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 
-from stratagem.launch.plan.devices import TRAINERS, assign_devices
+from stratagem.launch.plan.devices import SERVERS, TRAINERS, assign_devices
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.restart_folders import RestartFolders
 
-__all__ = ["TRAINERS", "TaskPlan", "numbered", "plan_own_tasks", "plan_tasks"]
+__all__ = ["INPUT", "TRAINERS", "TaskPlan", "numbered", "plan_own_tasks", "plan_tasks"]
 
+INPUT = "input"  # Type of the task of input workers, which is not in the cluster.
 _HOST = "127.0.0.1"
 _NO_FOLDERS = RestartFolders()
 
@@ -21,7 +23,8 @@ _NO_FOLDERS = RestartFolders()
 class TaskPlan:
     """One process to start.
 
-    `task_type` is chief, worker, ps or evaluator; `variables` extend the inherited environment.
+    `task_type` is chief, worker, ps, evaluator or input; `variables` extend the inherited
+    environment.
     `node` names its machine if there are several.
     """
 
@@ -42,6 +45,11 @@ class TaskPlan:
         return f"{self.task_type}-{self.index}"
 
     @property
+    def serves(self) -> bool:
+        """True for tasks that others need until the trainers have ended."""
+        return self.task_type in SERVERS
+
+    @property
     def trains(self) -> bool:
         """True for chief and workers: the job is done when these have ended."""
         return self.task_type in TRAINERS
@@ -59,7 +67,8 @@ def plan_tasks(
 ) -> tuple[TaskPlan, ...]:
     """Plans the processes of one start, the leader first.
 
-    All tasks inherit the environment `base`. `ports` has one port per task, `gpus` are named as in
+    All tasks inherit the environment `base`. `ports` has one port per task, and one more with input
+    workers; `gpus` are named as in
     `CUDA_VISIBLE_DEVICES`, and `restart` counts earlier starts. Raises ValueError if there are
     fewer GPUs than requested.
 
@@ -70,9 +79,9 @@ def plan_tasks(
     """
     tasks = numbered(options.task_types)
     cluster: dict[str, list[str]] = {}
-    for (task_type, _), port in zip(tasks, ports, strict=True):
+    for (task_type, _), port in zip(tasks, ports, strict=not options.input_workers):
         cluster.setdefault(task_type, []).append(f"{_HOST}:{port}")
-    return plan_own_tasks(
+    plans = plan_own_tasks(
         tasks,
         options,
         command,
@@ -81,6 +90,28 @@ def plan_tasks(
         base=base,
         restart=restart,
         folders=folders,
+    )
+    return (
+        plans if not options.input_workers else _with_input_workers(plans, options, ports[-1], gpus)
+    )
+
+
+def _with_input_workers(
+    plans: Sequence[TaskPlan], options: LaunchOptions, port: int, gpus: Sequence[str]
+) -> tuple[TaskPlan, ...]:
+    """Adds the task of the input workers, and its address to the other tasks."""
+    words = ("-m", "stratagem", "input-service", "--workers", str(options.input_workers))
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if gpus else {}
+    variables = {**plans[0].variables, **hidden, "TF_CONFIG": "", "JAX_PLATFORMS": "cpu"}
+    address = {"STRATAGEM_INPUT_SERVICE": f"{_HOST}:{port}"}
+    return (
+        *(dataclasses.replace(plan, variables={**plan.variables, **address}) for plan in plans),
+        TaskPlan(
+            task_type=INPUT,
+            index=0,
+            command=(sys.executable, *words, "--port", str(port)),
+            variables=variables,
+        ),
     )
 
 

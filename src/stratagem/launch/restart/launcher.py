@@ -17,7 +17,7 @@ from stratagem.launch.plan.elastic import Discovery, ElasticConfig
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.ports import free_ports
 from stratagem.launch.plan.restart_folders import RestartFolders, make_restart_folders
-from stratagem.launch.plan.task_plan import TaskPlan, plan_own_tasks, plan_tasks
+from stratagem.launch.plan.task_plan import INPUT, TaskPlan, plan_own_tasks, plan_tasks
 from stratagem.launch.prefork.warm_start import WarmStart, can_fork
 from stratagem.launch.restart.launch_events import LaunchEvents
 from stratagem.launch.restart.membership import notice_after_s, workers_after
@@ -222,7 +222,7 @@ class _Job:
         options = self.options.with_workers(num_workers)
         plans = self.plans(options, restart, is_warm=warm is not None)
         if self.finish is not None:
-            plans = tuple(self.finish(plan) for plan in plans)
+            plans = tuple(plan if plan.task_type == INPUT else self.finish(plan) for plan in plans)
         if self.slow is not None:
             self.slow.begin(time.monotonic())
         statuses, were_asked = run_group(
@@ -253,7 +253,7 @@ class _Job:
             return plan_tasks(
                 options,
                 self.command,
-                ports=free_ports(len(options.task_types)),
+                ports=free_ports(len(options.task_types) + bool(options.input_workers)),
                 gpus=self.gpus,
                 base=self.base,
                 restart=restart,

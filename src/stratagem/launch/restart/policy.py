@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from stratagem.launch.plan.devices import SERVERS
 from stratagem.launch.tasks.exit_status import ExitStatus
 from stratagem.launch.tasks.output.tracebacks import has_lost_peer
 from stratagem.preemption import EXIT_CODE
@@ -98,7 +99,7 @@ def tasks_to_stop(
             return True
         if not is_done or state.trains:
             return False
-        return state.task_type == "ps" or now_s - done_at_s >= evaluator_grace_s
+        return state.task_type in SERVERS or now_s - done_at_s >= evaluator_grace_s
 
     return [
         index

@@ -202,4 +202,4 @@ class RunningTasks:
         """Returns True for a server whose workers are done: it may fail before it is stopped."""
         trainers = [task.status for task in self.tasks if task.process.plan.trains]
         is_done = all(status is not None and not status.failed for status in trainers)
-        return plan.task_type == "ps" and is_done
+        return plan.serves and is_done

@@ -87,6 +87,7 @@ class LocalProcesses(Closing):
     `serve` is called in each process with its index and its `arguments`; it returns an object with
     an `address` and a `close()`. Lines of their output are printed here after `kind`, a name such
     as "ps". `variables` are set where the environment lacks them. `max_restarts=-1` sets no limit.
+    `first` is the number of the first process in names.
     """
 
     def __init__(
@@ -98,8 +99,10 @@ class LocalProcesses(Closing):
         standby: SharedStandby,
         variables: Mapping[str, str] | None = None,
         max_restarts: int = -1,
+        first: int = 0,
     ) -> None:
         self._kind = kind
+        self._first_number = first
         self._standby = standby
         self._max_restarts = max_restarts
         self._changed = threading.Condition()
@@ -119,7 +122,10 @@ class LocalProcesses(Closing):
         ]
         self._keepers = [
             threading.Thread(
-                target=self._keep, args=(index,), name=f"keeper of {kind} {index}", daemon=True
+                target=self._keep,
+                args=(index,),
+                name=f"keeper of {self._name(index)}",
+                daemon=True,
             )
             for index in range(self._count)
         ]
@@ -146,7 +152,7 @@ class LocalProcesses(Closing):
             missing = [index for index in range(self._count) if index not in self._addresses]
             if missing:
                 raise not_started(
-                    [f"{self._kind} {index}" for index in missing],
+                    [self._name(index) for index in missing],
                     self._count,
                     limit_s,
                     expected="processes that load JAX and Keras within this time.",
@@ -200,6 +206,9 @@ class LocalProcesses(Closing):
                 self._processes[index].kill()
                 keeper.join()
 
+    def _name(self, index: int) -> str:
+        return f"{self._kind} {self._first_number + index}"
+
     def _keep(self, index: int) -> None:
         """Runs a process and its restarts until closed; in its own thread."""
         restarts = Restarts(self._max_restarts)
@@ -214,7 +223,7 @@ class LocalProcesses(Closing):
                 return
             delay_s = restarts.delay_after_loss_s(time.monotonic() - started_s)
             if delay_s is None:
-                gone = lost_too_often(f"{self._kind} {index}", how)
+                gone = lost_too_often(self._name(index), how)
                 self._report(lambda watchers, gone=gone: watchers.on_given_up(index, gone))
                 return
             process = self._next(index, restarts, delay_s)
@@ -241,7 +250,7 @@ class LocalProcesses(Closing):
                 failure = error
                 delay_s = restarts.delay_after_failed_start_s()
                 if delay_s is not None:
-                    announce_failed_restart(f"{self._kind} {index}", error, delay_s)
+                    announce_failed_restart(self._name(index), error, delay_s)
                 continue
             restarts.started()
             self._report(lambda watchers: watchers.on_returned(index, self._addresses[index]))
@@ -253,7 +262,7 @@ class LocalProcesses(Closing):
 
     def _start(self, index: int) -> ForkedProcess | None:
         """Starts a process once; returns None if closed meanwhile."""
-        name = f"{self._kind} {index}"
+        name = self._name(index)
         self._printers[index] = []
         outputs: list[int] = []
         try:

@@ -92,7 +92,8 @@ class RayProcesses(Closing):
     an `address` and a `close()`. `resources` are Ray resources of each process: "CPU", "GPU" and
     custom ones such as {"ps:0": 1}; with None, processes are spread over the machines.
     `environment` is set before JAX is imported. `modules` are imported before a process is forked,
-    and not again for a restart. `max_restarts=-1` sets no limit.
+    and not again for a restart. `max_restarts=-1` sets no limit. `first` is the number of the first
+    process in names.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class RayProcesses(Closing):
         environment: Mapping[str, str] | None = None,
         modules: Sequence[str] = (),
         max_restarts: int = -1,
+        first: int = 0,
     ) -> None:
         if resources is not None and len(resources) != len(arguments):
             raise ValueError(
@@ -117,6 +119,7 @@ class RayProcesses(Closing):
             )
         self._ray = _connected_ray()
         self._kind = kind
+        self._first_number = first
         self._resources = resources or [{}] * len(arguments)
         self._environment = dict(environment or {})
         self._modules = tuple(modules)
@@ -216,6 +219,9 @@ class RayProcesses(Closing):
         if calls:
             self._ray.wait(calls, num_returns=len(calls), timeout=_CLOSING_S)
 
+    def _name(self, index: int) -> str:
+        return f"{self._kind} {self._first_number + index}"
+
     def _start(self, index: int, actor: _Actor | None = None) -> _Life:
         """Starts a process, in an existing actor or a new one."""
         actor = actor or self._new_actor(index)
@@ -226,15 +232,15 @@ class RayProcesses(Closing):
     def _new_actor(self, index: int) -> _Actor:
         self._num_starts += 1
         return self._class.options(
-            name=f"{self._kind}:{index} {self._cluster}.{self._num_starts}",
+            name=f"{self._kind}:{self._first_number + index} {self._cluster}.{self._num_starts}",
             max_restarts=0,
             max_concurrency=_MAX_CALLS_AT_ONCE,
             **_placement(self._resources[index]),
-        ).remote(f"{self._kind}:{index}")
+        ).remote(f"{self._kind}:{self._first_number + index}")
 
     def _take_start(self, index: int) -> None:
         """Records that a process has started, or raises why not."""
-        life, name = self._lives[index], f"{self._kind} {index}"
+        life, name = self._lives[index], self._name(index)
         errors = self._ray.exceptions
         try:
             life.address, life.pid = self._ray.get(life.started)
@@ -249,7 +255,7 @@ class RayProcesses(Closing):
 
     def _too_late(self, missing: list[int], limit_s: float) -> DeadlineExceededError:
         names = [
-            f"{self._kind} {index}"
+            self._name(index)
             + (f", which needs {dict(of_one)}" if (of_one := self._resources[index]) else "")
             for index in missing
         ]
@@ -305,7 +311,7 @@ class RayProcesses(Closing):
             self._later(delay_s, lambda: self._start_again(index, actor))
             return
         self._ray.kill(life.actor)
-        gone = lost_too_often(f"{self._kind} {index}", how)
+        gone = lost_too_often(self._name(index), how)
         self._report(lambda watchers: watchers.on_given_up(index, gone))
 
     def _start_again(self, index: int, actor: _Actor | None = None) -> None:
@@ -337,7 +343,7 @@ class RayProcesses(Closing):
         if delay_s is None:
             self._report(lambda watchers: watchers.on_given_up(index, error))
         else:
-            announce_failed_restart(f"{self._kind} {index}", error, delay_s)
+            announce_failed_restart(self._name(index), error, delay_s)
             self._later(delay_s, lambda: self._start_again(index))
 
     def _lose_ray(self, error: Exception) -> None:

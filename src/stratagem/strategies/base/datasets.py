@@ -11,6 +11,7 @@ from stratagem.input.elastic_dataset import ElasticDataset
 from stratagem.input.sources import as_source
 from stratagem.messages import explain
 from stratagem.options import InputContext, InputOptions, InputReplicationMode
+from stratagem.strategies.base.input_workers import on_input_workers
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
@@ -25,6 +26,7 @@ def from_dataset(strategy: Strategy, dataset: object, options: object) -> Distri
     Raises:
         NotImplementedError: PER_REPLICA, which leaves nothing to split.
         TypeError: no dataset, or options of another type.
+        ValueError: input workers that do not suit the strategy.
     """
     options = _check_options(options)
     if options.replication_mode is InputReplicationMode.PER_REPLICA:
@@ -44,6 +46,8 @@ def from_dataset(strategy: Strategy, dataset: object, options: object) -> Distri
             )
         )
     source = as_source(dataset)
+    if options.input_workers:
+        source = on_input_workers(strategy, source, options)
     if isinstance(strategy.executor, ElasticLockstep):
         whole = InputContext(num_replicas_in_sync=strategy.num_replicas_in_sync)
         return ElasticDataset(strategy, source, is_global=True, options=options, context=whole)

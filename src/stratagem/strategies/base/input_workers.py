@@ -1,0 +1,88 @@
+"""Datasets that a strategy has input workers read."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from stratagem import environment
+from stratagem import input as inputs
+from stratagem.execution import ElasticLockstep
+from stratagem.input.sources import Source
+from stratagem.messages import explain
+from stratagem.options import AutoShardPolicy, InputOptions
+from stratagem.run_events.restart_count import restart_count
+
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
+
+__all__ = ["on_input_workers"]
+
+# Processes of a strategy distribute their datasets in the same order.
+_numbers = itertools.count()
+
+
+def on_input_workers(strategy: Strategy, source: Source, options: InputOptions) -> Source:
+    """Returns a source whose batches come from the input service.
+
+    That is the one of `STRATAGEM_INPUT_SERVICE`, or else one that is started here, and closed with
+    the source. Raises ValueError if the workers do not suit the strategy.
+    """
+    target = environment.read("input_service")
+    _check(strategy, options, has_service=bool(target))
+    job = None
+    if strategy.topology.spans_processes:
+        job = f"strategy {restart_count()}.{next(_numbers)}"
+    running = None if target else inputs.service.start(options.input_workers)
+    distribute = inputs.service.distribute(
+        inputs.service.ShardingPolicy.DYNAMIC,
+        target if running is None else running.target,
+        job,
+        exactly_once=source.is_repeatable,
+    )
+    try:
+        distributed = distribute(source).as_source()
+    except BaseException:
+        if running is not None:
+            running.close()
+        raise
+    if running is not None:
+        weakref.finalize(distributed, _close, running).atexit = False  # Workers end by themselves.
+    return distributed
+
+
+def _close(running: inputs.service.InputService) -> None:
+    # Not here: a garbage collection may run in any thread, also in one that has to end.
+    threading.Thread(target=running.close, name="input service close", daemon=True).start()
+
+
+def _check(strategy: Strategy, options: InputOptions, *, has_service: bool) -> None:
+    if isinstance(strategy.executor, ElasticLockstep):
+        raise ValueError(
+            explain(
+                f"input_workers={options.input_workers} was passed to an ElasticStrategy.",
+                expected="a dataset that each member reads in the same order.",
+                fix="omit input_workers.",
+            )
+        )
+    if options.auto_shard_policy not in (AutoShardPolicy.AUTO, AutoShardPolicy.OFF):
+        raise ValueError(
+            explain(
+                f"input_workers={options.input_workers} was passed with "
+                f"{options.auto_shard_policy!r}.",
+                expected="AutoShardPolicy.AUTO: each process gets other batches from the workers.",
+                fix="omit auto_shard_policy.",
+            )
+        )
+    if strategy.topology.spans_processes and not has_service:
+        raise ValueError(
+            explain(
+                f"input_workers={options.input_workers} was passed to a strategy of several "
+                "processes, which have no common input service.",
+                expected="one service for all processes.",
+                fix="start them with stratagem launch --input-workers, or set "
+                "STRATAGEM_INPUT_SERVICE to the address of a service.",
+            )
+        )
