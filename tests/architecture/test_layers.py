@@ -101,6 +101,7 @@ ALLOWED_ROOMS = {
         "variables",
         "execution",
         "checkpoint",
+        "embedding",
         "keras",
         "parameter_server",
         "estimator",
