@@ -303,6 +303,27 @@ def test_ids_instead_of_keys_are_refused(strategy) -> None:
         layer(sg.embedding.keys([1]), jnp.ones(1))
 
 
+def test_rows_have_no_numbers(strategy) -> None:
+    with strategy.scope():
+        layer = DynamicEmbedding(4)
+        layer.build()
+    rows = sg.IndexedSlices(jnp.ones((1, 4)), jnp.zeros(1, "int32"))
+    for use in (
+        lambda: layer.embeddings.take_rows([0]),
+        lambda: layer.embeddings.scatter_add(rows),
+    ):
+        with pytest.raises(TypeError, match=r"Rows of the keyed table .* by number"):
+            use()
+
+
+def test_lookup_by_the_function_of_tables(strategy) -> None:
+    with strategy.scope():
+        layer = DynamicEmbedding(4)
+        layer.build()
+    keys = sg.embedding.keys([[1, 2]])
+    np.testing.assert_array_equal(sg.nn.embedding_lookup(layer.embeddings, keys), layer(keys))
+
+
 def test_lookup_inside_a_loop_is_refused(in_lockstep) -> None:
     with in_lockstep.scope():
         layer = DynamicEmbedding(4)
