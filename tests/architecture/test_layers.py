@@ -102,6 +102,7 @@ ALLOWED_ROOMS = {
         "variables",
         "execution",
         "checkpoint",
+        "embedding",
         "keras",
         "parameter_server",
         "embedding",

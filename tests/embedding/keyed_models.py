@@ -59,7 +59,7 @@ def rows_of(model: keras.Model) -> np.ndarray:
 def compare(strategy: sg.Strategy, optimizer: Callable[[], Any], **options: Any) -> keras.Model:
     """Fits both, and requires equal losses, rows and predictions. Returns the keyed one."""
     keyed = keyed_model(strategy, optimizer, **options)
-    plain = plain_model(keyed, optimizer, **options)
+    plain = plain_model(keyed, optimizer)
     x = sg.embedding.keys(IDS)
     losses = keyed.fit(x, Y, **FIT).history["loss"]
     expected = plain.fit(PLACES, Y, **FIT).history["loss"]

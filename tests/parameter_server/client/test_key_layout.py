@@ -109,7 +109,8 @@ def test_client_sends_keys_to_their_servers(num_servers) -> None:
     for server, message in tables.asked:
         (spec,) = message.fields["specs"]
         assert not message.arrays
-        assert json.loads(json.dumps(spec))["table"] == TABLE
+        own = json.loads(json.dumps(spec))["table"]
+        assert own["initializer"] == TABLE["initializer"]
         assert (spec["shape"], spec["first_row"]) == ((0, 2), layout.first_rows[server])
         assert (spec["name"], spec["has_rows"]) == (layout.name_of(server), True)
     extremes = [-(2**63), 2**63 - 1, -1, 0]
@@ -130,3 +131,12 @@ def test_client_sends_keys_to_their_servers(num_servers) -> None:
     assert sorted(held) == sorted(totals)  # each key on one server
     for server, own in enumerate(tables.rows):
         assert {*layout.shards_of(np.array([*own], np.int64)).tolist()} <= {server}
+
+
+@pytest.mark.parametrize("num_servers", [1, 2, 3, 7])
+def test_most_rows_are_divided_over_the_servers(num_servers) -> None:
+    layout = layout_of_keys("table", (8,), "float32", range(num_servers), TABLE)
+    shares = [layout.spec_of(shard)["table"]["max_rows"] for shard in range(num_servers)]
+    assert sum(shares) == TABLE["max_rows"]
+    assert max(shares) - min(shares) <= 1
+    assert layout.table == TABLE

@@ -22,6 +22,9 @@ from stratagem.parameter_server.keras.variable import ParameterServerVariable
 if TYPE_CHECKING:
     import jax
 
+    from stratagem.values import IndexedSlices
+    from stratagem.variables import Rows
+
 __all__ = ["KeyedTableOptions", "KeyedVariable", "whole_gradient"]
 
 
@@ -78,6 +81,14 @@ class KeyedVariable(ParameterServerVariable):
         """Returns rows of keys in an eager step, and the places of their gradients."""
         return self._looked_up(keys, is_trained=True)
 
+    def take_rows(self, rows: Rows) -> Any:
+        """Raises a TypeError: rows have keys, and no numbers."""
+        raise _rows_by_number(self)
+
+    def change_rows(self, method: str, slices: IndexedSlices) -> Any:
+        """Raises a TypeError: rows have keys, and no numbers."""
+        raise _rows_by_number(self)
+
     def _looked_up(self, keys: Any, *, is_trained: bool) -> tuple[Any, Any]:
         if in_symbolic_scope():  # only the shape matters
             return jnp.zeros((*keys.shape[:-1], *self.shape[1:]), self.dtype), None
@@ -94,6 +105,17 @@ class KeyedVariable(ParameterServerVariable):
         remote = self._home.strategy.placement.remote
         rows, places = remote.rows_of_keys(self, np.asarray(keys), is_trained=is_trained)
         return self._maybe_autocast(jnp.asarray(rows)), jnp.asarray(places)
+
+
+def _rows_by_number(variable: keras.Variable) -> TypeError:
+    return TypeError(
+        explain(
+            f"Rows of the keyed table {variable.path!r} were read or changed by number.",
+            expected="rows by key: the table has no other numbers.",
+            fix="look rows up with sg.nn.embedding_lookup(table, sg.embedding.keys(ids)); an "
+            "optimizer changes them.",
+        )
+    )
 
 
 def whole_gradient(variable: keras.Variable) -> ValueError:
