@@ -28,6 +28,7 @@ from benchmarks.placement import run_placement
 from benchmarks.plan import run_plan
 from benchmarks.plot import draw_ratios
 from benchmarks.published_scaling import run_published_scaling
+from benchmarks.recommenders import run_recommenders
 from benchmarks.recovery import run_recovery
 from benchmarks.report import Form, make_rows, make_table, versions_by_environment, write_json
 from benchmarks.runner import Effort, Measurement, measure
@@ -56,7 +57,7 @@ _RATIOS = Form(make_rows, make_table, draw_ratios)
 _FORMS = {"scaling": Form(efficiency.make_rows, efficiency.make_table, draw_efficiencies)}
 _OUTLOOKS = {"scaling": look_ahead}
 # Benchmarks that compare no sides of training and print tables of their own.
-_ONLY_BY_NAME = ("backup_workers", "published_scaling", "slow_links", "survivors")
+_ONLY_BY_NAME = ("backup_workers", "published_scaling", "recommenders", "slow_links", "survivors")
 _WHOLE = {
     "allreduce": run_allreduce,
     "backup_workers": run_backup_workers,
@@ -68,6 +69,7 @@ _WHOLE = {
     "plan": run_plan,
     "placement": run_placement,
     "published_scaling": run_published_scaling,
+    "recommenders": run_recommenders,
     "recovery": run_recovery,
     "slow_links": run_slow_links,
     "survivors": run_survivors,
@@ -138,8 +140,8 @@ def main(
     Without a NAME the main cases of all, in short rounds: run_overhead, fit_overhead, callbacks,
     fit_peers, loop, input, files, scaling, allreduce, checkpoint, first_step, growth,
     parameter_server, parameter_server_failures, plan, placement, recovery, transport.
-    published_scaling measures nothing here, backup_workers needs ten minutes, slow_links root and
-    an hour, and survivors two hours: they run only by their names.
+    published_scaling measures nothing here, backup_workers needs ten minutes, recommenders peers of
+    its own, slow_links root and an hour, and survivors two hours: they run only by their names.
     """
     unknown = sorted(set(names) - {*BENCHMARKS, *_WHOLE})
     if unknown:

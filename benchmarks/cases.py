@@ -22,7 +22,8 @@ __all__ = [
     "whole_side",
 ]
 
-_PEERS = Path(__file__).parents[1] / ".venv-peers" / "bin" / "python"
+_ROOT = Path(__file__).parents[1]
+_PEERS = _ROOT / ".venv-peers" / "bin" / "python"
 
 # What a shell may have set and one side would follow and another not.
 _OWN_VARIABLES = (
@@ -88,7 +89,7 @@ class Side:
         module: the worker's program.
         options: what it trains.
         variables: of its environment, beside those of the shell.
-        environment: "ours" or "peers": which installed packages it needs.
+        environment: "ours", "peers", "torchrec" or "tfra": which installed packages it needs.
     """
 
     name: str
@@ -122,21 +123,29 @@ class Environments:
     Args:
         ours: the one with Stratagem.
         peers: the one with the other frameworks.
+        torchrec: the one with TorchRec.
+        tfra: the one with TensorFlow's recommenders-addons.
     """
 
     ours: Path = Path(sys.executable)
     peers: Path = _PEERS
+    torchrec: Path = _ROOT / ".venv-torchrec" / "bin" / "python"
+    tfra: Path = _ROOT / ".venv-tfra" / "bin" / "python"
+
+    def interpreter(self, side: Side) -> Path:
+        """Returns the interpreter that has a side's packages."""
+        return getattr(self, side.environment)
 
     def why_not(self, side: Side) -> str | None:
         """Says why a side cannot run here; None if it can."""
-        if side.environment == "ours" or self.peers.is_file():
+        if side.environment == "ours" or self.interpreter(side).is_file():
             return None
-        return f"{self.peers.parent.parent.name} is not there, `make peers` makes it"
+        target = "peers" if side.environment == "peers" else "peers-recommenders"
+        return f"{self.interpreter(side).parent.parent.name} is not there, `make {target}` makes it"
 
     def command(self, side: Side) -> list[str]:
-        interpreter = self.ours if side.environment == "ours" else self.peers
         options = json.dumps(dataclasses.asdict(side.options))
-        return [str(interpreter), "-m", side.module, options]
+        return [str(self.interpreter(side)), "-m", side.module, options]
 
     def variables(self, side: Side) -> dict[str, str]:
         return {**self.shell_variables(), **side.variables}

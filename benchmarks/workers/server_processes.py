@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["server_cpu_s", "start_server"]
+__all__ = ["server_cpu_s", "server_ids", "start_server"]
 
 # A pipe is closed when nobody holds it any more.
 _started: list[subprocess.Popen[str]] = []
@@ -31,6 +31,11 @@ def start_server(module: str, *arguments: str) -> subprocess.Popen[str]:
     )
     _started.append(process)
     return process
+
+
+def server_ids() -> list[int]:
+    """Returns the ids of all processes that were started here."""
+    return [process.pid for process in _started]
 
 
 def server_cpu_s() -> float:

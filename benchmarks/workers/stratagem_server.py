@@ -6,12 +6,14 @@ import sys
 
 import stratagem as sg  # isort: skip - before keras, because it selects the JAX backend
 
+import stratagem.keras  # by whose import the optimizers that arrive are those of Keras on JAX
 from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.transport.keys import ClusterKeys
 
 __all__ = ["main"]
 
-assert sg  # by whose import the optimizers that arrive are those of Keras on JAX
+assert sg
+assert stratagem.keras
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ class IdFrequencies:
     Example:
         >>> frequencies = sg.embedding.IdFrequencies(10_000, exponent=1.0)
         >>> round(frequencies.distinct(1_000_000))
-        5347
+        5346
 
     Source: specific to Stratagem.
     """

@@ -168,17 +168,11 @@ def plan(
     costs: TableCosts | None = None,
     assumptions: Assumptions | None = None,
 ) -> TablePlan:
-    """Chooses a place for each embedding table.
+    """Chooses a place for each embedding table: the one that costs a step least and has memory.
 
-    Each table gets the place that costs a step least and has memory for it. Where memory is short,
-    tables that gain most for each byte come first. Costs are predicted by formulas, whose constants
-    were measured on CPUs (`stratagem/embedding/table_costs.py`); the explanation has those of all
-    places.
-
-    With one worker, places are those of `HybridStrategy`: replicated on the devices, sharded over
-    them, on the host, or on servers. With several workers, which train without waiting for each
-    other, all tables are on servers. There a table is whole, on one server, or split by rows.
-    Tables are not split by columns: each lookup would need all servers.
+    Where memory is short, tables that gain most for each byte come first. With one worker, places
+    are those of `HybridStrategy`. With several, which train without waiting for each other, tables
+    are on servers: whole on one, or split by rows. They are not split by columns.
 
     Args:
         tables: sizes of the tables.
@@ -186,7 +180,7 @@ def plan(
         cluster: the machines.
         max_age_steps: age up to which workers may use cached rows. 0 proposes no cache.
         worker_cache_bytes: memory of a worker for cached rows of each table.
-        costs: assumed costs of servers; None for those measured.
+        costs: assumed costs of servers; None for those measured on CPUs.
         assumptions: assumptions about links of devices; None for those of `sg.plan`.
 
     Returns:
@@ -196,36 +190,34 @@ def plan(
         ValueError: no table, equal names, a table without frequencies, or one that fits nowhere.
 
     Example:
-        >>> tables = [sg.embedding.TableSize("users", 100_000_000, 64),
-        ...           sg.embedding.TableSize("days", 7, 64)]
-        >>> cluster = sg.embedding.TableCluster(
-        ...     num_devices=2, device_bytes=8e9, num_servers=4, server_bytes=16e9)
-        >>> plan = sg.embedding.plan(tables, {"users": 4096, "days": 4096}, cluster)
-        >>> [choice.label for choice in plan.choices]
-        ['by rows on 4 servers', 'replicated on 2 devices']
+        >>> users = sg.embedding.TableSize("users", 100_000_000, 64)
+        >>> cluster = sg.embedding.TableCluster(num_servers=4, server_bytes=16e9)
+        >>> sg.embedding.plan([users], {"users": 4096}, cluster).choices[0].label
+        'by rows on 4 servers'
 
     Source: specific to Stratagem; TorchRec's planner has the same purpose.
     """
     _check(tables, frequencies)
-    known = {
-        name: IdFrequencies(one) if isinstance(one, int) else one
-        for name, one in frequencies.items()
-    }
     costs, assumed = costs or TableCosts(), assumptions or Assumptions()
     found: dict[str, list[_Candidate]] = {}
     for table in tables:
-        ids = known[table.name]
-        candidates = [
-            *_on_devices(table, ids, cluster, assumed),
-            *_on_servers(table, ids, cluster, costs, max_age_steps, worker_cache_bytes),
-        ]
-        found[table.name] = sorted(candidates, key=lambda one: one.step_s)
+        given = frequencies[table.name]
+        ids = IdFrequencies(given) if isinstance(given, int) else given
+        ways = _on_devices(table, ids, cluster, assumed)
+        ways += _on_servers(table, ids, cluster, costs, max_age_steps, worker_cache_bytes)
+        found[table.name] = sorted(ways, key=lambda one: one.step_s)
+    return TablePlan(_chosen(tables, found, cluster), cluster, max_age_steps)
+
+
+def _chosen(
+    tables: Sequence[TableSize],
+    found: Mapping[str, Sequence[_Candidate]],
+    cluster: TableCluster,
+) -> tuple[TableChoice, ...]:
     memory = _Memory(cluster)
-    chosen = {
-        table.name: memory.choose(table, found[table.name])
-        for table in sorted(tables, key=lambda one: -_urgency(found[one.name]))
-    }
-    return TablePlan(tuple(chosen[table.name] for table in tables), cluster, max_age_steps)
+    by_urgency = sorted(tables, key=lambda one: -_urgency(found[one.name]))
+    chosen = {table.name: memory.choose(table, found[table.name]) for table in by_urgency}
+    return tuple(chosen[table.name] for table in tables)
 
 
 class _Memory:
@@ -333,6 +325,8 @@ def _on_servers(
 
 def _urgency(candidates: Sequence[_Candidate]) -> float:
     """Returns the seconds of a step that a table loses for each byte without its best place."""
+    if not candidates:
+        return 0.0
     best = candidates[0]
     others = [one.step_s for one in candidates if one.place != best.place]
     return (min(others, default=math.inf) - best.step_s) / best.num_bytes
