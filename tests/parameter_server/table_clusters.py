@@ -72,6 +72,7 @@ def table_cluster(
     num_servers: int,
     *,
     with_table: bool = True,
+    name: str = "t",
     journal: Path | None = None,
     dtype: str = "float32",
     **options: Any,
@@ -87,5 +88,5 @@ def table_cluster(
         connections = stack.enter_context(Connections(keys, addresses))
         cluster = TableCluster(servers, connections)
         if with_table:
-            cluster.create(dtype=dtype, **options)
+            cluster.create(name, dtype=dtype, **options)
         yield cluster

@@ -15,6 +15,7 @@ from stratagem.checkpoint.group_calls import run_on_first
 from stratagem.checkpoint.load_status import LoadStatus
 from stratagem.checkpoint.objects import Part, part_of, state_of
 from stratagem.checkpoint.options import CheckpointOptions
+from stratagem.checkpoint.remote_tables import location_of, save_tables
 from stratagem.checkpoint.restoration import Restoration
 from stratagem.checkpoint.saving import (
     CheckpointLocation,
@@ -301,13 +302,21 @@ class Checkpoint:
         options = options or CheckpointOptions()
         items = _item_names(parts)
         arrays = values_to_save(parts, items, is_async=options.is_async)
+        folder = Path(os.fspath(path)).absolute()
+        tables = save_tables(parts, folder)
         notes = {
             "objects": {name: _object_metadata(part, items[name]) for name, part in parts.items()},
             "states": {name: state_of(part) for name, part in parts.items() if part.source},
+            **({} if tables is None else {"tables": tables.notes}),
             **step_of_run(),
         }
-        folder = Path(os.fspath(path)).absolute()
-        written = save(arrays, notes, place or CheckpointLocation(folder), options)
+        place = location_of(place or CheckpointLocation(folder), tables)
+        try:
+            written = save(arrays, notes, place, options)
+        except Exception:
+            if tables is not None:
+                tables.remove()
+            raise
         return os.fspath(path) if written == folder else str(written)
 
     def _read(

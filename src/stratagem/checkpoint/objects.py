@@ -59,6 +59,12 @@ class Part:
     source: Stateful | None = None
     tree: Tree | None = None
 
+    @property
+    def remote_tables(self) -> dict[str, tuple[Any, str]]:
+        """Tables whose rows stay on servers, by path: those of the servers, and the name there."""
+        tables = {path: getattr(one, "remote_table", None) for path, one in self.variables.items()}
+        return {path: table for path, table in tables.items() if table is not None}
+
 
 def part_of(name: str, value: object) -> Part:
     """Returns the variables and the state of an object.

@@ -15,6 +15,7 @@ from stratagem.checkpoint.group_calls import is_first, run_on_all, run_on_first
 from stratagem.checkpoint.load_status import Consumption
 from stratagem.checkpoint.matching import METRICS, OPTIMIZER, match
 from stratagem.checkpoint.objects import Part, part_of
+from stratagem.checkpoint.remote_tables import check_tables, restore_tables
 from stratagem.checkpoint.saving import check_arrays, load_arrays
 from stratagem.checkpoint.values import assign_values, receiver
 from stratagem.host_memory import release_freed_memory
@@ -97,14 +98,15 @@ class Restoration:
                 now.append((part, match(part, self._entries(name), str(self._folder))))
 
         run_on_all("Checkpoint.restore", plan)
+        self._check_tables(now)
         for paths in self._portions({part.name: list(found.values()) for part, found in now}):
             items = self._load_everywhere(paths, receiver())
             for part, found in now:
                 chosen = set(paths.get(part.name, ()))
                 self._assign(part, {own: one for own, one in found.items() if one in chosen}, items)
             release_freed_memory()
-        for part, _ in now:
-            self._finish(part)
+        for part, found in now:
+            self._finish(part, found)
         self._record_consumption(objects)
         self._deferred |= {deferred.name: deferred for deferred, _ in later}
         if current_group() is not None and later:
@@ -125,7 +127,7 @@ class Restoration:
         else:
             items = self._load({part.name: list(found.values())}, receiver())
         self._assign(part, found, items)
-        self._finish(part)
+        self._finish(part, found)
         if self._deferred[part.name].is_done:
             self._loaded.pop(part.name, None)
             release_freed_memory()
@@ -140,8 +142,17 @@ class Restoration:
         assign_values(part, found, items.get(part.name, {}), components)
         self.consumption.consume(f"{part.name}/{path}" for path in found.values())
 
-    def _finish(self, part: Part) -> None:
+    def _check_tables(self, now: list[tuple[Part, dict[str, str]]]) -> None:
+        def check() -> None:
+            for part, found in now:
+                check_tables(self._folder, self._manifest, part, found)
+
+        run_on_first("Checkpoint.restore", check)
+
+    def _finish(self, part: Part, found: Mapping[str, str]) -> None:
         """Restores what an object has besides arrays, once it has these."""
+        if part.remote_tables:
+            restore_tables(self._folder, self._manifest, part, found)
         if part.source is not None:
             part.source.set_state(self._manifest["states"][part.name])
             self.consumption.consume([part.name])

@@ -5,20 +5,24 @@ from __future__ import annotations
 import dataclasses
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from stratagem.errors import DataLossError
 from stratagem.messages import explain
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.key_layout import KeyLayout
 from stratagem.parameter_server.server.tables.policies import Eviction
 from stratagem.parameter_server.server.tables.table_versions import TableVersions, file_name
+from stratagem.transport.wire import Message
 
 __all__ = ["TableClient"]
 
 
+@dataclasses.dataclass(frozen=True)
 class TableClient:
     """Requests about whole keyed tables, those that `client` knows. Servers read and write files.
 
@@ -26,16 +30,20 @@ class TableClient:
     file system. One process at a time saves to a folder.
     """
 
-    def __init__(self, client: ServerClient) -> None:
-        self._client = client
+    client: ServerClient
 
     @property
     def layouts(self) -> dict[str, KeyLayout]:
         """Layouts of the tables, by name."""
-        return {one.name: one for one in self._client.layouts if isinstance(one, KeyLayout)}
+        return {one.name: one for one in self.client.layouts if isinstance(one, KeyLayout)}
 
-    def save(self, versions: TableVersions, since: int | None = None) -> int:
-        """Saves all tables as a new version, and returns its number.
+    def save(
+        self,
+        versions: TableVersions,
+        since: int | None = None,
+        names: Iterable[str] | None = None,
+    ) -> int:
+        """Saves tables, None for all, as a new version, and returns its number.
 
         With `since`, only rows that changed since that version. A server that does not remember
         them, as after a restart, saves all of its rows.
@@ -43,14 +51,16 @@ class TableClient:
         Raises:
             DataLossError: the version `since` is missing or damaged.
             OSError: a file cannot be written. Then no version is left.
-            ServerError: a server cannot write its files. Then no version is left.
         """
         base = None if since is None else versions.manifest(since)
         save, number = uuid.uuid4().hex, versions.begin()
         try:
-            tables = {name: _described(one) for name, one in self.layouts.items()}
+            tables = {
+                name: _described(self.layouts[name])
+                for name in (self.layouts if names is None else names)
+            }
             requests: dict[int, dict[str, Any]] = defaultdict(dict)
-            for name, part, server, shard in self._shards():
+            for name, part, server, shard in self._shards(tables):
                 requests[server][shard] = {
                     "file": file_name(number, name, part),
                     "table": name,
@@ -58,8 +68,9 @@ class TableClient:
                     "base": base["save"] if base and _is_same(base, tables, name) else None,
                 }
             fields = {"folder": str(versions.folder), "save": save}
-            answers = self._client.ask_about_tables("save_tables", requests, **fields)
-            for name, part, server, shard in self._shards():
+            answers = self.client.ask_about_tables("save_tables", requests, **fields)
+            _require_written(answers)
+            for name, part, server, shard in self._shards(tables):
                 answer = answers[server].fields["parts"][shard]
                 tables[name]["parts"][part] |= {"file": file_name(number, name, part), **answer}
             versions.write_manifest(number, {"save": save, "base": since, "tables": tables})
@@ -75,14 +86,45 @@ class TableClient:
 
         Raises:
             DataLossError: a file is missing, damaged or out of order.
-            ServerError: a server cannot read the files.
             ValueError: there is no such table in the version, or its rows have another shape.
         """
+        self._send_chains("check_tables", versions, number, {name: name for name in self.layouts})
+        self._load(versions, number, {name: name for name in self.layouts})
+
+    def save_to(self, folder: Path, names: Iterable[str]) -> None:
+        """Saves all rows of tables as the only version in a folder, for a checkpoint."""
+        self.save(TableVersions(folder), names=names)
+
+    def check_in(self, folder: Path, names: Mapping[str, str]) -> None:
+        """Verifies the tables of a checkpoint; `names` maps own names to saved ones.
+
+        Raises:
+            DataLossError: a file is missing or damaged.
+            ValueError: there is no such table, or its rows have another shape.
+        """
+        self._send_chains("check_tables", TableVersions(folder), 1, names)
+
+    def restore_from(self, folder: Path, names: Mapping[str, str]) -> None:
+        """Replaces tables with those of a checkpoint; see `check_in`."""
+        self._load(TableVersions(folder), 1, names)
+
+    def _load(self, versions: TableVersions, number: int, names: Mapping[str, str]) -> None:
+        try:
+            self._send_chains("load_tables", versions, number, names)
+        finally:
+            self.client.rows.drop_cached()
+
+    def _send_chains(
+        self, kind: str, versions: TableVersions, number: int, names: Mapping[str, str]
+    ) -> None:
+        """Sends each server the files with rows of its buckets, by own names of tables."""
         manifest = versions.manifest(number)
         requests: dict[int, dict[str, Any]] = defaultdict(dict)
-        for name, layout in self.layouts.items():
-            saved = _checked(manifest, layout, versions)
-            chains = [versions.chain(number, name, part) for part in range(len(saved["parts"]))]
+        for name, saved_name in names.items():
+            layout = self.layouts[name]
+            saved = _checked(manifest, layout, saved_name, versions)
+            parts = range(len(saved["parts"]))
+            chains = [versions.chain(number, saved_name, part) for part in parts]
             for part, server in enumerate(layout.servers):
                 own = _buckets(layout, part)
                 requests[server][layout.name_of(part)] = {
@@ -90,12 +132,10 @@ class TableClient:
                     "chains": [one for one in chains if _overlap(one["buckets"], own)],
                     "save": manifest["save"],
                 }
-        folder = {"folder": str(versions.folder)}
-        self._client.ask_about_tables("check_tables", requests, **folder)
-        try:
-            self._client.ask_about_tables("load_tables", requests, **folder)
-        finally:
-            self._client.rows.drop_cached()
+        answers = self.client.ask_about_tables(kind, requests, folder=str(versions.folder))
+        for answer in answers.values():
+            if answer.fields.get("damage") is not None:
+                raise DataLossError(answer.fields["damage"])
 
     def evict(self, eviction: Eviction, max_rows: int | None = None) -> int:
         """Evicts rows of all tables by a policy, and returns their number.
@@ -103,13 +143,13 @@ class TableClient:
         `LeastRecent` and `LeastFrequent` leave `max_rows` on each server.
         """
         requests: dict[int, dict[str, Any]] = defaultdict(dict)
-        for _, _, server, shard in self._shards():
+        for _, _, server, shard in self._shards(self.layouts):
             requests[server][shard] = {}
         policy = {"kind": type(eviction).__name__, **dataclasses.asdict(eviction)}
-        answers = self._client.ask_about_tables(
+        answers = self.client.ask_about_tables(
             "evict", requests, eviction=policy, max_rows=max_rows
         )
-        self._client.rows.drop_cached()
+        self.client.rows.drop_cached()
         return sum(answer.fields["evicted"] for answer in answers.values())
 
     def pieces(
@@ -128,14 +168,15 @@ class TableClient:
             first: int | None = 0
             while first is not None:
                 own = {"name": layout.name_of(part), "first": first, "with_keys": with_keys}
-                answer = self._client.ask_about_tables("export_rows", {server: {}}, **own)[server]
+                answer = self.client.ask_about_tables("export_rows", {server: {}}, **own)[server]
                 rows, *keys = answer.arrays
                 yield (keys[0] if keys else None), rows
                 first = answer.fields["first"]
 
-    def _shards(self) -> Iterator[tuple[str, int, int, str]]:
+    def _shards(self, names: Iterable[str]) -> Iterator[tuple[str, int, int, str]]:
         """Yields table, part, server, and name on the server of each shard."""
-        for name, layout in self.layouts.items():
+        for name in names:
+            layout = self.layouts[name]
             for part, server in enumerate(layout.servers):
                 yield name, part, server, layout.name_of(part)
 
@@ -148,6 +189,24 @@ def _described(layout: KeyLayout) -> dict[str, Any]:
         "options": dict(layout.table),
         "parts": parts,
     }
+
+
+def _require_written(answers: Mapping[int, Message]) -> None:
+    failed = {
+        server: answer.fields["text"]
+        for server, answer in answers.items()
+        if answer.kind == "failed"
+    }
+    if failed:
+        raise OSError(
+            explain(
+                f"{len(failed)} of {len(answers)} parameter servers could not save their tables. "
+                f"Server {min(failed)}: {failed[min(failed)]}",
+                expected="a folder that this process and all servers share, with enough space.",
+                fix="free space, or choose a folder that all machines have mounted at the same "
+                "path. Earlier versions are unchanged.",
+            )
+        )
 
 
 def _buckets(layout: KeyLayout, part: int) -> list[int]:
@@ -172,14 +231,14 @@ def _is_same(base: Mapping[str, Any], tables: Mapping[str, Any], name: str) -> b
 
 
 def _checked(
-    manifest: Mapping[str, Any], layout: KeyLayout, versions: TableVersions
+    manifest: Mapping[str, Any], layout: KeyLayout, name: str, versions: TableVersions
 ) -> Mapping[str, Any]:
-    saved = manifest["tables"].get(layout.name)
+    saved = manifest["tables"].get(name)
     own = _described(layout)
     if saved is None:
         raise ValueError(
             explain(
-                f"{versions.folder} has no table {layout.name!r}.",
+                f"{versions.folder} has no table {name!r}.",
                 expected=f"one of its tables: {sorted(manifest['tables'])}.",
                 fix="give the layers the names that they had when the tables were saved.",
             )

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from stratagem.errors import DataLossError
 from stratagem.messages import explain
 from stratagem.parameter_server.server.shards import piece_rows
 from stratagem.parameter_server.server.store import ServerVariables, replace_table
@@ -41,19 +42,26 @@ class TableRequests:
             try:
                 with self._saving:
                     answer = self._saved(request.message.fields)
+                request.answer(answer)
+            except OSError as error:
+                request.answer(Message("failed", {"text": str(error)}))
             except BaseException as error:  # noqa: BLE001 - sent to the client
                 request.fail(error)
-            else:
-                request.answer(answer)
 
         threading.Thread(target=run, name="saved-tables", daemon=True).start()
 
     def check(self, message: Message) -> Message:
-        """Verifies the files that `load` will read; the fields are the same."""
-        for described in message.fields["tables"].values():
-            with _opened(message.fields["folder"], described):
-                pass
-        return Message("ok")
+        """Verifies the files that `load` will read; the fields are the same.
+
+        The answer has the text of the error of a damaged file in `damage`, or None.
+        """
+        try:
+            for described in message.fields["tables"].values():
+                with _opened(message.fields["folder"], described):
+                    pass
+        except DataLossError as error:
+            return Message("ok", {"damage": str(error)})
+        return Message("ok", {"damage": None})
 
     def load(self, message: Message) -> dict[str, Any]:
         """Replaces tables with saved ones. A damaged file raises before anything changes.
