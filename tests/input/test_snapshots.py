@@ -45,7 +45,7 @@ def _require_same(found: Any, expected: dict[str, Any]) -> None:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("snapshots") / "saved"
-    with input_servers(2) as servers:
+    with input_servers(2, worker_timeout_ms=30_000) as servers:
         sg.input.service.save(_batches(), folder, servers.target)
     return folder
 
@@ -93,7 +93,7 @@ def test_it_resumes_at_any_batch_and_reads_none_before(copied) -> None:
 
 def test_input_workers_read_it_like_other_datasets(saved) -> None:
     dataset = sg.input.Dataset.load(saved)
-    with input_servers(2) as servers:
+    with input_servers(2, worker_timeout_ms=30_000) as servers:
         found = [*servers.distribute(dataset, exactly_once=True)]
     numbers = sorted(one["number"].item() for one in found)
     assert numbers == [*range(_NUM_BATCHES)]

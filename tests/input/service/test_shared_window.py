@@ -19,6 +19,7 @@ from stratagem.transport.wire import Message
 from tests.input.service.servers import input_servers
 
 _MOST_BYTES, _MOST_AHEAD = 100, 5
+_SILENCE_MS = 30_000  # Nothing is killed here, and the machine may be busy.
 
 
 def _batch(number: int, num_bytes: int, split: int = 0) -> PackedBatch:
@@ -109,7 +110,7 @@ def _numbers(batches: Any, count: int) -> list[int]:
 def test_trainers_get_all_batches_and_the_data_are_read_once() -> None:
     _reads.clear()
     found: dict[str, list[int]] = {}
-    with input_servers(1) as servers:
+    with input_servers(1, worker_timeout_ms=_SILENCE_MS) as servers:
         trainers = {name: _trainer(servers, name) for name in ("slow", "fast")}
 
         def train(name: str) -> None:
@@ -127,7 +128,7 @@ def test_trainers_get_all_batches_and_the_data_are_read_once() -> None:
 
 
 def test_late_trainer_begins_at_the_oldest_batch_of_a_full_window() -> None:
-    with input_servers(0) as servers:
+    with input_servers(0, worker_timeout_ms=_SILENCE_MS) as servers:
         servers.workers.append(servers.add_worker(cross_trainer_cache_bytes=40_000))
         early = _trainer(servers, "early")
         assert _numbers(early, 100) == [*range(100)]
@@ -148,7 +149,7 @@ def test_late_trainer_begins_at_the_oldest_batch_of_a_full_window() -> None:
 
 
 def test_consumers_of_one_trainer_divide_its_batches() -> None:
-    with input_servers(1) as servers:
+    with input_servers(1, worker_timeout_ms=_SILENCE_MS) as servers:
         one, other, alone = (_trainer(servers, name) for name in ("a", "a", "b"))
         assert _numbers(alone, 60) == [*range(60)]
         found = [_numbers(one, 1)[0], _numbers(other, 1)[0]]
@@ -160,7 +161,7 @@ def test_consumers_of_one_trainer_divide_its_batches() -> None:
 
 
 def test_trainer_that_resumes_joins_the_others() -> None:
-    with input_servers(1) as servers:
+    with input_servers(1, worker_timeout_ms=_SILENCE_MS) as servers:
         one, other = _trainer(servers, "one"), _trainer(servers, "other")
         assert _numbers(one, 10) == _numbers(other, 10)
         state = one.state()
@@ -186,7 +187,7 @@ def test_options_that_do_not_fit_are_refused() -> None:
             service.distribute("distributed_epoch", "h:1", cross_trainer_cache=cache, **options)
     with pytest.raises(ValueError, match="CrossTrainerCache received trainer_id=''"):
         service.CrossTrainerCache("")
-    with input_servers(1) as servers:
+    with input_servers(1, worker_timeout_ms=_SILENCE_MS) as servers:
         dataset = sg.input.Dataset(np.arange(4), batch_size=2)
         with pytest.raises(ValueError, match="CrossTrainerCache was passed with a dataset that"):
             _trainer(servers, "a", dataset)

@@ -16,7 +16,7 @@ from tests.input.service.servers import input_servers, values
 
 @pytest.fixture(scope="module")
 def servers():
-    with input_servers(2) as servers:
+    with input_servers(2, worker_timeout_ms=30_000) as servers:
         yield servers
 
 
