@@ -33,8 +33,8 @@ class Dataset:
 
     Args:
         source: with `batch_size`, examples: a pytree of arrays with examples on axis 0, a Grain
-            `MapDataset`, a Hugging Face `Dataset`, or an object with `len()` and `[]` that returns
-            one example. Without it, batches: anything `distribute_dataset` accepts.
+            `MapDataset`, a Hugging Face or Ray `Dataset`, or an object with `len()` and `[]` that
+            returns one example. Without it, batches: anything `distribute_dataset` accepts.
         batch_size: global batch size, in examples of all replicas per step.
         shuffle: reorders the examples in each epoch.
         seed: seed of the order; equal seeds give equal orders in all processes.

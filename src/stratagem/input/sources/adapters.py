@@ -18,6 +18,7 @@ from stratagem.input.sources.libraries import (
     TorchLoaderSource,
     is_of,
 )
+from stratagem.input.sources.ray_data import RayDataSource, unbatched_ray_data
 from stratagem.input.sources.sequences import PyDatasetSource, SequenceSource
 from stratagem.input.sources.source import Source
 from stratagem.messages import explain
@@ -67,6 +68,8 @@ def as_source(dataset: object) -> Source:
     )
 
 
+_RAY_DATA = ("Dataset", "DataIterator")
+
 # The first match wins: objects of a library are often iterables too.
 _ADAPTERS: tuple[tuple[Callable[[Any], bool], Callable[[Any], Source]], ...] = (
     (lambda d: is_of(d, "grain", "MapDataset"), GrainMapSource),
@@ -81,6 +84,7 @@ _ADAPTERS: tuple[tuple[Callable[[Any], bool], Callable[[Any], Source]], ...] = (
         lambda d: is_of(d, "datasets", "IterableDataset"),
         lambda d: HuggingFaceStreamSource(d.with_format("numpy")),
     ),
+    (lambda d: is_of(d, "ray", *_RAY_DATA), unbatched_ray_data),
     (
         lambda d: all(hasattr(d, name) for name in ("num_batches", "__getitem__", "on_epoch_end")),
         PyDatasetSource,
@@ -96,8 +100,8 @@ def batched_source(
 ) -> Source:
     """Returns a source that batches examples.
 
-    `examples` is a pytree of arrays with examples on axis 0, a Grain or Hugging Face dataset, or an
-    object with `len()` and `[]`; other objects raise TypeError.
+    `examples` is a pytree of arrays with examples on axis 0, a Grain, Hugging Face or Ray dataset,
+    or an object with `len()` and `[]`; other objects raise TypeError.
     """
     options: dict[str, Any] = {
         "batch_size": batch_size,
@@ -113,13 +117,15 @@ def batched_source(
     if is_of(examples, "datasets", "Dataset"):
         formatted = examples.with_format("numpy")
         return RowSource(lambda rows: formatted[rows], len(examples), **options)
+    if is_of(examples, "ray", *_RAY_DATA):
+        return RayDataSource(examples, **options)
     if hasattr(examples, "__len__") and hasattr(examples, "__getitem__"):
         return RowSource(lambda rows: _stacked(examples, rows), len(examples), **options)
     raise TypeError(
         explain(
             f"batch_size={batch_size} was passed with {_kind(examples)}, which cannot be indexed.",
-            expected="arrays, a Grain MapDataset, a Hugging Face Dataset, or an object with "
-            "len() and [].",
+            expected="arrays, a Grain MapDataset, a Hugging Face or Ray Dataset, or an object "
+            "with len() and [].",
             fix="batch it with its own library and omit batch_size.",
         )
     )
