@@ -47,6 +47,11 @@ class KeyedVariable(ParameterServerVariable):
     is_keyed = True
     has_rows = True
 
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        # Keras may create the table later, when its layer is no longer being built.
+        self._options: KeyedTableOptions = keyed_table_options()
+        super().__init__(*arguments, **named)
+
     @property
     def storage(self) -> Any:
         """An array without rows."""
@@ -60,7 +65,7 @@ class KeyedVariable(ParameterServerVariable):
         if self._slot is not None:
             self.place = Stored(self._slot() if callable(self._slot) else self._slot)
             return
-        options: KeyedTableOptions = keyed_table_options()
+        options = self._options
         self.variable_client.create_keyed(self, options.table, skips_zero=options.skips_zero)
 
     def rows_outside(self, ids: object) -> Any:
@@ -72,7 +77,7 @@ class KeyedVariable(ParameterServerVariable):
         return self._looked_up(keys, is_trained=True)
 
     def _looked_up(self, keys: Any, *, is_trained: bool) -> tuple[Any, Any]:
-        if in_symbolic_scope():  # only the shape matters
+        if in_symbolic_scope() or self.place is None:  # Keras builds a model: only shapes matter
             return jnp.zeros((*keys.shape[:-1], *self.shape[1:]), self.dtype), None
         if isinstance(keys, Tracer) or current_function_trace() is not None:
             raise ValueError(
