@@ -60,9 +60,8 @@ def main():
     console.print(f"{task.metric} {reached:.4f}, {reached / best:.1%} of the best, {best:.4f}")
     if tables.is_keyed:
         for path, table in sg.embedding.stats(strategy).items():
-            console.print(
-                f"{path}: {table.rows:,} rows of {table.row_bytes:.0f} bytes; {table.evicted:,} evicted"
-            )
+            size = f"{table.rows:,} rows of {table.row_bytes:.0f} bytes"
+            console.print(f"{path}: {size}; {table.evicted:,} evicted")
     least = EFFORTS[options.model][1]
     if options.steps is None and reached < least * best:
         sys.exit(f"Failed: less than {least:.0%} of the best possible {task.metric}.")

@@ -175,10 +175,8 @@ def vectors(layer, ids, batch_size=8_192):
         ids: of any number of examples.
         batch_size: of each call.
     """
-    parts = [
-        np.asarray(layer(ids[first : first + batch_size]))
-        for first in range(0, len(ids), batch_size)
-    ]
+    starts = range(0, len(ids), batch_size)
+    parts = [np.asarray(layer(ids[first : first + batch_size])) for first in starts]
     return np.concatenate(parts)
 
 

@@ -28,7 +28,8 @@ def test_recall_counts_items_that_are_recommended() -> None:
     rng = np.random.default_rng(2)
     scores, items = rng.normal(size=(200, 30)), rng.integers(0, 30, 200)
     best = np.argsort(-scores, axis=1)[:, :7]
-    assert retrieval.recall(scores, items, 7) == np.mean([i in b for i, b in zip(items, best)])
+    wanted = np.mean([item in row for item, row in zip(items, best, strict=True)])
+    assert retrieval.recall(scores, items, 7) == wanted
 
 
 def test_no_order_has_a_larger_recall_than_the_law() -> None:
