@@ -1,0 +1,1 @@
+"""Recommenders that are trained on generated data, to a stated part of the best possible."""
