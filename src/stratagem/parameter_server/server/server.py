@@ -78,6 +78,7 @@ class ParameterServer(Closing):
         self._reads = self._read_handlers()
         self._whole_changes = self._change_handlers()
         with contextlib.ExitStack() as stack:
+            stack.callback(self.store.tiers.close)
             file = None
             if journal is not None:
                 stack.enter_context(JournalLock(Path(f"{os.fspath(journal)}.lock")))
@@ -119,6 +120,8 @@ class ParameterServer(Closing):
             self._listener.close()
             if self._journal is not None:
                 self._journal.close()
+        if self._journal is None or self._removed is not None:
+            self.store.tiers.close(removes=True)
         if self._removed is not None:
             remove_journal(self._removed)
 

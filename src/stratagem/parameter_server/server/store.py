@@ -17,7 +17,10 @@ from stratagem.parameter_server.server.shards import (
     ShardSpec,
     UpdatedPart,
 )
+from stratagem.parameter_server.server.tables.disk_rows import Position
 from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard
+from stratagem.parameter_server.server.tables.tiered_shard import TieredShard
+from stratagem.parameter_server.server.tables.tiers import Tiers
 from stratagem.parameter_server.server.updates import State, UpdateRule, stored_name
 
 __all__ = ["Marks", "ServerVariables"]
@@ -40,6 +43,7 @@ class ServerVariables:
         self._updating = threading.RLock()
         self.version = 0
         self.num_changes = self.num_refused = 0
+        self.tiers = Tiers(self.changing)
 
     @property
     def names(self) -> list[str]:
@@ -86,7 +90,7 @@ class ServerVariables:
         with self._updating:
             shard = self._shards.get(spec.name)
             if shard is None:
-                shard = _made(spec, make, is_own=is_own)
+                shard = self._made(spec, make, is_own=is_own)
                 with self._reading:
                     self._shards[spec.name] = shard
                 self.num_changes += 1
@@ -323,7 +327,12 @@ class ServerVariables:
         shard = self._shards.get(part.spec.name)
         if shard is None:
             spec = part.spec
-            shard = _made(spec, lambda: np.zeros(spec.shape, np.dtype(spec.dtype)), is_own=True)
+            shard = self._made(
+                spec,
+                lambda: np.zeros(spec.shape, np.dtype(spec.dtype)),
+                is_own=True,
+                position=self.tiers.position,
+            )
             self._shards[spec.name] = shard
         shard.restore(part)
         shard.take_marks()
@@ -363,19 +372,29 @@ class ServerVariables:
             else:
                 shard.slots[slot] = value
 
-
-def _made(spec: ShardSpec, make: Callable[[], np.ndarray] | None, *, is_own: bool) -> Shard:
-    """Creates a shard with its initial value."""
-    if spec.table is not None:
-        return KeyedShard(spec)
-    assert make is not None
-    value = np.array(make(), np.dtype(spec.dtype), copy=None if is_own else True)
-    if value.shape != spec.shape:
-        raise ValueError(
-            explain(
-                f"The initial value of {spec.name!r} has shape {value.shape}.",
-                expected=f"shape {spec.shape}.",
-                fix="make the initializer use its `shape` argument.",
+    def _made(
+        self,
+        spec: ShardSpec,
+        make: Callable[[], np.ndarray] | None,
+        *,
+        is_own: bool,
+        position: Position | None = None,
+    ) -> Shard:
+        """Creates a shard with its initial value. `position` is the end of its journal, if any."""
+        if spec.table is not None and spec.table.get("tiers") is not None:
+            tiered = TieredShard(spec, position)
+            self.tiers.add(tiered)
+            return tiered
+        if spec.table is not None:
+            return KeyedShard(spec)
+        assert make is not None
+        value = np.array(make(), np.dtype(spec.dtype), copy=None if is_own else True)
+        if value.shape != spec.shape:
+            raise ValueError(
+                explain(
+                    f"The initial value of {spec.name!r} has shape {value.shape}.",
+                    expected=f"shape {spec.shape}.",
+                    fix="make the initializer use its `shape` argument.",
+                )
             )
-        )
-    return Shard(spec, value)
+        return Shard(spec, value)

@@ -62,9 +62,9 @@ class KeySlots:
     Callers serialize calls. `dirty` has the slots that changed.
     """
 
-    def __init__(self, most_rows: int) -> None:
+    def __init__(self, most_rows: int, dirty: DirtyRows | None = None) -> None:
         self.index = KeyIndex(most_rows)
-        self.dirty = DirtyRows(most_rows)
+        self.dirty = DirtyRows(most_rows) if dirty is None else dirty
         self.num_slots = 0
         self._seen = GrowingArray((), np.uint32, most_rows)
         self._counts = GrowingArray((), np.uint32, most_rows)
