@@ -51,7 +51,7 @@ class _File:
         self._file.write(numbers, records)
 
     def delete(self, numbers: np.ndarray) -> None:
-        self._file.write(numbers, self._file.empty(len(numbers)))
+        self._file.erase(numbers)
 
     def scan(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for numbers, records in self._file.scan():

@@ -31,7 +31,8 @@ from stratagem.transport.wire import Message
 
 __all__ = ["ParameterServer"]
 
-# Below these sizes, handing a request to another thread costs more than handling it inline.
+# Below these sizes, handing a request to another thread costs more than handling it inline, unless
+# rows are read from disk.
 _SHORT_BYTES = {"push": 2**21, "pull_rows": 2**16}
 
 
@@ -103,7 +104,7 @@ class ParameterServer(Closing):
                 host=host,
                 port=port,
                 num_threads=num_threads,
-                is_short=_is_short,
+                is_short=self._is_short,
             )
             if self._journal is not None:
                 self._journal.start()
@@ -298,7 +299,6 @@ class ParameterServer(Closing):
             )
         return Message("ok", {"journaled_version": self._journal.write()})
 
-
-def _is_short(message: Message) -> bool:
-    limit_bytes = _SHORT_BYTES.get(message.kind, 0)
-    return sum(array.nbytes for array in message.arrays) < limit_bytes
+    def _is_short(self, message: Message) -> bool:
+        limit_bytes = 0 if self.store.tiers.has_tables else _SHORT_BYTES.get(message.kind, 0)
+        return sum(array.nbytes for array in message.arrays) < limit_bytes

@@ -11,6 +11,7 @@ import pytest
 from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.transport.connection import Connections
 from stratagem.transport.keys import ClusterKeys
+from stratagem.transport.wire import Message
 from tests.parameter_server.server.tables.test_keyed_messages import Client, push_of
 from tests.parameter_server.server.test_server import Server
 
@@ -57,9 +58,12 @@ def test_server_without_a_journal_removes_its_rows(tmp_path) -> None:
     keys = ClusterKeys.make()
     with ParameterServer(keys) as server, Connections(keys, [server.address]) as connections:
         client = Client(connections)
+        assert server._is_short(Message("pull_rows", {"names": ["t"]}))
         client.create(tiers=tiers(tmp_path / "disk"))
         client.set_rule()
         train(client, 2)
+        # Other requests do not wait while this one waits for the disk.
+        assert not server._is_short(Message("pull_rows", {"names": ["t"]}))
         assert client.table["hot"] <= 70
         np.testing.assert_allclose(client.pull(3, NUM_KEYS), [client.pull(4)[0], 1])
     assert not (tmp_path / "disk").exists()

@@ -27,9 +27,7 @@ Position = tuple[int, int]  # of a journal entry: its lifetime, and the changes 
 
 _FORMAT = 1
 _MANIFEST, _KEYS = "rows.json", "keys"
-_KEY_TYPE = np.dtype(
-    [("key", np.int64), ("seen", np.uint32), ("count", np.uint32), ("is_used", np.uint64)]
-)
+_KEY_TYPE = np.dtype([("key", np.int64), ("seen", np.uint32), ("count", np.uint32)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,13 +136,10 @@ class DiskRows(Closing):
                 records[name] = columns[name]
             file.write(keys.slots, records)
             self.written_bytes += records.nbytes
-        slots = np.concatenate([keys.slots, keys.freed])
-        records = self._keys.empty(len(slots))
-        used = records[: len(keys.slots)]
-        used["key"], used["seen"], used["count"] = keys.keys, keys.seen, keys.counts
-        used["is_used"] = 1
-        order = np.argsort(slots)
-        self._keys.write(slots[order], records[order])
+        records = self._keys.empty(len(keys.slots))
+        records["key"], records["seen"], records["count"] = keys.keys, keys.seen, keys.counts
+        self._keys.write(keys.slots, records)
+        self._keys.erase(keys.freed)
         self.written_bytes += records.nbytes
 
     def sync(self) -> None:
@@ -156,9 +151,11 @@ class DiskRows(Closing):
         """Yields all keys, and the slots of damaged ones, which are not among them."""
         for slots, records in self._keys.scan():
             are_valid = self._keys.are_valid(slots, records)
-            is_used = are_valid & (records["is_used"] != 0)
-            keys = (records[name][is_used] for name in ("key", "seen", "count"))
-            yield SavedKeys(slots[is_used], *keys, np.empty(0, np.int64)), slots[~are_valid]
+            is_used = are_valid & self._keys.are_written(records)
+            used = records[is_used]
+            none = np.empty(0, np.int64)
+            keys = SavedKeys(slots[is_used], used["key"], used["seen"], used["count"], none)
+            yield keys, slots[~are_valid]
 
     def close(self) -> None:
         """Closes all files."""

@@ -73,29 +73,19 @@ class RowFile(Closing):
         Raises:
             OSError: the disk is full, or fails. Some of the records may be written.
         """
-        if not len(numbers):
-            return
         records[_CHECK] = self._checks(numbers, records)
-        end_bytes = (int(numbers[-1]) + 1) * self.record_bytes
-        if end_bytes > self._end_bytes:  # a file with holes, so that each read has its full size
-            self._end_bytes = max(int(end_bytes * _GROWTH), _LEAST_GROWTH_BYTES)
-            os.ftruncate(self._file, self._end_bytes)
-        parts = self._parts(numbers)
-        for begin, size in parts:  # a page that is written in part is read before
-            if size < _PAGE_BYTES:
-                os.posix_fadvise(self._file, begin, size, os.POSIX_FADV_WILLNEED)
-        data = memoryview(records).cast("B")
-        place = 0
-        for begin, size in parts:
-            self._write(data[place : place + size], begin)
-            place += size
+        self._put(numbers, records)
+
+    def erase(self, numbers: np.ndarray) -> None:
+        """Writes records of zeros, as if none had been written."""
+        self._put(numbers, self.empty(len(numbers)))
 
     def are_valid(self, numbers: np.ndarray, records: np.ndarray) -> np.ndarray:
         """Returns False for each damaged record."""
         return (records[_CHECK] == self._checks(numbers, records)) | ~self.are_written(records)
 
     def are_written(self, records: np.ndarray) -> np.ndarray:
-        """Returns False for each record that was never written."""
+        """Returns False for each record that was never written, or erased."""
         return records[_CHECK] != 0
 
     def scan(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -118,6 +108,23 @@ class RowFile(Closing):
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+    def _put(self, numbers: np.ndarray, records: np.ndarray) -> None:
+        if not len(numbers):
+            return
+        end_bytes = (int(numbers[-1]) + 1) * self.record_bytes
+        if end_bytes > self._end_bytes:  # a file with holes, so that each read has its full size
+            self._end_bytes = max(int(end_bytes * _GROWTH), _LEAST_GROWTH_BYTES)
+            os.ftruncate(self._file, self._end_bytes)
+        parts = self._parts(numbers)
+        for begin, size in parts:  # a page that is written in part is read before
+            if size < _PAGE_BYTES:
+                os.posix_fadvise(self._file, begin, size, os.POSIX_FADV_WILLNEED)
+        data = records.data.cast("B")
+        place = 0
+        for begin, size in parts:
+            self._write(data[place : place + size], begin)
+            place += size
 
     def _parts(self, numbers: np.ndarray) -> list[tuple[int, int]]:
         """Returns the byte offset and size of each run of consecutive numbers."""

@@ -33,7 +33,7 @@ class TierOptions:
     def from_fields(cls, fields: Mapping[str, Any]) -> TierOptions:
         """Returns the options from JSON fields."""
         names = {one.name for one in dataclasses.fields(cls)}
-        if fields.keys() != names or fields["memory_bytes"] < 1 or not fields["folder"]:
+        if {*fields} != names or fields["memory_bytes"] < 1 or not fields["folder"]:
             raise ValueError(
                 explain(
                     f"A keyed table has the tiers {dict(fields)}.",

@@ -69,10 +69,8 @@ class TieredShard(KeyedShard):
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the rows in memory, and of all keys, in bytes."""
-        rows_bytes = self._frames.num_used * (self._row_bytes + self._frames.frame_bytes)
-        keys_bytes = self._rows.size_bytes + self._candidates.size_bytes
-        return rows_bytes + keys_bytes + self._rows.num_slots * self._frames.slot_bytes
+        """Memory of the rows in memory, in bytes: a rewritten journal has no others."""
+        return self._frames.num_used * self._row_bytes
 
     @property
     def marked_bytes(self) -> int:
@@ -95,6 +93,7 @@ class TieredShard(KeyedShard):
             disk = self._disk
             return {
                 **super().described(),
+                "bytes": self.size_bytes + self._index_bytes,
                 "hot": self._frames.num_used,
                 "unflushed": len(self._states.unflushed),
                 "memory_hits": self._num_hits,
@@ -273,6 +272,13 @@ class TieredShard(KeyedShard):
     @property
     def _num_places(self) -> int:
         return self._frames.num_frames
+
+    @property
+    def _index_bytes(self) -> int:
+        """Memory of keys and frames."""
+        frames_bytes = self._frames.num_used * self._frames.frame_bytes
+        frames_bytes += self._rows.num_slots * self._frames.slot_bytes
+        return frames_bytes + self._rows.size_bytes + self._candidates.size_bytes
 
     def _row_states(self) -> DirtyRows:
         self._states = RowStates(self._most_rows)

@@ -35,6 +35,11 @@ class Tiers(Closing):
         self.position: Position = (0, 0)
         self.save: Callable[[], Any] = self._save_without_journal
 
+    @property
+    def has_tables(self) -> bool:
+        """True if requests may wait for the disk."""
+        return bool(self._shards)
+
     def add(self, shard: TieredShard) -> None:
         """Adds a table."""
         self._shards[shard.spec.name] = shard
