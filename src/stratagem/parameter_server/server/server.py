@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +80,7 @@ class ParameterServer(Closing):
         self._whole_changes = self._change_handlers()
         with contextlib.ExitStack() as stack:
             stack.callback(self.store.tiers.close)
-            file = None
-            if journal is not None:
-                stack.enter_context(JournalLock(Path(f"{os.fspath(journal)}.lock")))
-                file = stack.enter_context(Journal(journal))
+            file = None if journal is None else stack.enter_context(_locked(journal))
             self._changes = Changes(self._answer)
             try:
                 self.lifetime = next_lifetime([] if file is None else file.messages)
@@ -302,3 +299,9 @@ class ParameterServer(Closing):
     def _is_short(self, message: Message) -> bool:
         limit_bytes = 0 if self.store.tiers.has_tables else _SHORT_BYTES.get(message.kind, 0)
         return sum(array.nbytes for array in message.arrays) < limit_bytes
+
+
+@contextlib.contextmanager
+def _locked(path: str | os.PathLike[str]) -> Generator[Journal]:
+    with JournalLock(Path(f"{os.fspath(path)}.lock")), Journal(path) as journal:
+        yield journal

@@ -22,6 +22,7 @@ from stratagem.parameter_server.server.state_journal import StateJournal
 from stratagem.parameter_server.server.store import ServerVariables
 from stratagem.parameter_server.server.tables.disk_rows import DiskRows
 from stratagem.parameter_server.server.tables.row_file import RowFile
+from stratagem.parameter_server.server.tables.tiered_shard import TieredShard
 from stratagem.parameter_server.server.versions import Lifetime
 from tests.parameter_server.server.tables.test_keyed_shard import OPTIONS, RULE, made, spec
 from tests.parameter_server.server.tables.test_tiered_shard import (
@@ -51,13 +52,23 @@ class Server:
         self.state, self.journal = started(folder, self.options)
         self.reference = made(**options)
         self.wanted: dict[int, list[Any]] = {}
+        self.steps: list[int] = []
 
     def run(self, steps: range) -> None:
         for step in steps:
-            for store in (self.state.store, self.reference):
-                update(store, step)
-            self.wanted[self.reference.version] = rows_of(self.reference)
+            self.update(step)
             self.journal.write()
+
+    def update(self, step: int, *, warms: bool = True) -> None:
+        self.steps.append(step)
+        update(self.state.store, step, warms=warms)
+        self.repeat([step])
+
+    def repeat(self, steps: list[int]) -> None:
+        """Gives the table in memory the updates that the journal has."""
+        for step in steps:
+            update(self.reference, step)
+        self.wanted[self.reference.version] = rows_of(self.reference)
 
     def kill(self) -> None:
         self.state.store.tiers.close()
@@ -202,33 +213,39 @@ class Kills:
 def test_kill_at_any_step_of_a_flush(tmp_path, monkeypatch, loses_writes) -> None:
     kills = Kills(monkeypatch, loses_writes=loses_writes)
     live, saved = tmp_path / "live", tmp_path / "saved"
-    one = Server(live, **OPTIONS)
-    one.run(range(20))
-    one.kill()
-    shutil.copytree(live, saved)
+    flush = TieredShard.flush
+
+    def flush_during_updates(shard: TieredShard, position: Any) -> None:
+        servers[-1].update(1000 + len(servers[-1].steps), warms=False)  # of no journal entry
+        flush(shard, position)
 
     def run_until(step: int) -> int:
         """Begins with the same state, is killed at a step, and starts again."""
         shutil.rmtree(live)
         shutil.copytree(saved, live)
-        again = Server(live, **OPTIONS)
-        for number in range(20):
-            update(again.reference, number)
-        again.wanted = {20: rows_of(again.reference)}
+        one = Server(live, **OPTIONS)
+        one.repeat(servers[0].steps[:num_journaled])
+        servers.append(one)
         kills.begin(step)
-        with contextlib.suppress(KilledError):
-            again.run(range(20, 23))
+        with contextlib.suppress(KilledError), monkeypatch.context() as patch:
+            patch.setattr(TieredShard, "flush", flush_during_updates)
+            one.run(range(20, 23))
         num_steps = kills.end()
-        again.kill()
+        one.kill()
         state, journal = read(live / "journal")
         version = state.store.version
-        assert_equal(rows_of(state.store), again.wanted[version])
+        assert_equal(rows_of(state.store), one.wanted[version])
         state.store.tiers.close()
         journal.close()
         versions.add(version)
         return num_steps
 
+    servers = [Server(live, **OPTIONS)]
     versions: set[int] = set()
+    servers[0].run(range(18))
+    num_journaled = len(servers[0].steps)
+    servers[0].kill()
+    shutil.copytree(live, saved)
     num_steps = run_until(-1)
     assert num_steps > 20
     for step in range(1, num_steps, 4):

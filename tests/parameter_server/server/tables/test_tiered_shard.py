@@ -38,12 +38,13 @@ def shard_of(store: ServerVariables) -> TieredShard:
     return shard
 
 
-def update(store: ServerVariables, step: int, optimizer: str = "") -> None:
-    """As a server does: rows are read from disk before the change."""
+def update(store: ServerVariables, step: int, optimizer: str = "", *, warms: bool = True) -> None:
+    """As a server does, which reads rows from disk before the change."""
     rng = np.random.default_rng(step)
     keys = rng.permutation(np.unique(rng.zipf(1.2, 60) % 400 - 100))
     grads = rng.normal(size=(len(keys), DIM)).astype(np.float32)
-    store.tiers.warm({"t": (keys, grads)})
+    if warms:
+        store.tiers.warm({"t": (keys, grads)})
     store.update({}, {"t": (keys, grads)}, {"t": optimizer})
 
 

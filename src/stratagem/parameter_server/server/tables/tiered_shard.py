@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -106,22 +106,23 @@ class TieredShard(KeyedShard):
     def warm(self, keys: np.ndarray) -> None:
         """Reads the rows of keys into memory, so that an update finds them there."""
         if keys.dtype == np.int64 and keys.ndim == 1:  # others are refused by the update
-            for _ in self._located(keys, is_bounded=False):
+            with self._located(keys, is_bounded=False):
                 pass
 
     def pulled(self, slot: str | None, rows: np.ndarray) -> np.ndarray:
         """Returns the rows of keys. An unknown key has its initial value, and gets no row."""
-        array = self.array(slot)
-        pulled = np.empty((len(rows), *array.shape[1:]), array.dtype)
-        slots = _NONE
-        for slots, fetched in self._located(rows, is_bounded=True):  # with the lock
+        with self._located(rows, is_bounded=True) as (slots, fetched):
+            array = self.array(slot)
             known = np.flatnonzero(slots >= 0)
             frames = self._frames.find(slots[known])
             is_hot = frames >= 0
-            pulled[known[is_hot]] = self.array(slot)[frames[is_hot]]
-            if not is_hot.all():
+            if len(known) == len(rows) and is_hot.all():
+                return np.take(array, frames, axis=0)
+            pulled = np.empty((len(rows), *array.shape[1:]), array.dtype)
+            pulled[known[is_hot]] = array[frames[is_hot]]
+            cold = known[~is_hot]
+            if len(cold):
                 values = self._column(fetched, slot)
-                cold = known[~is_hot]
                 pulled[cold] = values[np.searchsorted(fetched.slots, slots[cold])]
         is_unknown = slots < 0
         pulled[is_unknown] = self._initial(slot, rows[is_unknown], array.dtype)
@@ -337,10 +338,11 @@ class TieredShard(KeyedShard):
             self._damaged = np.concatenate([self._damaged, damaged])
         self._grow(self._rows.num_slots)
 
+    @contextlib.contextmanager
     def _located(
         self, keys: np.ndarray, *, is_bounded: bool
-    ) -> Iterator[tuple[np.ndarray, FetchedRows]]:
-        """Yields once, with the lock: the slot of each key, and rows that are not in memory.
+    ) -> Generator[tuple[np.ndarray, FetchedRows]]:
+        """Yields, with the lock, the slot of each key, and rows that are not in memory.
 
         The disk is read without the lock. If rows were dropped from memory meanwhile, the next
         attempt begins. Without `is_bounded`, memory beyond the limit is used for the rows.
