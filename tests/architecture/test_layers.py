@@ -105,7 +105,6 @@ ALLOWED_ROOMS = {
         "embedding",
         "keras",
         "parameter_server",
-        "embedding",
         "estimator",
         "selftest",
     },

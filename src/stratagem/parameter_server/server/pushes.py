@@ -117,6 +117,7 @@ class Pushes:
         whole = dict(zip(fields["whole"], arrays, strict=False))
         rows = dict(zip(fields["rows"], pairs, strict=True))
         optimizers = fields.get("optimizers", {})
+        self._store.tiers.warm(rows)
         with self._store.changing():
             if change.answer_repeated():
                 return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,8 @@ from stratagem.transport.wire import Message
 
 __all__ = ["ParameterServer"]
 
-# Below these sizes, handing a request to another thread costs more than handling it inline.
+# Below these sizes, handing a request to another thread costs more than handling it inline, unless
+# rows are read from disk.
 _SHORT_BYTES = {"push": 2**21, "pull_rows": 2**16}
 
 
@@ -79,10 +80,8 @@ class ParameterServer(Closing):
         sweep_local_sockets()  # also if the journal is then refused
         self._reads, self._whole_changes = self._read_handlers(), self._change_handlers()
         with contextlib.ExitStack() as stack:
-            file = None
-            if journal is not None:
-                stack.enter_context(JournalLock(Path(f"{os.fspath(journal)}.lock")))
-                file = stack.enter_context(Journal(journal))
+            stack.callback(self.store.tiers.close)
+            file = None if journal is None else stack.enter_context(_locked(journal))
             self._changes = Changes(self._answer)
             try:
                 self.lifetime = next_lifetime([] if file is None else file.messages)
@@ -103,7 +102,7 @@ class ParameterServer(Closing):
                 host=host,
                 port=port,
                 num_threads=num_threads,
-                is_short=_is_short,
+                is_short=self._is_short,
             )
             if self._journal is not None:
                 self._journal.start()
@@ -120,6 +119,8 @@ class ParameterServer(Closing):
             self._listener.close()
             if self._journal is not None:
                 self._journal.close()
+        if self._journal is None or self._removed is not None:
+            self.store.tiers.close(removes=True)
         if self._removed is not None:
             remove_journal(self._removed)
 
@@ -303,7 +304,12 @@ class ParameterServer(Closing):
             )
         return Message("ok", {"journaled_version": self._journal.write()})
 
+    def _is_short(self, message: Message) -> bool:
+        limit_bytes = 0 if self.store.tiers.has_tables else _SHORT_BYTES.get(message.kind, 0)
+        return sum(array.nbytes for array in message.arrays) < limit_bytes
 
-def _is_short(message: Message) -> bool:
-    limit_bytes = _SHORT_BYTES.get(message.kind, 0)
-    return sum(array.nbytes for array in message.arrays) < limit_bytes
+
+@contextlib.contextmanager
+def _locked(path: str | os.PathLike[str]) -> Generator[Journal]:
+    with JournalLock(Path(f"{os.fspath(path)}.lock")), Journal(path) as journal:
+        yield journal

@@ -17,8 +17,9 @@ from stratagem.parameter_server.server.changes import Changes
 from stratagem.parameter_server.server.pushes import Pushes
 from stratagem.parameter_server.server.shards import SavedPart, ShardSpec
 from stratagem.parameter_server.server.store import Marks, ServerVariables
+from stratagem.parameter_server.server.tables.disk_rows import Position
 from stratagem.parameter_server.server.tables.key_slots import SavedKeys
-from stratagem.parameter_server.server.tables.keyed_shard import SavedTable
+from stratagem.parameter_server.server.tables.saved_table import SavedTable
 from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.parameter_server.server.versions import Lifetime
 from stratagem.transport.wire import Message
@@ -65,13 +66,20 @@ class ServerState:
         """Counter that grows with every change."""
         return self.store.num_changes + self.changes.num_done
 
+    @property
+    def position(self) -> Position:
+        """Position of a journal entry made now: larger than those of all earlier entries."""
+        return self.lifetime.number, self.num_changes
+
     def entry(self, parts: list[SavedPart]) -> Message:
         """Returns a journal entry with changed `parts`. Call within `ServerVariables.changing`."""
         described, arrays = _packed(parts)
+        _, num_changes = self.position
         scalars = self.store.scalars
         fields = {
             "version": self.store.version,
             "lifetime": self.lifetime.number,
+            "num_changes": num_changes,
             "updates": self.changes.counts.saved(),
             "changes": self.changes.saved(),
             "mode": dataclasses.asdict(self.pushes.mode),
@@ -89,6 +97,7 @@ class ServerState:
 
     def restore(self, messages: Sequence[Message]) -> None:
         """Restores the state from a journal, before the server accepts requests."""
+        self.store.tiers.position = _last_position(messages)
         for message in messages:
             arrays = iter(message.arrays)
             for described in message.fields["parts"]:
@@ -105,6 +114,13 @@ class ServerState:
         self.changes.restore(fields["changes"])
 
 
+def _last_position(messages: Sequence[Message]) -> Position:
+    for message in reversed(messages):
+        if message.kind == _ENTRY:
+            return message.fields["lifetime"], message.fields.get("num_changes", 0)
+    return 0, 0
+
+
 def _packed(parts: Iterable[SavedPart]) -> tuple[list[dict[str, Any]], list[Any]]:
     described: list[dict[str, Any]] = []
     arrays: list[Any] = []
@@ -117,6 +133,7 @@ def _packed(parts: Iterable[SavedPart]) -> tuple[list[dict[str, Any]], list[Any]
             arrays += [] if part.rows is None else [part.rows]
         else:
             own["table"] = {"counters": table.counters, "initials": table.initials}
+            own["table"] |= {} if table.disk is None else {"disk": table.disk}
             arrays += [*table.rows.arrays, *table.candidates.arrays]
         described.append(own)
         arrays += [part.value, *part.slots.values()]

@@ -47,6 +47,8 @@ class StateJournal(Closing):
         self._interval_s = interval_s
         self._writing = threading.Lock()
         self._num_written = state.num_changes
+        self._position = state.store.tiers.position
+        state.store.tiers.save = self.write
         self._rewritten_bytes = 0
         self._is_over = threading.Event()
         self._is_due = threading.Event()
@@ -80,6 +82,7 @@ class StateJournal(Closing):
             for requests, answer in held:
                 for request in requests:
                     request.answer(answer)
+            self._flush()
             return self.journaled_version or 0
 
     def close(self) -> None:
@@ -112,12 +115,20 @@ class StateJournal(Closing):
         """Moves the held answers to `held`. Call within `changing`, before copying the state."""
         held += [self._held.popleft() for _ in range(len(self._held))]
 
+    def _flush(self) -> None:
+        """Writes rows of tables with tiers to disk."""
+        try:
+            self._state.store.tiers.flush(self._position)
+        except OSError as error:
+            self.error = f"{type(error).__name__}: {error}"
+            raise
+
     def _write(self, held: list[tuple[Sequence[Request], Message]]) -> None:
         state, store = self._state, self._state.store
         with self._put_back_on_error() as taken:
             with store.changing():
                 self._take_held(held)
-                num_changes, version = state.num_changes, store.version
+                num_changes, version, position = state.num_changes, store.version, state.position
                 if num_changes == self._num_written and self.journaled_version is not None:
                     return
                 entry = None
@@ -128,6 +139,7 @@ class StateJournal(Closing):
             if entry is not None:
                 self._journal.append(entry)
                 self._num_written, self.journaled_version = num_changes, version
+                self._position = position
                 return
         self._write_anew(held)
 
@@ -146,10 +158,10 @@ class StateJournal(Closing):
     def _write_anew(self, held: list[tuple[Sequence[Request], Message]]) -> None:
         """Rewrites the journal. Copies tables in pieces: memory may not hold two copies."""
         state, store = self._state, self._state.store
-        num_changes, version = 0, 0
+        num_changes, version, position = 0, 0, self._position
 
         def messages() -> Iterator[Message]:
-            nonlocal num_changes, version
+            nonlocal num_changes, version, position
             with store.changing():
                 taken.append(store.take_marks())
             yield from state.pieces()
@@ -161,7 +173,7 @@ class StateJournal(Closing):
                 yield from state.pieces(taken[-1])
             with store.changing():
                 self._take_held(held)
-                num_changes, version = state.num_changes, store.version
+                num_changes, version, position = state.num_changes, store.version, state.position
                 taken.append(store.take_marks())
                 entry = state.entry(store.saved(taken[-1], is_all=True))
             yield entry
@@ -170,6 +182,7 @@ class StateJournal(Closing):
             self._journal.replace(messages())
         self._rewritten_bytes = self._journal.size_bytes
         self._num_written, self.journaled_version = num_changes, version
+        self._position = position
 
     @contextlib.contextmanager
     def _put_back_on_error(self) -> Generator[list[Marks]]:

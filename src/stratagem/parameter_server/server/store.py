@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from stratagem.messages import explain
+from stratagem.parameter_server.server.new_shards import made_shard
 from stratagem.parameter_server.server.rules import Rules
 from stratagem.parameter_server.server.shards import (
     SavedPart,
@@ -18,6 +19,7 @@ from stratagem.parameter_server.server.shards import (
     UpdatedPart,
 )
 from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard
+from stratagem.parameter_server.server.tables.tiers import Tiers
 from stratagem.parameter_server.server.updates import State, UpdateRule, stored_name
 
 __all__ = ["Marks", "ServerVariables", "replace_table"]
@@ -40,6 +42,7 @@ class ServerVariables:
         self._updating = threading.RLock()
         self.version = 0
         self.num_changes = self.num_refused = 0
+        self.tiers = Tiers(self.changing)
 
     @property
     def names(self) -> list[str]:
@@ -86,7 +89,7 @@ class ServerVariables:
         with self._updating:
             shard = self._shards.get(spec.name)
             if shard is None:
-                shard = _made(spec, make, is_own=is_own)
+                shard = made_shard(spec, make, self.tiers, is_own=is_own)
                 with self._reading:
                     self._shards[spec.name] = shard
                 self.num_changes += 1
@@ -323,7 +326,13 @@ class ServerVariables:
         shard = self._shards.get(part.spec.name)
         if shard is None:
             spec = part.spec
-            shard = _made(spec, lambda: np.zeros(spec.shape, np.dtype(spec.dtype)), is_own=True)
+            shard = made_shard(
+                spec,
+                lambda: np.zeros(spec.shape, np.dtype(spec.dtype)),
+                self.tiers,
+                is_own=True,
+                position=self.tiers.position,
+            )
             self._shards[spec.name] = shard
         shard.restore(part)
         shard.take_marks()
@@ -369,20 +378,3 @@ def replace_table(store: ServerVariables, table: KeyedShard) -> None:
     with store._reading:
         store._shards[table.spec.name] = table
     store.num_changes += 1
-
-
-def _made(spec: ShardSpec, make: Callable[[], np.ndarray] | None, *, is_own: bool) -> Shard:
-    """Creates a shard with its initial value."""
-    if spec.table is not None:
-        return KeyedShard(spec)
-    assert make is not None
-    value = np.array(make(), np.dtype(spec.dtype), copy=None if is_own else True)
-    if value.shape != spec.shape:
-        raise ValueError(
-            explain(
-                f"The initial value of {spec.name!r} has shape {value.shape}.",
-                expected=f"shape {spec.shape}.",
-                fix="make the initializer use its `shape` argument.",
-            )
-        )
-    return Shard(spec, value)

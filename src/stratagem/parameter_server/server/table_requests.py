@@ -14,6 +14,7 @@ from stratagem.errors import DataLossError
 from stratagem.messages import explain
 from stratagem.parameter_server.server.shards import piece_rows
 from stratagem.parameter_server.server.store import ServerVariables, replace_table
+from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard
 from stratagem.parameter_server.server.tables.policies import policy_from
 from stratagem.parameter_server.server.tables.table_chains import TableChain, load_table
 from stratagem.parameter_server.server.tables.table_copies import TableCopy, copied
@@ -70,6 +71,15 @@ class TableRequests:
         `chains` (see `TableChain`) and `save`, the identity of the loaded version.
         """
         fields = message.fields
+        on_disk = [name for name in fields["tables"] if _has_tiers(self._store.tables[name])]
+        if on_disk:
+            raise ValueError(
+                explain(
+                    f"Saved rows were to be loaded into {on_disk}, which have rows on disk.",
+                    expected="tables without the option tiers.",
+                    fix="restore into tables without tiers.",
+                )
+            )
         with contextlib.ExitStack() as stack:
             opened = {
                 name: stack.enter_context(_opened(fields["folder"], described))
@@ -170,6 +180,10 @@ class TableRequests:
         if is_same:  # the next changes continue what was loaded
             table.history.take()
             table.history.add(described["save"])
+
+
+def _has_tiers(table: KeyedShard) -> bool:
+    return (table.spec.table or {}).get("tiers") is not None
 
 
 @contextlib.contextmanager

@@ -12,7 +12,9 @@ from stratagem.parameter_server.server.tables.dirty_rows import DirtyRows
 ROWS = st.sets(st.integers(0, 99)) | st.sets(st.integers(0, 99), max_size=4)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["mark", "take", "put back"]), ROWS), max_size=20))
+@given(
+    st.lists(st.tuples(st.sampled_from(["mark", "unmark", "take", "put back"]), ROWS), max_size=20)
+)
 def test_rows_are_those_of_a_set(operations) -> None:
     dirty, wanted = DirtyRows(100), set[int]()
     dirty.grow(50)
@@ -22,6 +24,9 @@ def test_rows_are_those_of_a_set(operations) -> None:
         if name == "mark":
             dirty.mark(marked)
             wanted |= rows
+        elif name == "unmark":
+            dirty.unmark(np.array([*rows & wanted], np.int64))
+            wanted -= rows
         else:
             taken = dirty.take()
             assert taken.tolist() == sorted(wanted)
@@ -31,3 +36,5 @@ def test_rows_are_those_of_a_set(operations) -> None:
                 dirty.mark(taken)
                 wanted = rows | {*taken.tolist()}
         assert len(dirty) == len(wanted)
+        assert sorted(dirty.rows.tolist()) == np.flatnonzero(dirty.has(np.arange(100))).tolist()
+        assert {*dirty.rows.tolist()} == wanted

@@ -6,7 +6,7 @@ import pytest
 
 from stratagem.parameter_server.server.tables.policies import AfterSightings, LeastRecent
 from stratagem.parameter_server.server.tables.row_initializer import RowInitializer
-from stratagem.parameter_server.server.tables.table_options import TableOptions
+from stratagem.parameter_server.server.tables.table_options import TableOptions, TierOptions
 
 
 def test_options_are_read_from_fields() -> None:
@@ -18,14 +18,31 @@ def test_options_are_read_from_fields() -> None:
             "eviction": {"kind": "LeastRecent"},
             "max_rows": 7,
             "storage_dtype": None,
+            "tiers": {"memory_bytes": 100, "folder": "/disk"},
         }
     )
     uniform = RowInitializer("uniform", -1, 1, 3)
-    assert got == TableOptions(uniform, AfterSightings(2), LeastRecent(), 7)
+    tiers = TierOptions(100, "/disk")
+    assert got == TableOptions(uniform, AfterSightings(2), LeastRecent(), 7, tiers)
 
 
 def test_options_that_servers_do_not_have_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"the options \['storage_dtype', 'tiers'\], which"):
-        TableOptions.from_fields({"storage_dtype": "int8", "tiers": {}})
+    with pytest.raises(ValueError, match=r"the options \['storage_dtype'\], which"):
+        TableOptions.from_fields({"storage_dtype": "int8"})
     with pytest.raises(ValueError, match="max_rows=0"):
         TableOptions.from_fields({"max_rows": 0})
+
+
+@pytest.mark.parametrize(
+    "tiers",
+    [
+        {},
+        {"memory_bytes": 1},
+        {"memory_bytes": 0, "folder": "/disk"},
+        {"memory_bytes": 1, "folder": ""},
+        {"memory_bytes": 1, "folder": "/disk", "engine": "rocks"},
+    ],
+)
+def test_tiers_need_memory_and_a_folder(tiers) -> None:
+    with pytest.raises(ValueError, match="A keyed table has the tiers"):
+        TableOptions.from_fields({"tiers": tiers})

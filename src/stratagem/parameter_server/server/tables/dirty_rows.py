@@ -29,6 +29,11 @@ class DirtyRows:
         return self._count
 
     @property
+    def rows(self) -> np.ndarray:
+        """The marked rows, in any order."""
+        return np.concatenate([np.empty(0, np.int64), *self._parts])
+
+    @property
     def row_bytes(self) -> int:
         """Memory of a row."""
         return self._flags.row_bytes
@@ -46,6 +51,17 @@ class DirtyRows:
             self._flags.array[new] = True
             self._parts.append(new.astype(np.int32))
             self._count += len(new)
+
+    def has(self, rows: np.ndarray) -> np.ndarray:
+        """Returns True for each marked row."""
+        return self._flags.array[rows]
+
+    def unmark(self, rows: np.ndarray) -> None:
+        """Removes marked rows, at a cost that depends on all marked ones."""
+        self._flags.array[rows] = False
+        left = self.rows.astype(np.int32)
+        self._parts[:] = [left[self._flags.array[left]]]
+        self._count = len(self._parts[0])
 
     def take(self) -> np.ndarray:
         """Returns the marked rows in order, and unmarks them."""

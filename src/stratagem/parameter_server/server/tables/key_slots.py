@@ -80,9 +80,9 @@ class KeySlots:
     `unsaved` those since the last saved table; None if none was saved.
     """
 
-    def __init__(self, most_rows: int) -> None:
+    def __init__(self, most_rows: int, dirty: DirtyRows | None = None) -> None:
         self.index = KeyIndex(most_rows)
-        self.dirty = DirtyRows(most_rows)
+        self.dirty = DirtyRows(most_rows) if dirty is None else dirty
         self.unsaved: DirtyRows | None = None
         self._most_rows = most_rows
         self.num_slots = 0

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 
+from stratagem.parameter_server.server.tables.dirty_rows import DirtyRows
 from stratagem.parameter_server.server.tables.key_slots import KeySlots
 from stratagem.parameter_server.server.tables.policies import (
     AfterSightings,
@@ -52,10 +53,12 @@ class KeyedRows:
     two. Callers serialize changes.
     """
 
-    def __init__(self, options: TableOptions, most_rows: int) -> None:
+    def __init__(
+        self, options: TableOptions, most_rows: int, dirty: DirtyRows | None = None
+    ) -> None:
         self._options = options
         self._most_rows = most_rows
-        self.rows = KeySlots(most_rows)
+        self.rows = KeySlots(most_rows, dirty)
         self.candidates = KeySlots(self.most_candidates)
         self.counters = dict.fromkeys(COUNTERS, 0)
         # Versions of this server and of that which saved the rows differ by so much.

@@ -6,7 +6,6 @@ optimizers, changed rows and the journal.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,46 +18,22 @@ from stratagem.parameter_server.server.shards import (
     Shard,
     ShardSpec,
     UpdatedPart,
-    padded_empty,
     piece_rows,
 )
+from stratagem.parameter_server.server.tables.dirty_rows import DirtyRows
 from stratagem.parameter_server.server.tables.growing_array import (
     GrowingArray,
     most_rows_in_memory,
 )
-from stratagem.parameter_server.server.tables.key_slots import SavedKeys
+from stratagem.parameter_server.server.tables.keyed_part import KeyedPart
 from stratagem.parameter_server.server.tables.keyed_rows import COUNTERS, KeyedRows, Sighting
 from stratagem.parameter_server.server.tables.policies import Eviction
 from stratagem.parameter_server.server.tables.save_history import SaveHistory
+from stratagem.parameter_server.server.tables.saved_table import KeyedMarks, SavedTable
 from stratagem.parameter_server.server.tables.table_options import TableOptions
 from stratagem.parameter_server.server.updates import Slot
 
-__all__ = ["KeyedMarks", "KeyedShard", "SavedTable"]
-
-
-@dataclasses.dataclass(frozen=True)
-class KeyedMarks:
-    """Changed slots of a keyed shard: of its rows, and of the keys that have no row yet."""
-
-    rows: np.ndarray
-    candidates: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True)
-class SavedTable:
-    """Keys of rows in a journal.
-
-    Args:
-        rows: slots of the rows.
-        candidates: slots of the keys that have no row yet.
-        counters: counters of the table.
-        initials: initial values of the optimizer slots, by name.
-    """
-
-    rows: SavedKeys
-    candidates: SavedKeys
-    counters: Mapping[str, int]
-    initials: Mapping[str, float]
+__all__ = ["KeyedShard"]
 
 
 # Memory of the key of a row, its place in the index and its counts.
@@ -78,16 +53,18 @@ class KeyedShard(Shard):
     def __init__(self, spec: ShardSpec) -> None:
         options = TableOptions.from_fields(spec.table or {})
         row_shape, dtype = spec.shape[1:], np.dtype(spec.dtype)
-        row_bytes = math.prod(row_shape) * dtype.itemsize + _KEY_BYTES
-        self._most_rows = most_rows_in_memory(row_bytes)
+        row_bytes = math.prod(row_shape) * dtype.itemsize
+        self._most_rows = most_rows_in_memory(_KEY_BYTES + (0 if options.tiers else row_bytes))
         if options.max_rows is not None:
             self._most_rows = min(self._most_rows, options.max_rows)
-        self._value = GrowingArray(row_shape, dtype, self._most_rows)
+        # Places of rows in memory. Without tiers, the place of a row is its slot.
+        self._most_places = min(self._most_rows, most_rows_in_memory(_KEY_BYTES + row_bytes))
+        self._value = GrowingArray(row_shape, dtype, self._most_places)
         super().__init__(spec, self._value.array)
         self._initializer = options.initializer
         self._slot_arrays: dict[str, GrowingArray] = {}
         self.initials = self._initials = dict[str, float]()
-        self.keyed = self._keyed = KeyedRows(options, self._most_rows)
+        self.keyed = self._keyed = KeyedRows(options, self._most_rows, self._row_states())
         self._rows, self._candidates = self._keyed.rows, self._keyed.candidates
         self._is_changed = True  # what is no slot: counters, and the spec of a new table
         self.history = SaveHistory(self._rows, self._candidates)
@@ -108,8 +85,7 @@ class KeyedShard(Shard):
         """Returns a table with the same options and optimizer slots, without rows."""
         empty = KeyedShard(self.spec)
         for name, array in self._slot_arrays.items():
-            made = GrowingArray(self.spec.shape[1:], array.array.dtype, self._most_rows)
-            empty._add_slot_array(name, made, self._initials[name])
+            empty._add_slot_array(name, array.array.dtype, self._initials[name])
         return empty
 
     def copied_slots(self, slots: np.ndarray) -> SavedPart:
@@ -172,6 +148,7 @@ class KeyedShard(Shard):
         is_known = slots >= 0
         new = rows[~is_known]
         self._require_distinct(new)
+        self._hold(slots[is_known])
         if len(new) > self._keyed.room(int(np.count_nonzero(is_known))):
             raise ValueError(
                 explain(
@@ -184,11 +161,12 @@ class KeyedShard(Shard):
         self._reserve(len(new))
         with self.lock:
             made = slots[~is_known] = self._keyed.make(slots[is_known], new)
-            self.value[made] = self._initial(None, new, self.value.dtype)
+            places = self._new_places(made)
+            self.value[places] = self._initial(None, new, self.value.dtype)
             for name in self.slots:
-                self.slots[name][made] = self._initials[name]
-            array = self.array(slot)
-            array[slots] = values if sign == 0 else array[slots] + sign * values
+                self.slots[name][places] = self._initials[name]
+            array, places = self.array(slot), self._places(slots)
+            array[places] = values if sign == 0 else array[places] + sign * values
             self._rows.note(slots, version + self._keyed.version_offset, 0)
 
     def updated(
@@ -209,14 +187,13 @@ class KeyedShard(Shard):
             )
         sighting = self._keyed.sighting(rows, version)
         self._require_distinct(np.concatenate([sighting.new, sighting.refused]))
+        self._hold(sighting.slots)
         self._reserve(len(sighting.new))
-        return _KeyedPart(self, optimizer, sighting, grads, version)
+        return KeyedPart(self, optimizer, sighting, grads, version)
 
     def add_slot(self, name: str, slot: Slot) -> None:
         """Adds a slot of an optimizer."""
-        made = GrowingArray(self.spec.shape[1:], np.dtype(slot.dtype), self._most_rows)
-        self._add_slot_array(name, made, slot.initial)
-        made.array[: self._rows.num_slots] = slot.initial
+        self._add_slot_array(name, np.dtype(slot.dtype), slot.initial)
         self.mark()
 
     def drop_slot(self, name: str) -> None:
@@ -271,17 +248,21 @@ class KeyedShard(Shard):
         self._keyed.version_offset = int(saved.counters.get("version_offset", 0))
         for name, rows in part.slots.items():
             if name not in self.slots:
-                made = GrowingArray(self.spec.shape[1:], rows.dtype, self._most_rows)
-                self._add_slot_array(name, made, float(saved.initials[name]))
+                self._add_slot_array(name, rows.dtype, float(saved.initials[name]))
         self._grow(self._rows.num_slots)
-        self.value[saved.rows.slots] = part.value
-        for name, rows in part.slots.items():
-            self.slots[name][saved.rows.slots] = rows
+        places = self._new_places(saved.rows.slots)
+        self.value[places] = part.value
+        for name in self.slots:
+            self.slots[name][places] = part.slots.get(name, self._initials[name])
 
     def restored(self) -> None:
         """Completes a restoration. Raises ValueError if a key has two rows."""
         self._rows.restored()
         self._candidates.restored()
+
+    def take(self, slot: str | None, slots: np.ndarray, out: np.ndarray) -> None:
+        """Copies rows to the beginning of `out`."""
+        np.take(self.array(slot), slots, axis=0, out=out[: len(slots)], mode="clip")
 
     def initial_rows(self, slot: str | None, sighting: Sighting) -> np.ndarray:
         """Returns the initial rows of new keys."""
@@ -298,12 +279,14 @@ class KeyedShard(Shard):
         with self.lock:
             rows = self._keyed.keep(sighting, version)
             self._is_changed |= bool(len(sighting.refused))
-            if len(sighting.new):  # slots of other optimizers too
+            made = self._new_places(rows[len(sighting.slots) :])
+            if len(made):  # slots of other optimizers too
                 for name in self.slots.keys() - slots.keys():
-                    self.slots[name][rows[len(sighting.slots) :]] = self._initials[name]
-            self.value[rows] = value
+                    self.slots[name][made] = self._initials[name]
+            places = self._places(rows)
+            self.value[places] = value
             for name, slot in slots.items():
-                self.slots[name][rows] = slot
+                self.slots[name][places] = slot
             self._keyed.evict_aged(version)
 
     def _initial(self, slot: str | None, keys: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -312,8 +295,28 @@ class KeyedShard(Shard):
             return np.full((len(keys), *row_shape), self._initials[slot], dtype)
         return self._initializer.rows(keys, row_shape, dtype)
 
-    def _add_slot_array(self, name: str, made: GrowingArray, initial: float) -> None:
-        made.grow(self._rows.num_slots)
+    @property
+    def _num_places(self) -> int:
+        return self._rows.num_slots
+
+    def _row_states(self) -> DirtyRows:
+        return DirtyRows(self._most_rows)
+
+    def _places(self, slots: np.ndarray) -> np.ndarray:
+        """Returns the places of rows in the arrays. Call with the lock."""
+        return slots
+
+    def _new_places(self, slots: np.ndarray) -> np.ndarray:
+        """Returns the places of new rows, whose values are undefined. Call with the lock."""
+        return slots
+
+    def _hold(self, slots: np.ndarray) -> None:
+        """Keeps rows in memory until the next call."""
+
+    def _add_slot_array(self, name: str, dtype: np.dtype, initial: float) -> None:
+        made = GrowingArray(self.spec.shape[1:], dtype, self._most_places)
+        made.grow(self._num_places)
+        made.array[: self._num_places] = initial
         self._slot_arrays[name], self._initials[name] = made, initial
         self.slots[name] = made.array
 
@@ -343,9 +346,14 @@ class KeyedShard(Shard):
             self._candidates.saved(candidates),
             {**self._keyed.counters, "version_offset": self._keyed.version_offset},
             dict(self._initials),
+            self._on_disk(),
         )
-        slots = {name: slot[keys.slots] for name, slot in [*self.slots.items()]}
-        return SavedPart(self.spec, keys.slots, self.value[keys.slots], slots, table)
+        places = self._places(keys.slots)
+        slots = {name: slot[places] for name, slot in [*self.slots.items()]}
+        return SavedPart(self.spec, keys.slots, self.value[places], slots, table)
+
+    def _on_disk(self) -> Mapping[str, Any] | None:
+        return None
 
     def _require_distinct(self, new: np.ndarray) -> None:
         if len(np.unique(new)) < len(new):
@@ -356,37 +364,3 @@ class KeyedShard(Shard):
                     fix="run the same Stratagem version in all processes.",
                 )
             )
-
-
-class _KeyedPart(UpdatedPart):
-    """Known rows and initial values of new ones, which one optimizer updates."""
-
-    def __init__(
-        self,
-        shard: KeyedShard,
-        optimizer: str,
-        sighting: Sighting,
-        grads: np.ndarray,
-        version: int,
-    ) -> None:
-        self._table, self._sighting, self._version = shard, sighting, version
-        if sighting.order is not None:
-            grads = grads[sighting.order]
-        super().__init__(shard, optimizer, sighting.slots, grads)
-        self.num_refused = len(sighting.refused)
-
-    def keep(self, value: np.ndarray, slots: Mapping[str, np.ndarray]) -> None:
-        """Stores the new rows in the shard."""
-        count = len(self._sighting)
-        stored = {self._names[name]: np.asarray(slot)[:count] for name, slot in slots.items()}
-        self._table.keep(self._sighting, self._version, np.asarray(value)[:count], stored)
-
-    def _taken(self, slot: str | None) -> Any:
-        sighting, array = self._sighting, self._table.array(slot)
-        rows = padded_empty(len(sighting), array.shape[1:], array.dtype)
-        num_known = len(sighting.slots)
-        if num_known:
-            np.take(array, sighting.slots, axis=0, out=rows[:num_known], mode="clip")
-        if len(sighting.new):
-            rows[num_known : len(sighting)] = self._table.initial_rows(slot, sighting)
-        return rows

@@ -15,8 +15,9 @@ from stratagem.parameter_server.server.shards import SavedPart
 from stratagem.parameter_server.server.tables.key_hash import buckets_of
 from stratagem.parameter_server.server.tables.key_slots import SavedKeys, SlotOrder
 from stratagem.parameter_server.server.tables.keyed_rows import COUNTERS
-from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard, SavedTable
+from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard
 from stratagem.parameter_server.server.tables.policies import LeastFrequent, LeastRecent, victims
+from stratagem.parameter_server.server.tables.saved_table import SavedTable
 from stratagem.parameter_server.server.tables.table_files import (
     SavedRows,
     TableEnd,

@@ -10,9 +10,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+import numpy as np
+
 from stratagem.parameter_server.server.shards import SavedPart
-from stratagem.parameter_server.server.tables.keyed_shard import KeyedMarks, KeyedShard
+from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard
 from stratagem.parameter_server.server.tables.save_history import ChangedSlots
+from stratagem.parameter_server.server.tables.saved_table import KeyedMarks
 from stratagem.parameter_server.server.tables.table_files import SavedRows, TableEnd
 
 __all__ = ["Tables", "TableCopy", "copied"]
@@ -43,13 +46,15 @@ class TableCopy:
         self.base = base
         self.end: TableEnd | None = None
 
-    def first(self) -> KeyedMarks | None:
-        """Returns the slots to copy first; None for all. Call while no update is made."""
+    def first(self) -> KeyedMarks:
+        """Returns the slots to copy first. Call while no update is made."""
         history = self.shard.history
         history.take()
         if self.base is None or self.base not in history:
             self.base = None
-            return None
+            keyed = self.shard.keyed
+            rows = np.arange(keyed.rows.num_slots, dtype=np.int32)
+            return KeyedMarks(rows, np.arange(keyed.candidates.num_slots, dtype=np.int32))
         return _marks(history.since(self.base))
 
     def next(self) -> KeyedMarks:
@@ -70,8 +75,8 @@ class TableCopy:
         )
         return part
 
-    def pieces(self, marks: KeyedMarks | None) -> Iterator[SavedRows]:
-        """Yields copies of slots, all or the marked ones."""
+    def pieces(self, marks: KeyedMarks) -> Iterator[SavedRows]:
+        """Yields copies of the marked slots."""
         return map(saved_rows, self.shard.pieces(marks))
 
     @property
@@ -90,7 +95,7 @@ def copied(
     A later part of a table replaces slots of an earlier one.
     """
     with store.changing():
-        marks: list[KeyedMarks | None] = [copy.first() for copy in copies]
+        marks = [copy.first() for copy in copies]
     for number in range(_MOST_ROUNDS + 1):
         for copy, own in zip(copies, marks, strict=True):
             for part in copy.pieces(own):

@@ -10,7 +10,38 @@ from stratagem.messages import explain
 from stratagem.parameter_server.server.tables.policies import Admission, Eviction, policy_from
 from stratagem.parameter_server.server.tables.row_initializer import RowInitializer
 
-__all__ = ["TableOptions"]
+__all__ = ["TableOptions", "TierOptions"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TierOptions:
+    """Memory for the rows of a table, and the folder of the others.
+
+    Args:
+        memory_bytes: memory of rows and their optimizer slots on this server. Keys are always in
+            memory, and are not part of it.
+        folder: folder on the server's disk, which several tables and servers may share.
+
+    Raises:
+        ValueError: a size below 1, no folder, or an unknown field.
+    """
+
+    memory_bytes: int
+    folder: str
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> TierOptions:
+        """Returns the options from JSON fields."""
+        names = {one.name for one in dataclasses.fields(cls)}
+        if {*fields} != names or fields["memory_bytes"] < 1 or not fields["folder"]:
+            raise ValueError(
+                explain(
+                    f"A keyed table has the tiers {dict(fields)}.",
+                    expected="memory_bytes of at least 1, and a folder.",
+                    fix="omit tiers to keep all rows in memory.",
+                )
+            )
+        return cls(**fields)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +55,7 @@ class TableOptions:
         max_rows: most rows of this server; None for as many as fit in memory. A full table without
             `LeastFrequent` and `LeastRecent` refuses more keys.
         allow_row_export: True if keys may be exported with their rows.
+        tiers: memory limit beyond which rows are on disk; None for all in memory.
 
     Raises:
         ValueError: a limit below 1.
@@ -34,6 +66,7 @@ class TableOptions:
     eviction: Eviction | None = None
     max_rows: int | None = None
     allow_row_export: bool = False
+    tiers: TierOptions | None = None
 
     def __post_init__(self) -> None:
         if self.max_rows is not None and self.max_rows < 1:
@@ -63,10 +96,12 @@ class TableOptions:
                     fix="run the same Stratagem version in all processes.",
                 )
             )
+        tiers = fields.get("tiers")
         return cls(
             RowInitializer.from_fields(fields.get("initializer") or {}),
             policy_from(fields.get("admission")),
             policy_from(fields.get("eviction")),
             fields.get("max_rows"),
             bool(fields.get("allow_row_export")),
+            None if tiers is None else TierOptions.from_fields(tiers),
         )

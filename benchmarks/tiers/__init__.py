@@ -1,0 +1,1 @@
+"""Rows on disk: storage engines, and a keyed table beyond memory."""

@@ -1,0 +1,202 @@
+"""Measures a keyed table in memory, or with rows on disk: pulls and pushes of Zipf keys.
+
+For 100 million rows of 64 float32, which need 32 GB of disk with a memory limit of 1 GB:
+
+    python -m benchmarks.tiers.table_run --rows 100000000 --memory-bytes 1000000000 --folder /disk
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from stratagem.parameter_server.server.server import ParameterServer
+from stratagem.parameter_server.server.tables.key_hash import mix64
+from stratagem.parameter_server.server.updates import Slot, State
+from stratagem.transport.connection import Connections
+from stratagem.transport.keys import ClusterKeys
+from stratagem.transport.wire import Message
+
+_FILLED = 100_000  # rows of a push that fills the table
+
+
+class _Descent:
+    """Subtracts gradients."""
+
+    def describe(self) -> dict[str, Any]:
+        return {"name": "descent"}
+
+    def scalars(self) -> dict[str, np.ndarray]:
+        return {}
+
+    def slots(self, name: str, shape: tuple[int, ...], dtype: str) -> list[Slot]:
+        return []
+
+    def apply(self, state: State, grads: Mapping[str, np.ndarray]) -> State:
+        values = {name: state.values[name] - one for name, one in grads.items()}
+        return State({}, values, {name: {} for name in grads})
+
+
+class _Client:
+    """Sends messages about the table, and numbers its changes."""
+
+    def __init__(self, connections: Connections, width: int) -> None:
+        self._connections = connections
+        self._width = width
+        self._number = 0
+
+    def ask(self, kind: str, fields: dict[str, Any], *arrays: np.ndarray) -> Message:
+        self._number += 1
+        own = {"client": "c", "number": self._number, "version": 0}
+        return self._connections.ask(0, Message(kind, {**own, **fields}, arrays))
+
+    def create(self, tiers: dict[str, Any] | None) -> None:
+        table = {"initializer": {"kind": "constant"}, "tiers": tiers}
+        shape = [0, self._width]
+        spec = {"name": "t", "shape": shape, "dtype": "float32", "has_rows": True, "table": table}
+        self.ask("create", {"specs": [spec], "is_pickled": False})
+        rule = np.frombuffer(cloudpickle.dumps(_Descent()), np.uint8)
+        self.ask("rule", {"names": ["t"], "mode": None, "optimizer": ""}, rule)
+
+    def pull(self, keys: np.ndarray) -> np.ndarray:
+        return self.ask("pull_rows", {"names": ["t"]}, keys).arrays[0]
+
+    def push(self, keys: np.ndarray) -> None:
+        ones = np.ones((len(keys), self._width), np.float32)
+        self.ask("push", {"whole": [], "rows": ["t"]}, keys, ones)
+
+    @property
+    def table(self) -> dict[str, int]:
+        return self.ask("describe", {}).fields["tables"]["t"]
+
+
+class _Memory(threading.Thread):
+    """Largest resident memory of this process, without pages of files."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.most_bytes = 0
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            self.most_bytes = max(self.most_bytes, resident_bytes())
+            time.sleep(0.2)
+
+
+def resident_bytes() -> int:
+    fields = Path("/proc/self/status").read_text(encoding="ascii").split("RssAnon:")[1]
+    return int(fields.split()[0]) * 1024
+
+
+def keys_of(ranks: np.ndarray, num_rows: int) -> np.ndarray:
+    """Returns keys of ranks. Rows are made in another order: frequent ones are anywhere."""
+    step = 0x9E3779B1  # a prime
+    return mix64((ranks.astype(np.uint64) * np.uint64(step)) % np.uint64(num_rows)).view(np.int64)
+
+
+def zipf_keys(rng: np.random.Generator, count: int, num_rows: int) -> np.ndarray:
+    """Returns the distinct keys of `count` draws; a row of rank r is drawn in proportion to 1/r."""
+    ranks = np.exp(rng.random(count) * np.log(num_rows)).astype(np.int64) - 1
+    return keys_of(np.unique(np.clip(ranks, 0, num_rows - 1)), num_rows)
+
+
+def seconds(work: Callable[[], object]) -> tuple[float, float]:
+    """Returns the time, and the CPU time of client and server."""
+    begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
+    work()
+    return time.perf_counter() - begin_s, time.process_time() - begin_cpu_s
+
+
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    keys, num_rows = ClusterKeys.make(), options.rows
+    tiers = None
+    if options.memory_bytes:
+        tiers = {"memory_bytes": options.memory_bytes, "folder": str(folder / "tiers")}
+    journal = folder / "journal" if options.journal else None
+    before_bytes, memory = resident_bytes(), _Memory()
+    with (
+        ParameterServer(keys, journal=journal) as server,
+        Connections(keys, [server.address]) as connections,
+    ):
+        client = _Client(connections, options.width)
+        client.create(tiers)
+
+        def fill() -> None:
+            for first in range(0, num_rows, _FILLED):
+                numbers = np.arange(first, min(first + _FILLED, num_rows), dtype=np.uint64)
+                client.push(mix64(numbers).view(np.int64))
+
+        fill_s = seconds(fill)[0]
+        batches = [zipf_keys(rng, options.batch, num_rows) for _ in range(2 * options.steps)]
+        for one in batches[: options.steps]:  # until the frequent rows are in memory
+            client.pull(one)
+            client.push(one)
+        before = client.table
+        timed = batches[options.steps :]
+        pairs = [
+            (
+                seconds(functools.partial(client.pull, one)),
+                seconds(functools.partial(client.push, one)),
+            )
+            for one in timed
+        ]
+        table = client.table
+        pulls, pushes = (np.array(one) for one in zip(*pairs, strict=True))
+        num_keys = sum(len(one) for one in timed)
+        some = np.unique(np.concatenate(batches[-3:]))[:20_000]
+        counts = sum((np.isin(some, one).astype(np.float32) for one in batches), np.ones(len(some)))
+        np.testing.assert_array_equal(client.pull(some)[:, -1], -counts)
+        figures = {
+            "fill_s": fill_s,
+            "keys_a_step": num_keys / len(timed),
+            "pull_s": float(np.median(pulls[:, 0])),
+            "pull_cpu_s": float(np.median(pulls[:, 1])),
+            "push_s": float(np.median(pushes[:, 0])),
+            "push_cpu_s": float(np.median(pushes[:, 1])),
+            "longest_s": float(max(pulls[:, 0].max(), pushes[:, 0].max())),
+            "resident_bytes": resident_bytes() - before_bytes,
+            "most_resident_bytes": memory.most_bytes - before_bytes,
+            "load": os.getloadavg()[0],
+            "table": table,
+        }
+        if tiers is not None:
+            num_read = table["disk_reads"] - before["disk_reads"]
+            figures["read_from_disk"] = num_read / num_keys
+        if journal is not None:
+            figures["journal_bytes"] = journal.stat().st_size
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--memory-bytes", type=int, default=0, help="0 for all rows in memory")
+    parser.add_argument("--batch", type=int, default=10_000, help="draws of a step")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--journal", action="store_true")
+    parser.add_argument("--folder", default=tempfile.gettempdir())
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(dir=options.folder))
+    try:
+        print(json.dumps({"options": vars(options), **measure(options, folder)}))
+    finally:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

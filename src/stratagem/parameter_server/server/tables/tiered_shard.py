@@ -1,0 +1,395 @@
+"""Shards of keyed tables with rows on disk: those beyond a memory limit."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import secrets
+import threading
+from collections.abc import Generator, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stratagem.parameter_server.server.shards import SavedPart, ShardSpec, piece_rows
+from stratagem.parameter_server.server.tables.dirty_rows import DirtyRows
+from stratagem.parameter_server.server.tables.disk_rows import DiskRows, FetchedRows, Position
+from stratagem.parameter_server.server.tables.keyed_rows import Sighting
+from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard
+from stratagem.parameter_server.server.tables.row_frames import RowFrames
+from stratagem.parameter_server.server.tables.row_states import RowStates
+from stratagem.parameter_server.server.tables.saved_table import KeyedMarks
+from stratagem.parameter_server.server.tables.table_options import TableOptions
+from stratagem.parameter_server.server.updates import Slot
+
+__all__ = ["TieredShard"]
+
+_VALUE = "value"
+# Rows that are newer than those on disk are written in the background when they fill the first part
+# of the memory limit, until they fill the second one. Beyond the third, changes wait for it.
+_FLUSHED_ABOVE, _FLUSHED_TO, _MOST_UNFLUSHED = 0.5, 0.375, 0.75
+_FLUSHED_AT_ONCE = 2**14
+_ATTEMPTS = 4  # to read rows without the lock; then with it
+_NONE = np.empty(0, np.int64)
+
+
+class TieredShard(KeyedShard):
+    """Rows by key, some of them in memory: those that were used lately, and changed ones.
+
+    The place of a row in `value` and `slots` is its frame. A row is written to disk only when a
+    journal entry on disk has its value, so rows on disk and journal together are the state. A row
+    that changed since stays in memory, even beyond the limit: see `is_full`.
+
+    Calls of `take_marks`, `put_back`, `journaled` and `flush` are serialized by their caller.
+
+    Args:
+        spec: the shard, with the option `tiers`.
+        position: end of the journal that the shard is restored from; None for a new shard.
+
+    Raises:
+        DataLossError: in `restore`, the rows on disk do not fit the journal.
+        OSError: the folder cannot be used.
+    """
+
+    def __init__(self, spec: ShardSpec, position: Position | None = None) -> None:
+        super().__init__(spec)
+        self.lock: Any = threading.RLock()
+        tiers = TableOptions.from_fields(spec.table or {}).tiers
+        assert tiers is not None
+        self._memory_bytes = tiers.memory_bytes
+        name = hashlib.sha256(spec.name.encode()).hexdigest()[:16]
+        self._folder = Path(tiers.folder, f"{name}-{spec.first_row}")
+        self._frames = RowFrames(self._most_rows, self._most_places, self._are_clean)
+        self._column_names: dict[str | None, str] = {None: _VALUE}
+        self._position: Position = (0, 0) if position is None else position
+        self._damaged = _NONE
+        self._num_hits = 0
+        self._opened = None if position is not None else DiskRows(self._folder)
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of the rows in memory, in bytes: a rewritten journal has no others."""
+        return self._frames.num_used * self._row_bytes
+
+    @property
+    def marked_bytes(self) -> int:
+        """Size of the rows that a journal entry would copy, in bytes."""
+        return len(self._rows.dirty) * self._row_bytes
+
+    @property
+    def capacity(self) -> int:
+        """Number of rows that fill the memory limit."""
+        return max(1, self._memory_bytes // self._row_bytes)
+
+    @property
+    def is_full(self) -> bool:
+        """True if changes must wait until the journal and the disk have the last ones."""
+        return len(self._states.unflushed) > _MOST_UNFLUSHED * self.capacity
+
+    def described(self) -> dict[str, int]:
+        """Returns the counters and sizes of the table, and those of each tier."""
+        with self.lock:
+            disk = self._disk
+            return {
+                **super().described(),
+                "bytes": self.size_bytes + self._index_bytes,
+                "hot": self._frames.num_used,
+                "unflushed": len(self._states.unflushed),
+                "memory_hits": self._num_hits,
+                "disk_reads": disk.num_read,
+                "disk_read_bytes": disk.read_bytes,
+                "disk_written_bytes": disk.written_bytes,
+                "disk_bytes": disk.size_bytes,
+            }
+
+    def warm(self, keys: np.ndarray) -> None:
+        """Reads the rows of keys into memory, so that an update finds them there."""
+        if keys.dtype == np.int64 and keys.ndim == 1:  # others are refused by the update
+            with self._located(keys, is_bounded=False):
+                pass
+
+    def pulled(self, slot: str | None, rows: np.ndarray) -> np.ndarray:
+        """Returns the rows of keys. An unknown key has its initial value, and gets no row."""
+        with self._located(rows, is_bounded=True) as (slots, fetched):
+            array = self.array(slot)
+            known = np.flatnonzero(slots >= 0)
+            frames = self._frames.find(slots[known])
+            is_hot = frames >= 0
+            if len(known) == len(rows) and is_hot.all():
+                return np.take(array, frames, axis=0)
+            pulled = np.empty((len(rows), *array.shape[1:]), array.dtype)
+            pulled[known[is_hot]] = array[frames[is_hot]]
+            cold = known[~is_hot]
+            if len(cold):
+                values = self._column(fetched, slot)
+                pulled[cold] = values[np.searchsorted(fetched.slots, slots[cold])]
+        is_unknown = slots < 0
+        pulled[is_unknown] = self._initial(slot, rows[is_unknown], array.dtype)
+        return pulled
+
+    def take(self, slot: str | None, slots: np.ndarray, out: np.ndarray) -> None:
+        """Copies rows to the beginning of `out`."""
+        with self.lock:
+            super().take(slot, self._places(slots), out)
+
+    def add_slot(self, name: str, slot: Slot) -> None:
+        """Adds a slot of an optimizer. Rows on disk have its initial value until they change."""
+        with self.lock:
+            self._column_names[name] = f"{name}#{secrets.token_hex(4)}"
+            super().add_slot(name, slot)
+
+    def drop_slot(self, name: str) -> None:
+        """Removes a slot of an optimizer."""
+        with self.lock:
+            super().drop_slot(name)
+            del self._column_names[name]
+            self._is_changed = True
+
+    def mark(self, rows: np.ndarray | None = None) -> None:
+        """Marks slots as changed. None marks no row: a row without a value has the initial one."""
+        super().mark(_NONE if rows is None else rows)
+
+    def put_back(self, marks: KeyedMarks) -> None:
+        """Undoes `take_marks`."""
+        super().put_back(marks)
+        self._states.journaled()
+
+    def journaled(self) -> None:
+        """Records that all taken marks are in journal entries on disk."""
+        with self.lock:
+            self._states.journaled()
+
+    def flush(self, position: Position) -> None:
+        """Writes rows to disk, if too many are newer there than they are in memory.
+
+        Those that were updated the longest ago are written.
+
+        Args:
+            position: that of the last journal entry.
+
+        Raises:
+            OSError: the disk is full, or fails. The rows stay in memory.
+        """
+        capacity = self.capacity
+        with self.lock:
+            excess = len(self._states.unflushed) - int(_FLUSHED_TO * capacity)
+            if len(self._states.unflushed) <= _FLUSHED_ABOVE * capacity:
+                return
+            slots = self._states.flushable()
+            if len(slots) > excess:
+                slots = slots[np.argpartition(self._rows.seen[slots], excess - 1)[:excess]]
+            slots = np.sort(slots)
+        written: list[np.ndarray] = []
+        for first in range(0, len(slots), _FLUSHED_AT_ONCE):
+            part = slots[first : first + _FLUSHED_AT_ONCE]
+            with self.lock:
+                part = part[~self._states.has(part)]  # others changed meanwhile
+                keys = self._rows.saved(part)
+                places = self._frames.find(keys.slots)
+                columns = {
+                    column: self.array(name)[places] for name, column in self._column_names.items()
+                }
+            self._disk.write(position, keys, columns)
+            written.append(part)
+        if written:
+            self._disk.sync()
+            with self.lock:
+                self._states.flushed(np.concatenate(written))
+
+    def pieces(self, marks: KeyedMarks | None = None) -> Iterator[SavedPart]:
+        """Yields copies of slots that the disk does not have, all or the marked ones."""
+        with self.lock:
+            rows = np.sort(self._states.unflushed.rows) if marks is None else marks.rows
+        candidates = np.arange(self._candidates.num_slots) if marks is None else marks.candidates
+        count = piece_rows(self._row_bytes, 1)
+        for first in range(0, len(rows), count):
+            with self.lock:
+                part = self._saved(rows[first : first + count], _NONE)
+            yield part
+        with self.lock:
+            part = self._saved(_NONE, candidates)
+        yield part
+
+    def restore(self, part: SavedPart) -> None:
+        """Restores slots from a journal. Call `restored` after the last part."""
+        saved = part.table
+        if self._opened is None:
+            self._open(saved.disk["id"])
+        for name, column in saved.disk["columns"].items():
+            if self._column_names.get(name, column) != column:  # dropped, and added again
+                self.drop_slot(name)
+            self._column_names[name] = column
+        super().restore(part)
+        slots = np.concatenate([saved.rows.slots, saved.rows.freed])
+        slots = slots[slots < self._rows.num_slots]
+        self._states.unflushed.mark(slots)
+        self._damaged = np.setdiff1d(self._damaged, slots)
+        self.flush(self._position)
+
+    def restored(self) -> None:
+        """Completes a restoration.
+
+        Raises:
+            ValueError: a key has two rows.
+            DataLossError: keys on disk are damaged.
+        """
+        if len(self._damaged):
+            raise self._disk.lost(f"{len(self._damaged)} of its keys are damaged")
+        super().restored()
+
+    def keep(
+        self,
+        sighting: Sighting,
+        version: int,
+        value: np.ndarray,
+        slots: Mapping[str, np.ndarray],
+    ) -> None:
+        """Stores the rows of an update and makes new ones, after it succeeded."""
+        with self.lock:
+            super().keep(sighting, version, value, slots)
+            self._frames.pin(_NONE)
+
+    def close(self) -> None:
+        """Closes the files of rows."""
+        if self._opened is not None:
+            self._opened.close()
+
+    def remove(self) -> None:
+        """Closes and removes the files of rows."""
+        if self._opened is not None:
+            self._opened.remove()
+
+    @property
+    def _disk(self) -> DiskRows:
+        assert self._opened is not None
+        return self._opened
+
+    @property
+    def _row_bytes(self) -> int:
+        arrays = [self._value, *list(self._slot_arrays.values())]
+        return max(1, sum(one.row_bytes for one in arrays))
+
+    @property
+    def _num_places(self) -> int:
+        return self._frames.num_frames
+
+    @property
+    def _index_bytes(self) -> int:
+        """Memory of keys and frames."""
+        frames_bytes = self._frames.num_used * self._frames.frame_bytes
+        frames_bytes += self._rows.num_slots * self._frames.slot_bytes
+        return frames_bytes + self._rows.size_bytes + self._candidates.size_bytes
+
+    def _row_states(self) -> DirtyRows:
+        self._states = RowStates(self._most_rows)
+        return self._states
+
+    def _are_clean(self, slots: np.ndarray) -> np.ndarray:
+        return ~self._states.unflushed.has(slots)
+
+    def _on_disk(self) -> Mapping[str, Any]:
+        names = {name: one for name, one in self._column_names.items() if name is not None}
+        return {"id": self._disk.rows_id, "columns": names}
+
+    def _places(self, slots: np.ndarray) -> np.ndarray:
+        frames = self._frames.find(slots)
+        is_cold = frames < 0
+        if is_cold.any():
+            fetched = self._disk.read(np.unique(slots[is_cold]))
+            self._admit(fetched, frames[~is_cold], is_bounded=False)
+            frames = self._frames.find(slots)
+        self._frames.use(frames)
+        return frames
+
+    def _new_places(self, slots: np.ndarray) -> np.ndarray:
+        frames = self._frames.find(slots)
+        is_new = frames < 0
+        new = slots[is_new]
+        self._frames.make_room(len(new), self.capacity, frames[~is_new])
+        frames[is_new] = self._frames.add(new)
+        super()._grow(self._frames.num_frames)
+        return frames
+
+    def _hold(self, slots: np.ndarray) -> None:
+        with self.lock:
+            self._frames.pin(_NONE)
+            self._frames.pin(self._places(slots))
+
+    def _reserve(self, num_new: int) -> None:
+        if num_new:
+            end = min(self._most_rows, self._rows.num_slots + num_new)
+            with self.lock:
+                self._rows.grow(end)
+                self._grow(end)
+                self._frames.reserve(num_new)
+                super()._grow(self._frames.num_frames + num_new)
+
+    def _grow(self, num_slots: int) -> None:
+        self._frames.grow(num_slots)
+
+    def _open(self, rows_id: str) -> None:
+        """Opens the rows on disk, and restores their keys."""
+        self._opened = DiskRows(self._folder, rows_id)
+        if self._opened.position > self._position:
+            raise self._opened.lost("the journal ends before the last entry whose rows it has")
+        for keys, damaged in self._opened.scan():
+            self._rows.restore(keys)
+            self._damaged = np.concatenate([self._damaged, damaged])
+        self._grow(self._rows.num_slots)
+
+    @contextlib.contextmanager
+    def _located(
+        self, keys: np.ndarray, *, is_bounded: bool
+    ) -> Generator[tuple[np.ndarray, FetchedRows]]:
+        """Yields, with the lock, the slot of each key, and rows that are not in memory.
+
+        The disk is read without the lock. If rows were dropped from memory meanwhile, the next
+        attempt begins. Without `is_bounded`, memory beyond the limit is used for the rows.
+        """
+        for attempt in range(_ATTEMPTS):
+            is_last = attempt == _ATTEMPTS - 1
+            with self.lock if is_last else contextlib.nullcontext():
+                with self.lock:
+                    slots = self._rows.find(keys)
+                    known = slots[slots >= 0]
+                    frames = self._frames.find(known)
+                    is_cold = frames < 0
+                    cold, hot = np.unique(known[is_cold]), frames[~is_cold]
+                    self._frames.use(hot)
+                    self._num_hits += 0 if attempt else len(hot)
+                    num_drops = self._frames.num_drops
+                    if not len(cold):
+                        yield slots, FetchedRows(cold, [])
+                        return
+                fetched = self._disk.read(cold)
+                with self.lock:
+                    if self._frames.num_drops == num_drops:
+                        self._admit(fetched, hot, is_bounded=is_bounded)
+                        yield self._rows.find(keys), fetched
+                        return
+
+    def _admit(self, fetched: FetchedRows, kept: np.ndarray, *, is_bounded: bool) -> None:
+        """Puts fetched rows into memory, if no other thread did, and none was dropped since.
+
+        Raises:
+            DataLossError: a row is damaged.
+        """
+        is_cold = self._frames.find(fetched.slots) < 0
+        if not fetched.are_valid()[is_cold].all():
+            raise self._disk.lost("a row is damaged")
+        cold = np.flatnonzero(is_cold)
+        room = self._frames.make_room(len(cold), self.capacity, kept)
+        if is_bounded:
+            cold = cold[:room]
+        places = self._frames.add(fetched.slots[cold])
+        super()._grow(self._frames.num_frames)
+        for name in self._column_names:
+            self.array(name)[places] = self._column(fetched, name)[cold]
+
+    def _column(self, fetched: FetchedRows, slot: str | None) -> np.ndarray:
+        array = self.array(slot)
+        initial = 0 if slot is None else self._initials[slot]
+        values = np.full((len(fetched.slots), *array.shape[1:]), initial, array.dtype)
+        fetched.fill(self._column_names[slot], values)
+        return values
