@@ -47,7 +47,7 @@ class TableCluster:
     def shards(self, name: str = "t") -> list[KeyedShard]:
         layout = self.tables.layouts[name]
         return [
-            self.servers[server].store.tables[layout.name_of(part)]
+            self.servers[server].store.keyed_shards[layout.name_of(part)]
             for part, server in enumerate(layout.servers)
         ]
 

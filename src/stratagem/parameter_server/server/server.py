@@ -282,7 +282,7 @@ class ParameterServer(Closing):
                 **self._fields(self.store.version),
                 "updates": self._changes.counts.described(),
                 "names": self.store.names,
-                "tables": {name: one.described() for name, one in self.store.tables.items()},
+                "tables": self.store.tables,
                 "staleness": self._pushes.staleness,
                 "num_waiting": self._pushes.num_waiting,
                 "waiting": self._pushes.waiting,

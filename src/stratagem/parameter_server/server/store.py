@@ -63,11 +63,16 @@ class ServerVariables:
             return sum(shard.marked_bytes for shard in self._shards.values())
 
     @property
-    def tables(self) -> dict[str, KeyedShard]:
+    def keyed_shards(self) -> dict[str, KeyedShard]:
         """Keyed tables, by name."""
         with self._reading:
             shards = list(self._shards.values())
         return {one.spec.name: one for one in shards if isinstance(one, KeyedShard)}
+
+    @property
+    def tables(self) -> dict[str, dict[str, int]]:
+        """Sizes and counters of keyed tables, by name."""
+        return {name: shard.described() for name, shard in self.keyed_shards.items()}
 
     def changing(self) -> AbstractContextManager[Any]:
         """Returns a context that blocks changes by other threads, but not reads. Reentrant."""

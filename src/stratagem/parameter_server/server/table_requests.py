@@ -71,7 +71,7 @@ class TableRequests:
         `chains` (see `TableChain`) and `save`, the identity of the loaded version.
         """
         fields = message.fields
-        on_disk = [name for name in fields["tables"] if _has_tiers(self._store.tables[name])]
+        on_disk = [name for name in fields["tables"] if _has_tiers(self._store.keyed_shards[name])]
         if on_disk:
             raise ValueError(
                 explain(
@@ -94,7 +94,9 @@ class TableRequests:
         """Evicts rows. Fields: `names`; `eviction`, a policy; `max_rows` to leave, or None."""
         policy = policy_from(message.fields["eviction"])
         numbers = [
-            self._store.tables[name].evict(policy, message.fields["max_rows"], self._store.version)
+            self._store.keyed_shards[name].evict(
+                policy, message.fields["max_rows"], self._store.version
+            )
             for name in message.fields["names"]
         ]
         self._store.num_changes += 1
@@ -106,7 +108,7 @@ class TableRequests:
         The answer has the next slot in `first`, None at the end. Its arrays are rows, and keys.
         """
         fields = message.fields
-        table = self._store.tables[fields["name"]]
+        table = self._store.keyed_shards[fields["name"]]
         if fields["with_keys"] and not (table.spec.table or {}).get("allow_row_export"):
             raise PermissionError(
                 explain(
@@ -138,7 +140,7 @@ class TableRequests:
             copies: list[TableCopy] = []
             writers: list[TableFileWriter] = []
             for name, own in fields["tables"].items():
-                copies.append(TableCopy(self._store.tables[name], own["base"]))
+                copies.append(TableCopy(self._store.keyed_shards[name], own["base"]))
             for number, (copy, part) in enumerate(copied(self._store, copies, save)):
                 if not number:  # the bases are known now
                     for one, own in zip(copies, fields["tables"].values(), strict=True):
@@ -161,7 +163,7 @@ class TableRequests:
     def _load_table(
         self, name: str, chains: list[TableChain], described: Mapping[str, Any]
     ) -> None:
-        old = self._store.tables[name]
+        old = self._store.keyed_shards[name]
         num_rows, num_candidates = old.keyed.rows.num_slots, old.keyed.candidates.num_slots
         table = old.emptied()
         replace_table(self._store, table)

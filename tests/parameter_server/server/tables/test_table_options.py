@@ -23,7 +23,7 @@ def test_options_are_read_from_fields() -> None:
     )
     uniform = RowInitializer("uniform", -1, 1, 3)
     tiers = TierOptions(100, "/disk")
-    assert got == TableOptions(uniform, AfterSightings(2), LeastRecent(), 7, tiers)
+    assert got == TableOptions(uniform, AfterSightings(2), LeastRecent(), 7, tiers=tiers)
 
 
 def test_options_that_servers_do_not_have_are_refused() -> None:
