@@ -34,7 +34,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.1),
-    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     "adagrad": lambda: keras.optimizers.Adagrad(0.1),
     "adam": lambda: keras.optimizers.Adam(0.01),
     "clipped": lambda: keras.optimizers.Adagrad(0.1, global_clipnorm=0.05),
@@ -63,9 +62,8 @@ def test_fit_is_that_of_plain_keras(strategy, name) -> None:
     assert (table.rows, table.created) == (NUM_KEYS, NUM_KEYS)
 
 
-@pytest.mark.parametrize("name", ["adagrad", "clipped"])
-def test_fit_in_lockstep_is_that_of_plain_keras(in_lockstep, name) -> None:
-    compare(in_lockstep, OPTIMIZERS[name])
+def test_fit_in_lockstep_is_that_of_plain_keras(in_lockstep) -> None:
+    compare(in_lockstep, OPTIMIZERS["clipped"])
 
 
 @pytest.mark.slow  # each operation is compiled alone

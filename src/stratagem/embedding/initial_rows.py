@@ -49,5 +49,7 @@ def _seed(initializer: Any, default: int) -> int:
     config = initializer.get_config() if hasattr(initializer, "get_config") else {}
     if config.get("seed") is None:  # Keras draws another one in each run
         return default
-    seed = initializer.seed
-    return int(seed.get_config()["seed"] if isinstance(seed, keras.random.SeedGenerator) else seed)
+    seed: Any = initializer.seed
+    is_generator = isinstance(seed, keras.random.SeedGenerator)
+    own: Any = seed.get_config()["seed"] if is_generator else seed
+    return int(own)

@@ -147,7 +147,7 @@ class DynamicEmbedding(keras.layers.Layer):
 
     def _table_fields(self) -> dict[str, Any]:
         # The same in each run of a program, which may resume with the rows of the last one.
-        seed = fingerprint(self.path.encode())
+        seed = fingerprint(str(self.path).encode())
         return {
             "initializer": dataclasses.asdict(row_initializer(self.initializer, seed)),
             "admission": _policy_fields(self.admission),
@@ -182,11 +182,14 @@ class DynamicEmbedding(keras.layers.Layer):
                     fix='pass combiner="sum" to the layer, or multiply the rows yourself.',
                 )
             )
-        rows = keras.ops.cast(embedding_lookup(self.embeddings, keys), self.compute_dtype)
+        rows: Any = keras.ops.cast(embedding_lookup(self.embeddings, keys), self.compute_dtype)
         mask = self._mask(keys)
         if self.combiner is not None:
             return pooled(rows, mask, weights, self.combiner)
-        return rows if mask is None else rows * keras.ops.cast(mask, rows.dtype)[..., None]
+        if mask is None:
+            return rows
+        factors: Any = keras.ops.cast(mask, rows.dtype)
+        return rows * factors[..., None]
 
     def _mask(self, keys: Any) -> Any:
         return keras.ops.any(keys != 0, axis=-1) if self.mask_zero else None

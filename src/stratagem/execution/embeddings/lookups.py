@@ -246,7 +246,7 @@ class Lookups:
         )
         self._has_missed = False
         self.ids: dict[int, list[jax.Array]] = {}
-        self.places: dict[int, list[jax.Array]] = {}  # of gradients: ids, or places of keys
+        self.places: dict[int, list[Any]] = {}  # of gradients: ids, or places of keys
         self.shapes: dict[int, list[tuple[int, ...]]] = {}
         self._trace: Any = None
         self._outer: Lookups | None = None

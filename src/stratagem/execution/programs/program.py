@@ -28,7 +28,7 @@ from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.errors import assigned_under_jit
 from stratagem.execution.tracing.garbage_collection import paused_garbage_collection
 from stratagem.execution.tracing.program_fingerprint import agree_on_program
-from stratagem.execution.tracing.remote_state import RemoteState
+from stratagem.execution.tracing.remote_state import RemoteState, inputs_of
 from stratagem.execution.tracing.trace import Trace
 from stratagem.profiling.step_observer import UNOBSERVED, current_observer, observed_call
 from stratagem.run_events import current_events
@@ -207,8 +207,7 @@ class Program:
         """Returns the shapes of looked-up rows that come from outside the program."""
         count = self._topology.num_replicas
         several = (count,) if count > 1 else ()
-        inputs = [one for lookup in self.trace.lookups for one in lookup.inputs]
-        return [shape_on(one, split, several) for one in inputs]
+        return [shape_on(one, split, several) for one in inputs_of(self.trace.lookups)]
 
     def _call(
         self,

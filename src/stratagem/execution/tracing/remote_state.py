@@ -25,7 +25,15 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from stratagem.execution.tracing.trace import Trace
 
-__all__ = ["Ids", "Lookup", "RemoteState", "chained_tables", "gets_rows", "without_unused"]
+__all__ = [
+    "Ids",
+    "Lookup",
+    "RemoteState",
+    "chained_tables",
+    "gets_rows",
+    "inputs_of",
+    "without_unused",
+]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,13 +66,18 @@ class Lookup:
         return [rows, places] if self.is_keyed else [rows]
 
     def received(self, inputs: Sequence[Any]) -> Any:
-        """Returns what a function gets of these inputs: rows, or a pair of rows and places."""
-        return tuple(inputs) if self.is_keyed else inputs[0]
+        """Returns what a function gets, from its first of some inputs: rows, or also places."""
+        return tuple(inputs[:2]) if self.is_keyed else inputs[0]
 
     def zeros(self, num_replicas: int) -> list[np.ndarray]:
         """Returns inputs of an unused lookup, for all replicas."""
         several = (num_replicas,) if num_replicas > 1 else ()
         return [np.zeros((*several, *one.shape), one.dtype) for one in self.inputs]
+
+
+def inputs_of(lookups: Sequence[Lookup]) -> list[jax.ShapeDtypeStruct]:
+    """Returns the inputs of several lookups, in order."""
+    return [one for lookup in lookups for one in lookup.inputs]
 
 
 @dataclasses.dataclass(frozen=True)

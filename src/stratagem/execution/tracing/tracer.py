@@ -27,7 +27,7 @@ from stratagem.execution.tracing.functionalize import ReplicaScope
 from stratagem.execution.tracing.local_jaxpr import UNTOUCHED, local_jaxpr, without_unused_variables
 from stratagem.execution.tracing.lost_changes import call_with_copies
 from stratagem.execution.tracing.program_fingerprint import name_of
-from stratagem.execution.tracing.remote_state import Lookup, chained_tables, gets_rows
+from stratagem.execution.tracing.remote_state import Lookup, chained_tables, gets_rows, inputs_of
 from stratagem.execution.tracing.returned_values import Results, as_values
 from stratagem.execution.tracing.trace import Trace
 from stratagem.summary.collector import CollectedSummaries, Collector
@@ -139,14 +139,11 @@ class _Recorder:
 
     def _receive(self, lookup: Lookup, rows: list[Any]) -> tuple[int, Any]:
         """Returns the index and rows of a lookup; zeros until the function is retraced with it."""
-        place = len(self.lookups)
+        place, expected = len(self.lookups), self.expected_lookups
         self.lookups.append(lookup)
-        expected = self.expected_lookups[: place + 1]
         if place < len(expected) and expected[place].is_like(lookup):
-            first = sum(len(one.inputs) for one in expected[:place])
-            return place, lookup.received(rows[first : first + len(lookup.inputs)])
-        zeros = [jnp.zeros(one.shape, one.dtype) for one in lookup.inputs]
-        return place, lookup.received(zeros)
+            return place, lookup.received(rows[len(inputs_of(expected[:place])) :])
+        return place, lookup.received([*map(jnp.asarray, lookup.zeros(1))])
 
     @property
     def has_new_lookups(self) -> bool:
@@ -250,7 +247,7 @@ def _make_jaxpr(recorder: _Recorder, topology: Topology, arguments: Arguments) -
             jax.ShapeDtypeStruct(shape, variable.dtype)
         )
     several = topology.num_replicas > 1
-    for one in (one for lookup in recorder.expected_lookups for one in lookup.inputs):
+    for one in inputs_of(recorder.expected_lookups):
         shape = (topology.num_replicas, *one.shape) if several else one.shape
         state["rows"].append(jax.ShapeDtypeStruct(shape, one.dtype))
     split = [leaf.aval for leaf in arguments.leaves if leaf.split]
@@ -303,8 +300,7 @@ def _trace_of(
             place = read_only_ids.get(id(variable))
             sources.append(UNTOUCHED if place is None else ("read_only", place))
     # JAX flattens dicts by sorted keys: copied, rows, stacked.
-    num_rows = sum(len(lookup.inputs) for lookup in recorder.lookups)
-    sources[num_copied:num_copied] = [("rows", i) for i in range(num_rows)]
+    sources[num_copied:num_copied] = [("rows", i) for i in range(len(inputs_of(recorder.lookups)))]
     sources += [("split", index) for index in range(len(arguments.split))]
     sources += [("shared", index) for index in range(len(arguments.shared))]
     summaries = recorder.summaries

@@ -176,7 +176,9 @@ class RemoteSteps:
         scalar_places = [one.place for one in variables if isinstance(one.place, Scalar)]
         if scalar_places:
             scalars = client.scalars(scalar_places[0].server)
-        found = {id(one): one.storage for one in variables if is_keyed(one)}
+        found = {
+            id(one): np.zeros(one.shape, np.dtype(one.dtype)) for one in variables if is_keyed(one)
+        }
         return found | {
             id(one): (values if isinstance(one.place, Stored) else scalars)[name_of(one)]
             for one in variables

@@ -212,11 +212,9 @@ def _served(
 
 def _class_of(place: object, placement: ShardLayout | None) -> type[ParameterServerVariable]:
     """Returns the class of a variable; a slot has the layout of its variable."""
-    if placement is not None and placement.is_keyed:
+    if placement is None:
+        return ParameterServerVariable
+    if placement.is_keyed:
         return KeyedVariable
-    is_variable = placement is not None and place == Stored(placement.name)
-    return (
-        ShardedParameterServerVariable
-        if is_variable and placement.is_split
-        else ParameterServerVariable
-    )
+    is_split = placement.is_split and place == Stored(placement.name)
+    return ShardedParameterServerVariable if is_split else ParameterServerVariable
