@@ -324,7 +324,7 @@ clicks-compare: $(MAIN) ## the same AUC on one device, by one worker, and by fou
 	.venv/bin/python -m examples.clicks.compare $(ARGS)
 
 .PHONY: bench
-bench: $(MAIN) $(if $(filter recommenders,$(BENCH)),$(TORCHREC) $(TFRA)) $(if $(filter-out allreduce checkpoint first_step files fit_peers loop parameter_server plan recovery scaling,$(BENCH)),,$(PEERS)) $(if $(filter published_scaling,$(BENCH)),$(GPU)) ## benchmarks; tables here, results and plots in runs/bench
+bench: $(MAIN) $(if $(filter recommenders,$(BENCH)),$(TORCHREC) $(TFRA)) $(if $(filter-out allreduce checkpoint first_step files fit_peers loop parameter_server plan recommenders recovery scaling,$(BENCH)),,$(PEERS)) $(if $(filter published_scaling,$(BENCH)),$(GPU)) ## benchmarks; tables here, results and plots in runs/bench
 	.venv/bin/python -m benchmarks $(BENCH)
 
 .PHONY: bench-compare

@@ -11,21 +11,24 @@ from stratagem.parameter_server.server.updates import UpdateMode
 from tests.parameter_server.clusters import local_strategy
 from tests.third_party.comparison import Numbers, assert_like_plain_keras
 from tests.third_party.programs.keras_rs_servers import PROGRAMS
+from tests.third_party.programs.measuring import Measurements, Place
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 
-def _without_counts(numbers: Numbers) -> Numbers:
+def _without_counts(numbers: Measurements) -> Measurements:
     """Leaves out the counter of the optimizer: each push of a worker is a step of its own."""
     return {key: value for key, value in numbers.items() if not key.endswith(" iteration")}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_two_workers_with_synchronous_updates(plain: Mapping[str, Numbers], name: str) -> None:
+    def program(place: Place) -> Measurements:
+        return _without_counts(PROGRAMS[name](place))
+
     split = sg.partitioners.FixedShardsPartitioner(2)
     with local_strategy(2, mode=UpdateMode(2), variable_partitioner=split) as strategy:
-        numbers = lambda place: _without_counts(PROGRAMS[name](place))  # noqa: E731
-        assert_like_plain_keras(numbers, strategy, _without_counts(plain[name]))
+        assert_like_plain_keras(program, strategy, _without_counts(plain[name]))
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ def test_missing_peers_are_skipped_and_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_our_keyed_table_beside_our_table_of_rows(
+def test_our_keyed_table_beside_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keyed = dataclasses.replace(COMPARISONS[0].options, is_keyed=True)
