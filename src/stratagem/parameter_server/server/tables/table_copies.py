@@ -43,10 +43,13 @@ class TableCopy:
         self.base = base
         self.end: TableEnd | None = None
 
+    def begin(self) -> None:
+        """Begins a copy. Call while no update is made."""
+        self.shard.history.take()
+
     def first(self) -> KeyedMarks | None:
-        """Returns the slots to copy first; None for all. Call while no update is made."""
+        """Returns the slots to copy first; None for all."""
         history = self.shard.history
-        history.take()
         if self.base is None or self.base not in history:
             self.base = None
             return None
@@ -76,7 +79,7 @@ class TableCopy:
 
     @property
     def unsaved_bytes(self) -> int:
-        """Size of the rows that changed since the last call of `first` or `next`."""
+        """Size of the rows that changed since the last call of `begin` or `next`."""
         shard = self.shard
         num_slots = shard.keyed.rows.num_slots + shard.keyed.candidates.num_slots
         return shard.history.num_unsaved * shard.size_bytes // max(1, num_slots)
@@ -90,7 +93,9 @@ def copied(
     A later part of a table replaces slots of an earlier one.
     """
     with store.changing():
-        marks: list[KeyedMarks | None] = [copy.first() for copy in copies]
+        for copy in copies:
+            copy.begin()
+    marks: list[KeyedMarks | None] = [copy.first() for copy in copies]
     for number in range(_MOST_ROUNDS + 1):
         for copy, own in zip(copies, marks, strict=True):
             for part in copy.pieces(own):
