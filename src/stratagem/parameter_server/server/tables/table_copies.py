@@ -15,14 +15,14 @@ from stratagem.parameter_server.server.tables.keyed_shard import KeyedMarks, Key
 from stratagem.parameter_server.server.tables.save_history import ChangedSlots
 from stratagem.parameter_server.server.tables.table_files import SavedRows, TableEnd
 
-__all__ = ["Tables", "TableCopy", "copied"]
+__all__ = ["ChangingStore", "TableCopy", "copied", "saved_rows"]
 
 # Copied at once while no update is made, unless more rounds than this do not suffice.
 _MOST_COPIED_BYTES = 2**22
 _MOST_ROUNDS = 8
 
 
-class Tables(Protocol):
+class ChangingStore(Protocol):
     """Variables of a server."""
 
     version: int
@@ -86,7 +86,7 @@ class TableCopy:
 
 
 def copied(
-    store: Tables, copies: Sequence[TableCopy], save: str
+    store: ChangingStore, copies: Sequence[TableCopy], save: str
 ) -> Iterator[tuple[TableCopy, SavedRows]]:
     """Yields the parts of all tables, as they are at one moment, when the last round begins.
 
