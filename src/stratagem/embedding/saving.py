@@ -23,8 +23,8 @@ def save(
     """Saves the rows of all keyed tables as a new version. Servers write while training continues.
 
     Each server saves its rows, optimizer slots, counts and ages as they are between two updates.
-    A version is complete or does not exist. `sg.train.Checkpoint` saves tables with the rest of a
-    model; use this function for changes in between, and for tables larger than a checkpoint allows.
+    A version is complete or does not exist. `sg.train.Checkpoint` saves all rows with the rest of a
+    model; use this function for changes in between.
 
     Args:
         folder: folder of the versions, which this process and all servers share. One process at a

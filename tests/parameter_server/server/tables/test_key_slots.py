@@ -151,3 +151,18 @@ def test_rows_are_evicted_between_their_age_and_an_eighth_more(monkeypatch) -> N
     assert max(gone.values()) <= 91
     slots.note(slots.add(np.arange(1000, 1010)), 100)
     assert len(slots.aged(eviction, 500)) == 11  # as many as time has passed
+
+
+def test_order_of_the_next_slots_comes_back() -> None:
+    slots = made(20)
+    slots.remove(np.array([7, 3, 11]))
+    slots.aged(NotSeenFor(5), 9)
+    copy = copied(slots, np.arange(20))
+    copy.set_order(slots.order())
+    assert copy.add(np.arange(100, 106)).tolist() == slots.add(np.arange(100, 106)).tolist()
+    assert copy.order().swept == 9
+    with pytest.raises(ValueError, match="the free slots of a keyed table are others"):
+        copy.set_order(made(3).order())
+    order = made(40).order()
+    with pytest.raises(ValueError, match="the free slots of a keyed table are others"):
+        copy.set_order(order)

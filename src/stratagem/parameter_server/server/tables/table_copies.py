@@ -18,14 +18,14 @@ from stratagem.parameter_server.server.tables.save_history import ChangedSlots
 from stratagem.parameter_server.server.tables.saved_table import KeyedMarks
 from stratagem.parameter_server.server.tables.table_files import SavedRows, TableEnd
 
-__all__ = ["Tables", "TableCopy", "copied"]
+__all__ = ["ChangingStore", "TableCopy", "copied", "saved_rows"]
 
 # Copied at once while no update is made, unless more rounds than this do not suffice.
 _MOST_COPIED_BYTES = 2**22
 _MOST_ROUNDS = 8
 
 
-class Tables(Protocol):
+class ChangingStore(Protocol):
     """Variables of a server."""
 
     version: int
@@ -46,10 +46,13 @@ class TableCopy:
         self.base = base
         self.end: TableEnd | None = None
 
+    def begin(self) -> None:
+        """Begins a copy. Call while no update is made."""
+        self.shard.history.take()
+
     def first(self) -> KeyedMarks:
-        """Returns the slots to copy first. Call while no update is made."""
+        """Returns the slots to copy first."""
         history = self.shard.history
-        history.take()
         if self.base is None or self.base not in history:
             self.base = None
             keyed = self.shard.keyed
@@ -81,21 +84,23 @@ class TableCopy:
 
     @property
     def unsaved_bytes(self) -> int:
-        """Size of the rows that changed since the last call of `first` or `next`."""
+        """Size of the rows that changed since the last call of `begin` or `next`."""
         shard = self.shard
         num_slots = shard.keyed.rows.num_slots + shard.keyed.candidates.num_slots
         return shard.history.num_unsaved * shard.size_bytes // max(1, num_slots)
 
 
 def copied(
-    store: Tables, copies: Sequence[TableCopy], save: str
+    store: ChangingStore, copies: Sequence[TableCopy], save: str
 ) -> Iterator[tuple[TableCopy, SavedRows]]:
     """Yields the parts of all tables, as they are at one moment, when the last round begins.
 
     A later part of a table replaces slots of an earlier one.
     """
     with store.changing():
-        marks = [copy.first() for copy in copies]
+        for copy in copies:
+            copy.begin()
+    marks = [copy.first() for copy in copies]
     for number in range(_MOST_ROUNDS + 1):
         for copy, own in zip(copies, marks, strict=True):
             for part in copy.pieces(own):

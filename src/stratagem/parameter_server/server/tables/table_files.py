@@ -198,6 +198,7 @@ class TableFile(Closing):
         """Yields the records with rows, in order or the last one first."""
         numbers = range(1, len(self._places) - 1)
         for number in reversed(numbers) if is_reversed else numbers:
+            self.map.madvise(mmap.MADV_DONTNEED)  # drops pages that were read
             try:
                 yield self._part(number)
             except _INVALID as error:
