@@ -9,37 +9,29 @@ from hypothesis import strategies as st
 from stratagem.parameter_server.server.tables.row_states import RowStates
 
 ROWS = st.sets(st.integers(0, 49), max_size=12)
-OPERATIONS = ["mark", "take", "put back", "journaled", "flush"]
+OPERATIONS = ["mark", "take", "flush"]
 
 
 @given(st.lists(st.tuples(st.sampled_from(OPERATIONS), ROWS), max_size=30))
-def test_rows_are_flushable_once_their_entry_is_on_disk(operations) -> None:
+def test_rows_are_flushable_once_they_were_taken(operations) -> None:
     states = RowStates(50)
     states.grow(50)
-    dirty, in_flight, unflushed = set[int](), set[int](), set[int]()
+    dirty, unflushed = set[int](), set[int]()
     for name, rows in operations:
         if name == "mark":
             states.mark(np.array([*rows], np.int64))
             dirty |= rows
             unflushed |= rows
-        elif name == "take" and not in_flight:
+        elif name == "take":
             assert states.take().tolist() == sorted(dirty)
-            in_flight, dirty = dirty, set()
-        elif name == "put back":
-            states.mark(np.array([*in_flight], np.int64))
-            states.journaled()
-            dirty |= in_flight
-            in_flight = set()
-        elif name == "journaled":
-            states.journaled()
-            in_flight = set()
-        elif name == "flush":
+            dirty = set()
+        else:
             flushable = states.flushable()
-            assert {*flushable.tolist()} == unflushed - dirty - in_flight
+            assert {*flushable.tolist()} == unflushed - dirty
             states.mark(np.array([*rows], np.int64))  # they change during the write
             states.flushed(flushable)
             dirty |= rows
-            unflushed = (unflushed - {*flushable.tolist()}) | dirty | in_flight
+            unflushed = (unflushed - {*flushable.tolist()}) | dirty
         assert {*states.unflushed.rows.tolist()} == unflushed
         assert len(states) == len(dirty)
-    assert states.row_bytes == 3
+    assert states.row_bytes == 2

@@ -115,6 +115,13 @@ def server(tmp_path) -> Iterator[Callable[..., Server]]:
         yield start
 
 
+@pytest.fixture(autouse=True)
+def _fast_disk(monkeypatch) -> None:
+    """No test stops the machine, so none needs to wait for the disk."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+    monkeypatch.setattr(os, "fdatasync", lambda file: None)
+
+
 @pytest.fixture
 def small_journals(monkeypatch) -> None:
     monkeypatch.setattr(state_journal, "_SLACK_BYTES", 20_000)
@@ -213,11 +220,12 @@ class Kills:
 def test_kill_at_any_step_of_a_flush(tmp_path, monkeypatch, loses_writes) -> None:
     kills = Kills(monkeypatch, loses_writes=loses_writes)
     live, saved = tmp_path / "live", tmp_path / "saved"
-    flush = TieredShard.flush
+    flush, write = TieredShard.flush, DiskRows.write
 
-    def flush_during_updates(shard: TieredShard, position: Any) -> None:
-        servers[-1].update(1000 + len(servers[-1].steps), warms=False)  # of no journal entry
-        flush(shard, position)
+    def after_update(original: Any, *args: Any) -> None:
+        """Changes rows first, which the last journal entry does not have."""
+        servers[-1].update(1000 + len(servers[-1].steps), warms=False)
+        original(*args)
 
     def run_until(step: int) -> int:
         """Begins with the same state, is killed at a step, and starts again."""
@@ -228,7 +236,8 @@ def test_kill_at_any_step_of_a_flush(tmp_path, monkeypatch, loses_writes) -> Non
         servers.append(one)
         kills.begin(step)
         with contextlib.suppress(KilledError), monkeypatch.context() as patch:
-            patch.setattr(TieredShard, "flush", flush_during_updates)
+            patch.setattr(TieredShard, "flush", lambda *args: after_update(flush, *args))
+            patch.setattr(DiskRows, "write", lambda *args: after_update(write, *args))
             one.run(range(20, 23))
         num_steps = kills.end()
         one.kill()
@@ -248,7 +257,7 @@ def test_kill_at_any_step_of_a_flush(tmp_path, monkeypatch, loses_writes) -> Non
     shutil.copytree(live, saved)
     num_steps = run_until(-1)
     assert num_steps > 20
-    for step in range(1, num_steps, 4):
+    for step in range(1 + loses_writes, num_steps, num_steps // 10):
         run_until(step)
     assert len(versions) >= 3
 

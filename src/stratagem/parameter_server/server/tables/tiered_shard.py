@@ -41,7 +41,8 @@ class TieredShard(KeyedShard):
     journal entry on disk has its value, so rows on disk and journal together are the state. A row
     that changed since stays in memory, even beyond the limit: see `is_full`.
 
-    Calls of `take_marks`, `put_back`, `journaled` and `flush` are serialized by their caller.
+    Calls of `take_marks`, `put_back` and `flush` are serialized by their caller. When it calls
+    `flush`, all taken marks are in journal entries on disk, or were put back.
 
     Args:
         spec: the shard, with the option `tiers`.
@@ -149,16 +150,6 @@ class TieredShard(KeyedShard):
     def mark(self, rows: np.ndarray | None = None) -> None:
         """Marks slots as changed. None marks no row: a row without a value has the initial one."""
         super().mark(_NONE if rows is None else rows)
-
-    def put_back(self, marks: KeyedMarks) -> None:
-        """Undoes `take_marks`."""
-        super().put_back(marks)
-        self._states.journaled()
-
-    def journaled(self) -> None:
-        """Records that all taken marks are in journal entries on disk."""
-        with self.lock:
-            self._states.journaled()
 
     def flush(self, position: Position) -> None:
         """Writes rows to disk, if too many are newer there than they are in memory.

@@ -63,7 +63,6 @@ class Tiers(Closing):
         """
         self.position = position
         for shard in [*self._shards.values()]:
-            shard.journaled()
             shard.flush(position)
 
     def close(self, *, removes: bool = False) -> None:
