@@ -49,8 +49,12 @@ class InputService(Closing):
         on_ray: bool = False,
     ) -> None:
         self._is_closed = threading.Event()
+        self._scaling: threading.Thread | None = None
         with contextlib.ExitStack() as stack:
             self._dispatcher = stack.enter_context(DispatchServer(config))
+            stack.callback(
+                self._join_scaling
+            )  # after the end of the workers, which it may wait for
             self._workers = stack.enter_context(
                 InputWorkers(
                     self._dispatcher.target,
@@ -60,11 +64,10 @@ class InputService(Closing):
                 )
             )
             if scaler is not None:
-                scaling = threading.Thread(
+                self._scaling = threading.Thread(
                     target=self._scale, args=(scaler,), name="input scaling", daemon=True
                 )
-                scaling.start()
-                stack.callback(scaling.join)
+                self._scaling.start()
             stack.callback(self._is_closed.set)
             self._closing = stack.pop_all()
 
@@ -96,6 +99,10 @@ class InputService(Closing):
             except (RuntimeError, UnavailableError) as error:
                 report_error(error)
             before = after if wanted == current else self.describe()
+
+    def _join_scaling(self) -> None:
+        if self._scaling is not None:
+            self._scaling.join()
 
     def close(self) -> None:
         """Stops the workers, then the dispatcher."""
