@@ -52,9 +52,8 @@ class InputService(Closing):
         self._scaling: threading.Thread | None = None
         with contextlib.ExitStack() as stack:
             self._dispatcher = stack.enter_context(DispatchServer(config))
-            stack.callback(
-                self._join_scaling
-            )  # after the end of the workers, which it may wait for
+            # After the end of the workers, which it may wait for.
+            stack.callback(self._join_scaling)
             self._workers = stack.enter_context(
                 InputWorkers(
                     self._dispatcher.target,
