@@ -37,6 +37,12 @@ class InputService(Closing):
         RuntimeError: a worker cannot start.
         UnavailableError: a worker has died at its start.
 
+    Example:
+        >>> config = sg.input.service.DispatcherConfig()
+        >>> with sg.input.service.InputService(config, 0) as service:  # workers may join later
+        ...     service.num_workers
+        0
+
     Source: specific to Stratagem.
     """
 
