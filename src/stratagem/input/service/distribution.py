@@ -43,9 +43,8 @@ def distribute(
             batches of one worker, so that these can have one length.
         max_outstanding_requests: number of batches fetched ahead; None for 2 per worker.
         exactly_once: raises ValueError for data that cannot be visited exactly once.
-        skip_errors: number of batches of an epoch that are skipped, with a warning, because a
-            function of the dataset raised. Of files and iterables, the rest of the file or dataset
-            is skipped with such a batch.
+        skip_errors: number of batches of an epoch that may fail to be read. Each is skipped with a
+            warning; of files and iterables, so is what comes after it.
 
     Returns:
         A function for `Dataset.apply`, of any dataset that `distribute_dataset` takes.
@@ -54,22 +53,18 @@ def distribute(
         ValueError: an unknown mode or address, or options that do not fit.
 
     Example:
-        >>> dispatcher = sg.input.service.DispatchServer()
-        >>> config = sg.input.service.WorkerConfig(dispatcher.target)
-        >>> worker = sg.input.service.WorkerServer(config)
-        >>> distribute = sg.input.service.distribute("distributed_epoch", dispatcher.target)
-        >>> dataset = sg.input.Dataset(np.arange(6), batch_size=2).apply(distribute)
-        >>> [batch.tolist() for batch in dataset]
+        >>> service = sg.input.service
+        >>> with service.DispatchServer() as d, service.WorkerServer(service.WorkerConfig(d.target)):
+        ...     distribute = service.distribute("distributed_epoch", d.target)
+        ...     dataset = sg.input.Dataset(np.arange(6), batch_size=2).apply(distribute)
+        ...     print([batch.tolist() for batch in dataset])
         [[0, 1], [2, 3], [4, 5]]
-        >>> worker.stop()
-        >>> dispatcher.stop()
 
     Source: TF 2.21 data_service_ops.py, distribute.
     """
     consumer = job_name, consumer_index, num_consumers
-    wanted = JobRequest.checked(
-        processing_mode, *consumer, max_outstanding_requests, exactly_once, skip_errors
-    )
+    options = max_outstanding_requests, exactly_once, skip_errors
+    wanted = JobRequest.checked(processing_mode, *consumer, *options)
     return functools.partial(_distributed, service, wanted)
 
 
@@ -140,22 +135,18 @@ def from_dataset_id(
         ValueError: as `distribute`.
 
     Example:
-        >>> dispatcher = sg.input.service.DispatchServer()
-        >>> target, mode = dispatcher.target, "distributed_epoch"
-        >>> worker = sg.input.service.WorkerServer(sg.input.service.WorkerConfig(target))
-        >>> numbers = sg.input.Dataset(np.arange(4), batch_size=2)
-        >>> dataset_id = sg.input.service.register_dataset(target, numbers)
-        >>> dataset = sg.input.service.from_dataset_id(mode, target, dataset_id)
-        >>> [batch.tolist() for batch in dataset]
+        >>> service = sg.input.service
+        >>> with service.DispatchServer() as d, service.WorkerServer(service.WorkerConfig(d.target)):
+        ...     numbers = sg.input.Dataset(np.arange(4), batch_size=2)
+        ...     name = service.register_dataset(d.target, numbers)
+        ...     dataset = service.from_dataset_id("distributed_epoch", d.target, name)
+        ...     print([batch.tolist() for batch in dataset])
         [[0, 1], [2, 3]]
-        >>> worker.stop()
-        >>> dispatcher.stop()
 
     Source: TF 2.21 data_service_ops.py, from_dataset_id.
     """
     consumer = job_name, consumer_index, num_consumers
-    wanted = JobRequest.checked(
-        processing_mode, *consumer, max_outstanding_requests, exactly_once, skip_errors
-    )
+    options = max_outstanding_requests, exactly_once, skip_errors
+    wanted = JobRequest.checked(processing_mode, *consumer, *options)
     wanted = dataclasses.replace(wanted, dataset_id=dataset_id)
     return Dataset(ServiceSource(service, wanted, None, element_spec))
