@@ -44,7 +44,7 @@ def distribute(
         max_outstanding_requests: number of batches fetched ahead; None for 2 per worker.
         exactly_once: raises ValueError for data that cannot be visited exactly once.
         skip_errors: number of batches of an epoch that may fail to be read. Each is skipped with a
-            warning; of files and iterables, so is what comes after it.
+            warning, and with it the rest of its file or iterable.
 
     Returns:
         A function for `Dataset.apply`, of any dataset that `distribute_dataset` takes.
@@ -53,9 +53,9 @@ def distribute(
         ValueError: an unknown mode or address, or options that do not fit.
 
     Example:
-        >>> service = sg.input.service
-        >>> with service.DispatchServer() as d, service.WorkerServer(service.WorkerConfig(d.target)):
-        ...     distribute = service.distribute("distributed_epoch", d.target)
+        >>> svc = sg.input.service
+        >>> with svc.DispatchServer() as d, svc.WorkerServer(svc.WorkerConfig(d.target)):
+        ...     distribute = svc.distribute("distributed_epoch", d.target)
         ...     dataset = sg.input.Dataset(np.arange(6), batch_size=2).apply(distribute)
         ...     print([batch.tolist() for batch in dataset])
         [[0, 1], [2, 3], [4, 5]]
@@ -135,11 +135,11 @@ def from_dataset_id(
         ValueError: as `distribute`.
 
     Example:
-        >>> service = sg.input.service
-        >>> with service.DispatchServer() as d, service.WorkerServer(service.WorkerConfig(d.target)):
+        >>> svc = sg.input.service
+        >>> with svc.DispatchServer() as d, svc.WorkerServer(svc.WorkerConfig(d.target)):
         ...     numbers = sg.input.Dataset(np.arange(4), batch_size=2)
-        ...     name = service.register_dataset(d.target, numbers)
-        ...     dataset = service.from_dataset_id("distributed_epoch", d.target, name)
+        ...     name = svc.register_dataset(d.target, numbers)
+        ...     dataset = svc.from_dataset_id("distributed_epoch", d.target, name)
         ...     print([batch.tolist() for batch in dataset])
         [[0, 1], [2, 3]]
 
