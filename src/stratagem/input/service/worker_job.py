@@ -295,7 +295,7 @@ class WorkerJob:
             except Exception as error:  # noqa: BLE001 - sent to the consumers
                 if not self._fail(held, index, error):
                     return None
-                # Of other sources, what comes after the batch cannot be reached.
+                # Other sources cannot be opened behind the batch.
                 can_seek = facts_of(self._source).can_seek
                 return (index + 1, index + 1) if can_seek else (index, None)
             if message is None:
