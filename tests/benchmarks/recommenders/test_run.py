@@ -29,9 +29,7 @@ def test_missing_peers_are_skipped_and_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_our_keyed_table_beside_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_our_keyed_table_beside_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keyed = dataclasses.replace(COMPARISONS[0].options, is_keyed=True)
     one = Comparison("keys", keyed, whole_side("again", "stratagem_tables"))
     monkeypatch.setattr(run, "by_options", lambda only, is_quick: [one.quick()])

@@ -24,16 +24,20 @@ _LIMIT_S = 60
 
 
 class Batches:
-    """Batches that note each reading in a file of their process, apart from the service."""
+    """Batches that note each reading in a file of their process, apart from the service.
 
-    def __init__(self, folder: Path) -> None:
+    Each takes 5 ms, or 100 ms in the process `slow`.
+    """
+
+    def __init__(self, folder: Path, slow: int = 0) -> None:
         self._folder = folder
+        self._slow = slow
 
     def __len__(self) -> int:
         return _NUM_BATCHES
 
     def __getitem__(self, number: int) -> np.ndarray:
-        time.sleep(0.005)
+        time.sleep(0.1 if os.getpid() == self._slow else 0.005)
         with (self._folder / str(os.getpid())).open("a") as file:
             file.write(f"{number}\n")
         return np.array([number])
@@ -89,6 +93,18 @@ def test_a_killed_worker_is_replaced_and_its_splits_are_read_at_once(service, tm
         time.sleep(0.05)
     assert [worker["tags"] for worker in workers.values()] == [["here"]] * 2
     assert killed not in service.workers.pids
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_a_slow_worker_reads_less_and_every_batch_comes_once(service, tmp_path, is_exact) -> None:
+    slow, quick = service.workers.pids
+    dataset = sg.input.Dataset(Batches(tmp_path, slow), batch_size=1)
+    batches = service.distribute(dataset, exactly_once=is_exact)
+    assert sorted(batch.item() for batch in batches) == list(range(_NUM_BATCHES))
+    read = ledger(tmp_path)
+    assert sum(read.values(), Counter()) == Counter(range(_NUM_BATCHES))
+    assert read[str(slow)].total() < read[str(quick)].total() / 3
 
 
 def test_workers_come_and_go_while_a_job_runs(service, tmp_path) -> None:

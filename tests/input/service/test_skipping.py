@@ -11,9 +11,11 @@ import pytest
 
 import stratagem as sg
 from stratagem.input.service.job import ServiceJob
+from stratagem.input.service.service_client import ServiceClient
 from tests.input.service.servers import input_servers, kill_worker
 
 _POISON = {0, 7, 131, 199}
+_SILENCE_MS = 60_000  # No part is lost by silence.
 
 
 class _Texts:
@@ -34,7 +36,7 @@ def _dataset() -> sg.input.Dataset:
 
 @pytest.fixture(scope="module")
 def servers():
-    with input_servers(2) as servers:
+    with input_servers(2, worker_timeout_ms=_SILENCE_MS) as servers:
         yield servers
 
 
@@ -85,7 +87,8 @@ def test_the_rest_of_a_file_is_skipped_with_a_batch_that_cannot_be_read(servers)
 
 
 def test_a_batch_is_skipped_once_by_all_workers_that_meet_it() -> None:
-    with input_servers(1) as servers, warnings.catch_warnings(record=True) as caught:
+    timeout = {"worker_timeout_ms": _SILENCE_MS}
+    with input_servers(1, **timeout) as servers, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         # The one worker holds the split of batch 7 when it is lost.
         batches = iter(
@@ -97,7 +100,9 @@ def test_a_batch_is_skipped_once_by_all_workers_that_meet_it() -> None:
             )
         )
         found = [next(batches).item() for _ in range(7)]
-        kill_worker(servers.workers.pop())
+        kill_worker(killed := servers.workers.pop())
+        with ServiceClient(servers.target) as client:
+            client.ask("lose_worker", address=killed.address)
         servers.workers.append(servers.add_worker())
         found += [batch.item() for batch in batches]
         assert sorted(found) == sorted(set(range(200)) - _POISON)

@@ -51,9 +51,8 @@ def distribute(
         cross_trainer_cache: shares the batches of a job with other trainers: each gets all of them,
             and they are read once. The dataset must have no end.
         exactly_once: raises ValueError for data that cannot be visited exactly once.
-        skip_errors: number of batches of an epoch that are skipped, with a warning, because a
-            function of the dataset raised. Of files and iterables, the rest of the file or dataset
-            is skipped with such a batch.
+        skip_errors: number of batches of an epoch that may fail to be read. Each is skipped with a
+            warning, and with it the rest of its file or iterable.
 
     Returns:
         A function for `Dataset.apply`, of any dataset that `distribute_dataset` takes.
@@ -63,27 +62,18 @@ def distribute(
         ValueError: an unknown mode or address, or options that do not fit.
 
     Example:
-        >>> dispatcher = sg.input.service.DispatchServer()
-        >>> config = sg.input.service.WorkerConfig(dispatcher.target)
-        >>> worker = sg.input.service.WorkerServer(config)
-        >>> distribute = sg.input.service.distribute("distributed_epoch", dispatcher.target)
-        >>> dataset = sg.input.Dataset(np.arange(6), batch_size=2).apply(distribute)
-        >>> [batch.tolist() for batch in dataset]
+        >>> svc = sg.input.service
+        >>> with svc.DispatchServer() as d, svc.WorkerServer(svc.WorkerConfig(d.target)):
+        ...     distribute = svc.distribute("distributed_epoch", d.target)
+        ...     dataset = sg.input.Dataset(np.arange(6), batch_size=2).apply(distribute)
+        ...     print([batch.tolist() for batch in dataset])
         [[0, 1], [2, 3], [4, 5]]
-        >>> worker.stop()
-        >>> dispatcher.stop()
 
     Source: TF 2.21 data_service_ops.py, distribute.
     """
     consumer = job_name, consumer_index, num_consumers
-    wanted = JobRequest.checked(
-        processing_mode,
-        *consumer,
-        max_outstanding_requests,
-        exactly_once,
-        skip_errors,
-        cross_trainer_cache,
-    )
+    options = max_outstanding_requests, exactly_once, skip_errors, cross_trainer_cache
+    wanted = JobRequest.checked(processing_mode, *consumer, *options)
     checked = checked_compression(compression)
     return functools.partial(_distributed, service, wanted, checked)
 
@@ -167,27 +157,18 @@ def from_dataset_id(
         ValueError: as `distribute`.
 
     Example:
-        >>> dispatcher = sg.input.service.DispatchServer()
-        >>> target, mode = dispatcher.target, "distributed_epoch"
-        >>> worker = sg.input.service.WorkerServer(sg.input.service.WorkerConfig(target))
-        >>> numbers = sg.input.Dataset(np.arange(4), batch_size=2)
-        >>> dataset_id = sg.input.service.register_dataset(target, numbers)
-        >>> dataset = sg.input.service.from_dataset_id(mode, target, dataset_id)
-        >>> [batch.tolist() for batch in dataset]
+        >>> svc = sg.input.service
+        >>> with svc.DispatchServer() as d, svc.WorkerServer(svc.WorkerConfig(d.target)):
+        ...     numbers = sg.input.Dataset(np.arange(4), batch_size=2)
+        ...     name = svc.register_dataset(d.target, numbers)
+        ...     dataset = svc.from_dataset_id("distributed_epoch", d.target, name)
+        ...     print([batch.tolist() for batch in dataset])
         [[0, 1], [2, 3]]
-        >>> worker.stop()
-        >>> dispatcher.stop()
 
     Source: TF 2.21 data_service_ops.py, from_dataset_id.
     """
     consumer = job_name, consumer_index, num_consumers
-    wanted = JobRequest.checked(
-        processing_mode,
-        *consumer,
-        max_outstanding_requests,
-        exactly_once,
-        skip_errors,
-        cross_trainer_cache,
-    )
+    options = max_outstanding_requests, exactly_once, skip_errors, cross_trainer_cache
+    wanted = JobRequest.checked(processing_mode, *consumer, *options)
     wanted = dataclasses.replace(wanted, dataset_id=dataset_id)
     return Dataset(ServiceSource(service, wanted, None, element_spec))

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Iterator
 from typing import Any
 
+import jax
+
+from stratagem.input.batch_messages import pack_batch
 from stratagem.input.service.ranges import NumberRanges
 from stratagem.transport.wire import Message
 
@@ -69,6 +73,36 @@ class HeldSplit:
         self.empty: Message | None = None
         self.passed: set[str] = set()
         self.is_replaced = False  # Another thread reads instead of one that may be stuck.
+
+    def next_message(
+        self,
+        batches: Iterator[Any],
+        index: int,
+        *,
+        is_coordinated: bool = False,
+        is_compressed: bool = False,
+    ) -> Message | None:
+        """Reads the next batch and packs it; returns None at the end of the split."""
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return None
+        if is_coordinated:
+            self.empty = pack_batch(jax.tree.map(without_rows, batch))
+        fields = {"split": self.number, "index": index, "attempt": self.attempt}
+        return pack_batch(batch, is_compressed=is_compressed, **fields)
+
+    def answer_at(self, index: int, consumer: str) -> Message | None:
+        """Returns a batch, or the length of the split after its end; None if it is not read yet."""
+        if index in self.batches:
+            return self.batches[index].message
+        if self.length is None or index < self.length:
+            return None  # An index that was received before is not asked for.
+        self.passed.add(consumer)
+        if self.empty is None:
+            return Message("after_end", {"length": self.length})
+        fields = {**self.empty.fields, "length": self.length}
+        return Message("after_end", fields, self.empty.arrays)
 
     def is_done(self, num_consumers: int | None) -> bool:
         """True if all consumers have their batches; in coordinated reads, and know the end."""

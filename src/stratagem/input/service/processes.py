@@ -68,11 +68,10 @@ class InputWorkers(Closing):
         self._num_added = 0
         # A group for each, oldest first, so that one can end without the others.
         self._workers: list[LocalProcesses | RayProcesses] = []
-        self._standby: SharedStandby | None = None
+        self._is_on_ray = on_ray
+        self._standby: SharedStandby | None = None  # from the first worker on
         with contextlib.ExitStack() as stack:
-            if not on_ray:
-                variables = {**environment.snapshot(), **_VARIABLES}
-                self._standby = stack.enter_context(SharedStandby(_MODULES, variables))
+            stack.callback(self._close_standby)
             self._client = stack.enter_context(ServiceClient(dispatcher))
             stack.callback(self._close_workers)
             for worker in [self._begin() for _ in range(count)]:
@@ -123,11 +122,8 @@ class InputWorkers(Closing):
     def _begin(self) -> LocalProcesses | RayProcesses:
         arguments, number = [self._arguments], self._num_added
         self._num_added += 1
-        if self._standby is not None:
-            worker: LocalProcesses | RayProcesses = LocalProcesses(
-                _KIND, serve_input_worker, arguments, standby=self._standby, first=number
-            )
-        else:
+        worker: LocalProcesses | RayProcesses
+        if self._is_on_ray:
             secret = find_secret()
             variables = {**_VARIABLES, **(secret.variables() if secret is not None else {})}
             worker = RayProcesses(
@@ -137,6 +133,13 @@ class InputWorkers(Closing):
                 environment=variables,
                 modules=_MODULES,
                 first=number,
+            )
+        else:
+            if self._standby is None:
+                variables = {**environment.snapshot(), **_VARIABLES}
+                self._standby = SharedStandby(_MODULES, variables)
+            worker = LocalProcesses(
+                _KIND, serve_input_worker, arguments, standby=self._standby, first=number
             )
         self._workers.append(worker)
         return worker
@@ -165,6 +168,10 @@ class InputWorkers(Closing):
             return self._client.ask(kind, limit_s=2.0, address=address).kind == "noted"
         except (UnavailableError, ServerError):
             return False
+
+    def _close_standby(self) -> None:
+        if self._standby is not None:
+            self._standby.close()
 
     def _close_workers(self) -> None:
         closing = [threading.Thread(target=worker.close) for worker in self._workers]

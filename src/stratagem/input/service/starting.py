@@ -37,6 +37,12 @@ class InputService(Closing):
         RuntimeError: a worker cannot start.
         UnavailableError: a worker has died at its start.
 
+    Example:
+        >>> config = sg.input.service.DispatcherConfig()
+        >>> with sg.input.service.InputService(config, 0) as service:  # workers may join later
+        ...     service.num_workers
+        0
+
     Source: specific to Stratagem.
     """
 
@@ -49,8 +55,11 @@ class InputService(Closing):
         on_ray: bool = False,
     ) -> None:
         self._is_closed = threading.Event()
+        self._scaling: threading.Thread | None = None
         with contextlib.ExitStack() as stack:
             self._dispatcher = stack.enter_context(DispatchServer(config))
+            # After the end of the workers, which it may wait for.
+            stack.callback(self._join_scaling)
             self._workers = stack.enter_context(
                 InputWorkers(
                     self._dispatcher.target,
@@ -60,11 +69,10 @@ class InputService(Closing):
                 )
             )
             if scaler is not None:
-                scaling = threading.Thread(
+                self._scaling = threading.Thread(
                     target=self._scale, args=(scaler,), name="input scaling", daemon=True
                 )
-                scaling.start()
-                stack.callback(scaling.join)
+                self._scaling.start()
             stack.callback(self._is_closed.set)
             self._closing = stack.pop_all()
 
@@ -96,6 +104,10 @@ class InputService(Closing):
             except (RuntimeError, UnavailableError) as error:
                 report_error(error)
             before = after if wanted == current else self.describe()
+
+    def _join_scaling(self) -> None:
+        if self._scaling is not None:
+            self._scaling.join()
 
     def close(self) -> None:
         """Stops the workers, then the dispatcher."""

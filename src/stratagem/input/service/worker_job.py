@@ -13,17 +13,8 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any
 
-import jax
-
-from stratagem.input.batch_messages import pack_batch
 from stratagem.input.service.consumer_wishes import ConsumerWishes
-from stratagem.input.service.held_splits import (
-    HeldSplit,
-    PackedBatch,
-    ReadCounts,
-    WindowLimits,
-    without_rows,
-)
+from stratagem.input.service.held_splits import HeldSplit, PackedBatch, ReadCounts, WindowLimits
 from stratagem.input.service.ranges import NumberRanges
 from stratagem.input.service.read_errors import describe_read_error
 from stratagem.input.service.shared_window import SharedWindow
@@ -169,16 +160,10 @@ class WorkerJob:
         held = self._held.get(split)
         if self._is_over or held is None:
             return _MOVED
-        if index in held.batches:
-            return held.batches[index].message
-        if held.length is None or index < held.length:
-            return None  # An index that was received before is not asked for.
-        held.passed.add(consumer)
-        self._changed.notify_all()
-        if held.empty is None:
-            return Message("after_end", {"length": held.length})
-        fields = {**held.empty.fields, "length": held.length}
-        return Message("after_end", fields, held.empty.arrays)
+        answer = held.answer_at(index, consumer)
+        if answer is not None:
+            self._changed.notify_all()  # the consumer may be the last to know the end
+        return answer
 
     def _confirm(self, batch: PackedBatch) -> None:
         if batch.held.batches.pop(batch.index, None) is None:
@@ -324,12 +309,18 @@ class WorkerJob:
             since_s = time.monotonic()
             with self._changed:
                 held.reading_since_s = since_s
+                is_compressed = self._wishes.is_compressed
             try:
-                message = self._next_message(held, index, batches)
+                message = held.next_message(
+                    batches,
+                    index,
+                    is_coordinated=self._num_consumers is not None,
+                    is_compressed=is_compressed,
+                )
             except Exception as error:  # noqa: BLE001 - sent to the consumers
                 if not self._fail(held, index, error):
                     return None
-                # Of other sources, what comes after the batch cannot be reached.
+                # Other sources cannot be opened behind the batch.
                 can_seek = facts_of(self._source).can_seek
                 return (index + 1, index + 1) if can_seek else (index, None)
             if message is None:
@@ -342,18 +333,6 @@ class WorkerJob:
                 ):
                     return None
             index += 1
-
-    def _next_message(self, held: HeldSplit, index: int, batches: Generator[Any]) -> Message | None:
-        try:
-            batch = next(batches)
-        except StopIteration:
-            return None
-        if self._num_consumers is not None:
-            held.empty = pack_batch(jax.tree.map(without_rows, batch))
-        fields = {"split": held.number, "index": index, "attempt": held.attempt}
-        with self._changed:
-            is_compressed = self._wishes.is_compressed
-        return pack_batch(batch, is_compressed=is_compressed, **fields)
 
     def _add(self, held: HeldSplit, index: int, message: Message, *, has_own_window: bool) -> bool:
         """Adds a batch once there is room; returns False if the split is not wanted any more."""

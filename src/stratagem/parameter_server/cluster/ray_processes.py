@@ -118,8 +118,7 @@ class RayProcesses(Closing):
                 )
             )
         self._ray = _connected_ray()
-        self._kind = kind
-        self._first_number = first
+        self._kind, self._first_number = kind, first
         self._resources = resources or [{}] * len(arguments)
         self._environment = dict(environment or {})
         self._modules = tuple(modules)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import uuid
 import weakref
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from stratagem.execution import ElasticLockstep
 from stratagem.input.sources import Source
 from stratagem.messages import explain
 from stratagem.options import AutoShardPolicy, InputOptions
-from stratagem.run_events.restart_count import restart_count
+from stratagem.process_group import current_group
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
@@ -32,9 +33,7 @@ def on_input_workers(strategy: Strategy, source: Source, options: InputOptions) 
     """
     target = environment.read("input_service")
     _check(strategy, options, has_service=bool(target))
-    job = None
-    if strategy.topology.spans_processes:
-        job = f"strategy {restart_count()}.{next(_numbers)}"
+    job = _shared_job() if strategy.topology.spans_processes else None
     running = None if target else inputs.service.start(options.input_workers)
     distribute = inputs.service.distribute(
         inputs.service.ShardingPolicy.DYNAMIC,
@@ -51,6 +50,13 @@ def on_input_workers(strategy: Strategy, source: Source, options: InputOptions) 
     if running is not None:
         weakref.finalize(distributed, _close, running).atexit = False  # Workers end by themselves.
     return distributed
+
+
+def _shared_job() -> str:
+    """Returns a new name, the same in all processes: a service may outlive this run."""
+    group = current_group()
+    assert group is not None
+    return group.exchange(f"the input job {next(_numbers)}", uuid.uuid4().hex)[0]
 
 
 def _close(running: inputs.service.InputService) -> None:
