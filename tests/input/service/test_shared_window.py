@@ -23,7 +23,7 @@ _SILENCE_MS = 30_000  # Nothing is killed here, and the machine may be busy.
 
 
 def _batch(number: int, num_bytes: int, split: int = 0) -> PackedBatch:
-    held = HeldSplit(split, 0, NumberRanges())
+    held = HeldSplit(split, 0, NumberRanges(), False)
     return PackedBatch(held, number, Message("batch", {}, [np.zeros(num_bytes, np.uint8)]))
 
 

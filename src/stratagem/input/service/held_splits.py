@@ -61,7 +61,10 @@ class PackedBatch:
 class HeldSplit:
     """A split that this worker reads. `length` is None until its end is reached."""
 
-    def __init__(self, number: int, attempt: int, received: NumberRanges) -> None:
+    def __init__(
+        self, number: int, attempt: int, received: NumberRanges, is_coordinated: bool
+    ) -> None:
+        self.is_coordinated = is_coordinated
         self.number = number
         self.attempt = attempt
         self.received = received
@@ -75,19 +78,14 @@ class HeldSplit:
         self.is_replaced = False  # Another thread reads instead of one that may be stuck.
 
     def next_message(
-        self,
-        batches: Iterator[Any],
-        index: int,
-        *,
-        is_coordinated: bool = False,
-        is_compressed: bool = False,
+        self, batches: Iterator[Any], index: int, *, is_compressed: bool
     ) -> Message | None:
         """Reads the next batch and packs it; returns None at the end of the split."""
         try:
             batch = next(batches)
         except StopIteration:
             return None
-        if is_coordinated:
+        if self.is_coordinated:
             self.empty = pack_batch(jax.tree.map(without_rows, batch))
         fields = {"split": self.number, "index": index, "attempt": self.attempt}
         return pack_batch(batch, is_compressed=is_compressed, **fields)

@@ -271,7 +271,9 @@ class WorkerJob:
                     self._hand_out()
                     return None
                 found = answer.fields
-                held = HeldSplit(found["split"], found["attempt"], NumberRanges(found["received"]))
+                received = NumberRanges(found["received"])
+                is_coordinated = self._num_consumers is not None
+                held = HeldSplit(found["split"], found["attempt"], received, is_coordinated)
                 self._held[held.number] = held
                 return held
 
@@ -295,7 +297,9 @@ class WorkerJob:
             self._ended.append([held.number, length])
             self._hand_out()
             self._changed.notify_all()
-        self._report_when_done(held)
+        threading.Thread(
+            target=self._report_when_done, args=(held,), name="input report", daemon=True
+        ).start()
 
     def _read_from(
         self, held: HeldSplit, index: int, batches: Generator[Any], *, has_own_window: bool
@@ -311,12 +315,7 @@ class WorkerJob:
                 held.reading_since_s = since_s
                 is_compressed = self._wishes.is_compressed
             try:
-                message = held.next_message(
-                    batches,
-                    index,
-                    is_coordinated=self._num_consumers is not None,
-                    is_compressed=is_compressed,
-                )
+                message = held.next_message(batches, index, is_compressed=is_compressed)
             except Exception as error:  # noqa: BLE001 - sent to the consumers
                 if not self._fail(held, index, error):
                     return None
@@ -371,12 +370,7 @@ class WorkerJob:
         return held.is_revoked or self._is_over
 
     def _report_when_done(self, held: HeldSplit) -> None:
-        """Reports a split to the dispatcher once all its batches have arrived, in a new thread."""
-        threading.Thread(
-            target=self._report_done, args=(held,), name="input report", daemon=True
-        ).start()
-
-    def _report_done(self, held: HeldSplit) -> None:
+        """Reports a split to the dispatcher once all its batches have arrived."""
         with self._changed:
             self._changed.wait_for(
                 lambda: held.is_done(self._num_consumers) or self._is_unwanted(held)
