@@ -268,6 +268,11 @@ def test_other_strategies_have_no_place_for_rows() -> None:
         DynamicEmbedding(4, name="alone")(sg.embedding.keys([1]))
 
 
+def test_only_servers_have_stats() -> None:
+    with pytest.raises(ValueError, match=r"sg\.embedding\.stats received OneDeviceStrategy"):
+        sg.embedding.stats(sg.OneDeviceStrategy("cpu:0"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
