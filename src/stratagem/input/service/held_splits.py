@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import time
+from collections.abc import Iterable
 from typing import Any
 
 from stratagem.input.service.ranges import NumberRanges
 from stratagem.transport.wire import Message
 
-__all__ = ["HeldSplit", "PackedBatch", "WindowLimits", "without_rows"]
+__all__ = ["HeldSplit", "PackedBatch", "WindowLimits", "reading_times", "without_rows"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +34,11 @@ class PackedBatch:
         self.message = message
         self.num_bytes = sum(array.nbytes for array in message.arrays)
 
+    def with_fields(self, **fields: Any) -> Message:
+        """Returns its message with more fields."""
+        message = self.message
+        return Message(message.kind, {**message.fields, **fields}, message.arrays)
+
 
 class HeldSplit:
     """A split that this worker reads. `length` is None until its end is reached."""
@@ -49,9 +56,33 @@ class HeldSplit:
         self.passed: set[str] = set()
         self.is_replaced = False  # Another thread reads instead of one that may be stuck.
 
+    def answer_at(self, index: int, consumer: str) -> Message | None:
+        """Returns the answer to a request of coordinated reads; None until there is one.
+
+        An index that was received before is not asked for.
+        """
+        if index in self.batches:
+            return self.batches[index].message
+        if self.length is None or index < self.length:
+            return None
+        self.passed.add(consumer)
+        if self.empty is None:
+            return Message("after_end", {"length": self.length})
+        return Message("after_end", {**self.empty.fields, "length": self.length}, self.empty.arrays)
+
     def is_done(self, num_consumers: int | None) -> bool:
         """True if all consumers have their batches; in coordinated reads, and know the end."""
         return not self.batches and len(self.passed) >= (num_consumers or 0)
+
+
+def reading_times(run: str, splits: Iterable[HeldSplit]) -> list[list[Any]]:
+    """Returns splits being read, their attempts, and how long their next batch has taken."""
+    now_s = time.monotonic()
+    return [
+        [run, held.number, held.attempt, now_s - held.reading_since_s]
+        for held in splits
+        if held.reading_since_s is not None
+    ]
 
 
 def without_rows(leaf: Any) -> Any:

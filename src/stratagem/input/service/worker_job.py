@@ -17,7 +17,13 @@ import jax
 
 from stratagem.input.batch_messages import pack_batch
 from stratagem.input.service.consumer_wishes import ConsumerWishes
-from stratagem.input.service.held_splits import HeldSplit, PackedBatch, WindowLimits, without_rows
+from stratagem.input.service.held_splits import (
+    HeldSplit,
+    PackedBatch,
+    WindowLimits,
+    reading_times,
+    without_rows,
+)
 from stratagem.input.service.ranges import NumberRanges
 from stratagem.input.service.read_errors import describe_read_error
 from stratagem.input.service.shared_window import SharedWindow
@@ -62,9 +68,8 @@ class WorkerJob:
         self._epoch: int = spec["epoch"]
         self._num_consumers: int | None = spec["num_consumers"]
         self._is_exact: bool = spec["is_exact"]
-        self._shared = (
-            SharedWindow(limits.shared_bytes, limits.most_batches) if spec["is_shared"] else None
-        )
+        window = SharedWindow(limits.shared_bytes, limits.most_batches)
+        self._shared = window if spec["is_shared"] else None
         self._wishes = ConsumerWishes(spec["compression"])
         self._changed = threading.Condition()
         self._asking = threading.Lock()
@@ -108,9 +113,8 @@ class WorkerJob:
         fields = request.message.fields
         with self._changed:
             self._wishes.note(fields)
-            self._waiting_for.append(
-                (fields["split"], fields["index"], fields["consumer"], request)
-            )
+            wanted = fields["split"], fields["index"], fields["consumer"], request
+            self._waiting_for.append(wanted)
             self._hand_out()
             self._changed.notify_all()  # there is room for a split that is waited for
 
@@ -136,39 +140,24 @@ class WorkerJob:
             del self._waiting[consumer]
         waiting, self._waiting_for = self._waiting_for, []
         for split, index, consumer, request in waiting:
-            answer = self._answer_at(split, index, consumer)
+            held = self._held.get(split)
+            answer = _MOVED if self._is_over or held is None else held.answer_at(index, consumer)
             if answer is None:
                 self._waiting_for.append((split, index, consumer, request))
             else:
                 request.answer(answer)
+                self._changed.notify_all()  # the consumer may be the last to know the end
 
     def _next_for(self, consumer: str) -> PackedBatch | None:
         if self._shared is None:
             return self._queue.popleft() if self._queue else None
-        batch = self._shared.next(self._wishes.trainer_of(consumer))
-        self._changed.notify_all()
-        return batch
+        self._changed.notify_all()  # there may be room for the next one
+        return self._shared.next(self._wishes.trainer_of(consumer))
 
     def _answer_with(self, batch: PackedBatch, consumer: str) -> Message:
         ended = self._ended[self._num_known.get(consumer, 0) :]
         self._num_known[consumer] = len(self._ended)
-        fields = {**batch.message.fields, "ended": ended}
-        return Message(batch.message.kind, fields, batch.message.arrays)
-
-    def _answer_at(self, split: int, index: int, consumer: str) -> Message | None:
-        held = self._held.get(split)
-        if self._is_over or held is None:
-            return _MOVED
-        if index in held.batches:
-            return held.batches[index].message
-        if held.length is None or index < held.length:
-            return None  # An index that was received before is not asked for.
-        held.passed.add(consumer)
-        self._changed.notify_all()
-        if held.empty is None:
-            return Message("after_end", {"length": held.length})
-        fields = {**held.empty.fields, "length": held.length}
-        return Message("after_end", fields, held.empty.arrays)
+        return batch.with_fields(ended=ended)
 
     def _confirm(self, batch: PackedBatch) -> None:
         if batch.held.batches.pop(batch.index, None) is None:
@@ -224,13 +213,8 @@ class WorkerJob:
 
     def reading(self) -> list[list[Any]]:
         """Returns splits being read, their attempts, and how long their next batch has taken."""
-        now_s = time.monotonic()
         with self._changed:
-            return [
-                [self._run, held.number, held.attempt, now_s - held.reading_since_s]
-                for held in self._held.values()
-                if held.reading_since_s is not None
-            ]
+            return reading_times(self._run, self._held.values())
 
     def close(self) -> None:
         """Ends the run at this worker, and the requests that wait."""
@@ -245,10 +229,7 @@ class WorkerJob:
     def _start_reader(self, *, only_wanted: bool) -> None:
         self._num_readers += 1
         threading.Thread(
-            target=self._read_splits,
-            args=(only_wanted,),
-            name="input reader",
-            daemon=True,
+            target=self._read_splits, args=(only_wanted,), name="input reader", daemon=True
         ).start()
 
     def _read_splits(self, only_wanted: bool) -> None:
@@ -282,8 +263,7 @@ class WorkerJob:
 
     def _read(self, held: HeldSplit, *, has_own_window: bool) -> None:
         # A group of coordinated reads that is not complete needs a batch as its model.
-        first = max(0, held.received.first_missing() - (self._num_consumers or 0))
-        index = first
+        first = index = max(0, held.received.first_missing() - (self._num_consumers or 0))
         batches = read_split(
             self._source, self._plan, epoch=self._epoch, split=held.number, first=first
         )
@@ -354,9 +334,8 @@ class WorkerJob:
         # Batches of later splits may fill the window of all.
         if has_own_window or any(split == held.number for split, *_ in self._waiting_for):
             return len(held.batches) < most
-        return not self._window_batches or (
-            self._window_batches < most and self._window_bytes < self._limits.most_bytes
-        )
+        is_small = self._window_batches < most and self._window_bytes < self._limits.most_bytes
+        return not self._window_batches or is_small
 
     def _is_unwanted(self, held: HeldSplit) -> bool:
         return held.is_revoked or self._is_over
