@@ -86,7 +86,7 @@ def decompressed(message: Message) -> Message:
     try:
         pairs = zip(message.arrays, originals, strict=True)
         arrays = [array if one is None else _decompressed(array, *one) for array, one in pairs]
-    except ImportError:
+    except (ConnectionError, ImportError):
         raise
     except Exception as error:
         raise ConnectionError(f"received an invalid compressed batch ({error})") from error
@@ -98,12 +98,14 @@ def _decompressed(array: np.ndarray, name: str, shape: list[int]) -> np.ndarray:
     num_bytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
     # A frame states its size, so that damaged numbers reserve no memory.
     if library.frame_content_size(array) != num_bytes:
-        raise ValueError(f"not the size of an array {name} {shape}")
+        raise ConnectionError(
+            f"received an invalid compressed batch (not the size of an array {name} {shape})"
+        )
     found = np.empty(num_bytes, np.uint8)
     with library.ZstdDecompressor().stream_reader(array) as reader:
         rest = memoryview(found)
         while rest and (count := reader.readinto(rest)):
             rest = rest[count:]
     if rest:
-        raise ValueError("it ends too early")
+        raise ConnectionError("received an invalid compressed batch (an array ends too early)")
     return found.view(dtype).reshape(shape)

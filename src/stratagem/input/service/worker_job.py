@@ -109,9 +109,8 @@ class WorkerJob:
         fields = request.message.fields
         with self._changed:
             self._wishes.note(fields)
-            self._waiting_for.append(
-                (fields["split"], fields["index"], fields["consumer"], request)
-            )
+            wanted = fields["split"], fields["index"], fields["consumer"], request
+            self._waiting_for.append(wanted)
             self._hand_out()
             self._changed.notify_all()  # there is room for a split that is waited for
 
@@ -240,10 +239,7 @@ class WorkerJob:
     def _start_reader(self, *, only_wanted: bool) -> None:
         self._num_readers += 1
         threading.Thread(
-            target=self._read_splits,
-            args=(only_wanted,),
-            name="input reader",
-            daemon=True,
+            target=self._read_splits, args=(only_wanted,), name="input reader", daemon=True
         ).start()
 
     def _read_splits(self, only_wanted: bool) -> None:
@@ -362,9 +358,8 @@ class WorkerJob:
         # Batches of later splits may fill the window of all.
         if has_own_window or any(split == held.number for split, *_ in self._waiting_for):
             return len(held.batches) < most
-        return not self._window_batches or (
-            self._window_batches < most and self._window_bytes < self._limits.most_bytes
-        )
+        is_small = self._window_batches < most and self._window_bytes < self._limits.most_bytes
+        return not self._window_batches or is_small
 
     def _is_unwanted(self, held: HeldSplit) -> bool:
         return held.is_revoked or self._is_over
