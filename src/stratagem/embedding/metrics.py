@@ -85,15 +85,15 @@ class AUC(keras.metrics.Metric):
             sample_weight: weights, one for each example or prediction. Whole numbers are added
                 exactly.
         """
-        y_pred = ops.convert_to_tensor(y_pred, "float32")
-        weights = ops.ones_like(y_pred)
+        predicted: Any = ops.convert_to_tensor(y_pred, "float32")
+        weights: Any = ops.ones_like(predicted)
         if sample_weight is not None:
-            given = ops.convert_to_tensor(sample_weight, "float32")
-            is_whole = math.prod(given.shape) == math.prod(y_pred.shape)
-            ones = [1] * (len(y_pred.shape) - len(given.shape))
-            shape = y_pred.shape if is_whole else (*given.shape, *ones)
+            given: Any = ops.convert_to_tensor(sample_weight, "float32")
+            is_whole = math.prod(given.shape) == math.prod(predicted.shape)
+            ones = [1] * (len(predicted.shape) - len(given.shape))
+            shape = predicted.shape if is_whole else (*given.shape, *ones)
             weights = weights * ops.reshape(given, shape)
-        scores, weights = ops.ravel(y_pred), ops.ravel(weights)
+        scores, weights = ops.ravel(predicted), ops.ravel(weights)
         is_positive = ops.ravel(ops.convert_to_tensor(y_true)) > 0
         weights = ops.where(ops.isnan(scores), float("nan"), weights)
         share = (scores / _LARGEST_LOGIT + 1) / 2 if self.from_logits else scores

@@ -175,8 +175,7 @@ def rollback(folder: str | os.PathLike[str], version: int) -> None:
 
 def client_of(strategy: Strategy | None) -> TableClient:
     """Returns the client of a strategy's keyed tables; raises ValueError if it has none."""
-    strategy = get_strategy() if strategy is None else strategy
-    remote = strategy.placement.remote
+    remote = (strategy or get_strategy()).placement.remote
     client = None if remote is None else TableClient(remote.variables.client)
     if client is None or not client.layouts:
         raise ValueError(

@@ -113,8 +113,8 @@ class FreeFetching:
             if answer is not None and answer.kind == "batch":
                 # A trainer of a shared window may miss batches of a split that it is past.
                 former, split = split, answer.fields["split"]
-                is_past = consumer.wanted.trainer is not None and former not in (None, split)
-                consumer.put(answer, passed=(former,) if is_past else ())
+                is_past = consumer.wanted.trainer is not None and former != split
+                consumer.put(answer, passed=(former,) if is_past and former is not None else ())
                 self._numbers[worker] = number + 1
                 continue
             consumer.give_back()

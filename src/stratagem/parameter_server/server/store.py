@@ -22,7 +22,7 @@ from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard
 from stratagem.parameter_server.server.tables.tiers import Tiers
 from stratagem.parameter_server.server.updates import State, UpdateRule, stored_name
 
-__all__ = ["Marks", "ServerVariables", "replace_table"]
+__all__ = ["Marks", "ServerVariables"]
 
 Marks = Mapping[str, Any]  # changed rows, by shard name
 
@@ -73,6 +73,12 @@ class ServerVariables:
     def tables(self) -> dict[str, dict[str, int]]:
         """Sizes and counters of keyed tables, by name."""
         return {name: shard.described() for name, shard in self.keyed_shards.items()}
+
+    def replace_table(self, table: KeyedShard) -> None:
+        """Replaces the keyed table with the same spec. Call within `changing`."""
+        with self._reading:
+            self._shards[table.spec.name] = table
+        self.num_changes += 1
 
     def changing(self) -> AbstractContextManager[Any]:
         """Returns a context that blocks changes by other threads, but not reads. Reentrant."""
@@ -376,10 +382,3 @@ class ServerVariables:
                 shard.value = value
             else:
                 shard.slots[slot] = value
-
-
-def replace_table(store: ServerVariables, table: KeyedShard) -> None:
-    """Replaces the keyed table with the same spec. Call within `changing`."""
-    with store._reading:
-        store._shards[table.spec.name] = table
-    store.num_changes += 1

@@ -13,7 +13,7 @@ import numpy as np
 from stratagem.errors import DataLossError
 from stratagem.messages import explain
 from stratagem.parameter_server.server.shards import piece_rows
-from stratagem.parameter_server.server.store import ServerVariables, replace_table
+from stratagem.parameter_server.server.store import ServerVariables
 from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard
 from stratagem.parameter_server.server.tables.policies import policy_from
 from stratagem.parameter_server.server.tables.table_chains import TableChain, load_table
@@ -166,7 +166,7 @@ class TableRequests:
         old = self._store.keyed_shards[name]
         num_rows, num_candidates = old.keyed.rows.num_slots, old.keyed.candidates.num_slots
         table = old.emptied()
-        replace_table(self._store, table)
+        self._store.replace_table(table)
         first, count = described["buckets"]
         del old  # memory may not hold two tables
         try:
@@ -174,7 +174,7 @@ class TableRequests:
             is_same = load_table(table, chains, buckets, self._store.version)
         except BaseException:
             table = table.emptied()
-            replace_table(self._store, table)
+            self._store.replace_table(table)
             raise
         finally:
             table.keyed.rows.grow_over(num_rows)

@@ -100,7 +100,7 @@ def copied(
     with store.changing():
         for copy in copies:
             copy.begin()
-    marks = [copy.first() for copy in copies]
+    marks, last = [copy.first() for copy in copies], list[SavedRows]()
     for number in range(_MOST_ROUNDS + 1):
         for copy, own in zip(copies, marks, strict=True):
             for part in copy.pieces(own):

@@ -264,8 +264,9 @@ def _narrow(keys: SavedKeys) -> SavedKeys:
 def _head_of(message: Message) -> TableHead:
     if message.kind != _HEAD:
         raise ValueError(message.kind)
-    fields = message.fields
-    return TableHead(**{**fields, "row_shape": tuple(fields["row_shape"])})
+    fields: dict[str, Any] = {**message.fields}
+    fields["row_shape"] = tuple(fields["row_shape"])
+    return TableHead(**fields)
 
 
 def _end_of(message: Message) -> TableEnd:
@@ -275,8 +276,8 @@ def _end_of(message: Message) -> TableEnd:
     rows, candidates = message.arrays
     return TableEnd(
         fields["version"],
-        SlotOrder(*fields["rows"], rows),
-        SlotOrder(*fields["candidates"], candidates),
+        SlotOrder(*map(int, fields["rows"]), free=rows),
+        SlotOrder(*map(int, fields["candidates"]), free=candidates),
         fields["counters"],
         fields["initials"],
     )
