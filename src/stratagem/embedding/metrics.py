@@ -93,17 +93,21 @@ class AUC(keras.metrics.Metric):
             ones = [1] * (len(predicted.shape) - len(given.shape))
             shape = predicted.shape if is_whole else (*given.shape, *ones)
             weights = weights * ops.reshape(given, shape)
-        scores, weights = ops.ravel(predicted), ops.ravel(weights)
-        is_positive = ops.ravel(ops.convert_to_tensor(y_true)) > 0
+        scores: Any = ops.ravel(predicted)
+        weights = ops.ravel(weights)
+        labels: Any = ops.ravel(ops.convert_to_tensor(y_true))
+        is_positive = labels > 0
         weights = ops.where(ops.isnan(scores), float("nan"), weights)
-        share = (scores / _LARGEST_LOGIT + 1) / 2 if self.from_logits else scores
+        share: Any = (scores / _LARGEST_LOGIT + 1) / 2 if self.from_logits else scores
         # Rounding keeps the order of predictions, and the bounds need no more.
-        buckets = ops.clip(share, 0.0, 1.0) * self.num_buckets
+        clipped: Any = ops.clip(share, 0.0, 1.0)
+        buckets: Any = clipped * self.num_buckets
         buckets = ops.cast(ops.minimum(buckets, self.num_buckets - 1), "int32")
         places = ops.where(is_positive, buckets, buckets + self.num_buckets)
         added = ops.segment_sum(weights, places, num_segments=2 * self.num_buckets)
         rest = self.rest + ops.reshape(added, (2, self.num_buckets))
-        moved = ops.floor(rest / _CARRY) * _CARRY
+        carried: Any = ops.floor(rest / _CARRY)
+        moved = carried * _CARRY
         self.carried.assign(self.carried + moved)
         self.rest.assign(rest - moved)
 

@@ -103,7 +103,7 @@ def _decompressed(array: np.ndarray, name: str, shape: list[int]) -> np.ndarray:
         )
     found = np.empty(num_bytes, np.uint8)
     with library.ZstdDecompressor().stream_reader(array) as reader:
-        rest = memoryview(found)
+        rest = found.data
         while rest and (count := reader.readinto(rest)):
             rest = rest[count:]
     if rest:
