@@ -100,7 +100,7 @@ def test_failed_save_leaves_nothing(objects, tmp_path, monkeypatch) -> None:
 
     for target, name in (
         ("stratagem.storage.write", "write"),
-        ("stratagem.parameter_server.server.records.os.fsync", "fsync"),
+        ("stratagem.transport.records.os.fsync", "fsync"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(target, fail)

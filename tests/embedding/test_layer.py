@@ -350,3 +350,37 @@ def test_gradient_that_was_changed_is_refused(in_lockstep) -> None:
 
     with pytest.raises(ValueError, match=r"of the keyed table .* that was changed"):
         in_lockstep.run(step, args=(sg.embedding.keys(IDS[:2]),))
+
+
+def test_rows_on_disk_and_in_checkpoints(tmp_path) -> None:
+    """Most rows are on disk while training; a checkpoint has all of them, with the optimizer."""
+    tiers = sg.embedding.TierOptions(memory_bytes=2_000, folder=str(tmp_path / "tiers"))
+    with sg.ParameterServerStrategy(num_workers=1, num_servers=1) as strategy:
+        with strategy.scope():
+            layer = sg.embedding.DynamicEmbedding(4, tiers=tiers, allow_row_export=True, name="t")
+            model = keras.Sequential([keras.Input((3, 2), dtype="uint32"), layer])
+            model.compile(keras.optimizers.Adagrad(0.5), "mse")
+        ids = sg.embedding.keys(np.arange(600).reshape(200, 3))
+        fit = {"batch_size": 40, "epochs": 2, "shuffle": False, "verbose": 0}
+        model.fit(ids, np.ones((200, 3, 4)), **fit)
+        ((_, table),) = sg.embedding.stats(strategy).items()
+        assert table.rows == 600
+        (described,) = strategy.placement.remote.variables.client.describe()[0]["tables"].values()
+        assert described["hot"] < 200  # an update has 120
+        rows = np.asarray(layer(ids))
+        assert layer.get_config()["tiers"] == {"memory_bytes": 2_000, "folder": tiers.folder}
+        checkpoint = sg.train.Checkpoint(model=model)
+        path = checkpoint.save(tmp_path / "ckpt")
+    with sg.ParameterServerStrategy(num_workers=1, num_servers=2) as strategy:
+        with strategy.scope():
+            other = sg.embedding.DynamicEmbedding(4, name="t")
+            model = keras.Sequential([keras.Input((3, 2), dtype="uint32"), other])
+            model.compile(keras.optimizers.Adagrad(0.5), "mse")
+            model.optimizer.build(model.trainable_variables)
+        sg.train.Checkpoint(model=model).restore(path).assert_consumed()
+        np.testing.assert_array_equal(np.asarray(other(ids)), rows)
+
+
+def test_invalid_tiers_are_refused() -> None:
+    with pytest.raises(ValueError, match="has the tiers"):
+        sg.embedding.TierOptions(memory_bytes=0, folder="/disk")

@@ -17,6 +17,7 @@ from stratagem.parameter_server.server.tables.policies import (
     NotSeenFor,
     WithProbability,
 )
+from stratagem.parameter_server.server.tables.table_options import TierOptions
 
 __all__ = [
     "AUC",
@@ -33,6 +34,7 @@ __all__ = [
     "TableSize",
     "TableStats",
     "Tables",
+    "TierOptions",
     "WithProbability",
     "compact",
     "export",

@@ -22,6 +22,7 @@ from stratagem.parameter_server.server.tables.policies import (
     NotSeenFor,
     policy_from,
 )
+from stratagem.parameter_server.server.tables.table_options import TierOptions, tier_options
 
 if TYPE_CHECKING:
     import jax
@@ -55,6 +56,10 @@ class DynamicEmbedding(keras.layers.Layer):
         max_rows: most rows, divided over the servers; None for as many as fit in memory.
             `LeastFrequent` and `LeastRecent` need it. Without these, a full table makes no more
             rows.
+        tiers: `sg.embedding.TierOptions`: rows beyond a memory limit are on the servers' disks;
+            None for all in memory.
+        allow_row_export: True if `sg.embedding.export` may write keys with the rows. Keys may be
+            ids of persons.
         name: name of the layer.
         **kwargs: `dtype` and `trainable`, as of any Keras layer.
 
@@ -83,6 +88,8 @@ class DynamicEmbedding(keras.layers.Layer):
         admission: Admission | None = None,
         eviction: Eviction | None = None,
         max_rows: int | None = None,
+        tiers: TierOptions | Mapping[str, Any] | None = None,
+        allow_row_export: bool = False,
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -94,6 +101,8 @@ class DynamicEmbedding(keras.layers.Layer):
         self.admission = _policy(admission, Admission, "admission")
         self.eviction = _policy(eviction, Eviction, "eviction")
         self.max_rows = max_rows
+        self.tiers = tier_options(tiers) if isinstance(tiers, Mapping) else tiers
+        self.allow_row_export = allow_row_export
         self.supports_masking = False
         self._check()
         row_initializer(self.initializer, 0)  # raises for one that servers do not have
@@ -153,6 +162,8 @@ class DynamicEmbedding(keras.layers.Layer):
             "admission": _policy_fields(self.admission),
             "eviction": _policy_fields(self.eviction),
             "max_rows": self.max_rows,
+            "tiers": None if self.tiers is None else dataclasses.asdict(self.tiers),
+            "allow_row_export": self.allow_row_export or None,
         }
 
     def call(self, keys: jax.Array, weights: jax.Array | None = None) -> Any:
@@ -215,6 +226,8 @@ class DynamicEmbedding(keras.layers.Layer):
             "admission": _policy_fields(self.admission),
             "eviction": _policy_fields(self.eviction),
             "max_rows": self.max_rows,
+            "tiers": None if self.tiers is None else dataclasses.asdict(self.tiers),
+            "allow_row_export": self.allow_row_export,
         }
         return {**super().get_config(), **config}
 

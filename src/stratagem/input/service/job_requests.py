@@ -46,7 +46,7 @@ class JobRequest:
         num_consumers: int | None,
         most_ahead: int | None,
         is_exact: bool,
-        skip_errors: int,
+        skip_errors: int = 0,
         cache: CrossTrainerCache | None = None,
     ) -> JobRequest:
         """Returns the request of these options; raises ValueError if they do not fit."""

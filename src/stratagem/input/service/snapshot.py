@@ -72,7 +72,7 @@ def save(dataset: Any, path: str | os.PathLike[str], service: str) -> None:
                 fix="save one repetition, and call repeat() on the loaded dataset.",
             )
         )
-    wanted = JobRequest.checked(ShardingPolicy.DYNAMIC, None, None, None, None, True, 0)
+    wanted = JobRequest.checked(ShardingPolicy.DYNAMIC, None, None, None, None, is_exact=True)
     served = ServiceSource(service, wanted, source)
     with contextlib.ExitStack() as stack:
         writer = stack.enter_context(_SnapshotWriter(folder, facts_of(source)))

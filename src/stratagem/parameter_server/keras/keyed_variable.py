@@ -16,7 +16,8 @@ from stratagem.keras.private import in_symbolic_scope
 from stratagem.keras.variables.annotations import keyed_table_options
 from stratagem.keras.variables.variable_source import is_initialized
 from stratagem.messages import explain
-from stratagem.parameter_server.client.remote_values import Stored
+from stratagem.parameter_server.client.remote_values import Stored, name_of
+from stratagem.parameter_server.client.table_client import TableClient
 from stratagem.parameter_server.keras.variable import ParameterServerVariable
 
 if TYPE_CHECKING:
@@ -55,6 +56,13 @@ class KeyedVariable(ParameterServerVariable):
         if not is_initialized(self):
             self._options: KeyedTableOptions | None = keyed_table_options()
         super().__init__(*args, **kwargs)
+
+    @property
+    def remote_table(self) -> tuple[TableClient, str] | None:
+        """Client and name of the table, which checkpoints save; None for an optimizer slot."""
+        if self._slot is not None:
+            return None
+        return TableClient(self.variable_client.client), name_of(self)
 
     @property
     def storage(self) -> Any:

@@ -12,7 +12,7 @@ import dataclasses
 import math
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -276,8 +276,13 @@ def _end_of(message: Message) -> TableEnd:
     rows, candidates = message.arrays
     return TableEnd(
         fields["version"],
-        SlotOrder(*map(int, fields["rows"]), free=rows),
-        SlotOrder(*map(int, fields["candidates"]), free=candidates),
+        _order(fields["rows"], rows),
+        _order(fields["candidates"], candidates),
         fields["counters"],
         fields["initials"],
     )
+
+
+def _order(numbers: Sequence[Any], free: np.ndarray) -> SlotOrder:
+    num_slots, hand, swept = numbers
+    return SlotOrder(num_slots, hand, swept, free)

@@ -10,38 +10,40 @@ from stratagem.messages import explain
 from stratagem.parameter_server.server.tables.policies import Admission, Eviction, policy_from
 from stratagem.parameter_server.server.tables.row_initializer import RowInitializer
 
-__all__ = ["TableOptions", "TierOptions"]
+__all__ = ["TableOptions", "TierOptions", "tier_options"]
 
 
 @dataclasses.dataclass(frozen=True)
 class TierOptions:
-    """Memory for the rows of a table, and the folder of the others.
+    """Memory for the rows of a table on each server, and the folder of the others.
 
     Args:
-        memory_bytes: memory of rows and their optimizer slots on this server. Keys are always in
-            memory, and are not part of it.
+        memory_bytes: memory of rows and their optimizer slots on a server, in bytes. Keys are
+            always in memory, and are not part of it: about 40 bytes for each row.
         folder: folder on the server's disk, which several tables and servers may share.
 
     Raises:
-        ValueError: a size below 1, no folder, or an unknown field.
+        ValueError: a size below 1, or no folder.
+
+    Example:
+        >>> sg.embedding.TierOptions(memory_bytes=2**30, folder="/disk/tables").memory_bytes
+        1073741824
+
+    Source: specific to Stratagem; PERSIA and HugeCTR's hierarchical parameter server have tiers.
     """
 
     memory_bytes: int
     folder: str
 
-    @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> TierOptions:
-        """Returns the options from JSON fields."""
-        names = {one.name for one in dataclasses.fields(cls)}
-        if {*fields} != names or fields["memory_bytes"] < 1 or not fields["folder"]:
+    def __post_init__(self) -> None:
+        if self.memory_bytes < 1 or not self.folder:
             raise ValueError(
                 explain(
-                    f"A keyed table has the tiers {dict(fields)}.",
+                    f"A keyed table has the tiers {dataclasses.asdict(self)}.",
                     expected="memory_bytes of at least 1, and a folder.",
                     fix="omit tiers to keep all rows in memory.",
                 )
             )
-        return cls(**fields)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,5 +105,18 @@ class TableOptions:
             policy_from(fields.get("eviction")),
             fields.get("max_rows"),
             bool(fields.get("allow_row_export")),
-            None if tiers is None else TierOptions.from_fields(tiers),
+            None if tiers is None else tier_options(tiers),
         )
+
+
+def tier_options(fields: Mapping[str, Any]) -> TierOptions:
+    """Returns tiers from JSON fields; raises ValueError for missing or unknown ones."""
+    if {*fields} != {one.name for one in dataclasses.fields(TierOptions)}:
+        raise ValueError(
+            explain(
+                f"A keyed table has the tiers {dict(fields)}.",
+                expected="memory_bytes and folder.",
+                fix="run the same Stratagem version in all processes.",
+            )
+        )
+    return TierOptions(**fields)
