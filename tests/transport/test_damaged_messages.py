@@ -19,8 +19,8 @@ from stratagem.transport.shared_memory import ClientMemory, is_placed
 from stratagem.transport.wire import (
     PING,
     Message,
-    _dtype,
     is_message,
+    numeric_dtype,
     pack,
     unpack,
 )
@@ -110,7 +110,7 @@ def test_only_names_of_numeric_types_are_read(dtype) -> None:
     with pytest.raises(ConnectionError, match="invalid message"):
         unpack([json.dumps(header).encode() + bytes(40)])
     with pytest.raises(ValueError, match=" is no numeric dtype"):
-        _dtype(dtype)
+        numeric_dtype(dtype)
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ import numpy as np
 from stratagem.embedding.saving import client_of
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
+from stratagem.parameter_server.client.table_client import TableClient
 
 if TYPE_CHECKING:
     from stratagem.parameter_server.client.key_layout import KeyLayout
@@ -62,25 +63,11 @@ def export(
 
     Source: specific to Stratagem.
     """
-    if format not in _FORMATS:
-        raise ValueError(
-            explain(
-                f"Tables cannot be exported as {format!r}.",
-                expected=f"one of {_FORMATS}.",
-                fix='use format="parquet".',
-            )
-        )
+    _check_format(format)
     client = client_of(strategy)
     arrow = load("pyarrow", needed_by="sg.embedding.export", install="'stratagem[arrow]'")
-    closed = [name for name, one in client.layouts.items() if not one.table.get("allow_row_export")]
-    if with_keys and closed:
-        raise PermissionError(
-            explain(
-                f"The keys of the tables {sorted(closed)} were to be exported.",
-                expected="tables with allow_row_export=True: keys may be ids of persons.",
-                fix="export without keys, or create the tables with allow_row_export=True.",
-            )
-        )
+    if with_keys:
+        _check_keys(client)
     with _new_folder(Path(os.fspath(folder)).absolute()) as (new, final):
         names = {name: f"{quote(name, safe='')}.{format}" for name in client.layouts}
         for name, layout in client.layouts.items():
@@ -89,6 +76,29 @@ def export(
                 for keys, rows in client.pieces(name, with_keys=with_keys):
                     write(_record_batch(arrow, schema, keys, rows))
     return [str(final / file) for file in names.values()]
+
+
+def _check_format(format: str) -> None:
+    if format not in _FORMATS:
+        raise ValueError(
+            explain(
+                f"Tables cannot be exported as {format!r}.",
+                expected=f"one of {_FORMATS}.",
+                fix='use format="parquet".',
+            )
+        )
+
+
+def _check_keys(client: TableClient) -> None:
+    closed = [name for name, one in client.layouts.items() if not one.table.get("allow_row_export")]
+    if closed:
+        raise PermissionError(
+            explain(
+                f"The keys of the tables {sorted(closed)} were to be exported.",
+                expected="tables with allow_row_export=True: keys may be ids of persons.",
+                fix="export without keys, or create the tables with allow_row_export=True.",
+            )
+        )
 
 
 @contextlib.contextmanager

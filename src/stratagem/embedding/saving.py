@@ -50,7 +50,7 @@ def save(
         ...     with tempfile.TemporaryDirectory() as folder, strategy.scope():
         ...         first = sg.embedding.save(folder)
         ...         second = sg.embedding.save(folder, since=first)
-        ...         sg.embedding.restore(folder)
+        ...         _ = sg.embedding.restore(folder)
         >>> first, second
         (1, 2)
 
@@ -85,7 +85,16 @@ def restore(
         sg.errors.DataLossError: a file is missing, damaged, or not in order. The error names it.
 
     Example:
-        See `save`.
+        >>> import tempfile
+        >>> with sg.ParameterServerStrategy(num_workers=1, num_servers=1) as strategy:
+        ...     with strategy.scope():
+        ...         users = sg.embedding.DynamicEmbedding(4, name="users")
+        ...     _ = users(sg.embedding.keys([7]))
+        ...     with tempfile.TemporaryDirectory() as folder:
+        ...         number = sg.embedding.save(folder, strategy=strategy)
+        ...         restored = sg.embedding.restore(folder, strategy=strategy)
+        >>> restored == number
+        True
 
     Source: specific to Stratagem.
     """
@@ -141,7 +150,15 @@ def publish(folder: str | os.PathLike[str], *, strategy: Strategy | None = None)
         OSError: a file cannot be written.
 
     Example:
-        See `Tables`.
+        >>> import tempfile
+        >>> with sg.ParameterServerStrategy(num_workers=1, num_servers=1) as strategy:
+        ...     with strategy.scope():
+        ...         users = sg.embedding.DynamicEmbedding(4, name="users")
+        ...     _ = users(sg.embedding.keys([7]))
+        ...     with tempfile.TemporaryDirectory() as folder:
+        ...         number = sg.embedding.publish(folder, strategy=strategy)
+        >>> number
+        1
 
     Source: specific to Stratagem.
     """
@@ -165,7 +182,19 @@ def rollback(folder: str | os.PathLike[str], version: int) -> None:
         OSError: a file cannot be written.
 
     Example:
-        See `Tables`.
+        >>> import tempfile
+        >>> with sg.ParameterServerStrategy(num_workers=1, num_servers=1) as strategy:
+        ...     with strategy.scope():
+        ...         users = sg.embedding.DynamicEmbedding(4, name="users")
+        ...     _ = users(sg.embedding.keys([7]))
+        ...     with tempfile.TemporaryDirectory() as folder:
+        ...         first = sg.embedding.publish(folder, strategy=strategy)
+        ...         second = sg.embedding.publish(folder, strategy=strategy)
+        ...         sg.embedding.rollback(folder, first)
+        ...         with sg.embedding.Tables(folder) as tables:
+        ...             version = tables.version
+        >>> version == first
+        True
 
     Source: specific to Stratagem.
     """

@@ -82,7 +82,7 @@ class Tables(Closing):
         ...             client.scatter("users", np.array([2**40]), np.ones((1, 2), np.float32))
         ...             second = sg.embedding.publish(folder)
         ...             before = tables.lookup("users", [2**40]).tolist()
-        ...             tables.refresh()
+        ...             _ = tables.refresh()
         ...             after = tables.lookup("users", [2**40, 5]).tolist()
         ...         sg.embedding.rollback(folder, first)
         ...         with sg.embedding.Tables(folder) as tables:

@@ -25,8 +25,8 @@ from typing import Any, SupportsBytes
 import numpy as np
 
 __all__ = [
-    "DEFAULT_LIMITS",
     "ClientMemory",
+    "DEFAULT_LIMITS",
     "MemoryLimits",
     "ServerMemory",
     "is_placed",

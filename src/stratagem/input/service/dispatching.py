@@ -247,14 +247,7 @@ class Dispatching:
         return {
             "runs": {
                 run: {
-                    "dataset_id": found.spec.dataset_id,
-                    "plan": vars(found.spec.plan),
-                    "epoch": found.spec.epoch,
-                    "num_consumers": found.spec.num_consumers,
-                    "is_exact": found.spec.is_exact,
-                    "compression": found.spec.compression,
-                    "is_shared": found.spec.is_shared,
-                    "skip_errors": found.spec.skip_errors,
+                    **found.spec.for_workers(),
                     "consumers": sorted(found.job.consumers),
                     "wanted": [
                         split

@@ -33,32 +33,25 @@ def distribute(
 ) -> Callable[[Any], Dataset]:
     """Returns a function that moves the reading of a dataset to input workers.
 
-    Each batch is visited at most once, but with OFF once per worker. If the dataset has the same
-    batches again, what was not received of a lost worker is read by another one.
+    Each batch is visited at most once, but with OFF once per worker.
 
     Args:
-        processing_mode: a `ShardingPolicy`, "parallel_epochs" (OFF) or "distributed_epoch"
-            (DYNAMIC).
+        processing_mode: a `ShardingPolicy`, "parallel_epochs" (OFF) or "distributed_epoch".
         service: address of the dispatcher, its `target`.
-        job_name: consumers with the same name share the batches of each epoch; processes of one
-            strategy need one name.
+        job_name: consumers with one name share each epoch, as processes of a strategy must.
         consumer_index: index of this consumer in coordinated reads, from 0.
-        num_consumers: number of consumers in coordinated reads: in each step, they get consecutive
-            batches of one worker, so that these can have one length.
+        num_consumers: number of consumers in coordinated reads, served by one worker in a step.
         max_outstanding_requests: number of batches fetched ahead; None for 2 per worker.
-        compression: "zstd", which needs zstandard here and at the workers; None; or "AUTO" for zstd
-            between machines if zstandard is installed, and none on one machine.
-        cross_trainer_cache: shares the batches of a job with other trainers: each gets all of them,
-            and they are read once. The dataset must have no end.
+        compression: "zstd", None, or "AUTO" for zstd between machines if zstandard is installed.
+        cross_trainer_cache: makes trainers share a job without an end; each gets all batches.
         exactly_once: raises ValueError for data that cannot be visited exactly once.
-        skip_errors: number of batches of an epoch that may fail to be read. Each is skipped with a
-            warning, and with it the rest of its file or iterable.
+        skip_errors: number of batches of an epoch that may fail, and are skipped with a warning.
 
     Returns:
         A function for `Dataset.apply`, of any dataset that `distribute_dataset` takes.
 
     Raises:
-        ImportError: zstandard is not installed, and compression="zstd".
+        ImportError: compression="zstd" without zstandard.
         ValueError: an unknown mode or address, or options that do not fit.
 
     Example:
@@ -74,8 +67,7 @@ def distribute(
     consumer = job_name, consumer_index, num_consumers
     options = max_outstanding_requests, exactly_once, skip_errors, cross_trainer_cache
     wanted = JobRequest.checked(processing_mode, *consumer, *options)
-    checked = checked_compression(compression)
-    return functools.partial(_distributed, service, wanted, checked)
+    return functools.partial(_distributed, service, wanted, checked_compression(compression))
 
 
 def _distributed(
@@ -146,8 +138,8 @@ def from_dataset_id(
         consumer_index: as in `distribute`.
         num_consumers: as in `distribute`.
         max_outstanding_requests: as in `distribute`.
-        cross_trainer_cache: as in `distribute`; the dataset is checked when the job begins.
-        exactly_once: as in `distribute`; checked when the job begins.
+        cross_trainer_cache: as in `distribute`; checked when the job begins.
+        exactly_once: the same.
         skip_errors: as in `distribute`.
 
     Returns:
@@ -159,16 +151,15 @@ def from_dataset_id(
     Example:
         >>> svc = sg.input.service
         >>> with svc.DispatchServer() as d, svc.WorkerServer(svc.WorkerConfig(d.target)):
-        ...     numbers = sg.input.Dataset(np.arange(4), batch_size=2)
-        ...     name = svc.register_dataset(d.target, numbers)
+        ...     name = svc.register_dataset(d.target, sg.input.Dataset(np.arange(4), batch_size=2))
         ...     dataset = svc.from_dataset_id("distributed_epoch", d.target, name)
         ...     print([batch.tolist() for batch in dataset])
         [[0, 1], [2, 3]]
 
     Source: TF 2.21 data_service_ops.py, from_dataset_id.
     """
-    consumer = job_name, consumer_index, num_consumers
-    options = max_outstanding_requests, exactly_once, skip_errors, cross_trainer_cache
+    consumer = job_name, consumer_index, num_consumers, max_outstanding_requests
+    options = exactly_once, skip_errors, cross_trainer_cache
     wanted = JobRequest.checked(processing_mode, *consumer, *options)
     wanted = dataclasses.replace(wanted, dataset_id=dataset_id)
     return Dataset(ServiceSource(service, wanted, None, element_spec))

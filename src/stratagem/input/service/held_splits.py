@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -13,7 +14,14 @@ from stratagem.input.batch_messages import pack_batch
 from stratagem.input.service.ranges import NumberRanges
 from stratagem.transport.wire import Message
 
-__all__ = ["HeldSplit", "PackedBatch", "ReadCounts", "WindowLimits", "without_rows"]
+__all__ = [
+    "HeldSplit",
+    "PackedBatch",
+    "ReadCounts",
+    "WindowLimits",
+    "reading_times",
+    "without_rows",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +65,21 @@ class PackedBatch:
         self.message = message
         self.num_bytes = sum(array.nbytes for array in message.arrays)
 
+    def with_fields(self, **fields: Any) -> Message:
+        """Returns its message with more fields."""
+        message = self.message
+        return Message(message.kind, {**message.fields, **fields}, message.arrays)
+
+
+def reading_times(run: str, splits: Iterable[HeldSplit]) -> list[list[Any]]:
+    """Returns splits being read, their attempts, and how long their next batch has taken."""
+    now_s = time.monotonic()
+    return [
+        [run, held.number, held.attempt, now_s - held.reading_since_s]
+        for held in splits
+        if held.reading_since_s is not None
+    ]
+
 
 class HeldSplit:
     """A split that this worker reads. `length` is None until its end is reached."""
@@ -76,6 +99,13 @@ class HeldSplit:
         self.empty: Message | None = None
         self.passed: set[str] = set()
         self.is_replaced = False  # Another thread reads instead of one that may be stuck.
+
+    @classmethod
+    def given(cls, answer: Message, *, is_coordinated: bool) -> HeldSplit:
+        """Returns the split that a dispatcher has given in a message."""
+        fields = answer.fields
+        received = NumberRanges(fields["received"])
+        return cls(fields["split"], fields["attempt"], received, is_coordinated)
 
     def next_message(
         self, batches: Iterator[Any], index: int, *, is_compressed: bool

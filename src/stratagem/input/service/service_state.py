@@ -82,6 +82,12 @@ class RunSpec:
         changed: dict[str, Any] = {"plan": SplitPlan(**values["plan"])}
         return cls(**(values | changed))
 
+    def for_workers(self) -> dict[str, Any]:
+        """Returns the fields that workers need, as JSON."""
+        names = ("dataset_id", "epoch", "num_consumers", "is_exact", "compression", "is_shared")
+        fields = {name: getattr(self, name) for name in names}
+        return {**fields, "skip_errors": self.skip_errors, "plan": vars(self.plan)}
+
     def make_job(self) -> ServiceJob:
         """Returns the job at its start."""
         is_off = self.policy == ShardingPolicy.OFF

@@ -18,7 +18,7 @@ from stratagem.input.service.positions import ConsumerPosition
 from stratagem.input.service.sharding import ShardingPolicy
 from stratagem.input.service.splits import SourceFacts, facts_of
 from stratagem.input.snapshots import HEAD, MANIFEST, RecordFile, is_snapshot
-from stratagem.input.sources import INFINITE_CARDINALITY, as_source
+from stratagem.input.sources import INFINITE_CARDINALITY, Source, as_source
 from stratagem.messages import explain
 from stratagem.parameter_server.server.journal_lock import JournalLock
 from stratagem.transport.records import sync, write_all, write_record
@@ -64,14 +64,7 @@ def save(dataset: Any, path: str | os.PathLike[str], service: str) -> None:
     Source: TF 2.21 distributed_save_op.py, distributed_save.
     """
     source, folder = as_source(dataset), Path(path).absolute()
-    if source.cardinality == INFINITE_CARDINALITY:
-        raise ValueError(
-            explain(
-                "save received a dataset without an end.",
-                expected="a dataset that ends.",
-                fix="save one repetition, and call repeat() on the loaded dataset.",
-            )
-        )
+    _check_end(source)
     wanted = JobRequest.checked(ShardingPolicy.DYNAMIC, None, None, None, None, is_exact=True)
     served = ServiceSource(service, wanted, source)
     with contextlib.ExitStack() as stack:
@@ -85,6 +78,17 @@ def save(dataset: Any, path: str | os.PathLike[str], service: str) -> None:
         for batch in reader:
             writer.add(*reader.identity, batch)
         writer.finish()
+
+
+def _check_end(source: Source) -> None:
+    if source.cardinality == INFINITE_CARDINALITY:
+        raise ValueError(
+            explain(
+                "save received a dataset without an end.",
+                expected="a dataset that ends.",
+                fix="save one repetition, and call repeat() on the loaded dataset.",
+            )
+        )
 
 
 class _SnapshotWriter(Closing):

@@ -14,8 +14,13 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from stratagem.input.service.consumer_wishes import ConsumerWishes
-from stratagem.input.service.held_splits import HeldSplit, PackedBatch, ReadCounts, WindowLimits
-from stratagem.input.service.ranges import NumberRanges
+from stratagem.input.service.held_splits import (
+    HeldSplit,
+    PackedBatch,
+    ReadCounts,
+    WindowLimits,
+    reading_times,
+)
 from stratagem.input.service.read_errors import describe_read_error
 from stratagem.input.service.shared_window import SharedWindow
 from stratagem.input.service.splits import SplitPlan, facts_of, read_split
@@ -62,9 +67,8 @@ class WorkerJob:
         self._epoch: int = spec["epoch"]
         self._num_consumers: int | None = spec["num_consumers"]
         self._is_exact: bool = spec["is_exact"]
-        self._shared = (
-            SharedWindow(limits.shared_bytes, limits.most_batches) if spec["is_shared"] else None
-        )
+        window = SharedWindow(limits.shared_bytes, limits.most_batches)
+        self._shared = window if spec["is_shared"] else None
         self._wishes = ConsumerWishes(spec["compression"])
         self._may_skip = spec["skip_errors"] > 0
         self._changed = threading.Condition()
@@ -136,33 +140,24 @@ class WorkerJob:
             del self._waiting[consumer]
         waiting, self._waiting_for = self._waiting_for, []
         for split, index, consumer, request in waiting:
-            answer = self._answer_at(split, index, consumer)
+            held = self._held.get(split)
+            answer = _MOVED if self._is_over or held is None else held.answer_at(index, consumer)
             if answer is None:
                 self._waiting_for.append((split, index, consumer, request))
             else:
+                self._changed.notify_all()  # the consumer may be the last to know the end
                 request.answer(answer)
 
     def _next_for(self, consumer: str) -> PackedBatch | None:
         if self._shared is None:
             return self._queue.popleft() if self._queue else None
-        batch = self._shared.next(self._wishes.trainer_of(consumer))
-        self._changed.notify_all()
-        return batch
+        self._changed.notify_all()  # there may be room for the next one
+        return self._shared.next(self._wishes.trainer_of(consumer))
 
     def _answer_with(self, batch: PackedBatch, consumer: str) -> Message:
         ended = self._ended[self._num_known.get(consumer, 0) :]
         self._num_known[consumer] = len(self._ended)
-        fields = {**batch.message.fields, "ended": ended}
-        return Message(batch.message.kind, fields, batch.message.arrays)
-
-    def _answer_at(self, split: int, index: int, consumer: str) -> Message | None:
-        held = self._held.get(split)
-        if self._is_over or held is None:
-            return _MOVED
-        answer = held.answer_at(index, consumer)
-        if answer is not None:
-            self._changed.notify_all()  # the consumer may be the last to know the end
-        return answer
+        return batch.with_fields(ended=ended)
 
     def _confirm(self, batch: PackedBatch) -> None:
         if batch.held.batches.pop(batch.index, None) is None:
@@ -218,13 +213,8 @@ class WorkerJob:
 
     def reading(self) -> list[list[Any]]:
         """Returns splits being read, their attempts, and how long their next batch has taken."""
-        now_s = time.monotonic()
         with self._changed:
-            return [
-                [self._run, held.number, held.attempt, now_s - held.reading_since_s]
-                for held in self._held.values()
-                if held.reading_since_s is not None
-            ]
+            return reading_times(self._run, self._held.values())
 
     def close(self) -> None:
         """Ends the run at this worker, and the requests that wait."""
@@ -266,18 +256,14 @@ class WorkerJob:
                     self._is_over = True
                     self._hand_out()
                     return None
-                found = answer.fields
-                received = NumberRanges(found["received"])
-                is_coordinated = self._num_consumers is not None
-                held = HeldSplit(found["split"], found["attempt"], received, is_coordinated)
+                held = HeldSplit.given(answer, is_coordinated=self._num_consumers is not None)
                 self._held[held.number] = held
                 return held
 
     def _read(self, held: HeldSplit, *, has_own_window: bool) -> None:
         # A group of coordinated reads that is not complete needs a batch as its model.
-        first = max(0, held.received.first_missing() - (self._num_consumers or 0))
-        index: int | None = first
-        length = first
+        length = max(0, held.received.first_missing() - (self._num_consumers or 0))
+        index: int | None = length
         while index is not None:
             batches = read_split(
                 self._source, self._plan, epoch=self._epoch, split=held.number, first=index
@@ -293,9 +279,7 @@ class WorkerJob:
             self._ended.append([held.number, length])
             self._hand_out()
             self._changed.notify_all()
-        threading.Thread(
-            target=self._report_when_done, args=(held,), name="input report", daemon=True
-        ).start()
+        threading.Thread(target=self._report_when_done, args=(held,), daemon=True).start()
 
     def _read_from(
         self, held: HeldSplit, index: int, batches: Generator[Any], *, has_own_window: bool

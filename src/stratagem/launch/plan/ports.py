@@ -10,7 +10,8 @@ from pathlib import Path
 
 __all__ = ["free_ports"]
 
-_FIRST_PORT = 10_000
+# Ray has 10,001 to 19,999 for clients and workers.
+_FIRST_PORT = 20_000
 # Ports from here on are given to outgoing connections by Linux, unless the file says otherwise.
 _FIRST_EPHEMERAL_PORT = 32_768
 _RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from stratagem.messages import explain
+from stratagem.parameter_server.server.named_shards import NamedShards
 from stratagem.parameter_server.server.new_shards import made_shard
 from stratagem.parameter_server.server.rules import Rules
 from stratagem.parameter_server.server.shards import (
@@ -18,7 +19,6 @@ from stratagem.parameter_server.server.shards import (
     ShardSpec,
     UpdatedPart,
 )
-from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard
 from stratagem.parameter_server.server.tables.tiers import Tiers
 from stratagem.parameter_server.server.updates import State, UpdateRule, stored_name
 
@@ -27,7 +27,7 @@ __all__ = ["Marks", "ServerVariables"]
 Marks = Mapping[str, Any]  # changed rows, by shard name
 
 
-class ServerVariables:
+class ServerVariables(NamedShards):
     """Thread-safe store of a server's variables, optimizers and slots.
 
     `version` counts updates. `num_changes` counts every change that belongs in a journal.
@@ -36,49 +36,12 @@ class ServerVariables:
     """
 
     def __init__(self) -> None:
-        self._shards: dict[str, Shard] = {}
+        super().__init__()
         self._rules = Rules()
-        self._reading = threading.Lock()
         self._updating = threading.RLock()
         self.version = 0
         self.num_changes = self.num_refused = 0
         self.tiers = Tiers(self.changing)
-
-    @property
-    def names(self) -> list[str]:
-        """Names of all variables."""
-        with self._reading:
-            return list(self._shards)
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of all variables and slots, in bytes."""
-        with self._reading:
-            return sum(shard.size_bytes for shard in self._shards.values())
-
-    @property
-    def marked_bytes(self) -> int:
-        """Size of the table rows that changed since the last journal entry, in bytes."""
-        with self._reading:
-            return sum(shard.marked_bytes for shard in self._shards.values())
-
-    @property
-    def keyed_shards(self) -> dict[str, KeyedShard]:
-        """Keyed tables, by name."""
-        with self._reading:
-            shards = list(self._shards.values())
-        return {one.spec.name: one for one in shards if isinstance(one, KeyedShard)}
-
-    @property
-    def tables(self) -> dict[str, dict[str, int]]:
-        """Sizes and counters of keyed tables, by name."""
-        return {name: shard.described() for name, shard in self.keyed_shards.items()}
-
-    def replace_table(self, table: KeyedShard) -> None:
-        """Replaces the keyed table with the same spec. Call within `changing`."""
-        with self._reading:
-            self._shards[table.spec.name] = table
-        self.num_changes += 1
 
     def changing(self) -> AbstractContextManager[Any]:
         """Returns a context that blocks changes by other threads, but not reads. Reentrant."""

@@ -167,6 +167,7 @@ class TableRequests:
         num_rows, num_candidates = old.keyed.rows.num_slots, old.keyed.candidates.num_slots
         table = old.emptied()
         self._store.replace_table(table)
+        self._store.num_changes += 1
         first, count = described["buckets"]
         del old  # memory may not hold two tables
         try:

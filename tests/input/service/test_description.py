@@ -1,0 +1,23 @@
+"""Description of a dispatcher's workers and jobs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import stratagem as sg
+from stratagem.input.service.description import describe
+from stratagem.input.service.members import Members
+
+
+def test_nothing_is_described_without_workers_and_jobs() -> None:
+    assert describe(Members(None), []) == {"workers": {}, "jobs": []}
+
+
+def test_workers_and_jobs_are_described_while_one_reads() -> None:
+    with sg.input.service.start(1) as service:
+        distribute = sg.input.service.distribute("distributed_epoch", service.target)
+        dataset = sg.input.Dataset(np.arange(6), batch_size=2).apply(distribute)
+        assert len([*dataset]) == 3
+        described = service.describe()
+        (worker,) = described["workers"].values()
+        assert worker["num_read"] <= 3
