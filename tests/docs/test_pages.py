@@ -93,13 +93,19 @@ def differences(page: str, name: str) -> list[str]:
     return found
 
 
+_MARKS = {
+    # Keras itself reads a variable so, for the configuration of an optimizer.
+    "estimator": pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    # Keras warns at the end of each dataset whose length is unknown.
+    "input_workers": pytest.mark.filterwarnings("ignore:Your input ran out of data"),
+}
+
+
 def _programs() -> Iterator[Any]:
     for path in sorted(_DOCS.rglob("*.md")):
         name = str(path.relative_to(_DOCS))
         if name not in _FRAGMENTS and _blocks(path.read_text(encoding="utf-8")):
-            # Keras itself reads a variable so, for the configuration of an optimizer.
-            marks = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-            yield pytest.param(path, marks=marks if path.stem == "estimator" else (), id=name)
+            yield pytest.param(path, marks=_MARKS.get(path.stem, ()), id=name)
 
 
 def test_fragments_exist() -> None:
