@@ -371,6 +371,8 @@ def test_rows_on_disk_and_in_checkpoints(tmp_path) -> None:
         assert layer.get_config()["tiers"] == {"memory_bytes": 2_000, "folder": tiers.folder}
         checkpoint = sg.train.Checkpoint(model=model)
         path = checkpoint.save(tmp_path / "ckpt")
+        model.fit(ids, np.ones((200, 3, 4)), **fit)
+        later = np.asarray(layer(ids))
     with sg.ParameterServerStrategy(num_workers=1, num_servers=2) as strategy:
         with strategy.scope():
             other = sg.embedding.DynamicEmbedding(4, name="t")
@@ -379,6 +381,8 @@ def test_rows_on_disk_and_in_checkpoints(tmp_path) -> None:
             model.optimizer.build(model.trainable_variables)
         sg.train.Checkpoint(model=model).restore(path).assert_consumed()
         np.testing.assert_array_equal(np.asarray(other(ids)), rows)
+        model.fit(ids, np.ones((200, 3, 4)), **fit)  # with the accumulators of the first one
+        np.testing.assert_allclose(np.asarray(other(ids)), later, rtol=1e-5)
 
 
 def test_invalid_tiers_are_refused() -> None:

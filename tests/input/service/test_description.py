@@ -17,7 +17,10 @@ def test_workers_and_jobs_are_described_while_one_reads() -> None:
     with sg.input.service.start(1) as service:
         distribute = sg.input.service.distribute("distributed_epoch", service.target)
         dataset = sg.input.Dataset(np.arange(6), batch_size=2).apply(distribute)
-        assert len([*dataset]) == 3
-        described = service.describe()
-        (worker,) = described["workers"].values()
-        assert worker["num_read"] <= 3
+        batches = iter(dataset)
+        next(batches)
+        (job,) = service.describe()["jobs"]
+        assert (job["policy"], job["num_consumers"], job["is_finished"]) == ("DYNAMIC", 1, False)
+        assert len([*batches]) == 2
+        (worker,) = service.describe()["workers"].values()
+        assert worker.keys() == {"tags", "num_read", "read_s"}

@@ -11,7 +11,7 @@ __all__ = ["ConsumerWishes"]
 
 
 class ConsumerWishes:
-    """Trainers of the consumers of a job, and if their batches should be compressed.
+    """Trainers of the consumers of a job, and whether it compresses their batches.
 
     Args:
         compression: of the job; see `checked_compression`.
@@ -38,9 +38,9 @@ class ConsumerWishes:
 
     @property
     def is_compressed(self) -> bool:
-        """True if the next batch is to be compressed.
+        """True if the worker compresses the next batch.
 
-        With "AUTO", if any consumer is on another machine: its link costs more than unpacking.
+        With "AUTO", it does if a consumer is on another machine.
         """
         if self._compression != AUTO:
             return self._compression == ZSTD
