@@ -4,70 +4,22 @@ from __future__ import annotations
 
 import resource
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from benchmarks.growth.costs.serving import Answer, cpu_s, least, serve_costs
+from benchmarks.keyed_table import KeyedTable
 from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.server.tables.key_hash import mix64
-from stratagem.parameter_server.server.updates import Slot, State
 from stratagem.transport.connection import Connections
 from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.wire import Message
 
 __all__ = ["measure"]
 
 _NUM_KEYS, _NUM_JOURNALED = 10_000, 1000
 _PUSHED = 250_000  # at once, to fill the table
 _NEVER_S = 1e6  # a journal is written when it is asked for
-
-
-class _Descent:
-    """Subtracts gradients."""
-
-    def describe(self) -> dict[str, Any]:
-        return {"name": "descent"}
-
-    def scalars(self) -> dict[str, np.ndarray]:
-        return {}
-
-    def slots(self, name: str, shape: tuple[int, ...], dtype: str) -> list[Slot]:
-        return []
-
-    def apply(self, state: State, grads: Mapping[str, np.ndarray]) -> State:
-        values = {name: state.values[name] - one for name, one in grads.items()}
-        return State({}, values, {name: {} for name in grads})
-
-
-class _Client:
-    """Sends messages about the table, and numbers its changes."""
-
-    def __init__(self, connections: Connections) -> None:
-        self._connections = connections
-        self._number = 0
-
-    def ask(self, kind: str, fields: dict[str, Any], *arrays: np.ndarray) -> Message:
-        self._number += 1
-        own = {"client": "c", "number": self._number, "version": 0}
-        return self._connections.ask(0, Message(kind, {**own, **fields}, arrays))
-
-    def create(self) -> None:
-        spec = {"name": "t", "shape": [0, 1], "dtype": "float32", "has_rows": True}
-        spec["table"] = {"initializer": {"kind": "constant"}}
-        self.ask("create", {"specs": [spec], "is_pickled": False})
-        rule = np.frombuffer(cloudpickle.dumps(_Descent()), np.uint8)
-        self.ask("rule", {"names": ["t"], "mode": None, "optimizer": ""}, rule)
-
-    def pull(self, keys: np.ndarray) -> np.ndarray:
-        return self.ask("pull_rows", {"names": ["t"]}, keys).arrays[0]
-
-    def push(self, keys: np.ndarray) -> None:
-        ones = np.ones((len(keys), 1), np.float32)
-        self.ask("push", {"whole": [], "rows": ["t"]}, keys, ones)
 
 
 def measure(size: int, *, is_quick: bool) -> Answer:
@@ -81,7 +33,7 @@ def measure(size: int, *, is_quick: bool) -> Answer:
             ParameterServer(keys, journal=path, journal_interval_s=_NEVER_S) as server,
             Connections(keys, [server.address]) as connections,
         ):
-            client = _Client(connections)
+            client = KeyedTable(connections, 1)
             client.create()
             before_bytes = _resident_bytes()
             for first in range(0, size, _PUSHED):
