@@ -37,7 +37,7 @@ from stratagem.transport.wire import Message, pack
 
 __all__ = ["prepare"]
 
-_FILLED_AT_ONCE = 100_000
+_FILLED_AT_ONCE = 10_000  # buffers of larger messages would count as memory of rows
 
 
 class _CountingConnections(Connections):

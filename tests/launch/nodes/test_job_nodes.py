@@ -37,12 +37,13 @@ class Meeting:
             node.ports[message["start"]] = list(range(first, first + message["count"]))
 
 
-def node(rank: int, workers: int = 1) -> Node:
+def node(rank: int, workers: int = 1, input_workers: int = 0) -> Node:
     return Node(
         rank=rank,
         host=f"h{rank}",
         address=f"10.0.0.{rank}",
         workers=workers,
+        input_workers=input_workers,
         token="",
         writer=mock.Mock(),
         received_s=0.0,
@@ -99,6 +100,23 @@ def test_tasks_are_placed_on_the_nodes_that_joined(monkeypatch) -> None:
     assert remote is not None
     meeting.nodes[1].reason = "no answer"
     assert remote.process.reason == "no answer"
+
+
+def test_each_node_with_input_workers_has_a_task_for_them(monkeypatch) -> None:
+    monkeypatch.setattr(job_nodes, "free_ports", lambda count: range(1, 1 + count))
+    meeting = Meeting(node(1, input_workers=2), node(2, input_workers=8))
+    nodes = nodes_of(meeting, 3, 3)
+    nodes.wait(1, lambda: False)
+    plans = nodes.begin(0, plan_own, is_warm=False)
+    services = [plan for plan in plans if plan.task_type == "input"]
+    assert [(plan.name, plan.node.split()[1]) for plan in services] == [
+        ("input 0", "1"),
+        ("input 1", "2"),
+    ]
+    assert not any(plan.trains for plan in services)
+    (_, message), _ = meeting.sent[2:]
+    assert message["cluster"]["input"] == ["10.0.0.1:2001", "10.0.0.2:3001"]
+    assert message["tasks"] == [("worker", 1), ("input", 0)]
 
 
 def test_fewer_nodes_are_enough_after_the_last_call(monkeypatch) -> None:

@@ -94,7 +94,7 @@ def test_nodes_with_certificates_meet(monkeypatch, tmp_path) -> None:
     for name, text in make_certificates(tmp_path).items():
         monkeypatch.setenv(name, text)
     credentials = Credentials.find("This launcher", ["127.0.0.1"])
-    hello = {"token": "t", "rank": 1, "workers": 1, "nnodes": [2, 2]}
+    hello = {"token": "t", "rank": 1, "workers": 1, "input_workers": 0, "nnodes": [2, 2]}
     point = point_of(*free_ports(1))
     with (
         Rendezvous(point, 60.0, print, credentials),

@@ -18,7 +18,16 @@ PLAN = TaskPlan(task_type="worker", index=2, command=(), variables={}, node="nod
 @pytest.fixture
 def node() -> Node:
     writer: Any = mock.Mock()
-    return Node(rank=1, host="b", address="", workers=1, token="", writer=writer, received_s=0.0)
+    return Node(
+        rank=1,
+        host="b",
+        address="",
+        workers=1,
+        input_workers=0,
+        token="",
+        writer=writer,
+        received_s=0.0,
+    )
 
 
 @pytest.fixture

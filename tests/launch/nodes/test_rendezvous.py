@@ -19,7 +19,7 @@ from tests.authentication.peers import dialed, key, prove
 from tests.fuzzing import JSON, fuzz
 from tests.launch.waiting import until
 
-HELLO = {"token": "t", "rank": 1, "workers": 2, "nnodes": [2, 3]}
+HELLO = {"token": "t", "rank": 1, "workers": 2, "input_workers": 0, "nnodes": [2, 3]}
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ def _changed(messages: list[dict], names: list[str]) -> st.SearchStrategy[dict]:
 
 _HELLOS = _changed(
     [{"kind": "hello", "host": "h", "address": "a", **HELLO}],
-    ["rank", "workers", "nnodes", "token", "host"],
+    ["rank", "workers", "input_workers", "nnodes", "token", "host"],
 )
 _RECORDS = _changed(
     [
@@ -254,7 +254,14 @@ def test_any_message_is_recorded_or_invalid(rendezvous, hellos, records) -> None
             rendezvous._admit(hello, _Writer())
     rendezvous._nodes.clear()
     node = Node(
-        rank=1, host="h", address="a", workers=1, token="t", writer=_Writer(), received_s=0.0
+        rank=1,
+        host="h",
+        address="a",
+        workers=1,
+        input_workers=0,
+        token="t",
+        writer=_Writer(),
+        received_s=0.0,
     )
     for record in records:
         with contextlib.suppress(*_INVALID):

@@ -24,6 +24,7 @@ _REASON = reason_to_skip()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(_REASON is not None, reason=f"{_REASON}")]
 
 ALL = ",".join(NAMES)
+INPUT_PROGRAM = Path(__file__).parents[1] / "input_program.py"
 TRAIN = """
 import keras
 import numpy as np
@@ -88,6 +89,18 @@ def test_one_command_trains_on_four_hosts(launch) -> None:
         (name, str(rank), str(rank)) for rank, name in enumerate(NAMES)
     ]
     assert len({loss for *_, loss in lines}) == 1  # of the global batch, on every host
+
+
+def test_input_workers_of_all_hosts_read_one_job(launch) -> None:
+    code, out = end_of(launch(INPUT_PROGRAM.read_text(), "--input-workers", "1"))
+    assert code == 0, out
+    assert "[a] [input 0] Input service at tcp://" in out
+    assert len(re.findall(r"\[([bcd])\] \[input \d\] 1 input workers joined ", out)) == 3
+    epochs = re.findall(r"\[worker (\d)\] epoch (\d): (\d+) steps, sum 1770", out)
+    # Steps have the rows of all processes, and each row comes once.
+    assert sorted(epochs) == [
+        (str(rank), str(epoch), "10") for rank in range(4) for epoch in range(2)
+    ]
 
 
 def test_killed_worker_is_the_first_cause_of_all(launch, tmp_path) -> None:

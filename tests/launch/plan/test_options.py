@@ -48,7 +48,6 @@ def test_those_that_lead_come_first() -> None:
         ({"workers": 2, "spares": 1, "ps": 1}, "spares=1 was passed with ps=1"),
         ({"spares": 1, "hosts": "a,b"}, "spares=1 was passed with hosts"),
         ({"input_workers": -1}, "input_workers=-1 is too small"),
-        ({"input_workers": 1, "nnodes": 2}, "input_workers=1 was passed with nnodes"),
         ({"evict_slow": 1.0}, "evict_slow=1.0 is not a valid factor(?s:.)*above 1"),
         ({"evict_slow": float("nan")}, "evict_slow=nan is not a valid factor"),
         ({"evict_after_s": -1.0}, "evict_after_s=-1.0 is not a valid number of seconds"),

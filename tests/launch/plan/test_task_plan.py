@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from stratagem import cluster
 from stratagem.launch import LaunchOptions
 from stratagem.launch.plan.restart_folders import RestartFolders
-from stratagem.launch.plan.task_plan import plan_tasks
+from stratagem.launch.plan.task_plan import plan_own_tasks, plan_tasks
 
 EVERYTHING = LaunchOptions(workers=2, chief=True, ps=2, evaluator=True)
 JOBS = {
@@ -64,10 +66,34 @@ def test_input_workers_are_a_task_outside_the_cluster(monkeypatch) -> None:
     assert (service.name, service.trains, service.serves) == ("input 0", False, True)
     assert service.command[1:] == (
         *("-m", "stratagem", "input-service"),
-        *("--workers", "3", "--port", "2003"),
+        *("--workers", "3", "--host", "127.0.0.1", "--port", "2003"),
     )
     hidden = {"TF_CONFIG": "", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
     assert service.variables.items() >= {**hidden, "STRATAGEM_RESTART_COUNT": "1"}.items()
+
+
+@pytest.mark.parametrize(
+    ("index", "place"),
+    [(0, ("--host", "10.0.0.1", "--port", "5050")), (1, ("--host", "::2", "--dispatcher"))],
+)
+def test_input_workers_of_other_machines_join_the_first_ones(index, place) -> None:
+    services = ["10.0.0.1:5050", "[::2]:7"]
+    cluster = {"worker": ["10.0.0.1:1", "[::2]:1"], "input": services}
+    worker, service = plan_own_tasks(
+        [("worker", index), ("input", index)],
+        LaunchOptions(input_workers=4),
+        ["run"],
+        cluster=cluster,
+        gpus=(),
+        base={},
+        restart=0,
+        folders=RestartFolders(),
+    )
+    assert json.loads(worker.variables["TF_CONFIG"])["cluster"] == {"worker": cluster["worker"]}
+    assert worker.command == ("run",)
+    assert worker.variables["STRATAGEM_INPUT_SERVICE"] == services[0]
+    assert service.command[3:] == ("input-service", "--workers", "4", *place, *services[:index])
+    assert service.variables["TF_CONFIG"] == ""
 
 
 def test_folder_for_events_is_reported_as_one_that_stays(monkeypatch, tmp_path) -> None:

@@ -200,10 +200,17 @@ class JobConsumer:
 
     # For the threads that fetch.
 
-    def reserve(self) -> bool:
-        """Waits until one more batch may be fetched; returns False once the consumer is closed."""
+    def reserve(self, part: Callable[[], float] = lambda: 1.0) -> bool:
+        """Waits until one more batch may be fetched; returns False once the consumer is closed.
+
+        `part` returns the part of the batches ahead beyond which the caller waits.
+        """
+
+        def may_fetch() -> bool:
+            return self._num_ahead < max(1, part() * self._most_ahead())
+
         with self.changed:
-            self.changed.wait_for(lambda: self.is_closed or self._num_ahead < self._most_ahead())
+            self.changed.wait_for(lambda: self.is_closed or may_fetch())
             self._num_ahead += 1
             return not self.is_closed
 

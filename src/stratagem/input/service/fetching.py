@@ -22,6 +22,7 @@ _AGAIN_S = 0.02
 # than there is room for, fetched ahead and in use, gets the rest by a socket.
 _MOST_SHARED_BYTES = 2**28
 _LEAST_BATCHES, _BATCHES_IN_USE = 8, 4
+_PART_OF_FAR = 0.5
 
 
 class _Workers:
@@ -60,12 +61,15 @@ class _Workers:
         except (UnavailableError, ServerError):
             return None
 
-    def compression_of(self, name: str) -> str | None:
-        """Returns the compression that suits the link to a worker."""
+    def is_far(self, name: str) -> bool:
+        """Returns True for a worker of another machine that has answered."""
         with self._lock:
             connections = self._connections.get(name)
-        is_far = connections is not None and connections.is_far(0)
-        return ZSTD if is_far and is_available() else None
+        return connections is not None and connections.is_far(0)
+
+    def compression_of(self, name: str) -> str | None:
+        """Returns the compression that suits the link to a worker."""
+        return ZSTD if self.is_far(name) and is_available() else None
 
     def has(self, name: str) -> bool:
         """Returns True for a live worker."""
@@ -74,7 +78,11 @@ class _Workers:
 
 
 class FreeFetching:
-    """Fetches from each worker in a thread, one batch after the other."""
+    """Fetches from each worker in a thread, one batch after the other.
+
+    While workers of this machine have batches, others fill only a part of those ahead, so that
+    batches cross the network if the workers here are too slow.
+    """
 
     def __init__(self, consumer: JobConsumer) -> None:
         self._consumer = consumer
@@ -100,7 +108,7 @@ class FreeFetching:
 
     def _fetch(self, worker: str) -> None:
         consumer, split = self._consumer, None
-        while consumer.reserve():
+        while consumer.reserve(lambda: self._part_of(worker)):
             number = self._numbers.setdefault(worker, 1)
             fields = {
                 "run": consumer.run,
@@ -123,6 +131,12 @@ class FreeFetching:
             if answer is None and not self._workers.has(worker):
                 return
             time.sleep(_AGAIN_S)  # The job is about to begin there, or the connection was cut.
+
+    def _part_of(self, worker: str) -> float:
+        """Returns the part of the batches ahead that a worker may fill."""
+        live = [name for name, thread in [*self._threads.items()] if thread.is_alive()]
+        is_alone = all(self._workers.is_far(name) for name in live)
+        return 1.0 if is_alone or not self._workers.is_far(worker) else _PART_OF_FAR
 
 
 class RoundFetching:

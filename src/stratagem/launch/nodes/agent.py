@@ -97,6 +97,7 @@ class _Agent:
                 "token": self.token,
                 "rank": self.point.rank,
                 "workers": self.options.workers,
+                "input_workers": self.options.input_workers,
                 "nnodes": [self.point.least, self.point.most],
             }
             limits_s = {

@@ -121,6 +121,7 @@ class JobNodes:
             chief=options.chief,
             ps=options.ps,
             evaluator=options.evaluator,
+            input_workers=[options.input_workers, *(node.input_workers for node in nodes)],
         )
 
     def _have_ports(self, nodes: list[Node], is_over: Callable[[], bool]) -> bool:

@@ -53,6 +53,7 @@ class Node:
     host: str
     address: str
     workers: int
+    input_workers: int
     token: str
     writer: asyncio.StreamWriter
     received_s: float
@@ -212,6 +213,7 @@ class Rendezvous(Closing):
             host=str(hello["host"]),
             address=str(hello["address"]),
             workers=int(hello["workers"]),
+            input_workers=int(hello["input_workers"]),
             token=str(hello["token"]),
             writer=writer,
             received_s=time.monotonic(),

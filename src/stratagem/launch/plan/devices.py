@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from stratagem.messages import explain
 
-__all__ = ["SERVERS", "TRAINERS", "assign_devices", "uses_gpus"]
+__all__ = ["NO_GPU", "SERVERS", "TRAINERS", "assign_devices", "uses_gpus"]
 
 TRAINERS = ("chief", "worker")
 SERVERS = ("ps", "input")  # They run until the trainers have ended.
@@ -15,7 +15,7 @@ SERVERS = ("ps", "input")  # They run until the trainers have ended.
 _DEVICE_COUNT = re.compile(r"\s*--xla_force_host_platform_device_count=\S*")
 _GPU_PLATFORMS = {"cuda", "gpu", "rocm"}
 # Keeps a task without a GPU from using the memory of others, and from warning about it.
-_NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
 # XLA:CPU threads per virtual device, as in environment.size_cpu_thread_pool.
 _THREADS_PER_DEVICE = 4
 
@@ -47,7 +47,7 @@ def assign_devices(
     """
     if not gpus or not uses_gpus(base):
         cpu = {} if devices_per_worker is None else _cpu_devices(devices_per_worker, base)
-        return [{} if task_type == "ps" else dict(cpu) for task_type in task_types]
+        return [{} if task_type in SERVERS else dict(cpu) for task_type in task_types]
     num_trainers = sum(task_type in TRAINERS for task_type in task_types)
     share = len(gpus) // num_trainers if devices_per_worker is None else devices_per_worker
     if share == 0:
@@ -72,9 +72,9 @@ def _assign_gpus(
     assigned: list[dict[str, str]] = []
     # Workers precede the evaluator in every list of tasks, so they are served first.
     for task_type in task_types:
-        own = [] if task_type == "ps" else free[:share]
+        own = [] if task_type in SERVERS else free[:share]
         free = free[len(own) :]
-        assigned.append({"CUDA_VISIBLE_DEVICES": ",".join(own)} if own else dict(_NO_GPU))
+        assigned.append({"CUDA_VISIBLE_DEVICES": ",".join(own)} if own else dict(NO_GPU))
     return assigned
 
 

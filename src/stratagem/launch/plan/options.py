@@ -264,16 +264,6 @@ class LaunchOptions:
                 _check_type(name, getattr(self, name), wanted, expected)
         if self.nnodes is not None:
             node_range(self.nnodes)
-        several = [name for name in ("nnodes", "hosts", "hostfile") if getattr(self, name)]
-        if self.input_workers and several:
-            raise ValueError(
-                explain(
-                    f"input_workers={self.input_workers} was passed with {several[0]}.",
-                    expected="input workers on one machine.",
-                    fix="run stratagem input-service on one of the machines, and set "
-                    "STRATAGEM_INPUT_SERVICE to its address on all.",
-                )
-            )
         if not self.node_timeout_s:
             raise ValueError(
                 explain(
@@ -305,6 +295,7 @@ class LaunchOptions:
             *(["worker"] * (self.workers + self.spares)),
             *(["ps"] * self.ps),
             *(["evaluator"] if self.evaluator else []),
+            *(["input"] if self.input_workers else []),
         )
 
 

@@ -8,7 +8,8 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from stratagem.launch.plan.devices import SERVERS, TRAINERS, assign_devices
+from stratagem.cluster.addresses import split_address
+from stratagem.launch.plan.devices import NO_GPU, SERVERS, TRAINERS, assign_devices
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.restart_folders import RestartFolders
 
@@ -67,8 +68,7 @@ def plan_tasks(
 ) -> tuple[TaskPlan, ...]:
     """Plans the processes of one start, the leader first.
 
-    All tasks inherit the environment `base`. `ports` has one port per task, and one more with input
-    workers; `gpus` are named as in
+    All tasks inherit the environment `base`. `ports` has one port per task; `gpus` are named as in
     `CUDA_VISIBLE_DEVICES`, and `restart` counts earlier starts. Raises ValueError if there are
     fewer GPUs than requested.
 
@@ -79,9 +79,9 @@ def plan_tasks(
     """
     tasks = numbered(options.task_types)
     cluster: dict[str, list[str]] = {}
-    for (task_type, _), port in zip(tasks, ports, strict=not options.input_workers):
+    for (task_type, _), port in zip(tasks, ports, strict=True):
         cluster.setdefault(task_type, []).append(f"{_HOST}:{port}")
-    plans = plan_own_tasks(
+    return plan_own_tasks(
         tasks,
         options,
         command,
@@ -90,28 +90,6 @@ def plan_tasks(
         base=base,
         restart=restart,
         folders=folders,
-    )
-    return (
-        plans if not options.input_workers else _with_input_workers(plans, options, ports[-1], gpus)
-    )
-
-
-def _with_input_workers(
-    plans: Sequence[TaskPlan], options: LaunchOptions, port: int, gpus: Sequence[str]
-) -> tuple[TaskPlan, ...]:
-    """Adds the task of the input workers, and its address to the other tasks."""
-    words = ("-m", "stratagem", "input-service", "--workers", str(options.input_workers))
-    hidden = {"CUDA_VISIBLE_DEVICES": ""} if gpus else {}
-    variables = {**plans[0].variables, **hidden, "TF_CONFIG": "", "JAX_PLATFORMS": "cpu"}
-    address = {"STRATAGEM_INPUT_SERVICE": f"{_HOST}:{port}"}
-    return (
-        *(dataclasses.replace(plan, variables={**plan.variables, **address}) for plan in plans),
-        TaskPlan(
-            task_type=INPUT,
-            index=0,
-            command=(sys.executable, *words, "--port", str(port)),
-            variables=variables,
-        ),
     )
 
 
@@ -137,7 +115,11 @@ def plan_own_tasks(
     folders: RestartFolders,
     node: str = "",
 ) -> tuple[TaskPlan, ...]:
-    """Plans those processes of a cluster that run on this machine, which is called `node`."""
+    """Plans those processes of a cluster that run on this machine, which is called `node`.
+
+    `cluster` may have input workers: one task on each machine that has some, the first of them with
+    the dispatcher. Others are told its address.
+    """
     devices = assign_devices(
         [task_type for task_type, _ in tasks],
         devices_per_worker=options.devices_per_worker,
@@ -153,20 +135,38 @@ def plan_own_tasks(
         **({} if options.log_level is None else {"STRATAGEM_LOG_LEVEL": options.log_level}),
         **folders.variables,
     }
+    services = cluster.get(INPUT, ())
+    if services:
+        shared["STRATAGEM_INPUT_SERVICE"] = services[0]
+    trainers = {name: one for name, one in cluster.items() if name != INPUT}
     plans: list[TaskPlan] = []
     for (task_type, index), visible in zip(tasks, devices, strict=True):
-        task = {"type": task_type, "index": index}
-        config = json.dumps({"cluster": cluster, "task": task})
+        own, config = tuple(command), ""
+        if task_type == INPUT:
+            own = _input_command(options.input_workers, services, index)
+            visible = {**visible, **NO_GPU}
+        else:
+            task = {"type": task_type, "index": index}
+            config = json.dumps({"cluster": trainers, "task": task})
         plans.append(
             TaskPlan(
                 task_type=task_type,
                 index=index,
-                command=tuple(command),
+                command=own,
                 variables={"TF_CONFIG": config, **shared, **visible},
                 node=node,
             )
         )
     return tuple(plans)
+
+
+def _input_command(count: int, addresses: Sequence[str], index: int) -> tuple[str, ...]:
+    """Returns the command of the input workers of a machine."""
+    host, port = split_address(addresses[index])
+    words = ("-m", "stratagem", "input-service", "--workers", str(count), "--host", host)
+    if index == 0:
+        return (sys.executable, *words, "--port", str(port))
+    return (sys.executable, *words, "--dispatcher", addresses[0])
 
 
 def _run_dir(run_dir: str | os.PathLike[str] | None) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import IO
 
 from stratagem.errors import UnavailableError
 from stratagem.launch.plan.environment_writes import writes_environment
-from stratagem.launch.plan.task_plan import TaskPlan
+from stratagem.launch.plan.task_plan import INPUT, TaskPlan
 from stratagem.launch.prefork.fork_server import ForkedProcess, ForkServer
 from stratagem.launch.prefork.forked_script import script_job
 
@@ -106,12 +106,14 @@ class WarmStart:
     def load(self, plans: Sequence[TaskPlan], is_given_up: Callable[[], bool]) -> None:
         """Loads JAX and Keras once for tasks that start together, and waits for it.
 
-        Does nothing for a single task, or for tasks that would load with different variables.
+        Does nothing for a single task, or for tasks that would load with different variables. Tasks
+        of other machines, and input workers, are left out.
         """
-        first, *others = map(self._read_early, plans)
+        own = [plan for plan in plans if _runs_script(plan)]
+        first, *others = map(self._read_early, own)
         if not others or any(variables != first for variables in others):
             return
-        self.prepare(plans[0])
+        self.prepare(own[0])
         deadline_s = time.monotonic() + _LOAD_S
         while self._server is not None and not self._server.wait_until_loaded(_POLL_S):
             if is_given_up() or time.monotonic() > deadline_s:
@@ -120,7 +122,7 @@ class WarmStart:
     def is_ready_for(self, plan: TaskPlan) -> bool:
         """Returns True if everything is loaded, with the variables that the task would have."""
         is_ready = self._server is not None and self._server.is_ready
-        return is_ready and self._read_early(plan) == self._variables
+        return is_ready and _runs_script(plan) and self._read_early(plan) == self._variables
 
     def start(self, plan: TaskPlan, base: Mapping[str, str]) -> ForkedTask | None:
         """Forks a task; returns None if it must be started as a new process."""
@@ -153,3 +155,8 @@ class WarmStart:
             name: text for name, text in plan.variables.items() if not _READ_LATE.fullmatch(name)
         }
         return {**self._base, **early}
+
+
+def _runs_script(plan: TaskPlan) -> bool:
+    """Returns True for a task of this machine that runs the user's program."""
+    return bool(plan.command) and plan.task_type != INPUT

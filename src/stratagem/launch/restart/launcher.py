@@ -253,7 +253,7 @@ class _Job:
             return plan_tasks(
                 options,
                 self.command,
-                ports=free_ports(len(options.task_types) + bool(options.input_workers)),
+                ports=free_ports(len(options.task_types)),
                 gpus=self.gpus,
                 base=self.base,
                 restart=restart,

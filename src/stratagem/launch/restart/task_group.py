@@ -11,7 +11,7 @@ from typing import Protocol
 
 from stratagem.exit_codes import NOT_NEEDED
 from stratagem.launch.plan.options import LaunchOptions
-from stratagem.launch.plan.task_plan import INPUT, TaskPlan
+from stratagem.launch.plan.task_plan import TaskPlan
 from stratagem.launch.prefork.warm_start import WARM_UP_AFTER_S, WarmStart
 from stratagem.launch.restart.launch_events import LaunchEvents
 from stratagem.launch.restart.policy import (
@@ -69,10 +69,7 @@ def run_group(
     made.restarts_with(base, warm if nodes is None else None, is_alone=nodes is None)
     with contextlib.closing(made) as group:
         if warm is not None:
-            warm.load(
-                [one for one in plans if one.command and one.task_type != INPUT],
-                lambda: caught.ending is not None,
-            )
+            warm.load(plans, lambda: caught.ending is not None)
         for plan in plans:
             group.start(plan, base, warm, nodes)
         started_s = time.monotonic()
@@ -131,8 +128,7 @@ class _TaskGroup:
     ) -> None:
         task = None if nodes is None else nodes.running_task(plan)
         if task is None:
-            own = None if plan.task_type == INPUT else warm
-            self._running.start(plan, base, own, is_leader=not self._tasks)
+            self._running.start(plan, base, warm, is_leader=not self._tasks)
         else:
             self._tasks.append(task)
 
