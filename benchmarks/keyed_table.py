@@ -45,13 +45,13 @@ class KeyedTable:
         own = {"client": "c", "number": self._number, "version": 0}
         return self._connections.ask(0, Message(kind, {**own, **fields}, arrays))
 
-    def create(self, tiers: dict[str, Any] | None = None) -> None:
+    def create(self, tiers: dict[str, Any] | None = None, rule: object = None) -> None:
         table = {"initializer": {"kind": "constant"}, "tiers": tiers}
         shape = [0, self._width]
         spec = {"name": "t", "shape": shape, "dtype": "float32", "has_rows": True, "table": table}
         self.ask("create", {"specs": [spec], "is_pickled": False})
-        rule = np.frombuffer(cloudpickle.dumps(_Descent()), np.uint8)
-        self.ask("rule", {"names": ["t"], "mode": None, "optimizer": ""}, rule)
+        pickled = np.frombuffer(cloudpickle.dumps(rule or _Descent()), np.uint8)
+        self.ask("rule", {"names": ["t"], "mode": None, "optimizer": ""}, pickled)
 
     def pull(self, keys: np.ndarray) -> np.ndarray:
         return self.ask("pull_rows", {"names": ["t"]}, keys).arrays[0]

@@ -118,7 +118,7 @@ def plan_own_tasks(
     """Plans those processes of a cluster that run on this machine, which is called `node`.
 
     `cluster` may have input workers: one task on each machine that has some, the first of them with
-    the dispatcher. Others are told its address.
+    the dispatcher. All tasks get its address.
     """
     devices = assign_devices(
         [task_type for task_type, _ in tasks],
