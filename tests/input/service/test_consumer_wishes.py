@@ -10,8 +10,13 @@ import pytest
 from stratagem.input.service.consumer_wishes import ConsumerWishes
 
 
-def _fields(consumer: str, compression: str | None) -> dict[str, Any]:
-    return {"consumer": consumer, "compression": compression, "trainer": f"of {consumer}"}
+def _fields(consumer: str, compression: str | None, num_joined: int = 1) -> dict[str, Any]:
+    return {
+        "consumer": consumer,
+        "compression": compression,
+        "trainer": f"of {consumer}",
+        "num_joined": num_joined,
+    }
 
 
 def test_auto_compresses_while_a_consumer_is_far_away() -> None:
@@ -22,7 +27,9 @@ def test_auto_compresses_while_a_consumer_is_far_away() -> None:
     assert not wishes.is_compressed
     wishes.note(_fields("far", "zstd"))
     assert wishes.is_compressed
-    wishes.keep(["near"])
+    wishes.keep(["near"], 0)  # sent before anyone had joined
+    assert wishes.is_compressed
+    wishes.keep(["near"], 1)
     assert not wishes.is_compressed
     wishes.note(_fields("near", "zstd"))
     assert wishes.is_compressed

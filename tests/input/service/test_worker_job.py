@@ -62,7 +62,12 @@ def _asked(method: Callable[[Request], None], **fields: Any) -> list[Any]:
         fields = message.fields
         answers.append((fields["split"], fields["index"]) if "split" in fields else message.kind)
 
-    method(Request(Message("ask", {"compression": None, "trainer": None, **fields}), answer))
+    method(
+        Request(
+            Message("ask", {"compression": None, "trainer": None, "num_joined": 1, **fields}),
+            answer,
+        )
+    )
     return answers
 
 
@@ -105,7 +110,7 @@ def test_a_split_is_reported_once_its_last_batch_is_confirmed() -> None:
 
 
 def test_what_a_lost_consumer_had_not_confirmed_goes_to_others_in_exact_jobs() -> None:
-    spec: dict[str, Any] = {"consumers": ["d"], "wanted": []}
+    spec: dict[str, Any] = {"consumers": ["d"], "num_joined": 1, "wanted": []}
     job = _job(_Dispatcher(), WindowLimits())
     assert [_next(job, "c", 1), _next(job, "d", 1)] == [(0, 0), (0, 1)]
     job.update(spec)
@@ -115,6 +120,19 @@ def test_what_a_lost_consumer_had_not_confirmed_goes_to_others_in_exact_jobs() -
     assert [_next(job, "c", 1), _next(job, "d", 1)] == [(0, 0), (0, 1)]
     job.update(spec)
     assert _next(job, "d", 2) == (0, 2)
+    job.close()
+
+
+def test_a_consumer_that_joined_after_the_news_were_sent_is_not_lost() -> None:
+    """Otherwise another one would get the batch, too."""
+    job = _job(_Dispatcher(), WindowLimits())
+    answers = _asked(job.next_batch, consumer="new", number=1, num_joined=2)
+    _wait(lambda: answers)
+    assert answers == [(0, 0)]
+    job.update({"consumers": ["d"], "num_joined": 1, "wanted": []})
+    assert _next(job, "d", 1) == (0, 1)
+    job.update({"consumers": ["d"], "num_joined": 2, "wanted": []})
+    assert _next(job, "d", 2) == (0, 0)
     job.close()
 
 
@@ -147,7 +165,7 @@ def test_a_wanted_split_is_read_beside_a_full_window() -> None:
     answers = _asked(job.batch_at, consumer="c", split=1, index=0)
     _wait(lambda: job._num_blocked == 1)
     assert answers == ["moved"]  # nobody has it yet
-    job.update({"consumers": ["c"], "wanted": [1]})
+    job.update({"consumers": ["c"], "num_joined": 1, "wanted": [1]})
     _wait(lambda: 1 in job._held)
     answers = _asked(job.batch_at, consumer="c", split=1, index=0)
     _wait(lambda: answers)

@@ -106,6 +106,7 @@ class JobConsumer:
             state=None if wanted.trainer is not None else state,
         )
         self.run: str = answer.fields["run"]
+        self.num_joined: int = answer.fields["num_joined"]
         self.num_lanes: int = answer.fields["num_lanes"]
         self.num_splits: int | None = answer.fields["num_splits"]
         self._silence_s: float = answer.fields["silence_s"]

@@ -28,9 +28,17 @@ class ConsumerWishes:
         """Notes the fields of a request."""
         self._last[fields["consumer"]] = fields
 
-    def keep(self, consumers: Collection[str]) -> None:
-        """Forgets all other consumers."""
-        self._last = {name: last for name, last in self._last.items() if name in consumers}
+    def keep(self, consumers: Collection[str], num_joined: int) -> None:
+        """Forgets other consumers of the first `num_joined`."""
+        self._last = {
+            name: last
+            for name, last in self._last.items()
+            if name in consumers or last["num_joined"] > num_joined
+        }
+
+    def num_joined(self, consumer: str) -> int:
+        """Returns how many consumers had joined the job when this one did, with itself."""
+        return self._last[consumer]["num_joined"]
 
     def trainer_of(self, consumer: str) -> str:
         """Returns the trainer of a consumer, in a job with a shared window."""

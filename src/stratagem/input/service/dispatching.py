@@ -249,6 +249,7 @@ class Dispatching:
                 run: {
                     **found.spec.for_workers(),
                     "consumers": sorted(found.job.consumers),
+                    "num_joined": found.job.num_joined,
                     "wanted": [
                         split
                         for split in self._parked.wanted_of(run)

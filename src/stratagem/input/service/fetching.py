@@ -114,6 +114,7 @@ class FreeFetching:
                 "run": consumer.run,
                 "consumer": consumer.name,
                 "number": number,
+                "num_joined": consumer.num_joined,
                 "compression": self._workers.compression_of(worker),
                 "trainer": consumer.wanted.trainer,
             }
@@ -252,6 +253,7 @@ class RoundFetching:
             "consumer": consumer.name,
             "split": split,
             "index": index,
+            "num_joined": consumer.num_joined,
             "compression": self._workers.compression_of(worker),
         }
         answer = self._workers.ask(worker, Message("batch_at", fields))

@@ -93,6 +93,7 @@ class ServiceJob:
                 self._open[number] = _OpenSplit(number, received=numbers)
         self._next = 0
         self.consumers: set[str] = set()
+        self.num_joined = 0  # A worker compares it with that of a consumer's request.
         self._served: set[str] = set()  # workers that had a split, if each has its own
         self.num_lost = 0
         self.error: dict[str, Any] | None = None
@@ -210,6 +211,7 @@ class ServiceJob:
 
     def _apply_join(self, record: Record) -> None:
         self.consumers.add(record["consumer"])
+        self.num_joined += 1
 
     def _apply_leave(self, record: Record) -> None:
         consumer = record["consumer"]

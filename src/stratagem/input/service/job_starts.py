@@ -71,6 +71,7 @@ class JobStarts:
             "num_lanes": run.spec.num_lanes,
             "num_splits": run.spec.plan.count,
             "silence_s": self._silence_s,
+            "num_joined": run.job.num_joined,
         }
         return Message("joined", answer)
 

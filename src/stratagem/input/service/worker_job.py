@@ -172,6 +172,8 @@ class WorkerJob:
         """Notes who is a consumer, and starts a reader if consumers wait for a split."""
         with self._changed:
             for consumer in self._handed.keys() - set(spec["consumers"]):
+                if self._wishes.num_joined(consumer) > spec["num_joined"]:
+                    continue  # It joined after this was sent.
                 _, batch = self._handed.pop(consumer)
                 if self._is_exact:
                     self._queue.appendleft(batch)
@@ -180,7 +182,7 @@ class WorkerJob:
             for consumer in self._waiting.keys() - set(spec["consumers"]):
                 # If this worker has not heard of it yet, it asks again.
                 self._waiting.pop(consumer)[1].answer(_MOVED)
-            self._wishes.keep(spec["consumers"])
+            self._wishes.keep(spec["consumers"], spec["num_joined"])
             self._hand_out()
             # Batches of splits that come later may fill the window.
             if spec["wanted"] and self._num_blocked == self._num_readers and not self._is_over:
