@@ -19,11 +19,11 @@ _WAIT_S = 8.0 * PATIENCE
 _POLL_S = 0.005
 # Words in paths; the files in which they are, as a job names them; and the largest number.
 _PLACES = {
-    "SIGKILL in a save": (".rows.new", "versions", 40),
-    "SIGKILL at the end of a save": ("/saved/0", "versions", 60),
+    "SIGKILL in a save": (".rows.new", "versions", 30),
+    "SIGKILL at the end of a save": ("/saved/0", "versions", 40),
     "SIGKILL in a compaction": (".all.rows", "versions", 20),
     "SIGKILL in a publication": ("/LATEST", "versions", 4),
-    "SIGKILL in a journal entry": (".journal", "entries", 60),
+    "SIGKILL in a journal entry": (".journal", "entries", 40),
     "SIGKILL in a flush": ("/tiers/", "rows on disk", 30),
 }
 

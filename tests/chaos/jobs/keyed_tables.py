@@ -48,7 +48,7 @@ class KeyedTables:
         """Starts a run, with settings that are drawn."""
         settings = TableSettings(
             str(sandbox.work / "journals"),
-            num_functions=240,
+            num_functions=160,
             is_durable=chance.random() < 0.5,
             journal_interval_s=chance.choice((0.2, 0.5, 1.0)),
             saved=str(sandbox.work / "saved"),

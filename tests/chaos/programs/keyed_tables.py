@@ -31,9 +31,9 @@ from tests.chaos.table_states import TABLES, WIDTH, Plan, read_snapshot
 
 _MOST_WAITING = 8
 _FUNCTION_S = 0.02
-_NUM_LAST, _LAST_PAUSE_S = 60, 0.3
-_ENTRY_EVERY, _PAIR_EVERY = 40, 60
-_SAVE_PAUSE_S = 0.15
+_NUM_LAST, _LAST_PAUSE_S = 40, 0.3
+_ENTRY_EVERY, _PAIR_EVERY = 30, 50
+_SAVE_PAUSE_S = 0.4
 _OPERATIONS = ("save", "save", "save", "full", "publish", "publish", "compact", "rollback")
 
 
