@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.chaos.faults import KINDS, clock
+from tests.chaos.faults import KINDS, clock, crash_points
 from tests.chaos.faults.kinds import Fault, FaultKind, NotHereError, Scene
 from tests.chaos.jobs import GOOD, Ended, Job, Outcome, RunningJob
 from tests.chaos.jobs.table import JOBS
@@ -218,6 +218,9 @@ def main() -> None:
     sandbox = enter()
     if any(kind in clock.KINDS for kinds in trial.rounds for kind in kinds):
         sandbox = dataclasses.replace(sandbox, more_variables=clock.variables(sandbox))
+    if any(kind in crash_points.KINDS for kinds in trial.rounds for kind in kinds):
+        more = crash_points.variables(sandbox, sandbox.more_variables)
+        sandbox = dataclasses.replace(sandbox, more_variables={**sandbox.more_variables, **more})
     Path(result).write_text(json.dumps(run(trial, sandbox)))
 
 

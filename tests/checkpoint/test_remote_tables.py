@@ -84,7 +84,7 @@ def test_manager_keeps_and_removes_tables(objects, tmp_path, is_async) -> None:
         manager.save(options=sg.train.CheckpointOptions(enable_async=is_async))
         states.append(objects.state)
     manager.sync()
-    assert sorted(os.listdir(tmp_path)) == ["ckpt-3", "ckpt-4"]
+    assert sorted(os.listdir(tmp_path)) == ["ckpt-3", "ckpt-4", "ckpt-tables"]
     for path, state in zip(manager.checkpoints, states[2:], strict=True):
         objects.checkpoint.restore(path)
         assert objects.state == state
@@ -121,13 +121,13 @@ def test_save_that_is_killed_is_whole_or_absent(objects, tmp_path, monkeypatch) 
 
     manager = sg.train.CheckpointManager(objects.checkpoint, tmp_path, None)
     objects.train(range(2))
-    manager.save()
+    objects.checkpoint.save(tmp_path / "ckpt")
     saved = objects.state
     objects.train(range(2, 4))
     with monkeypatch.context() as patch:
         patch.setattr("stratagem.storage.write", kill)
         with pytest.raises(KilledError):
-            manager.save()
+            objects.checkpoint.save(tmp_path / "ckpt")
     assert len(manager.checkpoints) == 1
     manager.restore_or_initialize()
     assert objects.state == saved
@@ -136,14 +136,16 @@ def test_save_that_is_killed_is_whole_or_absent(objects, tmp_path, monkeypatch) 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", kill)
         with pytest.raises(KilledError):
-            manager.save()
+            objects.checkpoint.save(tmp_path / "ckpt")
     assert len(manager.checkpoints) == 2
     assert len([name for name in os.listdir(tmp_path) if name.startswith(".")]) == 1
     objects.train(range(6, 8))
     manager.restore_or_initialize()
     assert objects.state == saved
     objects.train(range(8, 9))
-    manager.save()  # the second save removed the rows of the first killed one; this one moves them
+    objects.checkpoint.save(
+        tmp_path / "ckpt"
+    )  # the second save removed the rows of the first killed one; this one moves them
     assert sorted(os.listdir(tmp_path)) == ["ckpt-1", "ckpt-2", "ckpt-3"]
     objects.checkpoint.restore(manager.checkpoints[1])
     assert objects.state == saved

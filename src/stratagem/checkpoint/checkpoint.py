@@ -303,7 +303,7 @@ class Checkpoint:
         items = _item_names(parts)
         arrays = values_to_save(parts, items, is_async=options.is_async)
         folder = Path(os.fspath(path)).absolute()
-        tables = save_tables(parts, folder)
+        tables = save_tables(parts, folder, None if place is None else place.tables)
         notes = {
             "objects": {name: _object_metadata(part, items[name]) for name, part in parts.items()},
             "states": {name: state_of(part) for name, part in parts.items() if part.source},

@@ -27,6 +27,7 @@ from stratagem.checkpoint.policies import (
     SavePolicy,
 )
 from stratagem.checkpoint.saving import CheckpointLocation
+from stratagem.checkpoint.table_series import TableSeries
 from stratagem.errors import DataLossError
 from stratagem.folders import checked_folder
 from stratagem.messages import explain
@@ -39,6 +40,8 @@ __all__ = ["CheckpointManager"]
 
 # Suffix of a checkpoint that will replace another one.
 _NEW = ".new"
+# A restore reads at most so many files of each table, and they are at most twice as large as it is.
+_FULL_TABLES_EVERY = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +49,10 @@ class _Entry:
     path: Path
     number: int
     time_s: float
+
+    @property
+    def name(self) -> str:
+        return self.path.name.removesuffix(_NEW)
 
 
 class CheckpointManager:
@@ -62,9 +69,12 @@ class CheckpointManager:
         init_fn: called by `restore_or_initialize` if there is no checkpoint.
         last_checkpoint_step: step of the last save, for the interval, when training continues
             without a restore.
+        full_tables_every: of so many checkpoints, one has all rows of keyed tables, and the others
+            those that changed since the last one; 1 for all rows in each.
 
     Raises:
-        ValueError: `directory` is empty, `max_to_keep` is below 1, or an interval has no counter.
+        ValueError: `directory` is empty, `max_to_keep` or `full_tables_every` is below 1, or an
+            interval has no counter.
 
     Example:
         >>> import os, tempfile
@@ -89,6 +99,8 @@ class CheckpointManager:
         checkpoint_interval: int | SavePolicy | None = None,
         init_fn: Callable[[], Any] | None = None,
         last_checkpoint_step: int = 0,
+        *,
+        full_tables_every: int = _FULL_TABLES_EVERY,
     ) -> None:
         self.checkpoint = checkpoint
         self._folder = Path(checked_folder("directory", directory)).absolute()
@@ -99,6 +111,8 @@ class CheckpointManager:
         self._init_fn = init_fn
         self._saved_step = last_checkpoint_step
         self._saved_time_s = time.monotonic()
+        tables = self._folder / f"{checkpoint_name}-tables"
+        self._tables = TableSeries(tables, _checked_every(full_tables_every))
 
     @property
     def directory(self) -> str:
@@ -153,7 +167,9 @@ class CheckpointManager:
         if not is_first():  # programs from TensorFlow's guides delete these folders afterwards
             with contextlib.suppress(OSError):
                 self._folder.mkdir(parents=True, exist_ok=True)
-        place = _NumberedLocation(folder, self._sweep)
+        if self._tables.last is None and is_first():
+            self._tables.last = next((one.name for one in reversed(self._entries())), None)
+        place = _NumberedLocation(folder, self._sweep, tables=self._tables)
         path = self.checkpoint.save_as(str(folder), options, place=place)
         self._saved_step, self._saved_time_s = step or 0, time.monotonic()
         return path
@@ -192,6 +208,7 @@ class CheckpointManager:
                 continue
             self._saved_step = 0 if self._counter is None else int(self._counter)
             self._saved_time_s = time.monotonic()
+            self._tables.last = Path(path).name.removesuffix(_NEW)
             return path
         if self._init_fn is not None:
             self._init_fn()
@@ -222,9 +239,11 @@ class CheckpointManager:
         if self._keep is None or not entries:
             return
         keeps = self._keep.keeps([RetainedCheckpoint(one.number, one.time_s) for one in entries])
-        for entry in entries[:-1]:
+        keeps.add(entries[-1].number)
+        for entry in entries:
             if entry.number not in keeps:
                 _delete(entry.path)
+        self._tables.keep_for({one.name for one in entries if one.number in keeps})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,6 +295,18 @@ def _keep_policy(
     else:
         latest = KeepLatest(max_to_keep)
     return latest if every_n_hours is None else AnyPolicy(latest, KeepEveryHours(every_n_hours))
+
+
+def _checked_every(full_tables_every: int) -> int:
+    if full_tables_every < 1:
+        raise ValueError(
+            explain(
+                f"full_tables_every={full_tables_every!r} is no number of checkpoints.",
+                expected="1 or more.",
+                fix="pass full_tables_every=1 to save all rows of keyed tables each time.",
+            )
+        )
+    return full_tables_every
 
 
 def _save_policy(interval: int | SavePolicy | None, step_counter: object) -> SavePolicy | None:

@@ -1,8 +1,8 @@
 """Tables whose rows stay on servers, as a part of checkpoints.
 
 The servers write their rows first, to a folder beside the checkpoint. Orbax's metadata is written
-after that, and names the folder. Then the folder moves into the checkpoint. So a checkpoint is
-complete, with all rows, or does not exist.
+after that, and names the folder. Then the folder moves into the checkpoint, unless it is that of a
+series of checkpoints. So a checkpoint is complete, with all rows, or does not exist.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import dataclasses
 import glob
 import shutil
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from stratagem.checkpoint.group_calls import run_on_first
 from stratagem.checkpoint.objects import Part
 from stratagem.checkpoint.saving import CheckpointLocation, load_manifest
+from stratagem.checkpoint.table_series import RemoteTables, TableSeries
 from stratagem.storage import is_whole, wait_for_writing
 
 __all__ = [
@@ -33,47 +35,37 @@ __all__ = [
 _FOLDER = "tables"
 
 
-class RemoteTables(Protocol):
-    """Tables of a group of servers, by name. Equal for all tables of the group."""
-
-    def save_to(self, folder: Path, names: Iterable[str]) -> None:
-        """Writes all rows of tables to a new folder."""
-        ...
-
-    def check_in(self, folder: Path, names: Mapping[str, str]) -> None:
-        """Verifies what `restore_from` reads; raises DataLossError, or ValueError for others."""
-        ...
-
-    def restore_from(self, folder: Path, names: Mapping[str, str]) -> None:
-        """Replaces the rows of tables; `names` maps them to the names when they were saved."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class SavedTables:
-    """Rows that were written for a checkpoint; `notes` belong in its manifest."""
+    """Rows that were written for a checkpoint; `notes` belong in its manifest.
 
-    folder: Path
+    `staged` is the folder that moves into the checkpoint, None for rows of a series. `remove`
+    removes the rows of a checkpoint that was not written.
+    """
+
     notes: Mapping[str, Any]
-
-    def remove(self) -> None:
-        """Removes the rows of a checkpoint that was not written."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+    staged: Path | None
+    remove: Callable[[], None]
 
 
-def save_tables(parts: Mapping[str, Part], folder: Path) -> SavedTables | None:
+def save_tables(
+    parts: Mapping[str, Part], folder: Path, series: TableSeries | None = None
+) -> SavedTables | None:
     """Writes the rows of all objects' tables beside a checkpoint; None if they have no tables.
 
-    Call on every process; the first one writes.
+    With a series, most checkpoints have only the rows that changed. Call on every process; the
+    first one writes.
     """
     groups: dict[RemoteTables, set[str]] = {}
-    notes: dict[str, dict[str, tuple[int, str]]] = {}
+    names: dict[str, dict[str, tuple[int, str]]] = {}
     for part in parts.values():
         for path, (tables, name) in part.remote_tables.items():
             groups.setdefault(tables, set()).add(name)
-            notes.setdefault(part.name, {})[path] = list(groups).index(tables), name
+            names.setdefault(part.name, {})[path] = list(groups).index(tables), name
     if not groups:
         return None
+    if series is not None:
+        return _saved_in(series, groups, names, folder)
 
     def write() -> str:
         _finish_others(folder)
@@ -86,25 +78,46 @@ def save_tables(parts: Mapping[str, Part], folder: Path) -> SavedTables | None:
             raise
         return staged.name
 
-    staged = run_on_first("Checkpoint.write", write)
-    return SavedTables(folder.parent / staged, {"folder": staged, "names": notes})
+    staged = folder.with_name(run_on_first("Checkpoint.write", write))
+    remove = partial(shutil.rmtree, staged, ignore_errors=True)
+    return SavedTables({"folder": staged.name, "names": names}, staged, remove)
+
+
+def _saved_in(
+    series: TableSeries, groups: Mapping[RemoteTables, set[str]], names: object, folder: Path
+) -> SavedTables:
+    def write() -> list[int]:
+        _finish_others(folder)
+        return series.save(groups, folder.name)
+
+    numbers = run_on_first("Checkpoint.write", write)
+    notes = {"folder": series.folder.name, "names": names, "versions": numbers}
+    before, series.last = series.last, folder.name
+
+    def remove() -> None:
+        series.last = before
+        series.remove(numbers)
+
+    return SavedTables(notes, None, remove)
 
 
 def location_of(place: CheckpointLocation, saved: SavedTables | None) -> CheckpointLocation:
     """Returns a location that moves the tables into the checkpoint once it is written."""
-    return place if saved is None else _LocationWithTables(place.folder, place, saved.folder)
+    if saved is None or saved.staged is None:
+        return place
+    return _LocationWithTables(place.folder, place, saved.staged)
 
 
 def check_tables(folder: Path, manifest: Mapping[str, Any], part: Part, found: _Paths) -> None:
     """Verifies the saved tables of an object, before anything is restored; see `restore_tables`."""
     for (tables, number), names in _saved(manifest, part, found).items():
-        tables.check_in(_tables_folder(folder, manifest) / str(number), names)
+        tables.check_in(*_place_of(folder, manifest, number, names))
 
 
 def restore_tables(folder: Path, manifest: Mapping[str, Any], part: Part, found: _Paths) -> None:
     """Restores the tables of an object on the servers; `found` maps own paths to saved ones."""
     for (tables, number), names in _saved(manifest, part, found).items():
-        tables.restore_from(_tables_folder(folder, manifest) / str(number), names)
+        tables.restore_from(*_place_of(folder, manifest, number, names))
 
 
 _Paths = Mapping[str, str]
@@ -136,10 +149,18 @@ def _saved(
     return groups
 
 
-def _tables_folder(folder: Path, manifest: Mapping[str, Any]) -> Path:
-    """Returns the folder of the tables, also if the process was killed before it moved them."""
-    staged = folder.parent / manifest["tables"]["folder"]
-    return staged if staged.is_dir() else folder / _FOLDER
+def _place_of(
+    folder: Path, manifest: Mapping[str, Any], number: int, names: Mapping[str, str]
+) -> tuple[Path, Mapping[str, str], int]:
+    """Returns the arguments of `check_in` and `restore_from` for a group.
+
+    Rows of a single checkpoint are also found if the process was killed before it moved them.
+    """
+    notes = manifest["tables"]
+    beside = folder.parent / notes["folder"]
+    if "versions" in notes:
+        return beside / str(number), names, notes["versions"][number]
+    return (beside if beside.is_dir() else folder / _FOLDER) / str(number), names, 1
 
 
 def _finish_others(folder: Path) -> None:

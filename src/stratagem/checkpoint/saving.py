@@ -18,6 +18,7 @@ from stratagem.background_errors import raise_reported, report_error
 from stratagem.checkpoint.checkpoint_events import record_async_save, record_save
 from stratagem.checkpoint.group_calls import is_first, run_on_first
 from stratagem.checkpoint.options import CheckpointOptions
+from stratagem.checkpoint.table_series import TableSeries
 from stratagem.storage import (
     Arrays,
     ArraysToWrite,
@@ -42,9 +43,13 @@ _logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointLocation:
-    """Folder to which a checkpoint is written."""
+    """Folder to which a checkpoint is written.
+
+    `tables` has the rows of a series of checkpoints; without it, a checkpoint has all of its rows.
+    """
 
     folder: Path
+    tables: TableSeries | None = dataclasses.field(default=None, kw_only=True)
 
     def prepare(self) -> Path:
         """Returns the folder to write to; called on process 0 before writing."""

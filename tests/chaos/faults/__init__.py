@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.chaos.faults import clock, disk, memory, network, processes, strangers
+from tests.chaos.faults import clock, crash_points, disk, memory, network, processes, strangers
 
 __all__ = ["KINDS"]
 
@@ -12,5 +12,6 @@ KINDS = (
     *disk.KINDS,
     *memory.KINDS,
     *clock.KINDS,
+    *crash_points.KINDS,
     *strangers.KINDS,
 )

@@ -18,11 +18,18 @@ from tests.chaos.history import Cell, Final, check, read_history
 from tests.chaos.jobs import Ended, Outcome
 from tests.chaos.sandbox import Sandbox, Started
 
-__all__ = ["RUN", "ParameterServers", "RunningServers", "Settings", "names_cause", "read_final"]
+__all__ = [
+    "RUN",
+    "ParameterServers",
+    "RunningServers",
+    "Settings",
+    "names_cause",
+    "read_final",
+    "variables_of",
+]
 
 # Functions of different coordinators of a run have different numbers.
 RUN = 10**6
-_PROGRAM = "tests.chaos.programs.parameter_servers"
 _MOST_STARTS = 6
 _RESUME_LIMIT_S = 120.0
 _TAIL_CHARACTERS = 1500
@@ -71,21 +78,28 @@ class ParameterServers:
             is_durable=chance.random() < 0.5,
             journal_interval_s=chance.choice((0.2, 0.5, 1.0)),
         )
-        programs = sandbox.tree / "runs" / "chaos" / "cache" / "programs"
-        variables = {**_VARIABLES, "JAX_COMPILATION_CACHE_DIR": str(programs)}
-        if chance.random() < 0.5:
-            folder = Path("/tmp") / _LONG
-            folder.mkdir()
-            variables["TMPDIR"] = str(folder)
-        return RunningServers(sandbox, settings, variables)
+        return RunningServers(sandbox, settings, variables_of(sandbox, chance))
+
+
+def variables_of(sandbox: Sandbox, chance: Random) -> dict[str, str]:
+    """Returns the environment of a run; half of them use TCP."""
+    programs = sandbox.tree / "runs" / "chaos" / "cache" / "programs"
+    variables = {**_VARIABLES, "JAX_COMPILATION_CACHE_DIR": str(programs)}
+    if chance.random() < 0.5:
+        folder = Path("/tmp") / _LONG
+        folder.mkdir()
+        variables["TMPDIR"] = str(folder)
+    return variables
 
 
 class RunningServers:
-    """A run, whose coordinator is started again when it was killed."""
+    """A run of `program`, whose coordinator is started again when it was killed."""
+
+    program = "tests.chaos.programs.parameter_servers"
 
     def __init__(self, sandbox: Sandbox, settings: Settings, variables: Mapping[str, str]) -> None:
-        self._sandbox = sandbox
-        self._settings = settings
+        self.sandbox = sandbox
+        self.settings = settings
         self._variables = variables
         self._output = ""  # of earlier starts
         self.num_starts = 0
@@ -96,7 +110,7 @@ class RunningServers:
 
     def processes(self) -> dict[str, int]:
         """Returns the living processes by role."""
-        living = self._sandbox.processes()
+        living = self.sandbox.processes()
         found = {"coordinator": self._started.process.pid, **self._roles("processes")}
         for pid, command in living.items():
             if '"modules"' in command and pid not in found.values():
@@ -113,18 +127,18 @@ class RunningServers:
 
     def files(self) -> dict[str, list[Path]]:
         """Returns the journals."""
-        journals = Path(self._settings.journals)
+        journals = Path(self.settings.journals)
         return {"journal": [one for one in journals.rglob("*") if one.suffix != ".lock"]}
 
     def steps(self) -> int:
         """Returns the number of functions whose results have arrived."""
         with contextlib.suppress(FileNotFoundError):
-            return (self._sandbox.notes / "steps").stat().st_size
+            return (self.sandbox.notes / "steps").stat().st_size
         return 0
 
     def hurry(self) -> None:
         """Ends the pauses of functions."""
-        (self._sandbox.notes / "hurry").touch()
+        (self.sandbox.notes / "hurry").touch()
 
     def noticed_s(self) -> list[float]:
         """Returns the times of warnings about losses and repetitions."""
@@ -153,7 +167,7 @@ class RunningServers:
 
     def _resumed(self, faults: Sequence[Fault], before: str) -> Outcome:
         """Starts a run that ended early again, without faults."""
-        (self._sandbox.notes / "final.json").unlink(missing_ok=True)
+        (self.sandbox.notes / "final.json").unlink(missing_ok=True)
         self._started = self._start()
         again = Ended(self._started.wait(_RESUME_LIMIT_S), self._started.output)
         if again.hang:
@@ -163,39 +177,40 @@ class RunningServers:
             return Outcome("error", compared.why) if compared.kind == "promised" else compared
         causes = [fault.causes for fault in faults if fault.kind.startswith(("journal", "disk"))]
         if causes and re.search("|".join(causes), again.output):
-            self._remove_long_folder()
+            self.remove_long_folder()
             return Outcome("error", "the damaged journal was refused")
         return Outcome("wrong", f"the next start ended too: {again.output[-_TAIL_CHARACTERS:]}")
 
     def _compared(self, output: str) -> Outcome:
-        final = read_final(self._sandbox.notes / "final.json")
+        final = read_final(self.sandbox.notes / "final.json")
         # The state tells it only of the last start of each server.
         cut = {int(server) for server in _CUT.findall(output)}
         final = dataclasses.replace(final, cut_servers=final.cut_servers | cut)
-        history = read_history(self._sandbox.notes / "records")
-        findings = check(history, final, is_durable=self._settings.is_durable)
+        history = read_history(self.sandbox.notes / "records")
+        findings = check(history, final, is_durable=self.settings.is_durable)
         if findings:
             return Outcome("wrong", "\n".join(map(str, findings[:20])))
-        self._remove_long_folder()
+        self.remove_long_folder()
         assert final.reported is not None
         lost = sum(counts["lost"] for counts in final.reported.values())
         repeated = sum(counts["repeated"] for counts in final.reported.values())
         return Outcome("promised", f"{lost} lost, {repeated} repeated; {self.num_starts} starts")
 
-    def _remove_long_folder(self) -> None:
+    def remove_long_folder(self) -> None:
+        """Removes the temporary folder of a run that ended well."""
         if "TMPDIR" in self._variables:
             with contextlib.suppress(OSError):  # what is in it is a leftover
                 Path(self._variables["TMPDIR"]).rmdir()
 
     def _start(self) -> Started:
         self.num_starts += 1
-        (self._sandbox.notes / "roles.json").unlink(missing_ok=True)
-        command = [sys.executable, "-m", _PROGRAM, str(self._sandbox.notes)]
-        return self._sandbox.start(command, self._variables)
+        (self.sandbox.notes / "roles.json").unlink(missing_ok=True)
+        command = [sys.executable, "-m", self.program, str(self.sandbox.notes)]
+        return self.sandbox.start(command, self._variables)
 
     def _roles(self, what: str) -> dict[str, Any]:
         with contextlib.suppress(FileNotFoundError):
-            return json.loads((self._sandbox.notes / "roles.json").read_text())[what]
+            return json.loads((self.sandbox.notes / "roles.json").read_text())[what]
         return {}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,11 @@ from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.key_layout import KeyLayout
 from stratagem.parameter_server.server.tables.policies import Eviction
 from stratagem.parameter_server.server.tables.table_versions import TableVersions, file_name
+from stratagem.parameter_server.server.tables.version_series import (
+    CHECKPOINT,
+    base_of_next,
+    remove_unneeded,
+)
 from stratagem.transport.wire import Message
 
 __all__ = ["TableClient"]
@@ -42,11 +47,12 @@ class TableClient:
         versions: TableVersions,
         since: int | None = None,
         names: Iterable[str] | None = None,
+        **notes: str,
     ) -> int:
         """Saves tables, None for all, as a new version, and returns its number.
 
         With `since`, only rows that changed since that version. A server that does not remember
-        them, as after a restart, saves all of its rows.
+        them, as after a restart, saves all of its rows. `notes` are fields of the manifest.
 
         Raises:
             DataLossError: the version `since` is missing or damaged.
@@ -73,7 +79,9 @@ class TableClient:
             for name, part, server, shard in self._shards(tables):
                 answer = answers[server].fields["parts"][shard]
                 tables[name]["parts"][part] |= {"file": file_name(number, name, part), **answer}
-            versions.write_manifest(number, {"save": save, "base": since, "tables": tables})
+            versions.write_manifest(
+                number, {"save": save, "base": since, "tables": tables, **notes}
+            )
         except BaseException:
             versions.remove(number)
             raise
@@ -91,22 +99,46 @@ class TableClient:
         self._send_chains("check_tables", versions, number, {name: name for name in self.layouts})
         self._load(versions, number, {name: name for name in self.layouts})
 
-    def save_to(self, folder: Path, names: Iterable[str]) -> None:
+    def save_to(self, folder: Path, names: Iterable[str]) -> int:
         """Saves all rows of tables as the only version in a folder, for a checkpoint."""
-        self.save(TableVersions(folder), names=names)
+        return self.save(TableVersions(folder), names=names)
 
-    def check_in(self, folder: Path, names: Mapping[str, str]) -> None:
+    def save_next(
+        self,
+        folder: Path,
+        names: Iterable[str],
+        checkpoint: str,
+        last: str | None,
+        full_every: int,
+    ) -> int:
+        """Saves tables for one of a series of checkpoints, and returns the number of the version.
+
+        It has the changes since the checkpoint `last`, or all rows: see `base_of_next`.
+        """
+        versions = TableVersions(folder)
+        since = base_of_next(versions, last, full_every)
+        return self.save(versions, since, names, **{CHECKPOINT: checkpoint})
+
+    def keep_for(self, folder: Path, checkpoints: Collection[str]) -> None:
+        """Removes the versions of a series that none of these checkpoints needs."""
+        remove_unneeded(TableVersions(folder), checkpoints)
+
+    def remove_from(self, folder: Path, number: int) -> None:
+        """Removes the version of a checkpoint that was not written."""
+        TableVersions(folder).remove(number)
+
+    def check_in(self, folder: Path, names: Mapping[str, str], number: int = 1) -> None:
         """Verifies the tables of a checkpoint; `names` maps own names to saved ones.
 
         Raises:
             DataLossError: a file is missing or damaged.
             ValueError: there is no such table, or its rows have another shape.
         """
-        self._send_chains("check_tables", TableVersions(folder), 1, names)
+        self._send_chains("check_tables", TableVersions(folder), number, names)
 
-    def restore_from(self, folder: Path, names: Mapping[str, str]) -> None:
+    def restore_from(self, folder: Path, names: Mapping[str, str], number: int = 1) -> None:
         """Replaces tables with those of a checkpoint; see `check_in`."""
-        self._load(TableVersions(folder), 1, names)
+        self._load(TableVersions(folder), number, names)
 
     def _load(self, versions: TableVersions, number: int, names: Mapping[str, str]) -> None:
         try:

@@ -153,6 +153,18 @@ def test_failed_update_leaves_rows_and_can_be_followed_by_others(tmp_path) -> No
     assert_same(store, wanted, "t:failing.v")
 
 
+def test_full_table_that_is_smaller_than_its_memory_evicts(tmp_path) -> None:
+    """New rows take over the slots of evicted ones, and the memory of these."""
+    options = {"eviction": {"kind": "LeastRecent"}, "max_rows": 40}
+    store, wanted = made(**options, **tiers(tmp_path)), made(**options)
+    for step in range(40):
+        for one in (store, wanted):
+            update(one, step)
+            one.scatter("t", KEYS[step : step + 9], np.ones((9, DIM), np.float32), sign=1)
+    assert_same(store, wanted)
+    assert store.tables["t"]["evicted"] > 100
+
+
 def test_scatter_reads_and_makes_rows(tmp_path) -> None:
     store, wanted = made(**tiers(tmp_path, 16)), made()
     for step in range(10):

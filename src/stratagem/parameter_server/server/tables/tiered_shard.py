@@ -313,8 +313,10 @@ class TieredShard(KeyedShard):
             with self.lock:
                 self._rows.grow(end)
                 self._grow(end)
+                num_frames = self._frames.num_frames
+                num_new = min(num_new, self._most_rows - num_frames)  # a slot has one at most
                 self._frames.reserve(num_new)
-                super()._grow(self._frames.num_frames + num_new)
+                super()._grow(num_frames + num_new)
 
     def _grow(self, num_slots: int) -> None:
         self._frames.grow(num_slots)
