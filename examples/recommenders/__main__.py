@@ -42,7 +42,9 @@ def main():
     num_steps = options.steps or EFFORTS[options.model][0]
     task = TASKS[options.model]()
     kind = "keyed" if options.strategy in ("servers", "hybrid") else "vocabulary"
-    tables = Tables(kind, options.width, eviction=task.eviction)
+    tables = Tables(
+        kind, options.width, eviction=task.eviction, storage_dtype=options.storage_dtype
+    )
     console = Console(highlight=False)
     strategy = STRATEGIES[options.strategy]()
     with strategy.scope():
@@ -78,6 +80,9 @@ def parse_options():
     parser.add_argument("--steps", type=int, help="other than what the quality needs")
     parser.add_argument("--batch-size", type=int, default=1_024, help="examples of a step")
     parser.add_argument("--width", type=int, default=16, help="columns of each table")
+    parser.add_argument(
+        "--storage-dtype", choices=["bfloat16", "int8"], help="of keyed rows; else float32"
+    )
     parser.add_argument("--epochs", type=int, default=5, help="parts of the training to report on")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()

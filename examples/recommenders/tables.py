@@ -14,12 +14,13 @@ class Tables:
         kind: one of `TABLES`.
         width: columns of each table.
         eviction: of keyed tables, such as `sg.embedding.NotSeenFor(10_000)`.
+        storage_dtype: of the rows of keyed tables on servers.
     """
 
-    def __init__(self, kind, width, *, eviction=None):
+    def __init__(self, kind, width, *, eviction=None, storage_dtype=None):
         self.is_keyed = kind == "keyed"
         self.width = width
-        self._eviction = eviction
+        self._options = {"eviction": eviction, "storage_dtype": storage_dtype}
 
     def make(self, name, num_ids, deviation=0.1):
         """Returns the layer of a table with normal initial rows.
@@ -32,7 +33,7 @@ class Tables:
         start = keras.initializers.RandomNormal(stddev=deviation, seed=1)
         if self.is_keyed:
             return sg.embedding.DynamicEmbedding(
-                self.width, initializer=start, eviction=self._eviction, name=name
+                self.width, initializer=start, name=name, **self._options
             )
         return keras.layers.Embedding(num_ids, self.width, start, name=name)
 

@@ -56,9 +56,10 @@ class TableCluster:
         state: dict[int, tuple[float, ...]] = {}
         for server, shard in zip(self.servers, self.shards(name), strict=True):
             rows = shard.keyed.rows
-            for slot in rows.used.tolist():
+            part = shard.copied_slots(rows.used)
+            for place, slot in enumerate(part.rows.tolist()):
                 age = server.store.version + shard.keyed.version_offset - int(rows.seen[slot])
-                numbers = [*shard.value[slot], *shard.slots["v"][slot], rows.counts[slot], age]
+                numbers = [*part.value[place], *part.slots["v"][place], rows.counts[slot], age]
                 state[int(rows.index.keys[slot])] = tuple(map(float, numbers))
         return state
 

@@ -22,6 +22,7 @@ from stratagem.parameter_server.server.tables.policies import (
     NotSeenFor,
     policy_from,
 )
+from stratagem.parameter_server.server.tables.row_formats import STORAGE_DTYPES, RowFormat
 from stratagem.parameter_server.server.tables.table_options import TierOptions, tier_options
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ class DynamicEmbedding(keras.layers.Layer):
         max_rows: most rows, divided over the servers; None for as many as fit in memory.
             `LeastFrequent` and `LeastRecent` need it. Without these, a full table makes no more
             rows.
+        storage_dtype: "bfloat16" or "int8" (with a scale for each row): dtype in which servers hold
+            and send the rows. Updates compute in float32, and round stochastically: the mean
+            of the rounded number is the exact one. None for float32.
         tiers: `sg.embedding.TierOptions`: rows beyond a memory limit are on the servers' disks;
             None for all in memory.
         allow_row_export: True if `sg.embedding.export` may write keys with the rows. Keys may be
@@ -64,8 +68,9 @@ class DynamicEmbedding(keras.layers.Layer):
         **kwargs: `dtype` and `trainable`, as of any Keras layer.
 
     Raises:
-        ValueError: invalid numbers, an unknown combiner, or an initializer that depends on the
-            number of rows. When it is built: outside of a strategy with parameter servers.
+        ValueError: invalid numbers, an unknown combiner or storage_dtype, or an initializer that
+            depends on the number of rows. When it is built: outside of a strategy with parameter
+            servers, or with a storage_dtype and weights of another dtype than float32.
         TypeError: keys of another dtype or shape, or a policy of another type.
 
     Example:
@@ -88,6 +93,7 @@ class DynamicEmbedding(keras.layers.Layer):
         admission: Admission | None = None,
         eviction: Eviction | None = None,
         max_rows: int | None = None,
+        storage_dtype: str | None = None,
         tiers: TierOptions | Mapping[str, Any] | None = None,
         allow_row_export: bool = False,
         name: str | None = None,
@@ -101,6 +107,7 @@ class DynamicEmbedding(keras.layers.Layer):
         self.admission = _policy(admission, Admission, "admission")
         self.eviction = _policy(eviction, Eviction, "eviction")
         self.max_rows = max_rows
+        self.storage_dtype = storage_dtype
         self.tiers = tier_options(tiers) if isinstance(tiers, Mapping) else tiers
         self.allow_row_export = allow_row_export
         self.supports_masking = False
@@ -126,6 +133,14 @@ class DynamicEmbedding(keras.layers.Layer):
                     fix='use combiner="mean", or pool the rows in a layer of your own.',
                 )
             )
+        if self.storage_dtype not in (None, *STORAGE_DTYPES):
+            raise ValueError(
+                explain(
+                    f"DynamicEmbedding received storage_dtype={self.storage_dtype!r}.",
+                    expected=f"None or one of {STORAGE_DTYPES}.",
+                    fix="omit storage_dtype for rows in float32.",
+                )
+            )
         needs_limit = self.eviction is not None and not isinstance(self.eviction, NotSeenFor)
         if needs_limit and self.max_rows is None:
             raise ValueError(
@@ -148,6 +163,7 @@ class DynamicEmbedding(keras.layers.Layer):
                     "vocabulary, use keras.layers.Embedding.",
                 )
             )
+        RowFormat((self.output_dim,), self.variable_dtype, self.storage_dtype)  # raises if invalid
         with making_keyed_table(KeyedTableOptions(self._table_fields(), self.mask_zero)):
             self.embeddings = self.add_weight(
                 shape=(0, self.output_dim), initializer="zeros", name="embeddings"
@@ -162,6 +178,7 @@ class DynamicEmbedding(keras.layers.Layer):
             "admission": _policy_fields(self.admission),
             "eviction": _policy_fields(self.eviction),
             "max_rows": self.max_rows,
+            "storage_dtype": self.storage_dtype,
             "tiers": None if self.tiers is None else dataclasses.asdict(self.tiers),
             "allow_row_export": self.allow_row_export or None,
         }
@@ -226,6 +243,7 @@ class DynamicEmbedding(keras.layers.Layer):
             "admission": _policy_fields(self.admission),
             "eviction": _policy_fields(self.eviction),
             "max_rows": self.max_rows,
+            "storage_dtype": self.storage_dtype,
             "tiers": None if self.tiers is None else dataclasses.asdict(self.tiers),
             "allow_row_export": self.allow_row_export,
         }

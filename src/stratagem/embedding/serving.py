@@ -16,6 +16,7 @@ from stratagem.embedding.served_parts import ServedPart, served_parts
 from stratagem.errors import DataLossError, NotFoundError
 from stratagem.messages import explain
 from stratagem.parameter_server.server.tables.key_hash import buckets_of
+from stratagem.parameter_server.server.tables.row_formats import RowFormat
 from stratagem.parameter_server.server.tables.row_initializer import RowInitializer
 from stratagem.parameter_server.server.tables.table_versions import TableVersions
 
@@ -30,26 +31,26 @@ _ATTEMPTS = 3
 class _ServedTable:
     """A table of one version."""
 
-    row_shape: tuple[int, ...]
-    dtype: np.dtype
+    format: RowFormat
     initializer: RowInitializer
     parts: list[ServedPart]
 
     def rows(self, keys: np.ndarray) -> np.ndarray:
         """Returns the rows of keys, the initial one for an unknown key."""
-        rows = np.empty((len(keys), *self.row_shape), self.dtype)
+        stored = self.format
+        rows = np.empty((len(keys), *stored.stored_shape), stored.stored_dtype)
         is_known = np.zeros(len(keys), np.bool_)
         buckets = buckets_of(keys)
         for part in self.parts:
             own = (buckets >= part.buckets.start) & (buckets < part.buckets.stop)
             places = np.flatnonzero(own)
-            found = part.rows(keys[places], self.dtype, self.row_shape)
+            found = part.rows(keys[places], stored.stored_dtype, stored.stored_shape)
             for some, values in found:
                 rows[places[some]] = values
                 is_known[places[some]] = True
         unknown = ~is_known
-        rows[unknown] = self.initializer.rows(keys[unknown], self.row_shape, self.dtype)
-        return rows
+        rows[unknown] = self.initializer.stored(keys[unknown], stored)
+        return stored.expanded(rows)
 
 
 class Tables(Closing):
@@ -180,7 +181,7 @@ class Tables(Closing):
                 )
             )
         flat = np.ascontiguousarray(numbers, np.int64).reshape(-1)
-        return table.rows(flat).reshape(*numbers.shape, *table.row_shape)
+        return table.rows(flat).reshape(*numbers.shape, *table.format.row_shape)
 
     def refresh(self) -> bool:
         """Loads the published version if it is another one.
@@ -243,8 +244,7 @@ class Tables(Closing):
             own = served_parts(self._saved, number, name, len(table["parts"]), self._parts)
             parts |= {(name, part): one for part, one in enumerate(own)}
             opened[name] = _ServedTable(
-                tuple(table["row_shape"]),
-                np.dtype(table["dtype"]),
+                RowFormat.of(tuple(table["row_shape"]), table["dtype"], table["options"]),
                 RowInitializer.from_fields(table["options"].get("initializer") or {}),
                 own,
             )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,6 +13,7 @@ from stratagem.parameter_server.server.tables import table_copies
 from stratagem.parameter_server.server.tables.policies import LeastFrequent, NotSeenFor
 from stratagem.parameter_server.server.tables.table_versions import TableVersions
 from stratagem.transport.connection import ServerError
+from stratagem.transport.wire import Message
 from tests.parameter_server.table_clusters import table_cluster
 
 ADMITTING = {"admission": {"kind": "AfterSightings", "sightings": 2}}
@@ -243,9 +247,19 @@ def test_keys_are_exported_only_if_the_table_allows_it() -> None:
         assert found == {key: values[:2] for key, values in open_cluster.state().items()}
 
 
-def test_rows_on_disk_are_saved_and_none_are_loaded_there(versions, tmp_path) -> None:
-    tiers = {"memory_bytes": 2_000, "folder": str(tmp_path / "tiers")}
-    with table_cluster(1) as plain, table_cluster(1, tiers=tiers) as tiered:
+def tiers(folder: Path, memory_bytes: int = 2_000) -> dict[str, Any]:
+    return {"tiers": {"memory_bytes": memory_bytes, "folder": str(folder)}}
+
+
+@pytest.mark.parametrize("storage_dtype", [None, "bfloat16", "int8"])
+def test_rows_on_disk_are_saved_and_loaded(versions, tmp_path, storage_dtype) -> None:
+    options = {"storage_dtype": storage_dtype, **ADMITTING}
+    with (
+        table_cluster(1, **options) as plain,
+        table_cluster(1, **options, **tiers(tmp_path / "one")) as tiered,
+        table_cluster(1, **options, **tiers(tmp_path / "two")) as second,
+    ):
+        second.train(range(5))  # these rows are replaced
         tiered.train(range(20))
         number = tiered.tables.save(versions)
         for begin in (20, 30):
@@ -253,16 +267,71 @@ def test_rows_on_disk_are_saved_and_none_are_loaded_there(versions, tmp_path) ->
             number = tiered.tables.save(versions, since=number)
         (described,) = tiered.client.describe()[0]["tables"].values()
         assert described["rows"] > described["hot"]
-        plain.tables.restore(versions, number)
-        (one,), (other,) = plain.shards(), tiered.shards()
-        slots = one.keyed.rows.used
-        np.testing.assert_array_equal(slots, other.keyed.rows.used)
-        left, right = one.copied_slots(slots), other.copied_slots(slots)
-        np.testing.assert_array_equal(left.value, right.value)
-        np.testing.assert_array_equal(left.slots["v"], right.slots["v"])
-        for mine, theirs in zip(left.table.rows.arrays, right.table.rows.arrays, strict=True):
-            np.testing.assert_array_equal(mine, theirs)
-        assert plain.counters() == tiered.counters()
-        with pytest.raises(ServerError, match=r"loaded into .*, which have rows on disk"):
-            tiered.tables.restore(versions, number)
-        tiered.train(range(40, 42))
+        for one in (plain, second):
+            one.tables.restore(versions, number)
+            assert one.state() == tiered.state()
+            assert one.counters() == tiered.counters()
+        for one in (plain, tiered, second):
+            one.train(range(40, 60))
+        assert plain.state() == tiered.state() == second.state()
+        again = second.tables.save(versions, since=number)  # continues what was loaded
+        assert versions.manifest(again)["tables"]["t"]["parts"][0]["base"]
+        tiered.tables.restore(versions, again)
+        assert tiered.state() == plain.state()
+
+
+@pytest.mark.parametrize("storage_dtype", [None, "int8"])
+def test_rows_move_between_servers_with_tiers_and_in_memory(
+    versions, tmp_path, storage_dtype
+) -> None:
+    state, number = {}, 0
+    on_disk = tiers(tmp_path / "tiers", 600)
+    for num_servers, options in ((3, {}), (2, on_disk), (3, {})):
+        with table_cluster(num_servers, storage_dtype=storage_dtype, **options) as cluster:
+            if number:
+                cluster.tables.restore(versions, number)
+                described = cluster.client.describe()
+                hot = [
+                    table["hot"] for one in described.values() for table in one["tables"].values()
+                ]
+                assert (sum(hot) == 0) == bool(options)
+                assert cluster.state() == state
+            cluster.train(range(20 * num_servers, 20 * num_servers + 20))
+            number = cluster.tables.save(versions)
+            state = cluster.state()
+    # the same training on one server, without any restore: its rows are rounded alike
+    with table_cluster(1, storage_dtype=storage_dtype) as cluster:
+        for num_servers in (3, 2, 3):
+            cluster.train(range(20 * num_servers, 20 * num_servers + 20))
+        assert cluster.state() == state
+
+
+def test_rows_of_another_dtype_are_rounded_when_they_are_restored(versions) -> None:
+    with table_cluster(1) as exact, table_cluster(2, storage_dtype="bfloat16") as rounded:
+        exact.train(range(30))
+        rounded.tables.restore(versions, exact.tables.save(versions))
+        assert {*rounded.state()} == {*exact.state()}
+        keys = np.array([*exact.state()])
+        found, wanted = (one.client.pull_rows("t", keys) for one in (rounded, exact))
+        assert (np.abs(found - wanted) <= np.abs(wanted) * 2**-7).all()
+        assert (found != wanted).any()
+        number = rounded.tables.save(versions, since=1)  # its files have another format
+        assert all(part["base"] is None for part in _parts(versions, number))
+        exact.tables.restore(versions, number)
+        np.testing.assert_array_equal(exact.client.pull_rows("t", keys), found)
+
+
+def _parts(versions: TableVersions, number: int) -> list[dict[str, Any]]:
+    return versions.manifest(number)["tables"]["t"]["parts"]
+
+
+def test_answers_to_pulls_have_stored_rows() -> None:
+    keys = np.arange(1000)
+    for storage_dtype, num_bytes in ((None, 8000), ("bfloat16", 4000), ("int8", 6000)):
+        with table_cluster(1, storage_dtype=storage_dtype) as cluster:
+            rows = cluster.client.pull_rows("t", keys)
+            assert (rows.dtype, rows.shape) == (np.float32, (1000, 2))
+            np.testing.assert_array_equal(rows, cluster.servers[0].store.pull_rows("t", keys))
+            message = Message("pull_rows", {"names": ["t"]}, [keys])
+            answer = cluster.servers[0]._pull_rows(message)
+            assert sum(array.nbytes for array in answer.arrays) == num_bytes

@@ -12,6 +12,7 @@ import numpy as np
 from stratagem.messages import explain
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.tables.key_hash import BUCKET_COUNT, buckets_of
+from stratagem.parameter_server.server.tables.row_formats import RowFormat
 
 __all__ = ["BUCKET_COUNT", "KeyLayout", "buckets_of", "layout_of_keys"]
 
@@ -33,6 +34,11 @@ class KeyLayout(ShardLayout):
     def is_keyed(self) -> bool:
         """True: rows are found by key."""
         return True
+
+    @property
+    def row_format(self) -> RowFormat:
+        """Format of the rows on servers, and in their answers."""
+        return RowFormat.of(self.shape[1:], self.dtype, self.table)
 
     def shape_of(self, shard: int) -> tuple[int, ...]:
         """Returns the shape of a shard: no row, and the shape of a row."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from stratagem.parameter_server.client.cached_rows import CachedRows
 from stratagem.parameter_server.client.distinct_rows import DistinctIds, DistinctRows
+from stratagem.parameter_server.client.key_layout import KeyLayout
 from stratagem.parameter_server.client.request_partitioning import RequestParts, shard_name
 from stratagem.parameter_server.client.row_cache import RowCache
 from stratagem.parameter_server.client.shard_layout import ShardLayout
@@ -154,7 +155,7 @@ class RowReads:
                 rows[number].append(next(arrays[server]))
                 versions[number][part] = answers[server].fields["version"]
         return [
-            (_joined(own, one.placement), version)
+            (_joined(own, one), version)
             for own, one, version in zip(rows, lookups, versions, strict=True)
         ]
 
@@ -208,8 +209,11 @@ def _requests(lookups: Sequence[_TableLookup]) -> list[_StepRequest]:
     return [one for one in requests if one.held]
 
 
-def _joined(rows: Sequence[np.ndarray], placement: ShardLayout) -> np.ndarray:
-    if len(rows) == 1:
-        return rows[0]
-    empty = np.empty((0, *placement.shape[1:]), placement.dtype)
-    return np.concatenate(rows) if rows else empty
+def _joined(rows: Sequence[np.ndarray], lookup: _TableLookup) -> np.ndarray:
+    placement = lookup.placement
+    if not rows:
+        return np.empty((0, *placement.shape[1:]), placement.dtype)
+    joined = rows[0] if len(rows) == 1 else np.concatenate(rows)
+    if isinstance(placement, KeyLayout) and not lookup.slot:
+        return placement.row_format.expanded(joined)
+    return joined

@@ -163,6 +163,7 @@ class TableClient:
                     "buckets": own,
                     "chains": [one for one in chains if _overlap(one["buckets"], own)],
                     "save": manifest["save"],
+                    "storage_dtype": saved["options"].get("storage_dtype"),
                 }
         answers = self.client.ask_about_tables(kind, requests, folder=str(versions.folder))
         for answer in answers.values():
@@ -256,6 +257,7 @@ def _is_same(base: Mapping[str, Any], tables: Mapping[str, Any], name: str) -> b
         return (
             table["row_shape"],
             table["dtype"],
+            table["options"].get("storage_dtype"),
             [one["buckets"] for one in table["parts"]],
         )
 

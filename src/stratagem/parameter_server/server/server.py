@@ -227,7 +227,7 @@ class ParameterServer(Closing):
         names = message.fields["names"]
         version = self.store.version  # read first: some rows may be newer
         rows = [
-            self.store.pull_rows(name, numbers)
+            self.store.pull_rows(name, numbers, are_expanded=False)
             for name, numbers in zip(names, message.arrays, strict=True)
         ]
         return Message("ok", self._fields(version), rows)

@@ -133,6 +133,11 @@ class Shard:
         with self.lock:
             return np.take(np.asarray(self.array(slot)), rows, axis=0)
 
+    def expanded(self, slot: str | None, pulled: np.ndarray) -> np.ndarray:
+        """Returns the result of `pulled` as updates compute with it."""
+        del slot
+        return pulled
+
     def scatter(
         self, slot: str | None, rows: np.ndarray, values: np.ndarray, sign: int, version: int
     ) -> None:

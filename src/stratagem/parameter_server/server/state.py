@@ -98,10 +98,13 @@ class ServerState:
     def restore(self, messages: Sequence[Message]) -> None:
         """Restores the state from a journal, before the server accepts requests."""
         self.store.tiers.position = _last_position(messages)
+        last = _last_disk_ids(messages)
         for message in messages:
             arrays = iter(message.arrays)
             for described in message.fields["parts"]:
-                self.store.restore(_unpacked(described, arrays))
+                part = _unpacked(described, arrays)
+                if _disk_id(described) == last.get(part.spec.name):
+                    self.store.restore(part)
             if message.kind == _ENTRY:
                 self._restore_entry(message.fields, arrays)
         self.store.restored()
@@ -119,6 +122,16 @@ def _last_position(messages: Sequence[Message]) -> Position:
         if message.kind == _ENTRY:
             return message.fields["lifetime"], message.fields.get("num_changes", 0)
     return 0, 0
+
+
+def _disk_id(described: dict[str, Any]) -> str | None:
+    return described.get("table", {}).get("disk", {}).get("id")
+
+
+def _last_disk_ids(messages: Sequence[Message]) -> dict[str, str | None]:
+    """Returns the last files of each table with tiers: loaded rows replace those before."""
+    parts = [described for message in messages for described in message.fields["parts"]]
+    return {described["spec"]["name"]: _disk_id(described) for described in parts}
 
 
 def _packed(parts: Iterable[SavedPart]) -> tuple[list[dict[str, Any]], list[Any]]:

@@ -97,12 +97,16 @@ class ServerVariables(NamedShards):
             for (shard, _), value in zip(found, values, strict=True)
         ]
 
-    def pull_rows(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Returns rows of a variable or slot, by row number within this shard, or by key."""
+    def pull_rows(self, name: str, rows: np.ndarray, *, are_expanded: bool = True) -> np.ndarray:
+        """Returns rows of a variable or slot, by row number within this shard, or by key.
+
+        Without `are_expanded`, rows of a keyed table have its `RowFormat`.
+        """
         with self._reading:
             shard, slot = self._find(name)
         shard.require(rows)
-        return shard.pulled(slot, rows)
+        pulled = shard.pulled(slot, rows)
+        return shard.expanded(slot, pulled) if are_expanded else pulled
 
     def assign(self, name: str, value: np.ndarray, *, sign: int = 0) -> None:
         """Assigns a whole variable or slot (`sign=0`), or adds `sign * value` to it."""

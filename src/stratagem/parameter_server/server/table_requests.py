@@ -19,6 +19,7 @@ from stratagem.parameter_server.server.tables.policies import policy_from
 from stratagem.parameter_server.server.tables.table_chains import TableChain, load_table
 from stratagem.parameter_server.server.tables.table_copies import TableCopy, copied
 from stratagem.parameter_server.server.tables.table_files import TableFileWriter, TableHead
+from stratagem.parameter_server.server.tables.tiered_shard import TieredShard
 from stratagem.transport.listener import Request
 from stratagem.transport.wire import Message
 
@@ -67,27 +68,29 @@ class TableRequests:
     def load(self, message: Message) -> dict[str, Any]:
         """Replaces tables with saved ones. A damaged file raises before anything changes.
 
+        A table with tiers is replaced when all of its rows are on disk: until then, and if that
+        fails, the former one stays. Another table is empty if this fails.
+
         Fields: `folder`; `tables`: by name on this server, `buckets` (first one and number),
-        `chains` (see `TableChain`) and `save`, the identity of the loaded version.
+        `chains` (see `TableChain`), `storage_dtype` of the saved rows, and `save`, the identity of
+        the loaded version.
         """
         fields = message.fields
-        on_disk = [name for name in fields["tables"] if _has_tiers(self._store.keyed_shards[name])]
-        if on_disk:
-            raise ValueError(
-                explain(
-                    f"Saved rows were to be loaded into {on_disk}, which have rows on disk.",
-                    expected="tables without the option tiers.",
-                    fix="restore into tables without tiers.",
-                )
-            )
         with contextlib.ExitStack() as stack:
             opened = {
                 name: stack.enter_context(_opened(fields["folder"], described))
                 for name, described in fields["tables"].items()
             }
-            with self._store.changing():
-                for name, described in fields["tables"].items():
-                    self._load_table(name, opened[name], described)
+            with self._store.changing(), contextlib.ExitStack() as failed:
+                loaded: list[TieredShard] = []
+                for name in sorted(opened, key=self._is_in_memory):
+                    described = fields["tables"][name]
+                    loaded += self._load_table(name, opened[name], described, failed)
+                for table in loaded:
+                    self._store.tiers.replace(table)
+                    self._store.replace_table(table)
+                failed.pop_all()
+                self._store.num_changes += 1
         return {}
 
     def evict(self, message: Message) -> dict[str, Any]:
@@ -119,9 +122,10 @@ class TableRequests:
             )
         num_slots = table.keyed.rows.num_slots
         first = fields["first"]
-        end = min(num_slots, first + piece_rows(table.size_bytes, num_slots))
+        end = min(num_slots, first + piece_rows(table.row_bytes, 1))
         part = table.copied_slots(np.arange(first, end))
-        arrays = [part.value, part.table.rows.keys] if fields["with_keys"] else [part.value]
+        keys = [part.table.rows.keys] if fields["with_keys"] else []
+        arrays = [table.format.expanded(part.value), *keys]
         return Message("ok", {"first": None if end == num_slots else end}, arrays)
 
     def _saved(self, fields: Mapping[str, Any]) -> Message:
@@ -160,33 +164,56 @@ class TableRequests:
                 }
         return Message("ok", {"parts": parts})
 
+    def _is_in_memory(self, name: str) -> bool:
+        return not isinstance(self._store.keyed_shards[name], TieredShard)
+
     def _load_table(
-        self, name: str, chains: list[TableChain], described: Mapping[str, Any]
-    ) -> None:
+        self,
+        name: str,
+        chains: list[TableChain],
+        described: Mapping[str, Any],
+        failed: contextlib.ExitStack,
+    ) -> list[TieredShard]:
+        """Replaces a table, or returns one with tiers that is to replace it.
+
+        A table in memory is replaced before it is loaded: memory may not hold two. `failed` removes
+        files.
+        """
         old = self._store.keyed_shards[name]
-        num_rows, num_candidates = old.keyed.rows.num_slots, old.keyed.candidates.num_slots
+        sizes = old.keyed.rows.num_slots, old.keyed.candidates.num_slots
         table = old.emptied()
+        if isinstance(table, TieredShard):
+            failed.callback(table.discard)
+            self._fill(table, chains, described, sizes)
+            return [table]
         self._store.replace_table(table)
         self._store.num_changes += 1
-        first, count = described["buckets"]
-        del old  # memory may not hold two tables
+        del old
         try:
-            buckets = range(first, first + count)
-            is_same = load_table(table, chains, buckets, self._store.version)
+            self._fill(table, chains, described, sizes)
         except BaseException:
             table = table.emptied()
+            table.loaded(*sizes)
             self._store.replace_table(table)
             raise
-        finally:
-            table.keyed.rows.grow_over(num_rows)
-            table.keyed.candidates.grow_over(num_candidates)
-        if is_same:  # the next changes continue what was loaded
-            table.history.take()
+        return []
+
+    def _fill(
+        self,
+        table: KeyedShard,
+        chains: list[TableChain],
+        described: Mapping[str, Any],
+        sizes: tuple[int, int],
+    ) -> None:
+        """Loads saved rows into an empty table; `sizes` are those of the former one."""
+        first, count = described["buckets"]
+        storage_dtype = described["storage_dtype"]
+        buckets = range(first, first + count)
+        is_same = load_table(table, chains, buckets, self._store.version, storage_dtype)
+        table.loaded(*sizes)
+        if is_same and storage_dtype == table.format.storage_dtype:
+            table.history.take()  # the next changes continue what was loaded
             table.history.add(described["save"])
-
-
-def _has_tiers(table: KeyedShard) -> bool:
-    return (table.spec.table or {}).get("tiers") is not None
 
 
 @contextlib.contextmanager
@@ -197,5 +224,6 @@ def _opened(folder: str, described: Mapping[str, Any]) -> Generator[list[TableCh
 
 
 def _head_of(copy: TableCopy, save: str, own: Mapping[str, Any]) -> TableHead:
-    spec = copy.shard.spec
-    return TableHead(save, copy.base, own["table"], own["part"], spec.shape[1:], spec.dtype)
+    stored = copy.shard.format
+    name = stored.stored_dtype.name
+    return TableHead(save, copy.base, own["table"], own["part"], stored.stored_shape, name)

@@ -17,18 +17,20 @@ def test_options_are_read_from_fields() -> None:
             "admission": {"kind": "AfterSightings", "sightings": 2},
             "eviction": {"kind": "LeastRecent"},
             "max_rows": 7,
-            "storage_dtype": None,
+            "storage_dtype": "int8",
             "tiers": {"memory_bytes": 100, "folder": "/disk"},
         }
     )
     uniform = RowInitializer("uniform", -1, 1, 3)
     tiers = TierOptions(100, "/disk")
-    assert got == TableOptions(uniform, AfterSightings(2), LeastRecent(), 7, tiers=tiers)
+    assert got == TableOptions(uniform, AfterSightings(2), LeastRecent(), 7, False, tiers, "int8")
 
 
 def test_options_that_servers_do_not_have_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"the options \['storage_dtype'\], which"):
-        TableOptions.from_fields({"storage_dtype": "int8"})
+    with pytest.raises(ValueError, match=r"the options \['engine'\], which"):
+        TableOptions.from_fields({"engine": "rocks"})
+    with pytest.raises(ValueError, match="storage_dtype='int4'"):
+        TableOptions.from_fields({"storage_dtype": "int4"})
     with pytest.raises(ValueError, match="max_rows=0"):
         TableOptions.from_fields({"max_rows": 0})
 

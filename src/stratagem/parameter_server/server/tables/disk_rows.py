@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
 import json
 import os
 import secrets
@@ -63,9 +64,13 @@ class DiskRows(Closing):
     `rows_id` is random: a journal has that of its rows. Each write has the position of the last
     journal entry, and that is on disk before the rows: see `position`.
 
+    Rows that were loaded later are in a folder beside the first one, whose name has their id. All
+    other folders of the table are removed, unless `beside` is given.
+
     Args:
         folder: folder of one table of one server.
-        rows_id: rows that must be there; None to begin without rows, and remove those of others.
+        rows_id: rows that must be there; None to begin without rows.
+        beside: rows that stay, in this process.
 
     Raises:
         DataLossError: other rows are there, or none.
@@ -73,24 +78,32 @@ class DiskRows(Closing):
         UnavailableError: another process uses the folder.
     """
 
-    def __init__(self, folder: Path, rows_id: str | None = None) -> None:
-        self._folder = folder
+    def __init__(
+        self, folder: Path, rows_id: str | None = None, *, beside: DiskRows | None = None
+    ) -> None:
+        self._base = self._folder = folder
         self._groups: list[dict[str, list[Any]]] = []
         self._files: list[RowFile] = []
         self.position: Position = (0, 0)
         self.written_bytes = self.read_bytes = self.num_read = 0
         with contextlib.ExitStack() as stack:
-            self._lock = stack.enter_context(JournalLock(Path(f"{folder}.lock")))
-            if rows_id is None:
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir(mode=0o700)
-                self.rows_id = secrets.token_hex(8)
-                self._write_manifest()
+            if beside is None:
+                self._lock = stack.enter_context(JournalLock(Path(f"{folder}.lock")))
             else:
-                self.rows_id = rows_id
+                self._lock = beside._lock
+            self.rows_id = secrets.token_hex(8) if rows_id is None else rows_id
+            loaded = folder.with_name(f"{folder.name}+{self.rows_id}")
+            if beside is not None or loaded.is_dir():
+                self._folder = loaded
+            if rows_id is not None:
                 self._read_manifest()
-            self._keys = RowFile(folder / _KEYS, _KEY_TYPE)
-            self._closing = stack.pop_all()
+            if beside is None:
+                self._remove_folders(kept=None if rows_id is None else self._folder)
+            if rows_id is None:
+                self._folder.mkdir(mode=0o700)
+                self._write_manifest()
+            self._keys = RowFile(self._folder / _KEYS, _KEY_TYPE)
+            stack.pop_all()  # the lock stays
 
     @property
     def size_bytes(self) -> int:
@@ -161,15 +174,29 @@ class DiskRows(Closing):
         """Closes all files."""
         for file in (self._keys, *self._files):
             file.close()
-        self._closing.close()
+        self._lock.close()
+
+    def emptied(self) -> DiskRows:
+        """Returns a place beside these rows, without any. Both have the same lock."""
+        return DiskRows(self._base, beside=self)
+
+    def discard(self) -> None:
+        """Removes the files. Reads by other threads may end; then the files are closed."""
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def remove(self) -> None:
         """Closes and removes everything, and the folder of the server if it is then empty."""
         self.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._remove_folders()
         with contextlib.suppress(OSError):
-            Path(f"{self._folder}.lock").unlink()
-            self._folder.parent.rmdir()
+            Path(f"{self._base}.lock").unlink()
+            self._base.parent.rmdir()
+
+    def _remove_folders(self, kept: Path | None = None) -> None:
+        """Removes all folders of the table but one."""
+        loaded = self._base.parent.glob(f"{glob.escape(self._base.name)}+*")
+        for one in {self._base, *loaded} - {kept}:
+            shutil.rmtree(one, ignore_errors=True)
 
     def _open_files(self) -> None:
         for number in range(len(self._files), len(self._groups)):

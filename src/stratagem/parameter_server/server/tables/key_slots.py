@@ -50,6 +50,11 @@ class SavedKeys:
         """All arrays, for a message."""
         return [self.slots, self.keys, self.seen, self.counts, self.freed]
 
+    def chosen(self, which: np.ndarray) -> SavedKeys:
+        """Returns the slots in use that an index array or a mask chooses, and no freed ones."""
+        seen, counts = self.seen[which], self.counts[which]
+        return SavedKeys(self.slots[which], self.keys[which], seen, counts, self.freed[:0])
+
     @classmethod
     def from_arrays(cls, arrays: Iterator[np.ndarray]) -> SavedKeys:
         """Takes the result of `arrays` from a message."""
@@ -281,12 +286,16 @@ class KeySlots:
         self._free.grow(len(free))
         self._free.array[: len(free)] = order.free
 
-    def grow_over(self, num_slots: int) -> None:
-        """Marks all slots, those below `num_slots` too, so that a journal frees the latter."""
+    def grow_over(self, num_slots: int, *, marks: bool = True) -> None:
+        """Marks all slots, those below `num_slots` too, so that a journal frees the latter.
+
+        Without `marks`, others may mark them.
+        """
         end = max(num_slots, self.num_slots)
         self.grow(end)
         self._is_used.array[self.num_slots : end] = False
-        self.mark(np.arange(end))
+        if marks:
+            self.mark(np.arange(end))
 
     def _windows(self, size: int) -> Generator[np.ndarray]:
         """Yields all slots in windows, each of the hand and the next slots."""

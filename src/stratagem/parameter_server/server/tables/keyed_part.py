@@ -40,11 +40,11 @@ class KeyedPart(UpdatedPart):
         self._table.keep(self._sighting, self._version, np.asarray(value)[:count], stored)
 
     def _taken(self, slot: str | None) -> Any:
-        sighting, array = self._sighting, self._table.array(slot)
-        rows = padded_empty(len(sighting), array.shape[1:], array.dtype)
+        sighting, table = self._sighting, self._table
+        rows = padded_empty(len(sighting), table.spec.shape[1:], table.dtype_of(slot))
         num_known = len(sighting.slots)
         if num_known:
-            self._table.take(slot, sighting.slots, rows)
+            table.take(slot, sighting.slots, rows)
         if len(sighting.new):
-            rows[num_known : len(sighting)] = self._table.initial_rows(slot, sighting)
+            rows[num_known : len(sighting)] = table.initial_rows(slot, sighting)
         return rows

@@ -6,65 +6,42 @@ optimizers, changed rows and the journal.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from stratagem.messages import explain
 from stratagem.parameter_server.server.shards import (
     SavedPart,
-    Shard,
     ShardSpec,
     UpdatedPart,
     piece_rows,
 )
 from stratagem.parameter_server.server.tables.dirty_rows import DirtyRows
-from stratagem.parameter_server.server.tables.growing_array import (
-    GrowingArray,
-    most_rows_in_memory,
-)
 from stratagem.parameter_server.server.tables.keyed_part import KeyedPart
 from stratagem.parameter_server.server.tables.keyed_rows import COUNTERS, KeyedRows, Sighting
 from stratagem.parameter_server.server.tables.policies import Eviction
+from stratagem.parameter_server.server.tables.row_arrays import RowArrays
 from stratagem.parameter_server.server.tables.save_history import SaveHistory
 from stratagem.parameter_server.server.tables.saved_table import KeyedMarks, SavedTable
-from stratagem.parameter_server.server.tables.table_options import TableOptions
 from stratagem.parameter_server.server.updates import Slot
 
 __all__ = ["KeyedShard"]
 
 
-# Memory of the key of a row, its place in the index and its counts.
-_KEY_BYTES = 28
-
-
-class KeyedShard(Shard):
+class KeyedShard(RowArrays):
     """Rows by key, and their slots of optimizers.
 
-    `value` and `slots` have more rows than are in use. `initials` are the initial values of the
-    optimizer slots, `keyed` the keys, and `history` the changes since the table was saved.
+    `keyed` are the keys, and `history` the changes since the table was saved.
 
     Raises:
         ValueError: the spec has invalid options.
     """
 
     def __init__(self, spec: ShardSpec) -> None:
-        options = TableOptions.from_fields(spec.table or {})
-        row_shape, dtype = spec.shape[1:], np.dtype(spec.dtype)
-        row_bytes = math.prod(row_shape) * dtype.itemsize
-        self._most_rows = most_rows_in_memory(_KEY_BYTES + (0 if options.tiers else row_bytes))
-        if options.max_rows is not None:
-            self._most_rows = min(self._most_rows, options.max_rows)
-        # Places of rows in memory. Without tiers, the place of a row is its slot.
-        self._most_places = min(self._most_rows, most_rows_in_memory(_KEY_BYTES + row_bytes))
-        self._value = GrowingArray(row_shape, dtype, self._most_places)
-        super().__init__(spec, self._value.array)
-        self._initializer = options.initializer
-        self._slot_arrays: dict[str, GrowingArray] = {}
-        self.initials = self._initials = dict[str, float]()
-        self.keyed = self._keyed = KeyedRows(options, self._most_rows, self._row_states())
+        super().__init__(spec)
+        self.keyed = self._keyed = KeyedRows(self.options, self._most_rows, self._row_states())
         self._rows, self._candidates = self._keyed.rows, self._keyed.candidates
         self._is_changed = True  # what is no slot: counters, and the spec of a new table
         self.history = SaveHistory(self._rows, self._candidates)
@@ -72,8 +49,7 @@ class KeyedShard(Shard):
     @property
     def size_bytes(self) -> int:
         """Memory of all rows, keys and slots in use, in bytes."""
-        arrays = [self._value, *list(self._slot_arrays.values())]
-        rows_bytes = self._rows.num_slots * sum(one.row_bytes for one in arrays)
+        rows_bytes = self._rows.num_slots * self.row_bytes
         return rows_bytes + self._rows.size_bytes + self._candidates.size_bytes
 
     @property
@@ -81,12 +57,21 @@ class KeyedShard(Shard):
         """Size of the rows that a journal entry would copy, in bytes."""
         return len(self._rows.dirty) * self.size_bytes // max(1, self._rows.num_slots)
 
-    def emptied(self) -> KeyedShard:
+    def emptied(self) -> Self:
         """Returns a table with the same options and optimizer slots, without rows."""
-        empty = KeyedShard(self.spec)
+        empty = self._without_rows()
         for name, array in self._slot_arrays.items():
-            empty._add_slot_array(name, array.array.dtype, self._initials[name])
+            empty._add_slot_array(name, array.array.dtype, self.initials[name])
         return empty
+
+    def load(self, part: SavedPart) -> None:
+        """Puts saved rows into an empty table. Call `restored` and `loaded` after the last part."""
+        self.restore(part)
+
+    def loaded(self, num_rows: int, num_candidates: int) -> None:
+        """Completes a load. A journal frees the slots of the former table, which had so many."""
+        self._rows.grow_over(num_rows)
+        self._candidates.grow_over(num_candidates)
 
     def copied_slots(self, slots: np.ndarray) -> SavedPart:
         """Returns copies of the rows of slots in use."""
@@ -106,23 +91,11 @@ class KeyedShard(Shard):
             sizes = {"rows": num_rows, "hot": num_rows, "bytes": self.size_bytes}
             return {**sizes, "candidates": len(self._candidates), **self._keyed.counters}
 
-    def require(self, rows: np.ndarray) -> None:
-        """Raises TypeError if these are not keys."""
-        if rows.dtype != np.int64 or rows.ndim != 1:
-            raise TypeError(
-                explain(
-                    f"Keys of {self.spec.name!r} have dtype {rows.dtype} and {rows.ndim} axes.",
-                    expected="int64 keys with a single axis.",
-                    fix="run the same Stratagem version in all processes.",
-                )
-            )
-
-    def copied(self, value: np.ndarray) -> np.ndarray:
-        """Returns a whole value, which has no rows: rows are read by key only."""
-        return np.empty(self.spec.shape, value.dtype)
-
     def pulled(self, slot: str | None, rows: np.ndarray) -> np.ndarray:
-        """Returns the rows of keys. An unknown key has its initial value, and gets no row."""
+        """Returns the rows of keys as they are stored: see `expanded`.
+
+        An unknown key has its initial value, and gets no row.
+        """
         with self.lock:
             array = self.array(slot)
             slots = self._rows.find(rows)
@@ -139,7 +112,8 @@ class KeyedShard(Shard):
     ) -> None:
         """Assigns (`sign=0`) or adds to rows of keys, and makes those of unknown keys.
 
-        Neither admission nor the counts of updates matter here.
+        Neither admission nor the counts of updates matter here. Stored rows are rounded to the
+        nearest: these are no updates, by whose number random bits could differ.
 
         Raises:
             ValueError: the table is full, or a new key is given twice.
@@ -164,9 +138,11 @@ class KeyedShard(Shard):
             places = self._new_places(made)
             self.value[places] = self._initial(None, new, self.value.dtype)
             for name in self.slots:
-                self.slots[name][places] = self._initials[name]
+                self.slots[name][places] = self.initials[name]
             array, places = self.array(slot), self._places(slots)
-            array[places] = values if sign == 0 else array[places] + sign * values
+            if sign:
+                values = self.expanded(slot, array[places]) + sign * values
+            array[places] = self.format.stored(values) if slot is None else values
             self._rows.note(slots, version + self._keyed.version_offset, 0)
 
     def updated(
@@ -195,10 +171,6 @@ class KeyedShard(Shard):
         """Adds a slot of an optimizer."""
         self._add_slot_array(name, np.dtype(slot.dtype), slot.initial)
         self.mark()
-
-    def drop_slot(self, name: str) -> None:
-        """Removes a slot of an optimizer."""
-        del self.slots[name], self._slot_arrays[name], self._initials[name]
 
     def mark(self, rows: np.ndarray | None = None) -> None:
         """Marks slots as changed; None marks all."""
@@ -240,6 +212,14 @@ class KeyedShard(Shard):
 
     def restore(self, part: SavedPart) -> None:
         """Restores slots from a journal. Call `restored` after the last part."""
+        saved = self._with_keys_of(part)
+        places = self._new_places(saved.rows.slots)
+        self.value[places] = part.value
+        for name in self.slots:
+            self.slots[name][places] = part.slots.get(name, self.initials[name])
+
+    def _with_keys_of(self, part: SavedPart) -> SavedTable:
+        """Restores keys, counters and missing slots of optimizers, and returns the keys."""
         saved = part.table
         assert isinstance(saved, SavedTable)
         self._rows.restore(saved.rows)
@@ -250,23 +230,16 @@ class KeyedShard(Shard):
             if name not in self.slots:
                 self._add_slot_array(name, rows.dtype, float(saved.initials[name]))
         self._grow(self._rows.num_slots)
-        places = self._new_places(saved.rows.slots)
-        self.value[places] = part.value
-        for name in self.slots:
-            self.slots[name][places] = part.slots.get(name, self._initials[name])
+        return saved
 
     def restored(self) -> None:
         """Completes a restoration. Raises ValueError if a key has two rows."""
         self._rows.restored()
         self._candidates.restored()
 
-    def take(self, slot: str | None, slots: np.ndarray, out: np.ndarray) -> None:
-        """Copies rows to the beginning of `out`."""
-        np.take(self.array(slot), slots, axis=0, out=out[: len(slots)], mode="clip")
-
     def initial_rows(self, slot: str | None, sighting: Sighting) -> np.ndarray:
-        """Returns the initial rows of new keys."""
-        return self._initial(slot, sighting.new, self.array(slot).dtype)
+        """Returns the initial rows of new keys, as updates compute with them."""
+        return self.expanded(slot, self._initial(slot, sighting.new, self.array(slot).dtype))
 
     def keep(
         self,
@@ -276,28 +249,35 @@ class KeyedShard(Shard):
         slots: Mapping[str, np.ndarray],
     ) -> None:
         """Stores the rows of an update and makes new ones, after it succeeded."""
+        value = self._rounded(sighting, value)
         with self.lock:
             rows = self._keyed.keep(sighting, version)
             self._is_changed |= bool(len(sighting.refused))
             made = self._new_places(rows[len(sighting.slots) :])
             if len(made):  # slots of other optimizers too
                 for name in self.slots.keys() - slots.keys():
-                    self.slots[name][made] = self._initials[name]
+                    self.slots[name][made] = self.initials[name]
             places = self._places(rows)
             self.value[places] = value
             for name, slot in slots.items():
                 self.slots[name][places] = slot
             self._keyed.evict_aged(version)
 
-    def _initial(self, slot: str | None, keys: np.ndarray, dtype: np.dtype) -> np.ndarray:
-        row_shape = self.spec.shape[1:]
-        if slot is not None:
-            return np.full((len(keys), *row_shape), self._initials[slot], dtype)
-        return self._initializer.rows(keys, row_shape, dtype)
+    def _rounded(self, sighting: Sighting, value: np.ndarray) -> np.ndarray:
+        """Returns the new rows of an update as they are stored."""
+        if self.format.is_plain:
+            return value
+        keys = np.concatenate([self._rows.index.keys[sighting.slots], sighting.new])
+        counts = np.ones(len(keys), np.uint64)
+        counts[: len(sighting.slots)] += self._rows.counts[sighting.slots]
+        return self.format.stored(value, keys, counts)
 
     @property
     def _num_places(self) -> int:
         return self._rows.num_slots
+
+    def _without_rows(self) -> Self:
+        return type(self)(self.spec)
 
     def _row_states(self) -> DirtyRows:
         return DirtyRows(self._most_rows)
@@ -313,13 +293,6 @@ class KeyedShard(Shard):
     def _hold(self, slots: np.ndarray) -> None:
         """Keeps rows in memory until the next call."""
 
-    def _add_slot_array(self, name: str, dtype: np.dtype, initial: float) -> None:
-        made = GrowingArray(self.spec.shape[1:], dtype, self._most_places)
-        made.grow(self._num_places)
-        made.array[: self._num_places] = initial
-        self._slot_arrays[name], self._initials[name] = made, initial
-        self.slots[name] = made.array
-
     def _reserve(self, num_new: int) -> None:
         """Makes memory for new rows available, so that a change cannot fail when it is half made.
 
@@ -332,20 +305,13 @@ class KeyedShard(Shard):
                 self._rows.grow(end)
                 self._grow(end)
 
-    def _grow(self, num_slots: int) -> None:
-        self._value.grow(num_slots)
-        self.value = self._value.array
-        for name, array in self._slot_arrays.items():
-            array.grow(num_slots)
-            self.slots[name] = array.array
-
     def _saved(self, rows: np.ndarray, candidates: np.ndarray) -> SavedPart:
         keys = self._rows.saved(rows)
         table = SavedTable(
             keys,
             self._candidates.saved(candidates),
             {**self._keyed.counters, "version_offset": self._keyed.version_offset},
-            dict(self._initials),
+            dict(self.initials),
             self._on_disk(),
         )
         places = self._places(keys.slots)

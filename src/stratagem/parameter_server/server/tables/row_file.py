@@ -25,12 +25,15 @@ class RowFile(Closing):
 
     Numbers of a call are sorted and distinct. A number that was never written has a record of
     zeros. Records that were written since the last `sync` may be lost, or damaged, if the machine
-    stops. Reads and writes may be made by several threads.
+    stops. Reads and writes may be made by several threads. A file that is removed can be read until
+    nothing refers to it.
 
     Args:
         path: file, which is created if it does not exist.
         dtype: structured type of a record.
     """
+
+    _file = -1
 
     def __init__(self, path: Path, dtype: np.dtype) -> None:
         fields = [(name, dtype[name]) for name in dtype.names or ()]
@@ -108,6 +111,9 @@ class RowFile(Closing):
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+    def __del__(self) -> None:
+        self.close()
 
     def _put(self, numbers: np.ndarray, records: np.ndarray) -> None:
         if not len(numbers):

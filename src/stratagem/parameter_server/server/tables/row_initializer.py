@@ -12,6 +12,7 @@ from scipy.special import ndtri
 
 from stratagem.messages import explain
 from stratagem.parameter_server.server.tables.key_hash import GOLDEN, mix64, seeded
+from stratagem.parameter_server.server.tables.row_formats import RowFormat
 
 __all__ = ["RowInitializer"]
 
@@ -60,6 +61,11 @@ class RowInitializer:
     def from_fields(cls, fields: Mapping[str, Any]) -> RowInitializer:
         """Returns the initializer from the fields of `dataclasses.asdict`."""
         return cls(**fields)
+
+    def stored(self, keys: np.ndarray, format: RowFormat) -> np.ndarray:
+        """Returns the initial row of each key in a format, which may round it."""
+        rows = self.rows(keys, format.row_shape, np.dtype(format.dtype))
+        return format.stored(rows, keys, np.zeros(len(keys), np.uint64))
 
     def rows(self, keys: np.ndarray, row_shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """Returns the initial row of each key, of shape (k, *row_shape)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from stratagem.parameter_server.server.tables.key_slots import SavedKeys, SlotOr
 from stratagem.parameter_server.server.tables.keyed_rows import COUNTERS
 from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard
 from stratagem.parameter_server.server.tables.policies import LeastFrequent, LeastRecent, victims
+from stratagem.parameter_server.server.tables.row_formats import RowFormat
 from stratagem.parameter_server.server.tables.saved_table import SavedTable
 from stratagem.parameter_server.server.tables.table_files import (
     SavedRows,
@@ -88,9 +90,15 @@ _KINDS = ("rows", "candidates")
 
 
 def load_table(
-    table: KeyedShard, chains: Sequence[TableChain], buckets: range, version: int
+    table: KeyedShard,
+    chains: Sequence[TableChain],
+    buckets: range,
+    version: int,
+    storage_dtype: str | None = None,
 ) -> bool:
     """Puts saved rows of some buckets into an empty table; `version` is that of the server.
+
+    `storage_dtype` is that of the saved rows. Rows of another one are rounded to that of the table.
 
     From one chain with the same buckets, rows get the same slots, so that training continues bit
     for bit: the result is then True. Otherwise they are rows of another number of servers.
@@ -102,6 +110,7 @@ def load_table(
     ends = [chain.end for chain in chains]
     newest = max(end.version for end in ends)
     keyed = table.keyed
+    saved_format = dataclasses.replace(table.format, storage_dtype=storage_dtype)
     is_same = [chain.buckets for chain in chains] == [buckets] and (
         ends[0].rows.num_slots <= keyed.most_rows
         and ends[0].candidates.num_slots <= keyed.most_candidates
@@ -124,10 +133,8 @@ def load_table(
                 part = _numbered(part, num_rows, num_candidates)
                 num_rows += len(part.rows.slots)
                 num_candidates += len(part.candidates.slots)
-            table.restore(_saved_part(table, part, age, chain.end))
+            table.load(_saved_part(table, part, age, chain.end, saved_format))
     table.restored()
-    for name in table.slots.keys() - {name for end in ends for name in end.initials}:
-        table.slots[name][: keyed.rows.num_slots] = table.initials[name]
     if is_same:
         keyed.rows.set_order(ends[0].rows)
         keyed.candidates.set_order(ends[0].candidates)
@@ -162,16 +169,11 @@ def _keys(part: SavedRows) -> tuple[SavedKeys, SavedKeys]:
 
 def _chosen(part: SavedRows, rows: np.ndarray, candidates: np.ndarray) -> SavedRows:
     """Returns the rows and candidates that are True in the masks."""
-    kept = _of_keys(part.candidates, candidates)
+    kept = part.candidates.chosen(candidates)
     if rows.all():
-        return SavedRows(_of_keys(part.rows, rows), kept, part.value, part.slots, part.offset)
+        return SavedRows(part.rows.chosen(rows), kept, part.value, part.slots, part.offset)
     slots = {name: slot[rows] for name, slot in part.slots.items()}
-    return SavedRows(_of_keys(part.rows, rows), kept, part.value[rows], slots)
-
-
-def _of_keys(keys: SavedKeys, mask: np.ndarray) -> SavedKeys:
-    none = np.empty(0, np.int32)
-    return SavedKeys(keys.slots[mask], keys.keys[mask], keys.seen[mask], keys.counts[mask], none)
+    return SavedRows(part.rows.chosen(rows), kept, part.value[rows], slots)
 
 
 def _is_in(keys: np.ndarray, buckets: range) -> np.ndarray:
@@ -190,14 +192,19 @@ def _numbered(part: SavedRows, num_rows: int, num_candidates: int) -> SavedRows:
     return SavedRows(rows, candidates, part.value, part.slots)
 
 
-def _saved_part(table: KeyedShard, part: SavedRows, age: int, end: TableEnd) -> SavedPart:
+def _saved_part(
+    table: KeyedShard, part: SavedRows, age: int, end: TableEnd, saved_format: RowFormat
+) -> SavedPart:
     """Returns rows as a journal has them, `age` versions newer."""
     rows, candidates = (
         SavedKeys(one.slots, one.keys, one.seen + np.uint32(age), one.counts, one.freed)
         for one in _keys(part)
     )
     saved = SavedTable(rows, candidates, end.counters, end.initials)
-    return SavedPart(table.spec, rows.slots, part.value, part.slots, saved)
+    value = part.value
+    if saved_format != table.format:
+        value = table.format.stored(saved_format.expanded(value), rows.keys, rows.counts)
+    return SavedPart(table.spec, rows.slots, value, part.slots, saved)
 
 
 def _excess(

@@ -85,9 +85,7 @@ class TableCopy:
     @property
     def unsaved_bytes(self) -> int:
         """Size of the rows that changed since the last call of `begin` or `next`."""
-        shard = self.shard
-        num_slots = shard.keyed.rows.num_slots + shard.keyed.candidates.num_slots
-        return shard.history.num_unsaved * shard.size_bytes // max(1, num_slots)
+        return self.shard.history.num_unsaved * self.shard.row_bytes
 
 
 def copied(

@@ -8,6 +8,7 @@ from typing import Any
 
 from stratagem.messages import explain
 from stratagem.parameter_server.server.tables.policies import Admission, Eviction, policy_from
+from stratagem.parameter_server.server.tables.row_formats import STORAGE_DTYPES
 from stratagem.parameter_server.server.tables.row_initializer import RowInitializer
 
 __all__ = ["TableOptions", "TierOptions", "tier_options"]
@@ -58,9 +59,10 @@ class TableOptions:
             `LeastFrequent` and `LeastRecent` refuses more keys.
         allow_row_export: True if keys may be exported with their rows.
         tiers: memory limit beyond which rows are on disk; None for all in memory.
+        storage_dtype: dtype in which rows are held, see `RowFormat`; None for that of the table.
 
     Raises:
-        ValueError: a limit below 1.
+        ValueError: a limit below 1, or another dtype.
     """
 
     initializer: RowInitializer
@@ -69,8 +71,17 @@ class TableOptions:
     max_rows: int | None = None
     allow_row_export: bool = False
     tiers: TierOptions | None = None
+    storage_dtype: str | None = None
 
     def __post_init__(self) -> None:
+        if self.storage_dtype not in (None, *STORAGE_DTYPES):
+            raise ValueError(
+                explain(
+                    f"A keyed table has storage_dtype={self.storage_dtype!r}.",
+                    expected=f"one of {STORAGE_DTYPES}, or None.",
+                    fix="omit storage_dtype to hold rows as they are computed with.",
+                )
+            )
         if self.max_rows is not None and self.max_rows < 1:
             raise ValueError(
                 explain(
@@ -106,6 +117,7 @@ class TableOptions:
             fields.get("max_rows"),
             bool(fields.get("allow_row_export")),
             None if tiers is None else tier_options(tiers),
+            fields.get("storage_dtype"),
         )
 
 

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import secrets
 import threading
 from collections.abc import Generator, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from stratagem.parameter_server.server.shards import SavedPart, ShardSpec, piece_rows
 from stratagem.parameter_server.server.tables.dirty_rows import DirtyRows
-from stratagem.parameter_server.server.tables.disk_rows import DiskRows, FetchedRows, Position
+from stratagem.parameter_server.server.tables.disk_rows import FetchedRows, Position
+from stratagem.parameter_server.server.tables.file_shard import FileShard
 from stratagem.parameter_server.server.tables.keyed_rows import Sighting
-from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard
 from stratagem.parameter_server.server.tables.row_frames import RowFrames
 from stratagem.parameter_server.server.tables.row_states import RowStates
 from stratagem.parameter_server.server.tables.saved_table import KeyedMarks
-from stratagem.parameter_server.server.tables.table_options import TableOptions
-from stratagem.parameter_server.server.updates import Slot
 
 __all__ = ["TieredShard"]
 
-_VALUE = "value"
 # Rows that are newer than those on disk are written in the background when they fill the first part
 # of the memory limit, until they fill the second one. Beyond the third, changes wait for it.
 _FLUSHED_ABOVE, _FLUSHED_TO, _MOST_UNFLUSHED = 0.5, 0.375, 0.75
@@ -34,7 +28,7 @@ _ATTEMPTS = 4  # to read rows without the lock; then with it
 _NONE = np.empty(0, np.int64)
 
 
-class TieredShard(KeyedShard):
+class TieredShard(FileShard):
     """Rows by key, some of them in memory: those that were used lately, and changed ones.
 
     The place of a row in `value` and `slots` is its frame. A row is written to disk only when a
@@ -42,7 +36,8 @@ class TieredShard(KeyedShard):
     that changed since stays in memory, even beyond the limit: see `is_full`.
 
     Calls of `take_marks`, `put_back` and `flush` are serialized by their caller. When it calls
-    `flush`, all taken marks are in journal entries on disk, or were put back.
+    `flush`, all taken marks are in journal entries on disk, or were put back. Then `is_journaled`
+    is True if one of these names the files.
 
     Args:
         spec: the shard, with the option `tiers`.
@@ -54,34 +49,28 @@ class TieredShard(KeyedShard):
     """
 
     def __init__(self, spec: ShardSpec, position: Position | None = None) -> None:
-        super().__init__(spec)
+        super().__init__(spec, position)
         self.lock: Any = threading.RLock()
-        tiers = TableOptions.from_fields(spec.table or {}).tiers
-        assert tiers is not None
-        self._memory_bytes = tiers.memory_bytes
-        name = hashlib.sha256(spec.name.encode()).hexdigest()[:16]
-        self._folder = Path(tiers.folder, f"{name}-{spec.first_row}")
+        assert self.options.tiers is not None
+        self._memory_bytes = self.options.tiers.memory_bytes
         self._frames = RowFrames(self._most_rows, self._most_places, self._are_clean)
-        self._column_names: dict[str | None, str] = {None: _VALUE}
-        self._position: Position = (0, 0) if position is None else position
-        self._damaged = _NONE
         self._num_hits = 0
-        self._opened = None if position is not None else DiskRows(self._folder)
+        self.is_journaled = False
 
     @property
     def size_bytes(self) -> int:
         """Memory of the rows in memory, in bytes: a rewritten journal has no others."""
-        return self._frames.num_used * self._row_bytes
+        return self._frames.num_used * self.row_bytes
 
     @property
     def marked_bytes(self) -> int:
         """Size of the rows that a journal entry would copy, in bytes."""
-        return len(self._rows.dirty) * self._row_bytes
+        return len(self._rows.dirty) * self.row_bytes
 
     @property
     def capacity(self) -> int:
         """Number of rows that fill the memory limit."""
-        return max(1, self._memory_bytes // self._row_bytes)
+        return max(1, self._memory_bytes // self.row_bytes)
 
     @property
     def is_full(self) -> bool:
@@ -134,22 +123,19 @@ class TieredShard(KeyedShard):
         with self.lock:
             super().take(slot, self._places(slots), out)
 
-    def add_slot(self, name: str, slot: Slot) -> None:
-        """Adds a slot of an optimizer. Rows on disk have its initial value until they change."""
-        with self.lock:
-            self._column_names[name] = f"{name}#{secrets.token_hex(4)}"
-            super().add_slot(name, slot)
-
-    def drop_slot(self, name: str) -> None:
-        """Removes a slot of an optimizer."""
-        with self.lock:
-            super().drop_slot(name)
-            del self._column_names[name]
-            self._is_changed = True
-
     def mark(self, rows: np.ndarray | None = None) -> None:
         """Marks slots as changed. None marks no row: a row without a value has the initial one."""
         super().mark(_NONE if rows is None else rows)
+
+    def take_marks(self) -> KeyedMarks | None:
+        """Returns and clears the marks; None if nothing changed."""
+        self.is_journaled = True
+        return super().take_marks()
+
+    def put_back(self, marks: KeyedMarks) -> None:
+        """Undoes `take_marks`."""
+        self.is_journaled = False
+        super().put_back(marks)
 
     def flush(self, position: Position) -> None:
         """Writes rows to disk, if too many are newer there than they are in memory.
@@ -193,7 +179,7 @@ class TieredShard(KeyedShard):
         with self.lock:
             rows = np.sort(self._states.unflushed.rows) if marks is None else marks.rows
         candidates = np.arange(self._candidates.num_slots) if marks is None else marks.candidates
-        count = piece_rows(self._row_bytes, 1)
+        count = piece_rows(self.row_bytes, 1)
         for first in range(0, len(rows), count):
             with self.lock:
                 part = self._saved(rows[first : first + count], _NONE)
@@ -241,26 +227,6 @@ class TieredShard(KeyedShard):
             super().keep(sighting, version, value, slots)
             self._frames.pin(_NONE)
 
-    def close(self) -> None:
-        """Closes the files of rows."""
-        if self._opened is not None:
-            self._opened.close()
-
-    def remove(self) -> None:
-        """Closes and removes the files of rows."""
-        if self._opened is not None:
-            self._opened.remove()
-
-    @property
-    def _disk(self) -> DiskRows:
-        assert self._opened is not None
-        return self._opened
-
-    @property
-    def _row_bytes(self) -> int:
-        arrays = [self._value, *list(self._slot_arrays.values())]
-        return max(1, sum(one.row_bytes for one in arrays))
-
     @property
     def _num_places(self) -> int:
         return self._frames.num_frames
@@ -278,10 +244,6 @@ class TieredShard(KeyedShard):
 
     def _are_clean(self, slots: np.ndarray) -> np.ndarray:
         return ~self._states.unflushed.has(slots)
-
-    def _on_disk(self) -> Mapping[str, Any]:
-        names = {name: one for name, one in self._column_names.items() if name is not None}
-        return {"id": self._disk.rows_id, "columns": names}
 
     def _places(self, slots: np.ndarray) -> np.ndarray:
         frames = self._frames.find(slots)
@@ -320,16 +282,6 @@ class TieredShard(KeyedShard):
 
     def _grow(self, num_slots: int) -> None:
         self._frames.grow(num_slots)
-
-    def _open(self, rows_id: str) -> None:
-        """Opens the rows on disk, and restores their keys."""
-        self._opened = DiskRows(self._folder, rows_id)
-        if self._opened.position > self._position:
-            raise self._opened.lost("the journal ends before the last entry whose rows it has")
-        for keys, damaged in self._opened.scan():
-            self._rows.restore(keys)
-            self._damaged = np.concatenate([self._damaged, damaged])
-        self._grow(self._rows.num_slots)
 
     @contextlib.contextmanager
     def _located(
@@ -379,10 +331,3 @@ class TieredShard(KeyedShard):
         super()._grow(self._frames.num_frames)
         for name in self._column_names:
             self.array(name)[places] = self._column(fetched, name)[cold]
-
-    def _column(self, fetched: FetchedRows, slot: str | None) -> np.ndarray:
-        array = self.array(slot)
-        initial = 0 if slot is None else self._initials[slot]
-        values = np.full((len(fetched.slots), *array.shape[1:]), initial, array.dtype)
-        fetched.fill(self._column_names[slot], values)
-        return values

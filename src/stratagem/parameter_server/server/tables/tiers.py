@@ -31,6 +31,7 @@ class Tiers(Closing):
     def __init__(self, changing: Callable[[], AbstractContextManager[Any]]) -> None:
         self._changing = changing
         self._shards: dict[str, TieredShard] = {}
+        self._retired: list[TieredShard] = []
         self._saving = threading.Lock()
         self.position: Position = (0, 0)
         self.save: Callable[[], Any] = self._save_without_journal
@@ -43,6 +44,16 @@ class Tiers(Closing):
     def add(self, shard: TieredShard) -> None:
         """Adds a table."""
         self._shards[shard.spec.name] = shard
+
+    def replace(self, table: TieredShard) -> None:
+        """Replaces a table by a loaded one. Call within `changing`.
+
+        The files of the former one are removed when a journal entry names those of the loaded one.
+        """
+        self._retired.append(self._shards[table.spec.name])
+        self.add(table)
+        if self.save == self._save_without_journal:
+            self._discard_retired(is_any=True)
 
     def warm(self, rows: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
         """Reads the rows of an update into memory, before the update blocks others.
@@ -64,6 +75,7 @@ class Tiers(Closing):
         self.position = position
         for shard in [*self._shards.values()]:
             shard.flush(position)
+        self._discard_retired()
 
     def close(self, *, removes: bool = False) -> None:
         """Closes all files, and removes them if no later run uses them."""
@@ -72,6 +84,12 @@ class Tiers(Closing):
                 shard.remove()
             else:
                 shard.close()
+
+    def _discard_retired(self, *, is_any: bool = False) -> None:
+        for old in [*self._retired]:
+            if is_any or self._shards[old.spec.name].is_journaled:
+                old.discard()
+                self._retired.remove(old)
 
     def _save_without_journal(self) -> None:
         with self._saving:
