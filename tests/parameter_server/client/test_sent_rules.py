@@ -32,9 +32,14 @@ def sent() -> Sent:
 def rules(sent: Any) -> SentRules:
     rules = SentRules(sent)
     for name in ("sgd", "adam"):
-        fields = {"optimizer": name, "mode": {"num_needed": 2}, "client": "c", "number": 7}
-        rules.note(name, {server: Message("rule", fields) for server in (0, 1)})
+        with rules.noted(name, messages_of(name)):
+            pass
     return rules
+
+
+def messages_of(name: str, number: int = 7) -> dict[int, Message]:
+    fields = {"optimizer": name, "mode": {"num_needed": 2}, "client": "c", "number": number}
+    return {server: Message("rule", fields) for server in (0, 1)}
 
 
 def test_optimizers_go_to_one_server_again_without_their_mode(rules, sent) -> None:
@@ -50,6 +55,23 @@ def test_only_those_that_are_needed_are_sent_and_none_that_was_dropped(rules, se
     assert rules.send(0, ["adam", "lion"]) == set()
     assert rules.send(0, ["sgd", "lion"]) == {"sgd"}
     assert [one.fields["optimizer"] for _, one in sent.messages] == ["sgd"]
+
+
+def test_server_that_restarts_while_others_have_not_answered_gets_the_optimizer(
+    rules, sent
+) -> None:
+    """It has answered, so that only this sends the optimizer again."""
+    with rules.noted("lion", messages_of("lion")):
+        assert rules.send(1, ["lion"]) == {"lion"}
+    assert [(to, one.fields["optimizer"]) for to, one in sent.messages] == [(1, "lion")]
+
+
+def test_optimizer_that_is_refused_is_not_sent_again(rules, sent) -> None:
+    for name in ("lion", "sgd"):
+        with pytest.raises(ValueError, match="another"), rules.noted(name, messages_of(name, 8)):
+            raise ValueError("another optimizer")
+    assert rules.send(0) == {"sgd", "adam"}
+    assert rules.send(0, ["lion"]) == set()
 
 
 def needs(*optimizers: str) -> Message:

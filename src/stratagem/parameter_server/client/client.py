@@ -212,8 +212,8 @@ class ServerClient:
             server: Message("rule", {**fields, "names": held}, [pickled])
             for server, held in shards.items()
         }
-        self._ask(messages)
-        self._rules.note(optimizer, messages)
+        with self._rules.noted(optimizer, messages):
+            self._ask(messages)
 
     def drop_rule(self, optimizer: str) -> None:
         """Deletes an optimizer and its state on all servers."""

@@ -6,11 +6,12 @@ for the optimizer with the first push.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 
 from stratagem import environment
 from stratagem.errors import UnavailableError
@@ -30,13 +31,27 @@ class SentRules:
         self._connections = connections
         self._messages: dict[str, dict[int, Message]] = {}
 
-    def note(self, optimizer: str, messages: Mapping[int, Message]) -> None:
-        """Records the messages that sent an optimizer, by server."""
+    @contextlib.contextmanager
+    def noted(self, optimizer: str, messages: Mapping[int, Message]) -> Generator[None]:
+        """Records the messages that send an optimizer, by server, unless the `with` block fails.
+
+        They are recorded before they are sent: a server that has answered may restart while others
+        have not.
+        """
+        before = self._messages.get(optimizer)
         # Without the mode: the server restores it, and it may have changed meanwhile.
         self._messages[optimizer] = {
             server: dataclasses.replace(message, fields={**message.fields, "mode": None})
             for server, message in messages.items()
         }
+        try:
+            yield
+        except BaseException:
+            if before is None:
+                self.forget(optimizer)
+            else:
+                self._messages[optimizer] = before
+            raise
 
     def forget(self, optimizer: str) -> None:
         """Drops an optimizer."""
