@@ -8,6 +8,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from stratagem.parameter_server.server.tables.row_formats import RowFormat
 from stratagem.parameter_server.server.updates import Slot, State
 from stratagem.transport.connection import Connections
 from stratagem.transport.wire import Message
@@ -35,7 +36,10 @@ class _Descent:
 class KeyedTable:
     """Sends messages about the table, and numbers its changes."""
 
-    def __init__(self, connections: Connections, width: int) -> None:
+    def __init__(
+        self, connections: Connections, width: int, storage_dtype: str | None = None
+    ) -> None:
+        self._format = RowFormat((width,), "float32", storage_dtype)
         self._connections = connections
         self._width = width
         self._number = 0
@@ -46,7 +50,8 @@ class KeyedTable:
         return self._connections.ask(0, Message(kind, {**own, **fields}, arrays))
 
     def create(self, tiers: dict[str, Any] | None = None, rule: object = None) -> None:
-        table = {"initializer": {"kind": "constant"}, "tiers": tiers}
+        table: dict[str, Any] = {"initializer": {"kind": "constant"}, "tiers": tiers}
+        table["storage_dtype"] = self._format.storage_dtype
         shape = [0, self._width]
         spec = {"name": "t", "shape": shape, "dtype": "float32", "has_rows": True, "table": table}
         self.ask("create", {"specs": [spec], "is_pickled": False})
@@ -54,7 +59,7 @@ class KeyedTable:
         self.ask("rule", {"names": ["t"], "mode": None, "optimizer": ""}, pickled)
 
     def pull(self, keys: np.ndarray) -> np.ndarray:
-        return self.ask("pull_rows", {"names": ["t"]}, keys).arrays[0]
+        return self._format.expanded(self.ask("pull_rows", {"names": ["t"]}, keys).arrays[0])
 
     def push(self, keys: np.ndarray) -> None:
         ones = np.ones((len(keys), self._width), np.float32)

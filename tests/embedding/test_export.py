@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+import numpy as np
 import pytest
 
 from stratagem.embedding import export
@@ -21,14 +22,20 @@ def test_file_has_all_rows(tmp_path, format) -> None:
     arrow = pytest.importorskip("pyarrow")
     with table_cluster(2, allow_row_export=True) as cluster:
         cluster.create("a/b", dtype="bfloat16", allow_row_export=True)
-        cluster.train(range(10))
+        cluster.create("c", storage_dtype="int8", allow_row_export=True)
+        for name in ("t", "c"):
+            cluster.train(range(10), name)
         strategy = strategy_of(cluster)
         paths = export(tmp_path / "with", format=format, with_keys=True, strategy=strategy)
         without = export(tmp_path / "without", format=format, strategy=strategy)
         wanted = rows_of(cluster)
+        keys = np.array([*cluster.state("c")])
+        rounded = cluster.client.pull_rows("c", keys)
         with pytest.raises(FileExistsError, match="with already exists"):
             export(tmp_path / "with", strategy=strategy)
-    assert [os.path.basename(path) for path in paths] == [f"t.{format}", f"a%2Fb.{format}"]
+    assert [os.path.basename(path) for path in paths] == [
+        f"{name}.{format}" for name in ("t", "a%2Fb", "c")
+    ]
     assert sorted(os.listdir(tmp_path)) == ["with", "without"]
 
     def read(path: str):
@@ -43,6 +50,10 @@ def test_file_has_all_rows(tmp_path, format) -> None:
     table = read(without[0])
     assert table.column_names == ["row"]
     assert sorted(map(tuple, table["row"].to_pylist())) == sorted(wanted.values())
+    table = read(paths[2])
+    assert table.schema.field("row").type == arrow.list_(arrow.float32(), 2)
+    found = dict(zip(table["key"].to_pylist(), table["row"].to_pylist(), strict=True))
+    assert found == dict(zip(keys.tolist(), rounded.tolist(), strict=True))
     empty = read(paths[1])
     assert (empty.num_rows, empty.column_names) == (0, ["key", "row"])
 

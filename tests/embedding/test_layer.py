@@ -242,6 +242,7 @@ def test_config_is_that_of_an_equal_layer() -> None:
         admission=sg.embedding.WithProbability(0.5),
         eviction=sg.embedding.NotSeenFor(100),
         max_rows=7,
+        storage_dtype="int8",
         name="users",
     )
     copy: Any = keras.layers.deserialize(keras.layers.serialize(layer))
@@ -283,11 +284,17 @@ def test_only_servers_have_stats() -> None:
         ({"admission": 2}, TypeError, "received admission=2"),
         ({"eviction": sg.embedding.AfterSightings(2)}, TypeError, "received eviction="),
         ({"initializer": "glorot_normal"}, ValueError, "received the initializer"),
+        ({"storage_dtype": "int4"}, ValueError, "received storage_dtype='int4'"),
     ],
 )
 def test_invalid_arguments_are_refused(arguments, error, message) -> None:
     with pytest.raises(error, match=f"DynamicEmbedding {message}"):
         DynamicEmbedding(**{"output_dim": 4, **arguments})
+
+
+def test_rows_that_are_not_float32_have_no_storage_dtype(strategy) -> None:
+    with strategy.scope(), pytest.raises(ValueError, match="dtype bfloat16 have the storage_dtype"):
+        DynamicEmbedding(4, dtype="bfloat16", storage_dtype="int8").build()
 
 
 def test_fewer_rows_than_servers_are_refused(strategy) -> None:
@@ -352,36 +359,43 @@ def test_gradient_that_was_changed_is_refused(in_lockstep) -> None:
         in_lockstep.run(step, args=(sg.embedding.keys(IDS[:2]),))
 
 
-def test_rows_on_disk_and_in_checkpoints(tmp_path) -> None:
+@pytest.mark.parametrize("storage_dtype", [None, "int8"])
+def test_rows_on_disk_and_in_checkpoints(tmp_path, storage_dtype) -> None:
     """Most rows are on disk while training; a checkpoint has all of them, with the optimizer."""
-    tiers = sg.embedding.TierOptions(memory_bytes=2_000, folder=str(tmp_path / "tiers"))
+    ids = sg.embedding.keys(np.arange(600).reshape(200, 3))
+
+    def made(folder: str) -> tuple[DynamicEmbedding, keras.Model]:
+        tiers = sg.embedding.TierOptions(memory_bytes=2_000, folder=str(tmp_path / folder))
+        options = {"tiers": tiers, "storage_dtype": storage_dtype, "name": "t"}
+        layer = DynamicEmbedding(4, initializer=keras.initializers.Zeros(), **options)
+        model = keras.Sequential([keras.Input((3, 2), dtype="uint32"), layer])
+        model.compile(keras.optimizers.Adagrad(0.5), "mse")
+        model.optimizer.build(model.trainable_variables)
+        assert layer.get_config()["tiers"] == {"memory_bytes": 2_000, "folder": tiers.folder}
+        return layer, model
+
+    def fit(model: keras.Model) -> None:
+        y = np.ones((200, 3, 4))
+        model.fit(ids, y, batch_size=40, epochs=2, shuffle=False, verbose=0)
+
     with sg.ParameterServerStrategy(num_workers=1, num_servers=1) as strategy:
         with strategy.scope():
-            layer = sg.embedding.DynamicEmbedding(4, tiers=tiers, allow_row_export=True, name="t")
-            model = keras.Sequential([keras.Input((3, 2), dtype="uint32"), layer])
-            model.compile(keras.optimizers.Adagrad(0.5), "mse")
-        ids = sg.embedding.keys(np.arange(600).reshape(200, 3))
-        fit = {"batch_size": 40, "epochs": 2, "shuffle": False, "verbose": 0}
-        model.fit(ids, np.ones((200, 3, 4)), **fit)
+            layer, model = made("one")
+        fit(model)
         ((_, table),) = sg.embedding.stats(strategy).items()
         assert table.rows == 600
         (described,) = strategy.placement.remote.variables.client.describe()[0]["tables"].values()
         assert described["hot"] < 200  # an update has 120
         rows = np.asarray(layer(ids))
-        assert layer.get_config()["tiers"] == {"memory_bytes": 2_000, "folder": tiers.folder}
-        checkpoint = sg.train.Checkpoint(model=model)
-        path = checkpoint.save(tmp_path / "ckpt")
-        model.fit(ids, np.ones((200, 3, 4)), **fit)
+        path = sg.train.Checkpoint(model=model).save(tmp_path / "ckpt")
+        fit(model)
         later = np.asarray(layer(ids))
     with sg.ParameterServerStrategy(num_workers=1, num_servers=2) as strategy:
         with strategy.scope():
-            other = sg.embedding.DynamicEmbedding(4, name="t")
-            model = keras.Sequential([keras.Input((3, 2), dtype="uint32"), other])
-            model.compile(keras.optimizers.Adagrad(0.5), "mse")
-            model.optimizer.build(model.trainable_variables)
+            other, model = made("two")
         sg.train.Checkpoint(model=model).restore(path).assert_consumed()
         np.testing.assert_array_equal(np.asarray(other(ids)), rows)
-        model.fit(ids, np.ones((200, 3, 4)), **fit)  # with the accumulators of the first one
+        fit(model)  # with the accumulators of the first one, and rounded by the same bits
         np.testing.assert_allclose(np.asarray(other(ids)), later, rtol=1e-5)
 
 

@@ -39,6 +39,23 @@ def folder(tmp_path) -> str:
     return str(tmp_path / "published")
 
 
+@pytest.mark.parametrize("storage_dtype", ["bfloat16", "int8"])
+def test_readers_expand_stored_rows(folder, storage_dtype) -> None:
+    with table_cluster(2, storage_dtype=storage_dtype) as cluster:
+        strategy = strategy_of(cluster)
+        for begin in (0, 10):
+            cluster.train(range(begin, begin + 10))
+            publish(folder, strategy=strategy)
+        for _ in range(2):
+            with Tables(folder, poll_s=None) as tables:
+                found = tables.lookup("t", KEYS)
+            np.testing.assert_array_equal(found, cluster.client.pull_rows("t", KEYS))
+            assert found.dtype == np.float32
+            compact(folder)
+        restore(folder, strategy=strategy)
+        np.testing.assert_array_equal(found, cluster.client.pull_rows("t", KEYS))
+
+
 def test_readers_see_what_the_servers_had(cluster, folder) -> None:
     strategy = strategy_of(cluster)
     wanted: dict[int, np.ndarray] = {}

@@ -335,3 +335,19 @@ def test_answers_to_pulls_have_stored_rows() -> None:
             message = Message("pull_rows", {"names": ["t"]}, [keys])
             answer = cluster.servers[0]._pull_rows(message)
             assert sum(array.nbytes for array in answer.arrays) == num_bytes
+
+
+def test_load_that_fails_says_to_restore_again(versions, monkeypatch) -> None:
+    with table_cluster(2) as cluster:
+        cluster.train(range(10))
+        number = cluster.tables.save(versions)
+
+        def fail(*args: object, **fields: object) -> None:
+            raise OSError("disk full")
+
+        monkeypatch.setattr(cluster.servers[1]._tables, "_fill", fail)
+        with pytest.raises(ServerError, match="disk full") as raised:
+            cluster.tables.restore(versions, number)
+        assert raised.value.__notes__[-1].endswith("others not: restore again.")
+        monkeypatch.undo()
+        cluster.tables.restore(versions, number)

@@ -319,10 +319,13 @@ class ServerClient:
         """Returns the number of discarded pushes, summed over all servers."""
         return sum(state["num_discarded"] for state in self.describe().values())
 
-    def journal(self) -> dict[int, int]:
-        """Makes all servers write their journals; returns the number of updates on each disk."""
-        servers = range(len(self._connections))
-        answers = self._connections.ask_all(dict.fromkeys(servers, Message("journal")))
+    def journal(self, *, is_needed: bool = True) -> dict[int, int]:
+        """Makes all servers write their journals; returns the number of updates on each disk.
+
+        Without `is_needed`, servers may have no journal.
+        """
+        message = Message("journal", {"is_needed": is_needed})
+        answers = self._connections.ask_all(dict.fromkeys(range(len(self._connections)), message))
         return {server: answer.fields["journaled_version"] for server, answer in answers.items()}
 
     def _find(self, name: str) -> tuple[ShardLayout, str]:

@@ -294,6 +294,9 @@ class ParameterServer(Closing):
         )
 
     def _write_journal(self, message: Message) -> Message:
+        """Field: `is_needed`; False if a server may have no journal."""
+        if self._journal is None and not message.fields.get("is_needed", True):
+            return Message("ok", {"journaled_version": None})
         if self._journal is None:
             raise ServerError(
                 explain(

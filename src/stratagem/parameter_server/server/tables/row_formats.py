@@ -24,7 +24,8 @@ _MOST_NUMBERS = 2**16  # computed at once: temporary arrays stay in the processo
 _EXPONENT, _QUIET = np.uint32(0x7F800000), np.uint16(0x0040)
 _SCALE_BYTES = 4
 _LARGEST = 127  # of int8: the range is symmetric
-_LEAST_EXPONENT = -126  # of a normal float32
+_ROUNDED_BITS = np.uint32(0x7F)  # of a scale, and as many as a multiple has
+_LEAST_SCALE = np.finfo(np.float32).tiny
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +33,9 @@ class RowFormat:
     """Format of the rows of a table on servers, on disk, in files and in answers to pulls.
 
     In "bfloat16", a number is the upper half of a float32, as uint16. In "int8", a row has a
-    float32 scale and then its numbers as multiples of it. The scale is the smallest power of two
-    that has all of them between -127 and 127. So it rarely changes, and a number that an update
-    leaves is not rounded again.
+    float32 scale and then its numbers as multiples of it. The scale is the smallest one of 17 bits
+    that has all of them between -127 and 127. A float32 has 24 bits, so each multiple is exact, and
+    a row that an update leaves has the same scale again.
 
     Args:
         row_shape: shape of a row.
@@ -156,11 +157,13 @@ def _bfloat16(rows: np.ndarray, starts: np.ndarray | None) -> np.ndarray:
 def _put_int8(rows: np.ndarray, starts: np.ndarray | None, stored: np.ndarray) -> None:
     largest = np.abs(rows).max(axis=1, initial=0)
     is_finite = np.isfinite(largest)
-    parts, exponents = np.frexp(np.where(is_finite, largest, 0))
-    exponents += np.where(parts > _LARGEST / 128, -6, -7).astype(exponents.dtype)
-    exponents = np.maximum(exponents, _LEAST_EXPONENT)
-    scales = np.where(is_finite, np.ldexp(np.float32(1), exponents), np.float32(np.nan))
-    exact = np.ldexp(np.where(is_finite[:, None], rows, np.float32(0)), -exponents[:, None])
+    if not is_finite.all():
+        rows = np.where(is_finite[:, None], rows, np.float32(0))
+    wanted = np.where(is_finite, largest, 0).astype(np.float64) / _LARGEST
+    scales = np.maximum(wanted.astype(np.float32), _LEAST_SCALE)
+    scales = np.where(scales < wanted, np.nextafter(scales, np.float32(np.inf)), scales)
+    scales = ((scales.view(np.uint32) + _ROUNDED_BITS) & ~_ROUNDED_BITS).view(np.float32)
+    exact = rows / scales[:, None].astype(np.float64)
     low = np.floor(exact)
     shares = np.float32(0.5)
     if starts is not None:  # 24 bits: each is a float32
@@ -168,4 +171,5 @@ def _put_int8(rows: np.ndarray, starts: np.ndarray | None, stored: np.ndarray) -
         shares *= np.float32(2**-24)
     low += shares < exact - low
     stored[:, _SCALE_BYTES:] = low
-    stored[:, :_SCALE_BYTES] = scales.astype(np.float32)[:, None].view(np.int8)
+    scales[~is_finite] = np.nan
+    stored[:, :_SCALE_BYTES] = scales[:, None].view(np.int8)
