@@ -102,7 +102,7 @@ class RowReads:
         )
         for (placement, distinct), (_, versions) in zip(wanted, found, strict=True):
             oldest = cached.oldest(placement, distinct, versions)
-            self._seen.note_oldest(placement.name, oldest)
+            self._seen.note_oldest(placement.versioned_name, oldest)
         return [rows for rows, _ in found]
 
     @contextlib.contextmanager
@@ -187,7 +187,7 @@ class _StepRequest:
                 server = placement.servers[shard]
                 self.parts.add(server, shard_name(placement, shard) + slot, numbers)
                 self.held.append((number, server, part))
-                self._names[server].append(placement.name)
+                self._names[server].append(placement.versioned_name)
 
     def variables(self, server: int) -> Sequence[str]:
         """Returns the names of the variables whose rows a server sends."""

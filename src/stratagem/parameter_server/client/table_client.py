@@ -52,6 +52,10 @@ class TableClient:
             DataLossError: the version `since` is missing or damaged.
             OSError: a file cannot be written. Then no version is left.
         """
+        with self.client.known.moving:
+            return self._save(versions, since, names)
+
+    def _save(self, versions: TableVersions, since: int | None, names: Iterable[str] | None) -> int:
         base = None if since is None else versions.manifest(since)
         save, number = uuid.uuid4().hex, versions.begin()
         try:
@@ -109,10 +113,11 @@ class TableClient:
         self._load(TableVersions(folder), 1, names)
 
     def _load(self, versions: TableVersions, number: int, names: Mapping[str, str]) -> None:
-        try:
-            self._send_chains("load_tables", versions, number, names)
-        finally:
-            self.client.rows.drop_cached()
+        with self.client.known.moving:
+            try:
+                self._send_chains("load_tables", versions, number, names)
+            finally:
+                self.client.rows.drop_cached()
 
     def _send_chains(
         self, kind: str, versions: TableVersions, number: int, names: Mapping[str, str]
@@ -142,13 +147,14 @@ class TableClient:
 
         `LeastRecent` and `LeastFrequent` leave `max_rows` on each server.
         """
-        requests: dict[int, dict[str, Any]] = defaultdict(dict)
-        for _, _, server, shard in self._shards(self.layouts):
-            requests[server][shard] = {}
         policy = {"kind": type(eviction).__name__, **dataclasses.asdict(eviction)}
-        answers = self.client.ask_about_tables(
-            "evict", requests, eviction=policy, max_rows=max_rows
-        )
+        with self.client.known.moving:
+            requests: dict[int, dict[str, Any]] = defaultdict(dict)
+            for _, _, server, shard in self._shards(self.layouts):
+                requests[server][shard] = {}
+            answers = self.client.ask_about_tables(
+                "evict", requests, eviction=policy, max_rows=max_rows
+            )
         self.client.rows.drop_cached()
         return sum(answer.fields["evicted"] for answer in answers.values())
 

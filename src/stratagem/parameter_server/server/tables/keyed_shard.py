@@ -6,6 +6,7 @@ optimizers, changed rows and the journal.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -25,6 +26,7 @@ from stratagem.parameter_server.server.tables.growing_array import (
     GrowingArray,
     most_rows_in_memory,
 )
+from stratagem.parameter_server.server.tables.key_slots import SavedKeys
 from stratagem.parameter_server.server.tables.keyed_part import KeyedPart
 from stratagem.parameter_server.server.tables.keyed_rows import COUNTERS, KeyedRows, Sighting
 from stratagem.parameter_server.server.tables.policies import Eviction
@@ -55,8 +57,6 @@ class KeyedShard(Shard):
         row_shape, dtype = spec.shape[1:], np.dtype(spec.dtype)
         row_bytes = math.prod(row_shape) * dtype.itemsize
         self._most_rows = most_rows_in_memory(_KEY_BYTES + (0 if options.tiers else row_bytes))
-        if options.max_rows is not None:
-            self._most_rows = min(self._most_rows, options.max_rows)
         # Places of rows in memory. Without tiers, the place of a row is its slot.
         self._most_places = min(self._most_rows, most_rows_in_memory(_KEY_BYTES + row_bytes))
         self._value = GrowingArray(row_shape, dtype, self._most_places)
@@ -87,6 +87,37 @@ class KeyedShard(Shard):
         for name, array in self._slot_arrays.items():
             empty._add_slot_array(name, array.array.dtype, self._initials[name])
         return empty
+
+    def put(self, keys: SavedKeys, value: np.ndarray, slots: Mapping[str, np.ndarray]) -> None:
+        """Adds or replaces rows of keys as another server has them; the slots of `keys` mean none.
+
+        Each of `slots` must have been added.
+        """
+        found = self._rows.find(keys.keys)
+        is_known = found >= 0
+        self._hold(found[is_known])
+        new = keys.keys[~is_known]
+        self._reserve(len(new))
+        with self.lock:
+            found[~is_known] = self._rows.add(new)
+            self._new_places(found[~is_known])
+            places = self._places(found)
+            self.value[places] = value
+            for name in self.slots:
+                self.slots[name][places] = slots.get(name, self._initials[name])
+            self._rows.set(found, keys)
+
+    def add_slots(self, slots: Mapping[str, np.ndarray], initials: Mapping[str, float]) -> None:
+        """Adds those optimizer slots, given as rows, that the table has not."""
+        for name in slots.keys() - self.slots.keys():
+            self._add_slot_array(name, slots[name].dtype, initials[name])
+
+    def limit(self, max_rows: int | None) -> None:
+        """Sets the option `max_rows`. Updates that make rows evict those that are too many."""
+        table = {**(self.spec.table or {}), "max_rows": max_rows}
+        self.spec = dataclasses.replace(self.spec, table=table)
+        self._is_changed = True
+        self._keyed.limit(self._most_rows if max_rows is None else max_rows)
 
     def copied_slots(self, slots: np.ndarray) -> SavedPart:
         """Returns copies of the rows of slots in use."""
@@ -154,7 +185,7 @@ class KeyedShard(Shard):
                 explain(
                     f"{len(new)} rows were assigned to keys without rows, and {self.spec.name!r} "
                     "is full.",
-                    expected=f"at most {self._most_rows} rows.",
+                    expected=f"at most {self._keyed.most_rows} rows.",
                     fix="use a larger max_rows or more servers.",
                 )
             )
@@ -242,6 +273,7 @@ class KeyedShard(Shard):
         """Restores slots from a journal. Call `restored` after the last part."""
         saved = part.table
         assert isinstance(saved, SavedTable)
+        self.limit((part.spec.table or {}).get("max_rows"))
         self._rows.restore(saved.rows)
         self._candidates.restore(saved.candidates)
         self._keyed.counters.update({name: int(saved.counters[name]) for name in COUNTERS})
@@ -327,10 +359,15 @@ class KeyedShard(Shard):
             MemoryError: there is not enough.
         """
         if num_new:
-            end = min(self._most_rows, self._rows.num_slots + num_new)
+            end = self._end_of_new(num_new)
             with self.lock:
                 self._rows.grow(end)
                 self._grow(end)
+
+    def _end_of_new(self, num_new: int) -> int:
+        """Returns the end of the slots after new rows: a full table evicts as many."""
+        num_slots = self._rows.num_slots
+        return min(max(self._keyed.most_rows, num_slots), num_slots + num_new)
 
     def _grow(self, num_slots: int) -> None:
         self._value.grow(num_slots)
