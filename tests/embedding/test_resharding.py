@@ -120,8 +120,7 @@ def test_bad_input() -> None:
             sg.embedding.reshard(1, strategy=strategy)
         with strategy.scope():
             sg.embedding.DynamicEmbedding(1, max_rows=2, name="users").build()
-            tiers = sg.embedding.TierOptions(memory_bytes=10**6, folder="/nowhere")
-        with pytest.raises(TypeError, match="received num_servers=1.5"):
+        with pytest.raises(TypeError, match=r"received num_servers=1\.5"):
             sg.embedding.reshard(1.5, strategy=strategy)
         for number in (0, 3):
             with pytest.raises(ValueError, match="1 to 2, the servers of this cluster"):
@@ -130,4 +129,3 @@ def test_bad_input() -> None:
             with pytest.raises(ValueError, match="received tables="):
                 sg.embedding.reshard(1, tables, strategy=strategy)
         assert sg.embedding.reshard(2, strategy=strategy) == sg.embedding.ReshardStats()
-        assert tiers.memory_bytes

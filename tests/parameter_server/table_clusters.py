@@ -30,7 +30,7 @@ class TableCluster:
     def __init__(
         self, keys: ClusterKeys, servers: list[ParameterServer], connections: Connections
     ) -> None:
-        self.keys, self.servers = keys, servers
+        self.keys, self.servers, self.connections = keys, servers, connections
         self.client = ServerClient(connections)
         self.tables = TableClient(self.client)
 

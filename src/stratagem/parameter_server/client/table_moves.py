@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import time
 import uuid
 from collections import defaultdict
@@ -26,6 +27,7 @@ __all__ = ["ReshardStats", "move_tables"]
 # this, or the one after so many rounds, and no update is made during it.
 _MOST_LAST_BYTES = 2**22
 _MOST_ROUNDS = 8
+_SHARD = re.compile(r"/part_\d+(@\d+)?$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +94,8 @@ def move_tables(
         raise move.error(str(error).partition("\n")[0]) from error
     finally:
         move.drop()
+        with contextlib.suppress(ServerError, UnavailableError):  # a restart would bring them back
+            secure()
     return ReshardStats(move.num_rows, move.size_bytes, end_s - begin_s, end_s - pause_s)
 
 
@@ -115,11 +119,13 @@ class _TableMove:
 
     def begin(self) -> None:
         """Creates the new shards, after dropping those of moves that did not end."""
-        known = {name for one in self._client.known.all for _, name in _shards(one)}
+        tables = {old.name for old, _ in self._pairs}
+        known = {name for old, _ in self._pairs for _, name in _shards(old)}
         leftovers: dict[int, dict[str, Any]] = {}
         for server, state in self._client.describe().items():
-            leftovers[server] = {name: {} for name in state["tables"] if name not in known}
-        self._client.ask_about_tables("drop_tables", {s: o for s, o in leftovers.items() if o})
+            others = state["tables"].keys() - known
+            leftovers[server] = {name: {} for name in others if _SHARD.sub("", name) in tables}
+        self._client.ask_about_tables("drop_tables", leftovers)
         requests: dict[int, dict[str, Any]] = defaultdict(dict)
         for old, new in self._pairs:
             for server, name in _shards(old):
