@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from stratagem.optional_libraries import load
-from stratagem.parameter_server.client.distinct_rows import DistinctIds
+from stratagem.parameter_server.client.distinct_rows import DistinctIds, DistinctKeys
 from stratagem.parameter_server.client.key_layout import KeyLayout
 from stratagem.parameter_server.client.known_layouts import by_layouts
 from stratagem.parameter_server.client.request_partitioning import (
@@ -128,13 +128,23 @@ class ServerClient(ServerRequests):
 
     @by_layouts
     def pull_rows_of(
-        self, wanted: Sequence[tuple[str, np.ndarray]], *, may_be_cached: bool = False
+        self,
+        wanted: Sequence[tuple[str, np.ndarray | DistinctKeys]],
+        *,
+        may_be_cached: bool = False,
     ) -> list[np.ndarray]:
         """Returns rows of several variables or slots, which may repeat; see `pull_rows`.
 
         All of them are requested with one message to each server, unless answers are large.
         """
-        requests = [RowRequest(*self.known.find(name), np.asarray(ids)) for name, ids in wanted]
+        requests = [
+            RowRequest(
+                *self.known.find(name),
+                np.asarray(ids),
+                ids if isinstance(ids, DistinctKeys) else None,
+            )
+            for name, ids in wanted
+        ]
         return self.rows.pull(requests, may_be_cached=may_be_cached)
 
     @by_layouts
@@ -210,7 +220,7 @@ class ServerClient(ServerRequests):
     def push(
         self,
         whole: Mapping[str, np.ndarray],
-        rows: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
+        rows: Mapping[str, tuple[np.ndarray | DistinctKeys, np.ndarray]] | None = None,
         *,
         pull: Sequence[str] = (),
         optimizers: Mapping[str, str] | None = None,
@@ -258,7 +268,7 @@ class ServerClient(ServerRequests):
     def _gradients(
         self,
         whole: Mapping[str, np.ndarray],
-        rows: Mapping[str, tuple[np.ndarray, np.ndarray]],
+        rows: Mapping[str, tuple[np.ndarray | DistinctKeys, np.ndarray]],
         optimizers: Mapping[str, str],
     ) -> dict[int, GradientParts]:
         """Splits gradients by server."""
@@ -270,7 +280,8 @@ class ServerClient(ServerRequests):
                 to.add(placement, shard, optimizers.get(name, ""), part)
         for name, (ids, values) in rows.items():
             placement = self.known[name]
-            updated = self._distinct.of(placement, np.asarray(ids))
+            known = isinstance(ids, DistinctKeys)
+            updated = self._distinct.of(placement, ids if known else np.asarray(ids))
             sums = updated.summed(np.asarray(values))
             for shard, part, numbers in updated.held(placement):
                 # Send empty parts too: servers count updates and wait for all workers.

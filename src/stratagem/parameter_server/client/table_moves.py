@@ -201,7 +201,7 @@ class _TableMove:
                     "late": late,
                     "counters": self._counters(old, new, part),
                     "initials": self._sources[old.name_of(0)]["initials"],
-                    "max_rows": new.spec_of(part)["table"].get("max_rows"),
+                    "spec": new.spec_of(part),
                 }
                 if server not in old.servers:
                     new_servers[server] |= own

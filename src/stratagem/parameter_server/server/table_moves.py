@@ -88,7 +88,7 @@ class TableMoves:
         """Completes new shards, once no update is made. Array: optimizer scalars `scalars`.
 
         Fields: `move`; `tables`: by name, `clock`, `counters`, `initials` of the optimizer slots,
-        most rows `max_rows` or None, and `late`: first bucket, number of buckets and
+        `spec` with its limit of rows, and `late`: first bucket, number of buckets and
         versions by which the rows from each shard are too old.
         """
         self._require(message)
@@ -101,7 +101,7 @@ class TableMoves:
                 _make_older(slots, own["late"])
             keyed.counters.update(own["counters"])
             keyed.version_offset = own["clock"] - self._store.version
-            shard.limit(own["max_rows"])
+            shard.limit(ShardSpec.from_fields(own["spec"]))
         scalars = dict(zip(message.fields["scalars"], message.arrays, strict=True))
         self._store.set_scalars(scalars)
         self._store.num_changes += 1

@@ -6,7 +6,6 @@ optimizers, changed rows and the journal.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -112,11 +111,14 @@ class KeyedShard(Shard):
         for name in slots.keys() - self.slots.keys():
             self._add_slot_array(name, slots[name].dtype, initials[name])
 
-    def limit(self, max_rows: int | None) -> None:
-        """Sets the option `max_rows`. Updates that make rows evict those that are too many."""
-        table = {**(self.spec.table or {}), "max_rows": max_rows}
-        self.spec = dataclasses.replace(self.spec, table=table)
+    def limit(self, spec: ShardSpec) -> None:
+        """Sets the option `max_rows`. Updates that make rows evict those that are too many.
+
+        `spec` is that of the table in all other fields.
+        """
+        self.spec = spec
         self._is_changed = True
+        max_rows = (spec.table or {}).get("max_rows")
         self._keyed.limit(self._most_rows if max_rows is None else max_rows)
 
     def copied_slots(self, slots: np.ndarray) -> SavedPart:
@@ -273,7 +275,7 @@ class KeyedShard(Shard):
         """Restores slots from a journal. Call `restored` after the last part."""
         saved = part.table
         assert isinstance(saved, SavedTable)
-        self.limit((part.spec.table or {}).get("max_rows"))
+        self.limit(part.spec)
         self._rows.restore(saved.rows)
         self._candidates.restore(saved.candidates)
         self._keyed.counters.update({name: int(saved.counters[name]) for name in COUNTERS})
