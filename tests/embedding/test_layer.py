@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -111,6 +111,42 @@ def test_saved_weights_have_no_rows(strategy, tmp_path) -> None:
     model.load_weights(tmp_path / "saved.weights.h5")
     assert model.get_layer("table").get_weights()[0].shape == (0, 4)
     np.testing.assert_array_equal(rows_of(model), before)
+
+
+def test_assignment_is_an_error(strategy) -> None:
+    model = keyed_model(strategy, OPTIMIZERS["adagrad"])
+    table = model.get_layer("table").embeddings
+    changes: list[Callable[[], object]] = [
+        lambda: table.assign(np.ones((5, 4))),
+        lambda: table.assign(table.value * 2),
+        lambda: table.assign_add(1.0),
+        lambda: table.assign_sub(table.value),
+        lambda: model.set_weights(model.get_weights()),
+    ]
+    for change in changes:
+        with pytest.raises(TypeError, match=r"was assigned a value\. Its shape has no rows"):
+            change()
+
+
+def test_norm_of_gradients_by_hand(in_lockstep) -> None:
+    """Rows of a key that is looked up twice are added first, as in a dense gradient."""
+    keyed = keyed_model(in_lockstep, "sgd")
+    plain = plain_model(keyed, "sgd")
+    x = sg.embedding.keys(IDS[:8])
+
+    def norm_of(model: keras.Model, inputs: Any) -> Any:
+        def loss() -> Any:
+            return keras.ops.mean((model(inputs, training=True) - Y[:8]) ** 2)
+
+        _, grads = sg.value_and_grad(loss, model.trainable_variables, sparse_gradients=True)
+        values = [
+            one.combined().values if isinstance(one, sg.IndexedSlices) else one for one in grads
+        ]
+        return keras.ops.sqrt(sum(keras.ops.sum(one**2) for one in values))
+
+    found = in_lockstep.run(lambda keys: norm_of(keyed, keys), args=(x,))
+    for one in in_lockstep.local_results(found):
+        np.testing.assert_allclose(one, norm_of(plain, PLACES[:8]), rtol=1e-5)
 
 
 def test_only_training_makes_rows(strategy) -> None:

@@ -17,7 +17,7 @@ from stratagem.storage import Receiver
 from stratagem.topology.lockstep import compute_on_every_process, is_multi_process, wait_until_ready
 from stratagem.topology.shards import assemble_on_host
 from stratagem.values import PerReplica
-from stratagem.variables import VariableKind, home_of, store_components, store_of
+from stratagem.variables import VariableKind, home_of, is_keyed, store_components, store_of
 
 if TYPE_CHECKING:
     import keras
@@ -192,6 +192,8 @@ def _own_copy(value: _Array) -> Any:
 
 def _set(variable: keras.Variable, value: _Array) -> None:
     """Assigns a value immediately, even while a step is traced."""
+    if is_keyed(variable):  # its rows are saved by the servers
+        return
     if isinstance(variable, ArrayLeaf):
         variable.assign(value)
         return

@@ -6,10 +6,12 @@ from stratagem.embedding.keys import keys
 from stratagem.embedding.layer import DynamicEmbedding
 from stratagem.embedding.metrics import AUC
 from stratagem.embedding.plan import TableChoice, TablePlan, plan
+from stratagem.embedding.resharding import reshard
 from stratagem.embedding.saving import compact, publish, restore, rollback, save
 from stratagem.embedding.serving import Tables
 from stratagem.embedding.table_costs import TableCluster, TableCosts, TableSize
 from stratagem.embedding.table_stats import TableStats, stats
+from stratagem.parameter_server.client.table_moves import ReshardStats
 from stratagem.parameter_server.server.tables.policies import (
     AfterSightings,
     LeastFrequent,
@@ -27,6 +29,7 @@ __all__ = [
     "LeastFrequent",
     "LeastRecent",
     "NotSeenFor",
+    "ReshardStats",
     "TableChoice",
     "TableCluster",
     "TableCosts",
@@ -41,6 +44,7 @@ __all__ = [
     "keys",
     "plan",
     "publish",
+    "reshard",
     "restore",
     "rollback",
     "save",

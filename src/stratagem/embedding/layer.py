@@ -233,6 +233,9 @@ class DynamicEmbedding(keras.layers.Layer):
         num_axes = 1 if self.combiner is None else 2
         return (*keys_shape[:-num_axes], self.output_dim)
 
+    def load_own_variables(self, store: object) -> None:
+        """Loads nothing: saved weights have no rows of a table on servers."""
+
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the layer as JSON."""
         config = {

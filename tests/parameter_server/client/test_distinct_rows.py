@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratagem.parameter_server.client import distinct_rows
-from stratagem.parameter_server.client.distinct_rows import DistinctIds
+from stratagem.parameter_server.client.distinct_rows import DistinctIds, DistinctKeys
 from stratagem.parameter_server.client.key_layout import layout_of_keys
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 
@@ -116,3 +116,22 @@ def test_threads_share_scratch_memory() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(look_up, range(100)))
+
+
+def test_distinct_keys_are_in_the_order_of_shards_and_hashed_for_another_layout() -> None:
+    keys = np.random.default_rng(0).choice(2**60, 500, replace=False)
+    two, three = (layout_of_keys("t", (2,), "float32", range(count)) for count in (2, 3))
+    known, order = DistinctKeys.ordered(two, keys)
+    np.testing.assert_array_equal(np.asarray(known), keys[order])
+    np.testing.assert_array_equal(np.array(known, copy=True), keys[order])
+    rows = DistinctIds().of(two, known)
+    assert rows is known.rows
+    for shard, _, own in rows.held(two):
+        assert set(two.shards_of(own)) == {shard}
+    values = keys[order][:, None] * 1.0
+    assert rows.expanded(values) is values
+    assert rows.summed(values) is values
+    moved = DistinctIds().of(three, known)
+    assert sorted(moved.ids) == sorted(keys)
+    for shard, _, own in moved.held(three):
+        assert set(three.shards_of(own)) == {shard}

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.parameter_server.client.key_layout import KeyLayout, layout_of_keys
 from stratagem.parameter_server.client.step_keys import StepKeys, as_keys
 
 RNG = np.random.default_rng(0)
@@ -17,8 +18,12 @@ LOOKUPS = [
 ]
 
 
-def step_keys(*, skips_zero: bool = False) -> StepKeys:
-    return StepKeys([sg.embedding.keys(one) for one in LOOKUPS], skips_zero=skips_zero)
+LAYOUTS = [None, layout_of_keys("t", (2,), "float32", range(3))]
+
+
+def step_keys(*, skips_zero: bool = False, layout: KeyLayout | None = None) -> StepKeys:
+    lookups = [sg.embedding.keys(one) for one in LOOKUPS]
+    return StepKeys(lookups, skips_zero=skips_zero, layout=layout)
 
 
 def test_pairs_are_the_numbers() -> None:
@@ -26,9 +31,10 @@ def test_pairs_are_the_numbers() -> None:
         assert np.array_equal(as_keys(sg.embedding.keys(one)), one)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("skips_zero", [False, True])
-def test_places_are_those_of_the_distinct_keys(skips_zero) -> None:
-    found = step_keys(skips_zero=skips_zero)
+def test_places_are_those_of_the_distinct_keys(skips_zero, layout) -> None:
+    found = step_keys(skips_zero=skips_zero, layout=layout)
     everything = {key for one in LOOKUPS for key in one.ravel().tolist()}
     expected = everything - {0} if skips_zero else everything
     assert sorted(found.keys.tolist()) == sorted(expected)
@@ -39,9 +45,10 @@ def test_places_are_those_of_the_distinct_keys(skips_zero) -> None:
         assert np.array_equal(found.keys[places[~is_skipped]], keys[~is_skipped])
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("skips_zero", [False, True])
-def test_rows_are_those_of_the_keys(skips_zero) -> None:
-    found = step_keys(skips_zero=skips_zero)
+def test_rows_are_those_of_the_keys(skips_zero, layout) -> None:
+    found = step_keys(skips_zero=skips_zero, layout=layout)
     rows = np.stack([found.keys % 97, found.keys % 89], -1).astype("float32")
     for keys, places in zip(LOOKUPS, found.places, strict=True):
         expected = np.stack([keys % 97, keys % 89], -1).astype("float32")
@@ -58,6 +65,18 @@ def test_gradients_are_summed_by_key_and_others_left_out() -> None:
     rows = np.array([[1.0], [2], [4], [8], [16], [32], [64]], np.float32)
     keys, sums = found.gradients(given, rows)
     assert dict(zip(keys.tolist(), sums.ravel().tolist(), strict=True)) == {5: 5.0, 9: 2.0}
+
+
+def test_gradients_of_all_keys_are_pushed_without_hashing() -> None:
+    found = step_keys(layout=LAYOUTS[1])
+    places = np.concatenate([one.ravel() for one in found.places])
+    rows = np.ones((len(places), 2), np.float32)
+    keys, sums = found.gradients(places, rows)
+    assert keys is found.distinct
+    counts = np.bincount(places)
+    np.testing.assert_array_equal(sums, np.stack([counts, counts], -1))
+    found.add(sg.embedding.keys([12345678901]))
+    assert found.distinct is found.keys
 
 
 def test_step_of_padding_alone_has_no_gradient() -> None:

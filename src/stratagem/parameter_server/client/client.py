@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
-import threading
-import uuid
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from stratagem.optional_libraries import load
-from stratagem.parameter_server.client.distinct_rows import DistinctIds
+from stratagem.parameter_server.client.distinct_rows import DistinctIds, DistinctKeys
+from stratagem.parameter_server.client.key_layout import KeyLayout
+from stratagem.parameter_server.client.known_layouts import by_layouts
 from stratagem.parameter_server.client.request_partitioning import (
     GradientParts,
     RequestParts,
@@ -25,17 +24,16 @@ from stratagem.parameter_server.client.request_partitioning import (
 from stratagem.parameter_server.client.row_cache import RowCache
 from stratagem.parameter_server.client.row_reads import RowReads, RowRequest
 from stratagem.parameter_server.client.running_function import RunningFunction
-from stratagem.parameter_server.client.sent_rules import SentRules
+from stratagem.parameter_server.client.server_requests import ServerRequests
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.updates import ASYNCHRONOUS, Pushed, UpdateMode, UpdateRule
-from stratagem.parameter_server.server.versions import SeenVersions
 from stratagem.transport.connection import Connections
 from stratagem.transport.wire import Message
 
 __all__ = ["ServerClient"]
 
 
-class ServerClient:
+class ServerClient(ServerRequests):
     """Reads and writes variables by name, wherever their shards are. Thread-safe.
 
     `client_name` identifies this worker to synchronous updates, also after a restart. With None
@@ -48,29 +46,13 @@ class ServerClient:
         client_name: str | None = None,
         row_cache: RowCache | None = None,
     ) -> None:
-        self._connections = connections
+        super().__init__(connections)
         self._client_name = client_name
-        self._placements: dict[str, ShardLayout] = {}
-        self._local = threading.local()
-        self._numbers = itertools.count(1)
-        self._seen = SeenVersions()
-        self._rules = SentRules(connections)
         self._distinct = DistinctIds()
         self.rows = RowReads(self._ask, self._seen, row_cache, self._distinct)
-        self.num_repeated = 0
         self._pickle: Any = load(
             "cloudpickle", needed_by="a client of parameter servers", install="stratagem[ray]"
         )
-
-    @property
-    def num_servers(self) -> int:
-        """Number of servers."""
-        return len(self._connections)
-
-    @property
-    def losses(self) -> Mapping[str, int]:
-        """Updates lost in server restarts, by server, run and kind; see `SeenVersions.losses`."""
-        return self._seen.losses
 
     @contextlib.contextmanager
     def in_function(self, function: RunningFunction | None) -> Generator[None]:
@@ -87,30 +69,25 @@ class ServerClient:
 
     def know(self, placement: ShardLayout) -> None:
         """Registers the layout of a variable that another process created."""
-        self._placements[placement.name] = placement
+        if self.known.add(placement):
+            self.rows.drop_cached()
+
+    def switch(self, layout: KeyLayout) -> None:
+        """Uses a new layout of a table, also in messages that send its optimizer again."""
+        self._rules.move(self.known[layout.name], layout)
+        self.know(layout)
 
     def placement_of(self, name: str) -> ShardLayout:
         """Returns the layout of a variable, or of the variable that a slot belongs to.
 
         Raises a KeyError if the variable is not registered here.
         """
-        return self._find(name)[0]
+        return self.known.find(name)[0]
 
     @property
     def layouts(self) -> list[ShardLayout]:
         """Layouts of the variables that were created or registered here."""
-        return list(self._placements.values())
-
-    def ask_about_tables(
-        self, kind: str, tables: Mapping[int, Mapping[str, Any]], **fields: object
-    ) -> dict[int, Message]:
-        """Sends a request about keyed tables, by server and name there, as a single change."""
-        own = {**fields, **self._change()}
-        messages = {
-            server: Message(kind, {**own, "names": list(some), "tables": dict(some)})
-            for server, some in tables.items()
-        }
-        return self._connections.ask_all(messages)
+        return self.known.all
 
     def create(
         self, placement: ShardLayout, initial: np.ndarray | Callable[[int, int], np.ndarray] | None
@@ -128,6 +105,7 @@ class ServerClient:
         answers = self._ask(messages)
         return any(answer.fields["is_new"] for answer in answers.values())
 
+    @by_layouts
     def pull(self, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Returns whole variables, or slots as "name:slot". The arrays must not be modified."""
         wanted = self._wanted(names)
@@ -148,25 +126,38 @@ class ServerClient:
         """
         return self.pull_rows_of([(name, ids)], may_be_cached=may_be_cached)[0]
 
+    @by_layouts
     def pull_rows_of(
-        self, wanted: Sequence[tuple[str, np.ndarray]], *, may_be_cached: bool = False
+        self,
+        wanted: Sequence[tuple[str, np.ndarray | DistinctKeys]],
+        *,
+        may_be_cached: bool = False,
     ) -> list[np.ndarray]:
         """Returns rows of several variables or slots, which may repeat; see `pull_rows`.
 
         All of them are requested with one message to each server, unless answers are large.
         """
-        requests = [RowRequest(*self._find(name), np.asarray(ids)) for name, ids in wanted]
+        requests = [
+            RowRequest(
+                *self.known.find(name),
+                np.asarray(ids),
+                ids if isinstance(ids, DistinctKeys) else None,
+            )
+            for name, ids in wanted
+        ]
         return self.rows.pull(requests, may_be_cached=may_be_cached)
 
+    @by_layouts
     def assign(self, name: str, value: np.ndarray, *, sign: int = 0) -> None:
         """Writes a whole variable or slot: `sign` 0 sets it, 1 adds the value, -1 subtracts it."""
-        placement, slot = self._find(name)
+        placement, slot = self.known.find(name)
         parts = RequestParts()
         for shard, part in enumerate(placement.parts(np.asarray(value))):
             parts.add(placement.servers[shard], shard_name(placement, shard) + slot, part)
         with self.rows.writing(placement.name):
             self._ask(parts.messages("assign", sign=sign, **self._update()))
 
+    @by_layouts
     def scatter(self, name: str, ids: np.ndarray, values: np.ndarray, *, sign: int = 0) -> None:
         """Writes rows of a variable or slot: `sign` 0 sets them, 1 adds, -1 subtracts `values`.
 
@@ -176,7 +167,7 @@ class ServerClient:
         Raises:
             IndexError: an id is out of range.
         """
-        placement, slot = self._find(name)
+        placement, slot = self.known.find(name)
         written = self._distinct.of(placement, np.asarray(ids))
         values = np.asarray(values)
         values = written.summed(values) if sign else written.last(values)
@@ -188,6 +179,7 @@ class ServerClient:
         with self.rows.writing(placement.name):
             self._ask(parts.messages("scatter", sign=sign, **self._update()))
 
+    @by_layouts
     def set_rule(
         self,
         rule: UpdateRule,
@@ -203,7 +195,7 @@ class ServerClient:
         pickled = np.frombuffer(self._pickle.dumps(rule), np.uint8)
         shards: dict[int, list[str]] = {server: [] for server in range(len(self._connections))}
         for name in names:
-            placement = self._placements[name]
+            placement = self.known[name]
             for shard, server in enumerate(placement.servers):
                 shards[server].append(shard_name(placement, shard))
         own_mode = None if mode is None else dataclasses.asdict(mode)
@@ -224,10 +216,11 @@ class ServerClient:
         """Sends all optimizers to a restarted server, whose journal only describes them."""
         self._rules.send(server)
 
+    @by_layouts
     def push(
         self,
         whole: Mapping[str, np.ndarray],
-        rows: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
+        rows: Mapping[str, tuple[np.ndarray | DistinctKeys, np.ndarray]] | None = None,
         *,
         pull: Sequence[str] = (),
         optimizers: Mapping[str, str] | None = None,
@@ -272,84 +265,23 @@ class ServerClient:
             wanted.joined({server: answer.arrays for server, answer in answers.items()}),
         )
 
-    def expect(self, num_needed: int) -> None:
-        """Sets the number of workers per synchronous update, after the loss or return of a worker.
-
-        An update for which that many workers already wait is applied immediately.
-        """
-        self._ask_all("expect", num_needed=num_needed)
-
-    def flush(self) -> None:
-        """Applies gradients that wait for those of other workers, since no more will arrive."""
-        self._ask_all("flush")
-
-    def scalars(self, server: int = 0) -> dict[str, np.ndarray]:
-        """Returns one server's copy of an optimizer's scalars."""
-        answer = self._connections.ask(server, Message("scalars"))
-        return dict(zip(answer.fields["names"], answer.arrays, strict=True))
-
-    def set_scalar(self, name: str, value: np.ndarray) -> None:
-        """Sets an optimizer scalar on all servers."""
-        self._ask_all("set_scalar", [np.asarray(value)], name=name)
-
-    def describe(self) -> dict[int, dict[str, Any]]:
-        """Returns the state of each server, by index.
-
-        Its fields are `version` (number of updates); `journaled_version` (updates on disk) and
-        `journal_error`, None without a journal or error; `restored_version` (updates at start, or
-        None); `names` of variables; `num_waiting` and `waiting` (number and names of workers that
-        wait for others); `staleness`; `num_discarded`; `updates` (numbers of applied, resent and
-        repeated ones, by kind); `num_dropped_records` (of a damaged end of the journal at start).
-        """
-        servers = range(len(self._connections))
-        answers = self._ask(dict.fromkeys(servers, Message("describe")))
-        return {server: answer.fields for server, answer in answers.items()}
-
-    def staleness(self) -> dict[int, int]:
-        """Returns the number of used pushes by staleness, summed over all servers.
-
-        Staleness is the number of updates that a server made since the gradient's values were read.
-        """
-        counts: Counter[int] = Counter()
-        for state in self.describe().values():
-            counts.update(dict(state["staleness"]))
-        return dict(sorted(counts.items()))
-
-    def discarded(self) -> int:
-        """Returns the number of discarded pushes, summed over all servers."""
-        return sum(state["num_discarded"] for state in self.describe().values())
-
-    def journal(self, *, is_needed: bool = True) -> dict[int, int]:
-        """Makes all servers write their journals; returns the number of updates on each disk.
-
-        Without `is_needed`, servers may have no journal.
-        """
-        message = Message("journal", {"is_needed": is_needed})
-        answers = self._connections.ask_all(dict.fromkeys(range(len(self._connections)), message))
-        return {server: answer.fields["journaled_version"] for server, answer in answers.items()}
-
-    def _find(self, name: str) -> tuple[ShardLayout, str]:
-        if name in self._placements:
-            return self._placements[name], ""
-        variable, colon, slot = name.rpartition(":")
-        return self._placements[variable], colon + slot
-
     def _gradients(
         self,
         whole: Mapping[str, np.ndarray],
-        rows: Mapping[str, tuple[np.ndarray, np.ndarray]],
+        rows: Mapping[str, tuple[np.ndarray | DistinctKeys, np.ndarray]],
         optimizers: Mapping[str, str],
     ) -> dict[int, GradientParts]:
         """Splits gradients by server."""
         pushes: dict[int, GradientParts] = defaultdict(GradientParts)
         for name, gradient in whole.items():
-            placement = self._placements[name]
+            placement = self.known[name]
             for shard, part in enumerate(placement.parts(np.asarray(gradient))):
                 to = pushes[placement.servers[shard]]
                 to.add(placement, shard, optimizers.get(name, ""), part)
         for name, (ids, values) in rows.items():
-            placement = self._placements[name]
-            updated = self._distinct.of(placement, np.asarray(ids))
+            placement = self.known[name]
+            known = isinstance(ids, DistinctKeys)
+            updated = self._distinct.of(placement, ids if known else np.asarray(ids))
             sums = updated.summed(np.asarray(values))
             for shard, part, numbers in updated.held(placement):
                 # Send empty parts too: servers count updates and wait for all workers.
@@ -360,36 +292,11 @@ class ServerClient:
     def _wanted(self, names: Sequence[str]) -> WholeVariables:
         wanted = WholeVariables()
         for name in dict.fromkeys(names):
-            wanted.add(name, *self._find(name))
+            wanted.add(name, *self.known.find(name))
         return wanted
 
-    def _ask(
-        self,
-        messages: dict[int, Message],
-        variables: Callable[[int], Sequence[str]] = lambda server: (),
-    ) -> dict[int, Message]:
-        """Sends requests, and records the versions of the variables in the answers."""
-        answers = self._connections.ask_all(messages)
-        for server, answer in answers.items():
-            has_values = answer.kind != "needs_rule"
-            self._seen.note(server, answer, variables(server) if has_values else ())
-            self.rows.note_lifetime(server, answer.fields["lifetime"])
-            self.num_repeated += bool(answer.fields.get("is_repeated"))
-        return answers
-
-    def _ask_all(self, kind: str, arrays: Sequence[np.ndarray] = (), **fields: object) -> None:
-        message = Message(kind, {**fields, **self._change()}, arrays)
-        self._ask(dict.fromkeys(range(len(self._connections)), message))
-
-    def _change(self) -> dict[str, Any]:
-        """Returns fields that identify a change, so that servers apply a resent one only once.
-
-        Each thread is a separate client with one change at a time.
-        """
-        client = getattr(self._local, "client", None)
-        if client is None:
-            client = self._local.client = uuid.uuid4().hex
-        return {"client": client, "number": next(self._numbers)}
+    def _note_lifetime(self, server: int, lifetime: int) -> None:
+        self.rows.note_lifetime(server, lifetime)
 
     def _update(self) -> dict[str, Any]:
         """Returns the fields of a change that is an update, perhaps of a scheduled function."""

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from stratagem.parameter_server.client.request_partitioning import require_ids, 
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.rows import aligned_empty, sum_rows
 
-__all__ = ["DistinctIds", "DistinctRows"]
+__all__ = ["DistinctIds", "DistinctKeys", "DistinctRows"]
 
 # Lookups in tables with more rows use a hash table: the scratch memory has 4 bytes per row.
 _MOST_SCRATCH_ROWS = 2**24
@@ -66,6 +67,28 @@ class DistinctRows:
             yield shard, part, placement.numbers_of(shard, self.ids[part])
 
 
+@dataclasses.dataclass(frozen=True)
+class DistinctKeys:
+    """Distinct keys in the order of the shards of a layout, to request and to push without hashing.
+
+    As an array, they are the keys.
+    """
+
+    layout: ShardLayout
+    rows: DistinctRows
+
+    @classmethod
+    def ordered(cls, layout: ShardLayout, keys: np.ndarray) -> tuple[DistinctKeys, np.ndarray]:
+        """Orders distinct keys, and returns the position in `keys` of each."""
+        order, parts = _by_shard(layout, keys)
+        numbers = np.arange(len(keys), dtype=np.int32)
+        rows = DistinctRows(keys[order], numbers, parts, is_request=True)
+        return cls(layout, rows), numbers[order]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.rows.ids, dtype) if copy else np.asarray(self.rows.ids, dtype)
+
+
 class DistinctIds:
     """Finds distinct ids without sorting. Thread-safe.
 
@@ -78,13 +101,17 @@ class DistinctIds:
         self._scratch = np.empty(0, np.int32)
         self._lock = threading.Lock()
 
-    def of(self, placement: ShardLayout, ids: np.ndarray) -> DistinctRows:
+    def of(self, placement: ShardLayout, ids: np.ndarray | DistinctKeys) -> DistinctRows:
         """Returns the distinct ids of `ids`, which has shape (k,); keys for a table of keys.
 
         Raises:
             IndexError: an id is out of range.
             TypeError: keys are not integers.
         """
+        if isinstance(ids, DistinctKeys):
+            if ids.layout is placement:
+                return ids.rows
+            ids = ids.rows.ids  # the table was moved meanwhile
         if placement.is_keyed:
             require_keys(placement, ids)
             return _hashed_rows(placement, ids.astype(np.int64, copy=False))

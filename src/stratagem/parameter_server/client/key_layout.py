@@ -25,10 +25,30 @@ class KeyLayout(ShardLayout):
     shards together have `BUCKET_COUNT`. `shape` is (0, ...) with the shape of a row, because the
     number of rows is only known to the servers. `table` describes the table to these, as JSON; its
     `max_rows` is that of the whole table. With `skips_zero`, the key 0 is padding without a row.
+    `generation` counts the moves to other servers: shards of two generations have different names,
+    because a server may have both during a move.
     """
 
     table: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any], hash=False)
     skips_zero: bool = False
+    generation: int = 0
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> KeyLayout:
+        """Returns the layout from the fields of `dataclasses.asdict`, after a JSON round trip."""
+        tuples = {name: tuple(fields[name]) for name in ("shape", "servers", "rows")}
+        return cls(**{**fields, **tuples})
+
+    def name_of(self, shard: int) -> str:
+        """Returns the server-side name of a shard."""
+        if not self.generation:
+            return super().name_of(shard)
+        return f"{self.name}/part_{shard}@{self.generation}"
+
+    @property
+    def versioned_name(self) -> str:
+        """Name under which a client records versions: those of earlier servers mean nothing."""
+        return f"{self.name}@{self.generation}"
 
     @property
     def is_keyed(self) -> bool:
@@ -79,6 +99,7 @@ def layout_of_keys(
     table: Mapping[str, Any] | None = None,
     *,
     skips_zero: bool = False,
+    generation: int = 0,
 ) -> KeyLayout:
     """Returns the layout of a keyed table with about equal shares of buckets on each server."""
     ends = [BUCKET_COUNT * (place + 1) // len(servers) for place in range(len(servers))]
@@ -93,4 +114,5 @@ def layout_of_keys(
         has_rows=True,
         table=dict(table or {}),
         skips_zero=skips_zero,
+        generation=generation,
     )

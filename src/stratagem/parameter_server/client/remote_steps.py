@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from stratagem.execution import Ids, Trace, rows_of_table
+from stratagem.parameter_server.client.distinct_rows import DistinctKeys
 from stratagem.parameter_server.client.local_training import LocalTraining
 from stratagem.parameter_server.client.lost_updates import LostUpdates
 from stratagem.parameter_server.client.remote_values import (
@@ -45,8 +46,8 @@ class Gradients:
     """Gradients of one push: at most one per variable."""
 
     whole: dict[str, np.ndarray] = dataclasses.field(default_factory=dict[str, np.ndarray])
-    rows: dict[str, tuple[np.ndarray, np.ndarray]] = dataclasses.field(
-        default_factory=dict[str, tuple[np.ndarray, np.ndarray]]
+    rows: dict[str, tuple[Any, np.ndarray]] = dataclasses.field(
+        default_factory=dict[str, tuple[Any, np.ndarray]]
     )
     scalars: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
     optimizers: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
@@ -206,10 +207,15 @@ class RemoteSteps:
                 numbers = np.where(numbers < 0, numbers + lookup.table.shape[0], numbers)
                 wanted[place] = name_of(lookup.table), numbers
         self._keys = {
-            name: StepKeys([own for _, own in pairs], skips_zero=self._skips_zero(name))
+            name: StepKeys(
+                [own for _, own in pairs],
+                skips_zero=self._skips_zero(name),
+                layout=client.placement_of(name),
+            )
             for name, pairs in keys.items()
         }
-        requests = [*wanted.values(), *((name, one.keys) for name, one in self._keys.items())]
+        requests: list[tuple[str, np.ndarray | DistinctKeys]] = [*wanted.values()]
+        requests += [(name, one.distinct) for name, one in self._keys.items()]
         found = client.pull_rows_of(requests, may_be_cached=may_be_cached)
         for place, rows in zip(wanted, found, strict=False):
             inputs[place] = [rows]
@@ -277,7 +283,7 @@ class RemoteSteps:
 
     def _row_gradients(
         self, name: str, ids: np.ndarray, rows: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray | DistinctKeys, np.ndarray]:
         """Returns ids or keys of a table, and their gradients; a step has places of keys."""
         step_keys = self._keys.get(name)
         return (ids, rows) if step_keys is None else step_keys.gradients(ids, rows)

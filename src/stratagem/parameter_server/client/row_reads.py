@@ -9,12 +9,16 @@ import contextlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from stratagem.parameter_server.client.cached_rows import CachedRows
-from stratagem.parameter_server.client.distinct_rows import DistinctIds, DistinctRows
+from stratagem.parameter_server.client.distinct_rows import (
+    DistinctIds,
+    DistinctKeys,
+    DistinctRows,
+)
 from stratagem.parameter_server.client.key_layout import KeyLayout
 from stratagem.parameter_server.client.request_partitioning import RequestParts, shard_name
 from stratagem.parameter_server.client.row_cache import RowCache
@@ -37,6 +41,7 @@ class RowRequest(NamedTuple):
     placement: ShardLayout
     slot: str
     ids: np.ndarray
+    distinct: DistinctKeys | None = None  # the same ids, if it is known that they are distinct
 
 
 class RowReads:
@@ -84,7 +89,9 @@ class RowReads:
     def _lookup(self, requests: Sequence[RowRequest]) -> _TableLookup:
         """Returns the lookup of one or more requests of the same table."""
         flat = [one.ids.reshape(-1) for one in requests]
-        ids = flat[0] if len(flat) == 1 else np.concatenate(flat)
+        ids: Any = flat[0] if len(flat) == 1 else np.concatenate(flat)
+        if len(flat) == 1 and requests[0].distinct is not None:
+            ids = requests[0].distinct
         placement = requests[0].placement
         return _TableLookup(placement, requests[0].slot, self._distinct.of(placement, ids))
 
@@ -103,7 +110,7 @@ class RowReads:
         )
         for (placement, distinct), (_, versions) in zip(wanted, found, strict=True):
             oldest = cached.oldest(placement, distinct, versions)
-            self._seen.note_oldest(placement.name, oldest)
+            self._seen.note_oldest(placement.versioned_name, oldest)
         return [rows for rows, _ in found]
 
     @contextlib.contextmanager
@@ -116,7 +123,7 @@ class RowReads:
                 self.cached.drop(name)
 
     @contextlib.contextmanager
-    def pushing(self, rows: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Generator[None]:
+    def pushing(self, rows: Mapping[str, tuple[Any, np.ndarray]]) -> Generator[None]:
         """Notes that gradients of rows, by variable name, are sent in a `with` block."""
         try:
             yield
@@ -188,7 +195,7 @@ class _StepRequest:
                 server = placement.servers[shard]
                 self.parts.add(server, shard_name(placement, shard) + slot, numbers)
                 self.held.append((number, server, part))
-                self._names[server].append(placement.name)
+                self._names[server].append(placement.versioned_name)
 
     def variables(self, server: int) -> Sequence[str]:
         """Returns the names of the variables whose rows a server sends."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Generator, Mapping
 from stratagem import environment
 from stratagem.errors import UnavailableError
 from stratagem.messages import explain
+from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.transport.connection import Connections
 from stratagem.transport.wire import Message
 
@@ -52,6 +53,26 @@ class SentRules:
             else:
                 self._messages[optimizer] = before
             raise
+
+    def of(self, name: str) -> list[str]:
+        """Returns the optimizers of a shard."""
+        return [
+            optimizer
+            for optimizer, messages in self._messages.items()
+            if any(name in message.fields["names"] for message in messages.values())
+        ]
+
+    def move(self, old: ShardLayout, new: ShardLayout) -> None:
+        """Replaces the shards of a table by those of a new layout."""
+        gone = {old.name_of(part) for part in range(len(old.servers))}
+        for optimizer in self.of(old.name_of(0)):
+            for server, message in self._messages[optimizer].items():
+                names = [name for name in message.fields["names"] if name not in gone]
+                names += [
+                    new.name_of(part) for part, own in enumerate(new.servers) if own == server
+                ]
+                fields = {**message.fields, "names": names}
+                self._messages[optimizer][server] = dataclasses.replace(message, fields=fields)
 
     def forget(self, optimizer: str) -> None:
         """Drops an optimizer."""

@@ -42,6 +42,16 @@ class ShardLayout:
         return len(self.rows) > 1
 
     @property
+    def generation(self) -> int:
+        """Number of moves to other servers; see `KeyLayout`."""
+        return 0
+
+    @property
+    def versioned_name(self) -> str:
+        """Name under which a client records the versions of its values."""
+        return self.name
+
+    @property
     def first_rows(self) -> tuple[int, ...]:
         """First row of each shard."""
         return (0, *itertools.accumulate(self.rows[:-1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import numpy as np
 from stratagem.messages import explain
 from stratagem.parameter_server.client.cached_reads import CachedReads
 from stratagem.parameter_server.client.client import ServerClient
-from stratagem.parameter_server.client.key_layout import layout_of_keys
+from stratagem.parameter_server.client.key_layout import KeyLayout, layout_of_keys
 from stratagem.parameter_server.client.remote_values import (
     RemoteVariable,
     Scalar,
@@ -39,7 +40,7 @@ class VariableClient:
     """Reads and writes remote variables, one by one and for whole steps.
 
     `placer` places new variables; None on a worker, which creates none. `is_coordinator` is True if
-    all other processes get their optimizers from this one.
+    all other processes get their optimizers from this one. `has_journals` is True if servers have.
 
     `is_in_step` is True while a step runs: variables then return the fetched values. `num_writes`
     counts changes made here outside of steps.
@@ -60,8 +61,8 @@ class VariableClient:
         self.client = client
         self.mode = mode
         self.num_writes = 0
-        self._has_journals = has_journals
-        self._is_coordinator = is_coordinator
+        self.has_journals = has_journals
+        self.is_coordinator = is_coordinator
         self._placer = placer
         self.known: dict[str, Any] = {}
         self.collected: dict[int, Any] = {}
@@ -122,7 +123,11 @@ class VariableClient:
         placement = layout_of_keys(
             name, variable.shape[1:], str(variable.dtype), servers, table, skips_zero=skips_zero
         )
-        self.client.create(placement, None)
+        moved = self.client.placed_layouts().get(name)
+        if moved is None:
+            self.client.create(placement, None)
+        else:
+            self.client.know(_same_table(KeyLayout.from_fields(moved), placement))
         variable.place = Stored(name)
         self.named[name] = variable
 
@@ -247,7 +252,7 @@ class VariableClient:
 
     def secure(self) -> None:
         """Makes the servers write their journals, so that they can restart from this state."""
-        if self._has_journals:
+        if self.has_journals:
             self.client.journal()
 
     def name_optimizer(self, optimizer: keras.optimizers.Optimizer) -> str:
@@ -275,7 +280,7 @@ class VariableClient:
         names = [name_of(variable) for variable in variables]
         self.client.set_rule(rule, names, self.mode, optimizer)
         for name, one in self._optimizers.items():
-            if self._is_coordinator and one is not None and one() is None:
+            if self.is_coordinator and one is not None and one() is None:
                 self.client.drop_rule(name)
                 if self.mode.rounds is not None:
                     self.client.drop_rule(outer_name(name))
@@ -289,6 +294,23 @@ class VariableClient:
             name = f"{path}_{number}"
         self._names.add(name)
         return name
+
+
+def _same_table(moved: KeyLayout, new: KeyLayout) -> KeyLayout:
+    """Returns the layout of a table that was moved; raises ValueError if another was created."""
+    own = dataclasses.replace(
+        new, servers=moved.servers, rows=moved.rows, generation=moved.generation
+    )
+    if own != moved:
+        raise ValueError(
+            explain(
+                f"The keyed table {new.name!r} was created as {new}, but it already exists.",
+                expected=f"the table that the servers have: {moved}.",
+                fix="rename the table, or restart the servers with empty journals.",
+                code="SG610",
+            )
+        )
+    return own
 
 
 def _whole(variable: RemoteVariable, value: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from stratagem.closing import Closing
@@ -276,6 +277,10 @@ class ClusterCoordinator(PublicDir, Closing):
             BaseException: as in `join`.
         """
         return self._queue.wait(timeout_s)
+
+    def held(self) -> AbstractContextManager[None]:
+        """Starts no function in a `with` block, which begins once those that run have finished."""
+        return self._queue.held()
 
     @property
     def num_unfinished(self) -> int:

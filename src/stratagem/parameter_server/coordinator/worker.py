@@ -16,6 +16,7 @@ from stratagem.closing import Closing
 from stratagem.context import get_strategy, in_cross_replica_context
 from stratagem.messages import explain
 from stratagem.parameter_server.client.client import ServerClient
+from stratagem.parameter_server.client.key_layout import KeyLayout
 from stratagem.parameter_server.client.row_cache import RowCache
 from stratagem.parameter_server.client.running_function import RunningFunction
 from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
@@ -253,10 +254,13 @@ class Worker(Closing):
 
     def _run(self, message: Message) -> Message:
         """Runs a group of functions, up to the first that fails."""
+        client = self._strategy.placement.remote.variables.client
         if message.fields["num_writes"] != self._num_writes:
             self._num_writes = message.fields["num_writes"]
             self._strategy.placement.remote.forget()
-            self._strategy.placement.remote.variables.client.rows.drop_cached()
+            client.rows.drop_cached()
+        for fields in message.fields.get("layouts", ()):  # of tables on other servers now
+            client.know(KeyLayout.from_fields(fields))
         ended: list[Ended] = []
         for call in calls_in(message):
             function = RunningFunction(
@@ -268,7 +272,6 @@ class Worker(Closing):
             ended.append(self._ended(call, function))
             if ended[-1].trace is not None:
                 break
-        client = self._strategy.placement.remote.variables.client
         fields = {
             "losses": client.losses,
             "num_repeated": client.num_repeated,

@@ -73,6 +73,15 @@ class KeyedVariable(ParameterServerVariable):
     def storage(self, value: object) -> None:
         """Does nothing: a value without rows changes none."""
 
+    def assign(self, value: object) -> Any:
+        """Raises a TypeError: a value of this shape has no rows. Slots accept such a value."""
+        if self._slot is None or np.shape(value) != self.shape:
+            raise _assigned(self)
+        return self.value
+
+    def _assign_delta(self, value: object, *, sign: int) -> Any:
+        raise _assigned(self)
+
     def _initialize_with_initializer(self, initializer: Callable[..., Any]) -> None:
         if self._slot is not None:
             self.place = Stored(self._slot() if callable(self._slot) else self._slot)
@@ -113,6 +122,18 @@ class KeyedVariable(ParameterServerVariable):
         remote = self._home.strategy.placement.remote
         rows, places = remote.rows_of_keys(self, np.asarray(keys), is_trained=is_trained)
         return self._maybe_autocast(jnp.asarray(rows)), jnp.asarray(places)
+
+
+def _assigned(variable: keras.Variable) -> TypeError:
+    return TypeError(
+        explain(
+            f"The keyed table {variable.path!r} was assigned a value. Its shape has no rows: they "
+            "are on the servers, by key.",
+            expected="rows that an optimizer changes, or that are restored.",
+            fix="restore rows with sg.embedding.restore or sg.train.Checkpoint. set_weights, and "
+            "with it EarlyStopping(restore_best_weights=True), cannot set them.",
+        )
+    )
 
 
 def _rows_by_number(variable: keras.Variable) -> TypeError:

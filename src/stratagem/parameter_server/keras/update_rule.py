@@ -19,7 +19,7 @@ from stratagem.parameter_server.server.updates import Slot, State
 __all__ = ["KerasUpdate", "other_shapes", "scalar_names"]
 
 # Suffix of a shard's name.
-_SHARD = re.compile(r"/part_\d+$")
+_SHARD = re.compile(r"/part_\d+(@\d+)?$")
 
 _Shapes = tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...]
 

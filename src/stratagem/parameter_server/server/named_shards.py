@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
+from typing import Any
 
 from stratagem.parameter_server.server.shards import Shard
 from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard
@@ -16,6 +18,7 @@ class NamedShards:
     def __init__(self) -> None:
         self._shards: dict[str, Shard] = {}
         self._reading = threading.Lock()
+        self.layouts: dict[str, Any] = {}  # of keyed tables that were moved, as JSON
 
     @property
     def names(self) -> list[str]:
@@ -46,6 +49,13 @@ class NamedShards:
     def tables(self) -> dict[str, dict[str, int]]:
         """Sizes and counters of keyed tables, by name."""
         return {name: shard.described() for name, shard in self.keyed_shards.items()}
+
+    def keep_tables(self, names: Collection[str]) -> None:
+        """Drops keyed tables with other names. Call within `changing`."""
+        dropped = self.keyed_shards.keys() - names
+        with self._reading:
+            for name in dropped:
+                del self._shards[name]
 
     def replace_table(self, table: KeyedShard) -> None:
         """Replaces the keyed table with the same spec. Call within `changing`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -143,6 +143,18 @@ class ServerVariables(NamedShards):
             changed = np.array(shard.array(slot))
             changed[rows] = values if sign == 0 else changed[rows] + sign * values
             self._set(shard, slot, changed)
+
+    def drop_tables(self, names: Collection[str]) -> None:
+        """Drops keyed tables, those that are there."""
+        with self._updating:
+            self.keep_tables(self.keyed_shards.keys() - {*names})
+            self.num_changes += 1
+
+    def place_tables(self, layouts: Mapping[str, Any]) -> None:
+        """Records the layouts of keyed tables by name, as JSON."""
+        with self._updating:
+            self.layouts = {**self.layouts, **layouts}
+            self.num_changes += 1
 
     def set_rule(self, rule: UpdateRule, names: Sequence[str], optimizer: str = "") -> None:
         """Registers an optimizer for variables, and creates missing slots.

@@ -57,7 +57,7 @@ class KeyedRows:
         self, options: TableOptions, most_rows: int, dirty: DirtyRows | None = None
     ) -> None:
         self._options = options
-        self._most_rows = most_rows
+        self._most_rows = min(most_rows, options.max_rows or most_rows)
         self.rows = KeySlots(most_rows, dirty)
         self.candidates = KeySlots(self.most_candidates)
         self.counters = dict.fromkeys(COUNTERS, 0)
@@ -111,6 +111,10 @@ class KeyedRows:
         if self.most_candidates:
             self._count_candidates(sighting, version)
         return slots
+
+    def limit(self, most_rows: int) -> None:
+        """Sets the largest number of rows. Those that are too many stay until rows are made."""
+        self._most_rows = most_rows
 
     @property
     def most_rows(self) -> int:

@@ -19,6 +19,7 @@ from stratagem.parameter_server.server.shards import (
     piece_rows,
 )
 from stratagem.parameter_server.server.tables.dirty_rows import DirtyRows
+from stratagem.parameter_server.server.tables.key_slots import SavedKeys
 from stratagem.parameter_server.server.tables.keyed_part import KeyedPart
 from stratagem.parameter_server.server.tables.keyed_rows import COUNTERS, KeyedRows, Sighting
 from stratagem.parameter_server.server.tables.policies import Eviction
@@ -72,6 +73,35 @@ class KeyedShard(RowArrays):
         """Completes a load. A journal frees the slots of the former table, which had so many."""
         self._rows.grow_over(num_rows)
         self._candidates.grow_over(num_candidates)
+
+    def put(self, keys: SavedKeys, value: np.ndarray, slots: Mapping[str, np.ndarray]) -> None:
+        """Adds or replaces rows of keys as another server has them; the slots of `keys` mean none.
+
+        Each of `slots` must have been added.
+        """
+        found = self._rows.find(keys.keys)
+        is_known = found >= 0
+        self._hold(found[is_known])
+        new = keys.keys[~is_known]
+        self._reserve(len(new))
+        with self.lock:
+            found[~is_known] = self._rows.add(new)
+            self._new_places(found[~is_known])
+            places = self._places(found)
+            self.value[places] = value
+            for name in self.slots:
+                self.slots[name][places] = slots.get(name, self.initials[name])
+            self._rows.set(found, keys)
+
+    def limit(self, spec: ShardSpec) -> None:
+        """Sets the option `max_rows`. Updates that make rows evict those that are too many.
+
+        `spec` is that of the table in all other fields.
+        """
+        self.spec = spec
+        self._is_changed = True
+        max_rows = (spec.table or {}).get("max_rows")
+        self._keyed.limit(self._most_rows if max_rows is None else max_rows)
 
     def copied_slots(self, slots: np.ndarray) -> SavedPart:
         """Returns copies of the rows of slots in use."""
@@ -128,7 +158,7 @@ class KeyedShard(RowArrays):
                 explain(
                     f"{len(new)} rows were assigned to keys without rows, and {self.spec.name!r} "
                     "is full.",
-                    expected=f"at most {self._most_rows} rows.",
+                    expected=f"at most {self._keyed.most_rows} rows.",
                     fix="use a larger max_rows or more servers.",
                 )
             )
@@ -222,6 +252,7 @@ class KeyedShard(RowArrays):
         """Restores keys, counters and missing slots of optimizers, and returns the keys."""
         saved = part.table
         assert isinstance(saved, SavedTable)
+        self.limit(part.spec)
         self._rows.restore(saved.rows)
         self._candidates.restore(saved.candidates)
         self._keyed.counters.update({name: int(saved.counters[name]) for name in COUNTERS})
@@ -300,10 +331,15 @@ class KeyedShard(RowArrays):
             MemoryError: there is not enough.
         """
         if num_new:
-            end = min(self._most_rows, self._rows.num_slots + num_new)
+            end = self._end_of_new(num_new)
             with self.lock:
                 self._rows.grow(end)
                 self._grow(end)
+
+    def _end_of_new(self, num_new: int) -> int:
+        """Returns the end of the slots after new rows: a full table evicts as many."""
+        num_slots = self._rows.num_slots
+        return min(max(self._keyed.most_rows, num_slots), num_slots + num_new)
 
     def _saved(self, rows: np.ndarray, candidates: np.ndarray) -> SavedPart:
         keys = self._rows.saved(rows)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from stratagem.messages import explain
@@ -34,8 +36,6 @@ class RowArrays(Shard):
         self.format = RowFormat.of(spec.shape[1:], spec.dtype, spec.table or {})
         row_bytes = self.format.stored_bytes
         self._most_rows = most_rows_in_memory(_KEY_BYTES + (0 if options.tiers else row_bytes))
-        if options.max_rows is not None:
-            self._most_rows = min(self._most_rows, options.max_rows)
         # Places of rows in memory. Without tiers, the place of a row is its slot.
         self._most_places = min(self._most_rows, most_rows_in_memory(_KEY_BYTES + row_bytes))
         stored = self.format
@@ -74,6 +74,11 @@ class RowArrays(Shard):
             out[: len(slots)] = self.format.expanded(np.take(self.value, slots, axis=0))
         else:
             np.take(self.array(slot), slots, axis=0, out=out[: len(slots)], mode="clip")
+
+    def add_slots(self, slots: Mapping[str, np.ndarray], initials: Mapping[str, float]) -> None:
+        """Adds those optimizer slots, given as rows, that the table has not."""
+        for name in slots.keys() - self.slots.keys():
+            self._add_slot_array(name, slots[name].dtype, initials[name])
 
     def drop_slot(self, name: str) -> None:
         """Removes a slot of an optimizer."""

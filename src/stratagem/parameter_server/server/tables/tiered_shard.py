@@ -271,7 +271,7 @@ class TieredShard(FileShard):
 
     def _reserve(self, num_new: int) -> None:
         if num_new:
-            end = min(self._most_rows, self._rows.num_slots + num_new)
+            end = self._end_of_new(num_new)
             with self.lock:
                 self._rows.grow(end)
                 self._grow(end)

@@ -1,0 +1,1 @@
+"""Moves of keyed tables to another number of servers."""
