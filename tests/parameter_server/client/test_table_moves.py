@@ -37,7 +37,7 @@ def names(cluster: TableCluster) -> list[list[str]]:
     return [server.store.names for server in cluster.servers]
 
 
-@pytest.mark.parametrize("options", [{}, ADMITTING])
+@pytest.mark.parametrize("options", [{}, ADMITTING, {"storage_dtype": "int8"}])
 def test_state_is_that_of_a_table_that_was_never_moved(options) -> None:
     with table_cluster(3, **options) as cluster, table_cluster(1, **options) as plain:
         for place, num_servers in enumerate((2, 3, 1, 3)):
