@@ -55,10 +55,9 @@ def _kill(name: str, scene: Scene) -> Fault:
     while time.monotonic() < deadline_s:
         names |= {pid: role for role, pid in scene.job.processes().items()}
         if done.exists() and (text := done.read_text()):
-            pid, operation, path = text.split(" ", 2)
+            pid, operation, _ = text.split(" ", 2)
             role = names.get(int(pid), "another process")
-            where = f"{role}, {operation} {Path(path).name}"
-            return Fault(kind=name, where=where, causes="SIGKILL")
+            return Fault(kind=name, where=f"{operation} of {role}", causes="SIGKILL")
         time.sleep(_POLL_S)
     control.unlink(missing_ok=True)
     raise NotHereError(f"none came in {_WAIT_S:g} s")
