@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.keyed_table import KeyedTable
 from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.server.tables.key_hash import mix64
-from stratagem.parameter_server.server.tables.row_formats import STORAGE_DTYPES
+from stratagem.parameter_server.server.tables.row_formats import ROW_DTYPES
 from stratagem.transport.connection import Connections
 from stratagem.transport.keys import ClusterKeys
 
@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--memory-bytes", type=int, default=0, help="0 for all rows in memory")
-    parser.add_argument("--storage-dtype", choices=STORAGE_DTYPES, help="other than float32")
+    parser.add_argument("--storage-dtype", choices=ROW_DTYPES, help="other than float32")
     parser.add_argument("--batch", type=int, default=10_000, help="draws of a step")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--drawn-rows", type=int, help="rows that steps draw from; default: all")

@@ -22,7 +22,7 @@ from stratagem.parameter_server.server.tables.policies import (
     NotSeenFor,
     policy_from,
 )
-from stratagem.parameter_server.server.tables.row_formats import STORAGE_DTYPES, RowFormat
+from stratagem.parameter_server.server.tables.row_formats import ROW_DTYPES, RowFormat
 from stratagem.parameter_server.server.tables.table_options import TierOptions, tier_options
 
 if TYPE_CHECKING:
@@ -133,11 +133,11 @@ class DynamicEmbedding(keras.layers.Layer):
                     fix='use combiner="mean", or pool the rows in a layer of your own.',
                 )
             )
-        if self.storage_dtype not in (None, *STORAGE_DTYPES):
+        if self.storage_dtype not in (None, *ROW_DTYPES):
             raise ValueError(
                 explain(
                     f"DynamicEmbedding received storage_dtype={self.storage_dtype!r}.",
-                    expected=f"None or one of {STORAGE_DTYPES}.",
+                    expected=f"None or one of {ROW_DTYPES}.",
                     fix="omit storage_dtype for rows in float32.",
                 )
             )

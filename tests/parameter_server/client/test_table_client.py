@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -181,8 +182,8 @@ def test_restored_table_survives_a_restart_of_its_server(versions, tmp_path) -> 
             durable.client.journal()
             durable.tables.restore(versions, number)
             assert durable.state() == state
-            durable.client.journal()
-        with table_cluster(1, with_table=False, journal=journal) as restarted:
+            killed = Path(shutil.copyfile(journal, tmp_path / "killed"))
+        with table_cluster(1, with_table=False, journal=killed) as restarted:
             restarted.create(**AGING)
             assert restarted.state() == state
             for one in (cluster, restarted):

@@ -16,9 +16,9 @@ import numpy as np
 from stratagem.messages import explain
 from stratagem.parameter_server.server.tables.key_hash import GOLDEN, mix64, seeded
 
-__all__ = ["STORAGE_DTYPES", "RowFormat"]
+__all__ = ["ROW_DTYPES", "RowFormat"]
 
-STORAGE_DTYPES: tuple[str, ...] = ("bfloat16", "int8")
+ROW_DTYPES: tuple[str, ...] = ("bfloat16", "int8")
 _STREAM = 0x73746F7265640001  # other bits than those of initial rows
 _MOST_NUMBERS = 2**16  # computed at once: temporary arrays stay in the processor's cache
 _EXPONENT, _QUIET = np.uint32(0x7F800000), np.uint16(0x0040)
@@ -40,7 +40,7 @@ class RowFormat:
     Args:
         row_shape: shape of a row.
         dtype: dtype name in which updates compute and clients see rows.
-        storage_dtype: one of `STORAGE_DTYPES`; None for `dtype`.
+        storage_dtype: one of `ROW_DTYPES`; None for `dtype`.
         seed: seed of the random bits.
 
     Raises:

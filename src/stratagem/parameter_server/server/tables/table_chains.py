@@ -15,7 +15,7 @@ from stratagem.messages import explain
 from stratagem.parameter_server.server.shards import SavedPart
 from stratagem.parameter_server.server.tables.key_hash import buckets_of
 from stratagem.parameter_server.server.tables.key_slots import SavedKeys, SlotOrder
-from stratagem.parameter_server.server.tables.keyed_rows import COUNTERS
+from stratagem.parameter_server.server.tables.keyed_rows import COUNTERS, KeyedRows
 from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard
 from stratagem.parameter_server.server.tables.policies import LeastFrequent, LeastRecent, victims
 from stratagem.parameter_server.server.tables.row_formats import RowFormat
@@ -111,10 +111,7 @@ def load_table(
     newest = max(end.version for end in ends)
     keyed = table.keyed
     saved_format = dataclasses.replace(table.format, storage_dtype=storage_dtype)
-    is_same = [chain.buckets for chain in chains] == [buckets] and (
-        ends[0].rows.num_slots <= keyed.most_rows
-        and ends[0].candidates.num_slots <= keyed.most_candidates
-    )
+    is_same = _is_same(keyed, chains, buckets)
     evicted = np.empty(0, np.int64) if is_same else _excess(table, chains, buckets, newest)
     num_rows = num_candidates = place = counts_of_evicted = 0
     for chain in chains:
@@ -138,17 +135,28 @@ def load_table(
     if is_same:
         keyed.rows.set_order(ends[0].rows)
         keyed.candidates.set_order(ends[0].candidates)
-    keyed.counters.update(_counters(chains, buckets))
-    keyed.counters["evicted"] += len(evicted)
-    keyed.counters["evicted_updates"] += counts_of_evicted
+    keyed.counters.update(_counters(chains, buckets, len(evicted), counts_of_evicted))
     keyed.version_offset = newest - version
     return is_same
 
 
-def _counters(chains: Sequence[TableChain], buckets: range) -> dict[str, int]:
+def _is_same(keyed: KeyedRows, chains: Sequence[TableChain], buckets: range) -> bool:
+    """Returns True if the saved slots can be those of the table."""
+    return [chain.buckets for chain in chains] == [buckets] and (
+        chains[0].end.rows.num_slots <= keyed.most_rows
+        and chains[0].end.candidates.num_slots <= keyed.most_candidates
+    )
+
+
+def _counters(
+    chains: Sequence[TableChain], buckets: range, num_evicted: int, counts_of_evicted: int
+) -> dict[str, int]:
     """Returns the counters of the saved parts that begin in these buckets."""
     ends = [chain.end for chain in chains if chain.buckets.start in buckets]
-    return {name: sum(end.counters[name] for end in ends) for name in COUNTERS}
+    counters = {name: sum(end.counters[name] for end in ends) for name in COUNTERS}
+    counters["evicted"] += num_evicted
+    counters["evicted_updates"] += counts_of_evicted
+    return counters
 
 
 def _num_slots(files: Sequence[TableFile], kind: str) -> int:

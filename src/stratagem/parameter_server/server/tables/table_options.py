@@ -8,7 +8,7 @@ from typing import Any
 
 from stratagem.messages import explain
 from stratagem.parameter_server.server.tables.policies import Admission, Eviction, policy_from
-from stratagem.parameter_server.server.tables.row_formats import STORAGE_DTYPES
+from stratagem.parameter_server.server.tables.row_formats import ROW_DTYPES
 from stratagem.parameter_server.server.tables.row_initializer import RowInitializer
 
 __all__ = ["TableOptions", "TierOptions", "tier_options"]
@@ -74,11 +74,11 @@ class TableOptions:
     storage_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        if self.storage_dtype not in (None, *STORAGE_DTYPES):
+        if self.storage_dtype not in (None, *ROW_DTYPES):
             raise ValueError(
                 explain(
                     f"A keyed table has storage_dtype={self.storage_dtype!r}.",
-                    expected=f"one of {STORAGE_DTYPES}, or None.",
+                    expected=f"one of {ROW_DTYPES}, or None.",
                     fix="omit storage_dtype to hold rows as they are computed with.",
                 )
             )
