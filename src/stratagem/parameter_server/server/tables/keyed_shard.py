@@ -36,7 +36,6 @@ from stratagem.parameter_server.server.updates import Slot
 
 __all__ = ["KeyedShard"]
 
-
 # Memory of the key of a row, its place in the index and its counts.
 _KEY_BYTES = 28
 
@@ -87,11 +86,16 @@ class KeyedShard(Shard):
             empty._add_slot_array(name, array.array.dtype, self._initials[name])
         return empty
 
-    def put(self, keys: SavedKeys, value: np.ndarray, slots: Mapping[str, np.ndarray]) -> None:
-        """Adds or replaces rows of keys as another server has them; the slots of `keys` mean none.
-
-        Each of `slots` must have been added.
-        """
+    def put(
+        self,
+        keys: SavedKeys,
+        value: np.ndarray,
+        slots: Mapping[str, np.ndarray],
+        initials: Mapping[str, float],
+    ) -> None:
+        """Adds or replaces rows of keys as another server has them, and adds optimizer slots."""
+        for name in slots.keys() - self.slots.keys():
+            self._add_slot_array(name, slots[name].dtype, initials[name])
         found = self._rows.find(keys.keys)
         is_known = found >= 0
         self._hold(found[is_known])
@@ -106,20 +110,11 @@ class KeyedShard(Shard):
                 self.slots[name][places] = slots.get(name, self._initials[name])
             self._rows.set(found, keys)
 
-    def add_slots(self, slots: Mapping[str, np.ndarray], initials: Mapping[str, float]) -> None:
-        """Adds those optimizer slots, given as rows, that the table has not."""
-        for name in slots.keys() - self.slots.keys():
-            self._add_slot_array(name, slots[name].dtype, initials[name])
-
     def limit(self, spec: ShardSpec) -> None:
-        """Sets the option `max_rows`. Updates that make rows evict those that are too many.
-
-        `spec` is that of the table in all other fields.
-        """
+        """Sets the limit of rows, with the spec. Updates that make rows evict the excess."""
         self.spec = spec
         self._is_changed = True
-        max_rows = (spec.table or {}).get("max_rows")
-        self._keyed.limit(self._most_rows if max_rows is None else max_rows)
+        self._keyed.limit((spec.table or {}).get("max_rows") or self._most_rows)
 
     def copied_slots(self, slots: np.ndarray) -> SavedPart:
         """Returns copies of the rows of slots in use."""
@@ -368,8 +363,8 @@ class KeyedShard(Shard):
 
     def _end_of_new(self, num_new: int) -> int:
         """Returns the end of the slots after new rows: a full table evicts as many."""
-        num_slots = self._rows.num_slots
-        return min(max(self._keyed.most_rows, num_slots), num_slots + num_new)
+        end = self._rows.num_slots
+        return min(max(self._keyed.most_rows, end), end + num_new)
 
     def _grow(self, num_slots: int) -> None:
         self._value.grow(num_slots)
