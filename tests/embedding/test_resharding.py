@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.parameter_server.client.key_layout import layout_of_keys
 from stratagem.parameter_server.server.updates import UpdateMode
 from tests.embedding.keyed_models import (
     FIT,
@@ -129,3 +130,24 @@ def test_bad_input() -> None:
             with pytest.raises(ValueError, match="received tables="):
                 sg.embedding.reshard(1, tables, strategy=strategy)
         assert sg.embedding.reshard(2, strategy=strategy) == sg.embedding.ReshardStats()
+        strategy.placement.remote.variables.is_coordinator = False
+        with pytest.raises(ValueError, match="one of several programs that update"):
+            sg.embedding.reshard(1, strategy=strategy)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_rows": 1}, "divides max_rows=1 over 2 servers"),
+        (
+            {"tiers": {"memory_bytes": 10**6, "folder": "/f"}},
+            "has rows on disk and was to be moved",
+        ),
+    ],
+)
+def test_tables_that_cannot_be_moved(options, message) -> None:
+    with local_strategy(num_servers=2) as strategy:
+        client = strategy.placement.remote.variables.client
+        client.know(layout_of_keys("users", (2,), "float32", [0], options))
+        with pytest.raises(ValueError, match=message):
+            sg.embedding.reshard(2, strategy=strategy)
