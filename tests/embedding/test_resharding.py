@@ -37,6 +37,7 @@ class Reshard(keras.callbacks.Callback):
             sg.embedding.reshard(self._numbers.pop(0), strategy=self._strategy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [UpdateMode(), UpdateMode(num_needed=1)])
 def test_fit_with_moves_between_batches_is_plain_fit(mode) -> None:
     with local_strategy(num_servers=3, mode=mode) as strategy:
@@ -52,6 +53,7 @@ def test_fit_with_moves_between_batches_is_plain_fit(mode) -> None:
         assert int(keyed.optimizer.iterations) == 6
 
 
+@pytest.mark.slow
 def test_two_workers_that_push_while_tables_move() -> None:
     """Each function adds 1 to the rows of its keys: SGD with a gradient of -1."""
     num_functions = 120
@@ -95,6 +97,7 @@ def test_two_workers_that_push_while_tables_move() -> None:
         assert stats.rows == np.count_nonzero(wanted)
 
 
+@pytest.mark.slow
 def test_moves_beside_steps_of_one_process() -> None:
     with sg.HybridStrategy(placement={"table": "server"}, num_servers=2) as strategy:
         keyed = keyed_model(strategy, lambda: keras.optimizers.Adagrad(0.5))

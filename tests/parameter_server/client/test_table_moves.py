@@ -89,6 +89,7 @@ def training_meanwhile(cluster: TableCluster, monkeypatch: Any, pieces: int = 30
         yield seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -188,6 +189,7 @@ def fail_at(cluster: TableCluster, patch: Any, method: str, action: Any) -> None
     patch.setattr(table_moves._TableMove, method, act)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["copy", "_send", "end"])
 @pytest.mark.parametrize("killed", [0, 1, 2])
 def test_a_server_that_is_killed_in_the_middle(method, killed, tmp_path) -> None:
