@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.parameter_server.client.key_layout import layout_of_keys
 from stratagem.parameter_server.server.updates import UpdateMode
 from tests.embedding.keyed_models import (
     FIT,
@@ -36,6 +37,7 @@ class Reshard(keras.callbacks.Callback):
             sg.embedding.reshard(self._numbers.pop(0), strategy=self._strategy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [UpdateMode(), UpdateMode(num_needed=1)])
 def test_fit_with_moves_between_batches_is_plain_fit(mode) -> None:
     with local_strategy(num_servers=3, mode=mode) as strategy:
@@ -51,6 +53,7 @@ def test_fit_with_moves_between_batches_is_plain_fit(mode) -> None:
         assert int(keyed.optimizer.iterations) == 6
 
 
+@pytest.mark.slow
 def test_two_workers_that_push_while_tables_move() -> None:
     """Each function adds 1 to the rows of its keys: SGD with a gradient of -1."""
     num_functions = 120
@@ -94,6 +97,7 @@ def test_two_workers_that_push_while_tables_move() -> None:
         assert stats.rows == np.count_nonzero(wanted)
 
 
+@pytest.mark.slow
 def test_moves_beside_steps_of_one_process() -> None:
     with sg.HybridStrategy(placement={"table": "server"}, num_servers=2) as strategy:
         keyed = keyed_model(strategy, lambda: keras.optimizers.Adagrad(0.5))
@@ -129,3 +133,24 @@ def test_bad_input() -> None:
             with pytest.raises(ValueError, match="received tables="):
                 sg.embedding.reshard(1, tables, strategy=strategy)
         assert sg.embedding.reshard(2, strategy=strategy) == sg.embedding.ReshardStats()
+        strategy.placement.remote.variables.is_coordinator = False
+        with pytest.raises(ValueError, match="one of several programs that update"):
+            sg.embedding.reshard(1, strategy=strategy)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_rows": 1}, "divides max_rows=1 over 2 servers"),
+        (
+            {"tiers": {"memory_bytes": 10**6, "folder": "/f"}},
+            "has rows on disk and was to be moved",
+        ),
+    ],
+)
+def test_tables_that_cannot_be_moved(options, message) -> None:
+    with local_strategy(num_servers=2) as strategy:
+        client = strategy.placement.remote.variables.client
+        client.know(layout_of_keys("users", (2,), "float32", [0], options))
+        with pytest.raises(ValueError, match=message):
+            sg.embedding.reshard(2, strategy=strategy)

@@ -25,11 +25,10 @@ def reshard(
 ) -> ReshardStats:
     """Moves keyed tables to the first `num_servers` servers of the cluster, while training runs.
 
-    Rows move with their optimizer slots, counts, ages and keys that wait for admission. Each update
-    is applied once. Call it between steps of a loop, in a Keras callback, or in a thread beside
-    training: then updates continue while rows are copied, and pause for the last ones only. Under a
-    `ParameterServerStrategy`, call it in the coordinator. It then waits for functions that run, and
-    starts no other before the end of the pause. A synchronous strategy finishes all scheduled ones.
+    Rows move with optimizer slots, counts, ages and keys that wait for admission. Each update is
+    applied once. Call it between steps, in a Keras callback, or in a thread beside training: then
+    updates continue while rows are copied, and pause for the last ones. A coordinator waits for
+    functions that run, and if updates are synchronous for all that are scheduled.
 
     The cluster has all servers from its start. Tables begin on all of them: to keep some in
     reserve, move the tables to fewer servers while they are empty.
@@ -43,12 +42,10 @@ def reshard(
         Size, duration and pause. Zeros if all tables are on these servers.
 
     Raises:
-        ValueError: the strategy has no keyed tables, or not this one; a number of servers that the
-            cluster has not; `max_rows` below the number of servers; a table with `tiers`; or this
-            program is one of several independent workers.
+        ValueError: the strategy has no such tables or servers; `max_rows` below the number of
+            servers; a table with `tiers`; or this is one of several independent workers.
         TypeError: `num_servers` is no integer.
-        sg.errors.UnavailableError: a server failed. The tables stay on their servers, with all
-            updates.
+        sg.errors.UnavailableError: a server failed. The tables stay where they were.
 
     Example:
         >>> with sg.ParameterServerStrategy(num_workers=1, num_servers=2) as strategy:
@@ -60,10 +57,9 @@ def reshard(
 
     Source: `DistributedModelParallel.reshard` of TorchRec, which also moves tables between steps.
     """
-    strategy = strategy or get_strategy()
-    client = client_of(strategy)
-    variables: Any = strategy.placement.remote.variables
-    _require_coordinator(strategy, is_coordinator=variables.is_coordinator)
+    current: Any = strategy or get_strategy()
+    client, variables = client_of(current), current.placement.remote.variables
+    _require_coordinator(current, is_coordinator=variables.is_coordinator)
     _require_servers(num_servers, client.client.num_servers)
     with client.client.known.moving:
         known = client.layouts
@@ -71,12 +67,8 @@ def reshard(
         new = [one for one in new if one.servers != known[one.name].servers]
         if not new:
             return ReshardStats()
-        return move_tables(
-            client.client,
-            new,
-            quiesced=_quiesced(strategy),
-            has_journals=variables.has_journals,
-        )
+        has_journals, quiesced = variables.has_journals, _quiesced(current)
+        return move_tables(client.client, new, quiesced=quiesced, has_journals=has_journals)
 
 
 def _quiesced(strategy: Any) -> Callable[[], AbstractContextManager[object]]:

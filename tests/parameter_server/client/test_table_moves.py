@@ -89,6 +89,7 @@ def training_meanwhile(cluster: TableCluster, monkeypatch: Any, pieces: int = 30
         yield seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -188,6 +189,7 @@ def fail_at(cluster: TableCluster, patch: Any, method: str, action: Any) -> None
     patch.setattr(table_moves._TableMove, method, act)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["copy", "_send", "end"])
 @pytest.mark.parametrize("killed", [0, 1, 2])
 def test_a_server_that_is_killed_in_the_middle(method, killed, tmp_path) -> None:
@@ -324,3 +326,23 @@ def test_the_last_rows_wait_for_requests_in_progress() -> None:
             ended.append("request")
         thread.join()
         assert ended == ["request", "move"]
+
+
+def test_a_decision_without_an_answer_is_unknown() -> None:
+    with table_cluster(2) as cluster:
+        cluster.train(range(3))
+        ask = cluster.client.ask_servers
+
+        def lose(kind: str, requests: Any) -> Any:
+            if kind == "place_tables":
+                raise UnavailableError("server 0 is lost")
+            return ask(kind, requests)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cluster.client, "ask_servers", lose)
+            with pytest.raises(
+                UnavailableError, match="It is not known if keyed tables"
+            ):
+                cluster.reshard(1)
+        assert len(cluster.tables.layouts["t"].servers) == 2
+        assert names(cluster)[0] == ["t/part_0", "t/part_0@1"]  # whichever is valid, it is there

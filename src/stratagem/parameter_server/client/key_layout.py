@@ -25,19 +25,19 @@ class KeyLayout(ShardLayout):
     shards together have `BUCKET_COUNT`. `shape` is (0, ...) with the shape of a row, because the
     number of rows is only known to the servers. `table` describes the table to these, as JSON; its
     `max_rows` is that of the whole table. With `skips_zero`, the key 0 is padding without a row.
-    `generation` counts the moves to other servers: shards of two generations have different names,
-    because a server may have both during a move.
+    Shards of two generations have different names, because a server may have both during a move.
     """
 
     table: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any], hash=False)
     skips_zero: bool = False
-    generation: int = 0
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> KeyLayout:
         """Returns the layout from the fields of `dataclasses.asdict`, after a JSON round trip."""
-        tuples = {name: tuple(fields[name]) for name in ("shape", "servers", "rows")}
-        return cls(**{**fields, **tuples})
+        arguments = {**fields}
+        for name in ("shape", "servers", "rows"):
+            arguments[name] = tuple(arguments[name])
+        return cls(**arguments)
 
     def name_of(self, shard: int) -> str:
         """Returns the server-side name of a shard."""

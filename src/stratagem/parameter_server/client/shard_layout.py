@@ -26,7 +26,7 @@ class ShardLayout:
 
     `servers` and `rows` have one entry per shard: its server, and its number of consecutive rows (1
     for a scalar). `name` is unique in the cluster, `shape` that of the whole variable. `has_rows`
-    is True if single rows are pulled and updated.
+    is True if single rows are pulled and updated. `generation` counts the moves to other servers.
     """
 
     name: str
@@ -35,16 +35,12 @@ class ShardLayout:
     servers: tuple[int, ...]
     rows: tuple[int, ...]
     has_rows: bool = False
+    generation: int = 0
 
     @property
     def is_split(self) -> bool:
         """True if the variable has several shards."""
         return len(self.rows) > 1
-
-    @property
-    def generation(self) -> int:
-        """Number of moves to other servers; see `KeyLayout`."""
-        return 0
 
     @property
     def versioned_name(self) -> str:

@@ -140,7 +140,9 @@ class _TableMove:
         """Copies the rows that changed since the round before, at first all of them."""
         for old, new in self._pairs:
             own = {"move": self._id, "round": self.num_rounds}
-            waiting = {server: {**own, "name": name, "first": 0} for server, name in _shards(old)}
+            waiting: dict[int, dict[str, Any]] = {
+                server: {**own, "name": name, "first": 0} for server, name in _shards(old)
+            }
             while waiting:
                 requests = {server: (fields, []) for server, fields in waiting.items()}
                 answers = self._client.ask_servers("copy_rows", requests)

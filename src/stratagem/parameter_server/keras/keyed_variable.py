@@ -73,7 +73,7 @@ class KeyedVariable(ParameterServerVariable):
     def storage(self, value: object) -> None:
         """Does nothing: a value without rows changes none."""
 
-    def assign(self, value: object) -> Any:
+    def assign(self, value: Any) -> Any:
         """Raises a TypeError: a value of this shape has no rows. Slots accept such a value."""
         if self._slot is None or np.shape(value) != self.shape:
             raise _assigned(self)

@@ -78,8 +78,7 @@ class TableMoves:
             slots.remove(found[found >= 0])
         rows, candidates = (_received(arrays, fields["shift"]) for _ in range(2))
         value, slots = next(arrays), dict(zip(fields["slots"], arrays, strict=True))
-        shard.add_slots(slots, fields["initials"])
-        shard.put(rows, value, slots)
+        shard.put(rows, value, slots, fields["initials"])
         _put_keys(shard.keyed.candidates, candidates)
         self._store.num_changes += 1
         return {}

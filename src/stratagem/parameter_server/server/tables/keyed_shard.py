@@ -74,11 +74,16 @@ class KeyedShard(RowArrays):
         self._rows.grow_over(num_rows)
         self._candidates.grow_over(num_candidates)
 
-    def put(self, keys: SavedKeys, value: np.ndarray, slots: Mapping[str, np.ndarray]) -> None:
-        """Adds or replaces rows of keys as another server has them; the slots of `keys` mean none.
-
-        Each of `slots` must have been added.
-        """
+    def put(
+        self,
+        keys: SavedKeys,
+        value: np.ndarray,
+        slots: Mapping[str, np.ndarray],
+        initials: Mapping[str, float],
+    ) -> None:
+        """Adds or replaces rows of keys as another server has them, and adds optimizer slots."""
+        for name in slots.keys() - self.slots.keys():
+            self._add_slot_array(name, slots[name].dtype, initials[name])
         found = self._rows.find(keys.keys)
         is_known = found >= 0
         self._hold(found[is_known])
@@ -94,14 +99,10 @@ class KeyedShard(RowArrays):
             self._rows.set(found, keys)
 
     def limit(self, spec: ShardSpec) -> None:
-        """Sets the option `max_rows`. Updates that make rows evict those that are too many.
-
-        `spec` is that of the table in all other fields.
-        """
+        """Sets the limit of rows, with the spec. Updates that make rows evict the excess."""
         self.spec = spec
         self._is_changed = True
-        max_rows = (spec.table or {}).get("max_rows")
-        self._keyed.limit(self._most_rows if max_rows is None else max_rows)
+        self._keyed.limit((spec.table or {}).get("max_rows") or self._most_rows)
 
     def copied_slots(self, slots: np.ndarray) -> SavedPart:
         """Returns copies of the rows of slots in use."""
@@ -338,8 +339,8 @@ class KeyedShard(RowArrays):
 
     def _end_of_new(self, num_new: int) -> int:
         """Returns the end of the slots after new rows: a full table evicts as many."""
-        num_slots = self._rows.num_slots
-        return min(max(self._keyed.most_rows, num_slots), num_slots + num_new)
+        end = self._rows.num_slots
+        return min(max(self._keyed.most_rows, end), end + num_new)
 
     def _saved(self, rows: np.ndarray, candidates: np.ndarray) -> SavedPart:
         keys = self._rows.saved(rows)

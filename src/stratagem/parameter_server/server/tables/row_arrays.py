@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from stratagem.messages import explain
@@ -74,11 +72,6 @@ class RowArrays(Shard):
             out[: len(slots)] = self.format.expanded(np.take(self.value, slots, axis=0))
         else:
             np.take(self.array(slot), slots, axis=0, out=out[: len(slots)], mode="clip")
-
-    def add_slots(self, slots: Mapping[str, np.ndarray], initials: Mapping[str, float]) -> None:
-        """Adds those optimizer slots, given as rows, that the table has not."""
-        for name in slots.keys() - self.slots.keys():
-            self._add_slot_array(name, slots[name].dtype, initials[name])
 
     def drop_slot(self, name: str) -> None:
         """Removes a slot of an optimizer."""
