@@ -40,6 +40,7 @@ NEWEST := .venv-newest/.complete
 PEERS := .venv-peers/.complete
 TORCHREC := .venv-torchrec/.complete
 TFRA := .venv-tfra/.complete
+RAY_DATA := .venv-ray-data/.complete
 TPU := .venv-tpu/.complete
 GPU := .venv-gpu/.complete
 CUDA := .venv-cuda/.complete
@@ -152,6 +153,12 @@ $(TFRA): requirements/tfra.txt
 	@test -n "$(OLDEST_PYTHON)" || { echo "No Python 3.11 to 3.13 with venv found." >&2; exit 1; }
 	test -x .venv-tfra/bin/python || "$(OLDEST_PYTHON)" -m venv .venv-tfra
 	.venv-tfra/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/tfra.txt
+	@touch $@
+
+$(RAY_DATA): requirements/ray_data.txt
+	@test -n "$(OLDEST_PYTHON)" || { echo "No Python 3.11 to 3.13 with venv found." >&2; exit 1; }
+	test -x .venv-ray-data/bin/python || "$(OLDEST_PYTHON)" -m venv .venv-ray-data
+	.venv-ray-data/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/ray_data.txt
 	@touch $@
 
 .PHONY: test
@@ -324,7 +331,7 @@ clicks-compare: $(MAIN) ## the same AUC on one device, by one worker, and by fou
 	.venv/bin/python -m examples.clicks.compare $(ARGS)
 
 .PHONY: bench
-bench: $(MAIN) $(if $(filter recommenders,$(BENCH)),$(TORCHREC) $(TFRA)) $(if $(filter-out allreduce checkpoint first_step files fit_peers loop parameter_server plan recommenders recovery scaling,$(BENCH)),,$(PEERS)) $(if $(filter published_scaling,$(BENCH)),$(GPU)) ## benchmarks; tables here, results and plots in runs/bench
+bench: $(MAIN) $(if $(filter recommenders,$(BENCH)),$(TORCHREC) $(TFRA)) $(if $(filter input_service,$(BENCH)),$(RAY_DATA)) $(if $(filter-out allreduce checkpoint first_step files fit_peers loop parameter_server plan recommenders recovery scaling,$(BENCH)),,$(PEERS)) $(if $(filter published_scaling,$(BENCH)),$(GPU)) ## benchmarks; tables here, results and plots in runs/bench
 	.venv/bin/python -m benchmarks $(BENCH)
 
 .PHONY: bench-compare
@@ -336,6 +343,9 @@ peers: $(PEERS) ## environment with the frameworks that we compare ourselves wit
 
 .PHONY: peers-recommenders
 peers-recommenders: $(PEERS) $(TORCHREC) $(TFRA) ## the same with TorchRec, and with TensorFlow's recommenders-addons
+
+.PHONY: peers-input
+peers-input: $(PEERS) $(RAY_DATA) ## the same with Ray Data, for the benchmark of the input service
 
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
@@ -377,5 +387,5 @@ lock: ## renews the locks; needs uv
 
 .PHONY: clean
 clean: ## removes the environments, caches and builds; runs/ stays
-	rm -rf .venv .venv-oldest .venv-newest .venv-peers .venv-torchrec .venv-tfra .venv-tpu .venv-gpu .venv-cuda .venv-third-party .venv-ray .venv-docs .venv-release .venv-latest build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-newest .venv-peers .venv-torchrec .venv-tfra .venv-ray-data .venv-tpu .venv-gpu .venv-cuda .venv-third-party .venv-ray .venv-docs .venv-release .venv-latest build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -20,6 +20,7 @@ from benchmarks.cases import Case, Environments, Place, Side
 from benchmarks.checkpoint import run_checkpoint
 from benchmarks.first_step import run_first_step
 from benchmarks.growth import run_growth
+from benchmarks.input_service import run_input_service
 from benchmarks.machine import describe_machine, load_warning
 from benchmarks.overview import draw_overview, read_ratios
 from benchmarks.parameter_server import run_parameter_server
@@ -57,13 +58,21 @@ _RATIOS = Form(make_rows, make_table, draw_ratios)
 _FORMS = {"scaling": Form(efficiency.make_rows, efficiency.make_table, draw_efficiencies)}
 _OUTLOOKS = {"scaling": look_ahead}
 # Benchmarks that compare no sides of training and print tables of their own.
-_ONLY_BY_NAME = ("backup_workers", "published_scaling", "recommenders", "slow_links", "survivors")
+_ONLY_BY_NAME = (
+    "backup_workers",
+    "input_service",
+    "published_scaling",
+    "recommenders",
+    "slow_links",
+    "survivors",
+)
 _WHOLE = {
     "allreduce": run_allreduce,
     "backup_workers": run_backup_workers,
     "checkpoint": run_checkpoint,
     "first_step": run_first_step,
     "growth": run_growth,
+    "input_service": run_input_service,
     "parameter_server": run_parameter_server,
     "parameter_server_failures": run_parameter_server_failures,
     "plan": run_plan,
@@ -140,8 +149,9 @@ def main(
     Without a NAME the main cases of all, in short rounds: run_overhead, fit_overhead, callbacks,
     fit_peers, loop, input, files, scaling, allreduce, checkpoint, first_step, growth,
     parameter_server, parameter_server_failures, plan, placement, recovery, transport.
-    published_scaling measures nothing here, backup_workers needs ten minutes, recommenders peers of
-    its own, slow_links root and an hour, and survivors two hours: they run only by their names.
+    published_scaling measures nothing here, backup_workers needs ten minutes, input_service and
+    recommenders peers of their own, slow_links root and an hour, and survivors two hours: they run
+    only by their names.
     """
     unknown = sorted(set(names) - {*BENCHMARKS, *_WHOLE})
     if unknown:

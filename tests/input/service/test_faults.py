@@ -156,6 +156,16 @@ def _stuck_dataset() -> sg.input.Dataset:
     return sg.input.Dataset(_StuckOnce(), batch_size=1)
 
 
+def test_a_worker_that_reads_again_what_arrived_is_not_stuck() -> None:
+    dataset = sg.input.Dataset.from_generator(lambda: map(_slow, range(150)))
+    with input_servers(1, stuck_timeout_ms=300) as servers:
+        batches = iter(servers.distribute(dataset, exactly_once=True))
+        found = [next(batches).item() for _ in range(110)]
+        servers.workers.append(servers.add_worker())
+        kill_worker(servers.workers.pop(0))  # the other one skips 110 batches, for 550 ms
+        assert sorted(found + _numbers(batches)) == list(range(150))
+
+
 def test_a_consumer_that_was_silent_returns_nothing_that_others_may_have() -> None:
     with input_servers(1) as servers:
         distributed = servers.distribute(_slow_dataset(), job_name="j", exactly_once=True)

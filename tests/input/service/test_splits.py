@@ -149,3 +149,23 @@ def test_readers_are_closed() -> None:
     next(reading)
     reading.close()
     assert closed == [1]
+
+
+@pytest.mark.parametrize(
+    ("policy", "skipped"), [(ShardingPolicy.OFF, [4, 0, 0]), (ShardingPolicy.DATA, [5, 2, 2])]
+)
+def test_batches_on_the_way_to_the_next_one_are_noted(policy, skipped) -> None:
+    source = sg.input.Dataset.from_generator(lambda: [np.array([n]) for n in range(12)]).as_source()
+    plan = plan_splits(facts_of(source), policy, 3)
+    noted: list[int] = []
+    first = 4 if policy is ShardingPolicy.OFF else 1
+    reading = read_split(
+        source, plan, epoch=0, split=2, first=first, note_skipped=lambda: noted.append(1)
+    )
+    found = []
+    for _ in skipped:
+        next(reading)
+        found.append(len(noted))
+        noted.clear()
+    reading.close()
+    assert found == skipped

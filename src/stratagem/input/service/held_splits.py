@@ -107,6 +107,11 @@ class HeldSplit:
         received = NumberRanges(fields["received"])
         return cls(fields["split"], fields["attempt"], received, is_coordinated)
 
+    def note_skipped(self) -> None:
+        """Notes a batch on the way to the next one: a reader that skips many is not stuck."""
+        if self.reading_since_s is not None:
+            self.reading_since_s = time.monotonic()
+
     def next_message(
         self, batches: Iterator[Any], index: int, *, is_compressed: bool
     ) -> Message | None:

@@ -6,7 +6,7 @@ A batch is identified by its epoch, its split, and its index in the split.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from stratagem.errors import InvalidArgumentError
@@ -180,24 +180,37 @@ def _dynamic(facts: SourceFacts) -> SplitPlan:
 
 
 def read_split(
-    source: Source, plan: SplitPlan, *, epoch: int, split: int, first: int = 0
+    source: Source,
+    plan: SplitPlan,
+    *,
+    epoch: int,
+    split: int,
+    first: int = 0,
+    note_skipped: Callable[[], None] = lambda: None,
 ) -> Generator[Any]:
-    """Yields the batches of a split from the index `first` on."""
+    """Yields the batches of a split from the index `first` on.
+
+    `note_skipped` is called for each batch that is read only to get to a later one.
+    """
     if plan.kind == "copies":
-        return _read(source, epoch, first, None)
+        return _read(source, epoch, first, None, note_skipped)
     if plan.kind == "ranges":
-        return _read(source, epoch, split * plan.size + first, (split + 1) * plan.size)
+        start, stop = split * plan.size + first, (split + 1) * plan.size
+        return _read(source, epoch, start, stop, note_skipped)
     if plan.kind == "strides":
         assert plan.count is not None
-        return _every_nth(_read(source, epoch, split + first * plan.count, None), plan.count)
+        start = split + first * plan.count
+        batches = _read(source, epoch, start, None, note_skipped)
+        return _every_nth(batches, plan.count, note_skipped)
     if plan.kind == "shards":
         assert plan.count is not None
-        return _read(source.shard(plan.count, split), epoch, first, None)
+        return _read(source.shard(plan.count, split), epoch, first, None, note_skipped)
     once, begin, _ = _once(source, epoch)
     count = once.num_files
     assert plan.kind == "files"
     assert count
-    return _read(once.shard(count, split % count), begin + split // count, first, None)
+    shard = once.shard(count, split % count)
+    return _read(shard, begin + split // count, first, None, note_skipped)
 
 
 def file_of_split(source: Source, plan: SplitPlan, split: int) -> Any:
@@ -212,20 +225,26 @@ def file_of_split(source: Source, plan: SplitPlan, split: int) -> Any:
     return own[0] if len(own) == 1 else None
 
 
-def _every_nth(batches: Generator[Any], count: int) -> Generator[Any]:
+def _every_nth(
+    batches: Generator[Any], count: int, note_skipped: Callable[[], None]
+) -> Generator[Any]:
     try:
         for number, batch in enumerate(batches):
             if number % count == 0:
                 yield batch
+            else:
+                note_skipped()
     finally:
         batches.close()
 
 
-def _read(source: Source, epoch: int, start: int, stop: int | None) -> Generator[Any]:
+def _read(
+    source: Source, epoch: int, start: int, stop: int | None, note_skipped: Callable[[], None]
+) -> Generator[Any]:
     """Yields the batches [start, stop) of an epoch; None reads to the end."""
     facts = facts_of(source)
     if not facts.can_seek:
-        yield from _read_through(source, epoch, start, stop)
+        yield from _read_through(source, epoch, start, stop, note_skipped)
         return
     once, begin, _ = _once(source, epoch)
     total = facts.num_batches
@@ -242,7 +261,9 @@ def _read(source: Source, epoch: int, start: int, stop: int | None) -> Generator
         start = until
 
 
-def _read_through(source: Source, epoch: int, start: int, stop: int | None) -> Iterator[Any]:
+def _read_through(
+    source: Source, epoch: int, start: int, stop: int | None, note_skipped: Callable[[], None]
+) -> Iterator[Any]:
     reader = source.open(epoch)
     try:
         for number, batch in enumerate(reader):
@@ -250,5 +271,7 @@ def _read_through(source: Source, epoch: int, start: int, stop: int | None) -> I
                 return
             if number >= start:
                 yield batch
+            else:
+                note_skipped()
     finally:
         reader.close()

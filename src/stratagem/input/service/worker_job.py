@@ -268,7 +268,12 @@ class WorkerJob:
         index: int | None = length
         while index is not None:
             batches = read_split(
-                self._source, self._plan, epoch=self._epoch, split=held.number, first=index
+                self._source,
+                self._plan,
+                epoch=self._epoch,
+                split=held.number,
+                first=index,
+                note_skipped=held.note_skipped,
             )
             with contextlib.closing(batches):
                 found = self._read_from(held, index, batches, has_own_window=has_own_window)
