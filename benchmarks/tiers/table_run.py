@@ -93,6 +93,24 @@ def seconds(work: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - begin_s, time.process_time() - begin_cpu_s
 
 
+def fill(client: KeyedTable, num_rows: int) -> None:
+    """Makes all rows."""
+    for first in range(0, num_rows, _FILLED):
+        numbers = np.arange(first, min(first + _FILLED, num_rows), dtype=np.uint64)
+        client.push(mix64(numbers).view(np.int64))
+
+
+def check_values(
+    client: KeyedTable, batches: list[np.ndarray], options: argparse.Namespace
+) -> None:
+    """Raises AssertionError if rows do not have the values that follow from the pushes."""
+    some = np.unique(np.concatenate(batches[-3:]))[:20_000]
+    counts = sum((np.isin(some, one).astype(np.float32) for one in batches), np.ones(len(some)))
+    wanted = value_after(counts, is_adagrad=options.adagrad)
+    rtol = 0.25 if options.storage_dtype else 1e-5  # bfloat16 has 8 bits for a count
+    np.testing.assert_allclose(client.pull(some)[:, -1], wanted, rtol=rtol)
+
+
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     keys, num_rows = ClusterKeys.make(), options.rows
@@ -107,13 +125,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     ):
         client = KeyedTable(connections, options.width, options.storage_dtype)
         client.create(tiers, adagrad() if options.adagrad else None)
-
-        def fill() -> None:
-            for first in range(0, num_rows, _FILLED):
-                numbers = np.arange(first, min(first + _FILLED, num_rows), dtype=np.uint64)
-                client.push(mix64(numbers).view(np.int64))
-
-        fill_s = seconds(fill)[0]
+        fill_s = seconds(functools.partial(fill, client, num_rows))[0]
         batches = [
             zipf_keys(rng, options.batch, num_rows, options.drawn_rows)
             for _ in range(2 * options.steps)
@@ -133,11 +145,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         table = client.table
         pulls, pushes = (np.array(one) for one in zip(*pairs, strict=True))
         num_keys = sum(len(one) for one in timed)
-        some = np.unique(np.concatenate(batches[-3:]))[:20_000]
-        counts = sum((np.isin(some, one).astype(np.float32) for one in batches), np.ones(len(some)))
-        wanted = value_after(counts, is_adagrad=options.adagrad)
-        rtol = 0.25 if options.storage_dtype else 1e-5  # bfloat16 has 8 bits for a count
-        np.testing.assert_allclose(client.pull(some)[:, -1], wanted, rtol=rtol)
+        check_values(client, batches, options)
         figures = {
             "fill_s": fill_s,
             "keys_a_step": num_keys / len(timed),

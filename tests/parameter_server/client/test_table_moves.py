@@ -340,9 +340,7 @@ def test_a_decision_without_an_answer_is_unknown() -> None:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(cluster.client, "ask_servers", lose)
-            with pytest.raises(
-                UnavailableError, match="It is not known if keyed tables"
-            ):
+            with pytest.raises(UnavailableError, match="It is not known if keyed tables"):
                 cluster.reshard(1)
         assert len(cluster.tables.layouts["t"].servers) == 2
         assert names(cluster)[0] == ["t/part_0", "t/part_0@1"]  # whichever is valid, it is there

@@ -126,15 +126,7 @@ def plan_own_tasks(
         gpus=gpus,
         base=base,
     )
-    shared = {
-        "STRATAGEM_RESTART_COUNT": str(restart),
-        # Otherwise Python buffers what it prints to a pipe.
-        "PYTHONUNBUFFERED": "1",
-        **_run_dir(options.run_dir),
-        **({"STRATAGEM_NUM_SPARES": str(options.spares)} if options.spares else {}),
-        **({} if options.log_level is None else {"STRATAGEM_LOG_LEVEL": options.log_level}),
-        **folders.variables,
-    }
+    shared = _shared_variables(options, restart, folders)
     services = cluster.get(INPUT, ())
     if services:
         shared["STRATAGEM_INPUT_SERVICE"] = services[0]
@@ -158,6 +150,20 @@ def plan_own_tasks(
             )
         )
     return tuple(plans)
+
+
+def _shared_variables(
+    options: LaunchOptions, restart: int, folders: RestartFolders
+) -> dict[str, str]:
+    return {
+        "STRATAGEM_RESTART_COUNT": str(restart),
+        # Otherwise Python buffers what it prints to a pipe.
+        "PYTHONUNBUFFERED": "1",
+        **_run_dir(options.run_dir),
+        **({"STRATAGEM_NUM_SPARES": str(options.spares)} if options.spares else {}),
+        **({} if options.log_level is None else {"STRATAGEM_LOG_LEVEL": options.log_level}),
+        **folders.variables,
+    }
 
 
 def _input_command(count: int, addresses: Sequence[str], index: int) -> tuple[str, ...]:
