@@ -267,14 +267,9 @@ class WorkerJob:
         length = max(0, held.received.first_missing() - (self._num_consumers or 0))
         index: int | None = length
         while index is not None:
-            batches = read_split(
-                self._source,
-                self._plan,
-                epoch=self._epoch,
-                split=held.number,
-                first=index,
-                note_skipped=held.note_skipped,
-            )
+            place = {"epoch": self._epoch, "split": held.number, "first": index}
+            note = held.note_skipped
+            batches = read_split(self._source, self._plan, **place, note_skipped=note)
             with contextlib.closing(batches):
                 found = self._read_from(held, index, batches, has_own_window=has_own_window)
             if found is None:
