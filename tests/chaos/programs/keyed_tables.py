@@ -217,8 +217,7 @@ class Run:
         self._watch.close()
         self._saver.close()
         self._saver.save_pair()
-        if not self._settings.has_tiers:
-            self._saver.restore()
+        self._saver.restore()
         self._write_end()
 
     def _settle(self) -> None:
