@@ -105,9 +105,9 @@ class _Asked:
     def _watch(self, server: ParameterServer) -> None:
         pull_rows, read = server.store.pull_rows, server.store.read
 
-        def counted_rows(name: str, rows: Any) -> Any:
+        def counted_rows(name: str, rows: Any, **options: Any) -> Any:
             self.rows[name] += len(rows)
-            return pull_rows(name, rows)
+            return pull_rows(name, rows, **options)
 
         def counted_whole(names: Any) -> Any:
             self.whole.update(names)

@@ -394,9 +394,9 @@ def _refused(*args: Any) -> Any:
 def _noted(server: ParameterServer, rows: list[int]) -> Any:
     pull_rows = server.store.pull_rows
 
-    def noted(name: str, numbers: np.ndarray) -> np.ndarray:
+    def noted(name: str, numbers: np.ndarray, **options: Any) -> np.ndarray:
         rows.extend(numbers.tolist())
-        return pull_rows(name, numbers)
+        return pull_rows(name, numbers, **options)
 
     return noted
 
