@@ -5,9 +5,9 @@ import numpy as np
 import stratagem as sg
 
 strategy = sg.MultiWorkerMirroredStrategy()
-rows = np.arange(60, dtype="float32")[:, None]
+rows = np.arange(800, dtype="float32")[:, None]
 dataset = strategy.distribute_dataset(
-    sg.input.Dataset(rows, batch_size=6, shuffle=True), sg.InputOptions(input_workers=2)
+    sg.input.Dataset(rows, batch_size=8, shuffle=True), sg.InputOptions(input_workers=2)
 )
 for epoch in range(2):
     sums = [

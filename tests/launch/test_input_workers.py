@@ -21,11 +21,10 @@ def test_processes_of_a_strategy_share_the_batches_of_one_job(capfd, monkeypatch
     out = capfd.readouterr().out.splitlines()
     lines = [line for line in out if "epoch" in line]
     # Steps have the rows of both processes, and each row comes once.
-    assert sorted(lines) == sorted(
-        f"[worker {worker}] epoch {epoch}: 10 steps, sum 1770"
-        for worker in range(2)
-        for epoch in range(2)
-    )
+    steps = {line.removeprefix("[worker 0] ") for line in lines if "worker 0" in line}
+    assert len(lines) == 2 * len(steps) == 4
+    assert steps == {line.removeprefix("[worker 1] ") for line in lines if "worker 1" in line}
+    assert all(step.endswith("steps, sum 319600") for step in steps)
     (started,) = (line for line in out if line.startswith("[input 0]"))
     assert started.endswith("has 2 workers.")
     assert not wait_for_end(descendants(os.getpid()) - before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 from unittest import mock
 
@@ -11,7 +12,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.input.service.fetching import FreeFetching, _Workers
-from tests.input.service.servers import input_servers
+from tests.input.service.servers import LIMIT_S, input_servers
 
 
 class Workers:
@@ -53,3 +54,22 @@ def test_batches_of_far_workers_are_not_left_behind(monkeypatch) -> None:
         dataset = sg.input.Dataset(np.arange(300), batch_size=1)
         batches = list(servers.distribute(dataset, exactly_once=True))
         assert sorted(batch.item() for batch in batches) == list(range(300))
+
+
+def test_end_of_a_job_comes_while_another_consumer_takes_nothing() -> None:
+    """Processes in lockstep wait for each other, also for what one of them has fetched ahead."""
+    with input_servers(1) as servers:
+        dataset = sg.input.Dataset(np.arange(3), batch_size=1)
+        options = {"job_name": "few batches", "max_outstanding_requests": 2}
+        first, second = (
+            servers.distribute(dataset, exactly_once=True, **options).as_source().open(0)
+            for _ in range(2)
+        )
+        taken = [next(first).item()]
+        deadline_s = time.monotonic() + LIMIT_S
+        while len(first._consumer._queue) < 2:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        assert list(second) == []
+        taken += [batch.item() for batch in first]
+        assert sorted(taken) == [0, 1, 2]

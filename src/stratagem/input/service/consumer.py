@@ -201,16 +201,19 @@ class JobConsumer:
 
     # For the threads that fetch.
 
-    def reserve(self, part: Callable[[], float] = lambda: 1.0) -> bool:
+    def reserve(self, part: Callable[[], float] = lambda: 1.0, *, waits: bool = True) -> bool:
         """Waits until one more batch may be fetched; returns False once the consumer is closed.
 
-        `part` returns the part of the batches ahead beyond which the caller waits.
+        `part` returns the part of the batches ahead beyond which the caller waits. Without `waits`,
+        the result is False in place of waiting.
         """
 
         def may_fetch() -> bool:
             return self._num_ahead < max(1, part() * self._most_ahead())
 
         with self.changed:
+            if not waits and (self.is_closed or not may_fetch()):
+                return False
             self.changed.wait_for(lambda: self.is_closed or may_fetch())
             self._num_ahead += 1
             return not self.is_closed

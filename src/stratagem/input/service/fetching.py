@@ -108,12 +108,10 @@ class FreeFetching:
 
     def _fetch(self, worker: str) -> None:
         consumer, split = self._consumer, None
-        while consumer.reserve(lambda: self._part_of(worker)):
+        while self._reserve(worker):
             number = self._numbers.setdefault(worker, 1)
             fields = {
-                "run": consumer.run,
-                "consumer": consumer.name,
-                "number": number,
+                **self._identity(number),
                 "num_joined": consumer.num_joined,
                 "compression": self._workers.compression_of(worker),
                 "trainer": consumer.wanted.trainer,
@@ -132,6 +130,26 @@ class FreeFetching:
             if answer is None and not self._workers.has(worker):
                 return
             time.sleep(_AGAIN_S)  # The job is about to begin there, or the connection was cut.
+
+    def _identity(self, number: int) -> dict[str, Any]:
+        """Returns the fields that identify a request of this consumer."""
+        return {"run": self._consumer.run, "consumer": self._consumer.name, "number": number}
+
+    def _reserve(self, worker: str) -> bool:
+        """Waits until one more batch may be fetched; returns False once the consumer is closed.
+
+        The next request confirms the last batch. It is confirmed at once if it must wait: other
+        consumers may wait for the end of the job, and this one for them.
+        """
+
+        def part() -> float:
+            return self._part_of(worker)
+
+        if self._consumer.reserve(part, waits=False):
+            return True
+        if number := self._numbers.get(worker, 1) - 1:
+            self._workers.ask(worker, Message("received", self._identity(number)))
+        return self._consumer.reserve(part)
 
     def _part_of(self, worker: str) -> float:
         """Returns the part of the batches ahead that a worker may fill."""

@@ -259,6 +259,7 @@ class WorkerServer(Closing):
         handle = {
             "next_batch": job.next_batch,
             "batch_at": job.batch_at,
+            "received": job.received,
             "confirm": job.confirm,
         }
         handle[request.message.kind](request)

@@ -108,6 +108,16 @@ class WorkerJob:
             self._waiting[consumer] = number, request
             self._hand_out()
 
+    def received(self, request: Request) -> None:
+        """Notes that a consumer has its last batch, before it asks for the next one."""
+        fields = request.message.fields
+        with self._changed:
+            handed = self._handed.get(fields["consumer"])
+            if handed is not None and handed[0] == fields["number"]:
+                del self._handed[fields["consumer"]]
+                self._confirm(handed[1])
+        request.answer(Message("noted"))
+
     def batch_at(self, request: Request) -> None:
         """Answers with one batch of a split, for coordinated reads."""
         fields = request.message.fields
