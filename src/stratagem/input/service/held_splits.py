@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -19,7 +19,6 @@ __all__ = [
     "PackedBatch",
     "ReadCounts",
     "WindowLimits",
-    "reading_times",
     "without_rows",
 ]
 
@@ -71,16 +70,6 @@ class PackedBatch:
         return Message(message.kind, {**message.fields, **fields}, message.arrays)
 
 
-def reading_times(run: str, splits: Iterable[HeldSplit]) -> list[list[Any]]:
-    """Returns splits being read, their attempts, and how long their next batch has taken."""
-    now_s = time.monotonic()
-    return [
-        [run, held.number, held.attempt, now_s - held.reading_since_s]
-        for held in splits
-        if held.reading_since_s is not None
-    ]
-
-
 class HeldSplit:
     """A split that this worker reads. `length` is None until its end is reached."""
 
@@ -99,6 +88,12 @@ class HeldSplit:
         self.empty: Message | None = None
         self.passed: set[str] = set()
         self.is_replaced = False  # Another thread reads instead of one that may be stuck.
+
+    @property
+    def reading_s(self) -> float | None:
+        """Seconds that the next batch has taken; None if none is being read."""
+        since_s = self.reading_since_s
+        return None if since_s is None else time.monotonic() - since_s
 
     @classmethod
     def given(cls, answer: Message, *, is_coordinated: bool) -> HeldSplit:

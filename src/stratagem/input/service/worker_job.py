@@ -14,13 +14,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from stratagem.input.service.consumer_wishes import ConsumerWishes
-from stratagem.input.service.held_splits import (
-    HeldSplit,
-    PackedBatch,
-    ReadCounts,
-    WindowLimits,
-    reading_times,
-)
+from stratagem.input.service.held_splits import HeldSplit, PackedBatch, ReadCounts, WindowLimits
 from stratagem.input.service.read_errors import describe_read_error
 from stratagem.input.service.shared_window import SharedWindow
 from stratagem.input.service.splits import SplitPlan, facts_of, read_split
@@ -31,7 +25,7 @@ from stratagem.transport.wire import Message
 
 __all__ = ["WorkerJob"]
 
-_END, _MOVED = Message("end"), Message("moved")
+_END, _MOVED, _NOTED = Message("end"), Message("moved"), Message("noted")
 
 
 class WorkerJob:
@@ -102,9 +96,7 @@ class WorkerJob:
             if handed is not None and handed[0] == number:
                 request.answer(self._answer_with(handed[1], consumer))
                 return
-            if handed is not None:
-                del self._handed[consumer]
-                self._confirm(handed[1])
+            self._confirm_up_to(consumer, number - 1)
             self._waiting[consumer] = number, request
             self._hand_out()
 
@@ -112,11 +104,13 @@ class WorkerJob:
         """Notes that a consumer has its last batch, before it asks for the next one."""
         fields = request.message.fields
         with self._changed:
-            handed = self._handed.get(fields["consumer"])
-            if handed is not None and handed[0] == fields["number"]:
-                del self._handed[fields["consumer"]]
-                self._confirm(handed[1])
-        request.answer(Message("noted"))
+            self._confirm_up_to(fields["consumer"], fields["number"])
+        request.answer(_NOTED)
+
+    def _confirm_up_to(self, consumer: str, number: int) -> None:
+        """Confirms the last batch of a consumer, unless its number is larger."""
+        if consumer in self._handed and self._handed[consumer][0] <= number:
+            self._confirm(self._handed.pop(consumer)[1])
 
     def batch_at(self, request: Request) -> None:
         """Answers with one batch of a split, for coordinated reads."""
@@ -135,7 +129,7 @@ class WorkerJob:
             held = self._held.get(fields["split"])
             if held is not None and fields["index"] in held.batches:
                 self._confirm(held.batches[fields["index"]])
-        request.answer(Message("noted"))
+        request.answer(_NOTED)
 
     def _hand_out(self) -> None:
         for consumer, (number, request) in [*self._waiting.items()]:
@@ -213,9 +207,7 @@ class WorkerJob:
         self._queue = collections.deque(one for one in self._queue if one.held is not held)
         if self._shared is not None:
             self._shared.remove(held)
-        for consumer, (_, batch) in [*self._handed.items()]:
-            if batch.held is held:
-                del self._handed[consumer]
+        self._handed = {name: one for name, one in self._handed.items() if one[1].held is not held}
         for batch in [*held.batches.values()]:
             self._confirm(batch)
         if held.reading_since_s is not None and not self._is_over:
@@ -226,7 +218,8 @@ class WorkerJob:
     def reading(self) -> list[list[Any]]:
         """Returns splits being read, their attempts, and how long their next batch has taken."""
         with self._changed:
-            return reading_times(self._run, self._held.values())
+            held = [(one, one.reading_s) for one in self._held.values()]
+        return [[self._run, one.number, one.attempt, s] for one, s in held if s is not None]
 
     def close(self) -> None:
         """Ends the run at this worker, and the requests that wait."""
