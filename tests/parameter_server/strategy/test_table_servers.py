@@ -45,8 +45,8 @@ class Watched(ThreadCluster):
     def _watch(self, store: Any) -> None:
         pull_rows, read, update = store.pull_rows, store.read, store.update
 
-        def noted_rows(name: str, rows: Any) -> Any:
-            found = pull_rows(name, rows)
+        def noted_rows(name: str, rows: Any, **options: Any) -> Any:
+            found = pull_rows(name, rows, **options)
             self.num_rows += len(rows)
             self.num_bytes += found.nbytes
             return found

@@ -53,7 +53,7 @@ class Node:
     host: str
     address: str
     workers: int
-    input_workers: int
+    input_workers: int = 0
     token: str
     writer: asyncio.StreamWriter
     received_s: float
