@@ -46,9 +46,11 @@ async def notify(identity: Identity, credentials: Credentials, verdict: Verdict)
                     server=identity.labels[process_id],
                     limit_s=_LIMIT_S,
                 )
-                writer.write(data)
-                await writer.drain()
-                close_now(writer)
+                try:
+                    writer.write(data)
+                    await writer.drain()
+                finally:
+                    close_now(writer)
                 return
             await asyncio.sleep(_RETRY_S)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import socket
+import warnings
 from typing import Any
 
 from stratagem.doctor.network.hosts import SurveyedHost
@@ -63,6 +66,24 @@ def test_task_without_a_leader_names_it() -> None:
     (survey,) = asyncio.run(_together((hosts, 1), settings=settings))
     assert survey.absent[0].startswith("did not answer within 0.3 s (")
     assert survey.facts[1] == _facts(0)
+
+
+def test_task_that_is_interrupted_closes_its_connection() -> None:
+    hosts = _hosts(2)
+
+    async def interrupted() -> None:
+        with socket.create_server(("127.0.0.1", hosts[0].port)):  # It never answers.
+            joining = asyncio.create_task(_together((hosts, 1)))
+            await asyncio.sleep(0.3)
+            joining.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await joining
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        asyncio.run(interrupted())
+        gc.collect()
+    assert [str(one.message) for one in caught] == []
 
 
 def test_leader_whose_port_is_taken_waits_for_none() -> None:

@@ -146,9 +146,12 @@ async def _join(agent: Agent, hosts: Sequence[SurveyedHost], settings: SurveySet
             await to.drain()
 
         settings.note(f"connected: {leader.name} leads")
-        detect_loss(writer)
-        await send(join)
-        end = await agent.obey(reader, send)
+        try:
+            detect_loss(writer)
+            await send(join)
+            end = await agent.obey(reader, send)
+        finally:  # also if this host is interrupted
+            writer.close()
         await close_writer(writer)
         if end is not None:
             return Survey.from_dict(end["survey"])

@@ -84,7 +84,7 @@ def move_tables(
         secure()  # not in the pause
         move.copy()
         with quiesced(), client.known.changing():
-            pause_s = time.monotonic()
+            paused_s = time.monotonic()
             move.copy()
             move.end()
             secure()
@@ -96,7 +96,7 @@ def move_tables(
         move.drop()
         with contextlib.suppress(ServerError, UnavailableError):  # a restart would bring them back
             secure()
-    return ReshardStats(move.num_rows, move.size_bytes, end_s - begin_s, end_s - pause_s)
+    return ReshardStats(move.num_rows, move.size_bytes, end_s - begin_s, end_s - paused_s)
 
 
 class _TableMove:
