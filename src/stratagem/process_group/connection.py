@@ -135,10 +135,13 @@ class Connection:
             self._hub.close()
         if self._writer is not None:
             close_now(self._writer)
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in [connection, *tasks]:
-            task.cancel()
-        await asyncio.gather(connection, *tasks, return_exceptions=True)
+        connection.cancel()
+        # A connection that was accepted last begins a task meanwhile.
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(connection, return_exceptions=True)
         for _ in range(2):  # let the transports close, and those below TLS
             await asyncio.sleep(0)
 
