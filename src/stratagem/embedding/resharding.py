@@ -44,7 +44,7 @@ def reshard(
     Raises:
         ValueError: the strategy has no such tables or servers; `max_rows` below the number of
             servers; a table with `tiers`; or this is one of several independent workers.
-        TypeError: `num_servers` is no integer.
+        TypeError: `num_servers` is not an integer.
         sg.errors.UnavailableError: a server failed. The tables stay where they were.
 
     Example:

@@ -44,7 +44,7 @@ class RowFormat:
         seed: seed of the random bits.
 
     Raises:
-        ValueError: another dtype than float32 is to be rounded.
+        ValueError: `storage_dtype` is given, and `dtype` is not float32.
 
     Source: Gupta and others, Deep learning with limited numerical precision (2015).
     """
