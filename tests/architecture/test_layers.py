@@ -37,7 +37,7 @@ LAYERS = (
     ("execution",),
     ("execution.functions",),
     ("execution.programs",),
-    ("execution.eager", "execution.embeddings"),
+    ("execution.eager", "execution.embeddings", "execution.late_gathers"),
     ("execution.tracing",),
     ("execution.analysis",),
     ("variables", "input", "summary"),

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn, Var
 
 
-__all__ = ["Rule", "retrace", "scan_counts"]
+__all__ = ["CALLS", "Rule", "retrace", "scan_counts"]
 
 # Primitives that call a function, and the parameter that holds it.
-_CALLS = {
+CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
@@ -87,8 +87,8 @@ def _evaluated(eqn: JaxprEqn, inputs: list[Any], inner: _Inner) -> Sequence[Any]
     name, params = eqn.primitive.name, eqn.params
     if name in inner.rules:
         return inner.rules[name](eqn, inputs, inner.is_inside)
-    if name in _CALLS and _CALLS[name] in params:
-        return inner.retrace(params[_CALLS[name]], inputs, branches=False)
+    if name in CALLS and CALLS[name] in params:
+        return inner.retrace(params[CALLS[name]], inputs, branches=False)
     if name in _CONTROL:
         return _CONTROL[name](eqn, inputs, inner)
     if name == "reshard":  # changes only the type of a value in its mesh

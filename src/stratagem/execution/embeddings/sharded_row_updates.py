@@ -15,25 +15,15 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, Literal
 from jax.sharding import PartitionSpec
 
-from stratagem.execution.analysis.replication import inner_jaxprs
+from stratagem.execution.analysis.elements import is_by_element
 from stratagem.execution.analysis.retracing import retrace
 from stratagem.topology import REPLICA_AXIS, Topology
 
 if TYPE_CHECKING:
-    from jax.extend.core import JaxprEqn
+    pass
 
 
 __all__ = ["ShardedRowUpdates", "rows_to_update", "with_updated_rows"]
-
-# Elementwise primitives.
-_BY_ELEMENT = frozenset(
-    [
-        *("abs", "add", "convert_element_type", "copy", "div", "exp", "integer_pow", "log", "max"),
-        *("min", "mul", "ne", "neg", "pow", "reduce_precision", "rsqrt", "select_n", "sign"),
-        *("sqrt", "square", "stop_gradient", "sub", "tanh"),
-    ]
-)
-_CALLS = frozenset(["closed_call", "custom_jvp_call", "custom_vjp_call", "jit", "pjit"])
 
 
 # Jitted, so that the trace records them by name.
@@ -141,20 +131,13 @@ def _updates_of_rows(update: Jaxpr, tables: Container[int]) -> list[Any]:
             continue
         elif is_of_table and id(eqn.invars[1]) not in rows:
             new_tables.update(map(id, eqn.outvars))
-        elif _is_by_element(eqn):
+        elif is_by_element(eqn):
             rows.update(map(id, eqn.outvars))
         else:
             return []
         own.append(eqn)
     leaves_rows = any(id(atom) in rows for atom in update.outvars)
     return [] if leaves_rows or new_tables & read else own
-
-
-def _is_by_element(eqn: JaxprEqn) -> bool:
-    if eqn.primitive.name not in _CALLS:
-        return eqn.primitive.name in _BY_ELEMENT
-    inner = [jaxpr for value in eqn.params.values() for jaxpr in inner_jaxprs(value)]
-    return all(_is_by_element(one) for jaxpr in inner for one in jaxpr.eqns)
 
 
 def _own_rows(part: jax.Array, ids: jax.Array) -> list[jax.Array]:

@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import PartitionSpec, Sharding
 
 from stratagem.execution.embeddings.sharded_row_updates import ShardedRowUpdates
+from stratagem.execution.late_gathers.late_step import LateStep
+from stratagem.execution.late_gathers.shard_updates import shard_updates
 from stratagem.execution.programs.ids_program import IdsProgram, spec_of_input
 from stratagem.execution.programs.program import POOLS, Program
 from stratagem.execution.programs.reduce_scatter import scatter_sums
 from stratagem.execution.programs.step_program import StepProgram
 from stratagem.execution.programs.update_part import StepParts, part_step
 from stratagem.execution.tracing.arguments import Arguments
+from stratagem.execution.tracing.remote_state import without_unused
 from stratagem.execution.tracing.trace import Trace
 from stratagem.topology import REPLICA_AXIS, Topology
 from stratagem.variables import ShardedStore, store_of, stored_sharding
@@ -50,6 +52,7 @@ class ShardedProgram(Program):
         trace = _with_tables(trace)
         self._exchanged = _ExchangedRows(trace, topology, name) if trace.lookups else None
         self.parts, self._sum_axes = _parts_of(trace, self._store)
+        self.parts, self._late = _late_step(trace, self.parts, self._sum_axes, topology)
         self.update = _update_of(trace, self.parts, topology)
         self._specs = _specs_of_outputs(trace, self.parts, self._sum_axes, topology)
         super().__init__(trace, topology, name)
@@ -90,48 +93,55 @@ class ShardedProgram(Program):
         if self._exchanged is not None:
             pools["rows"] = self._exchanged.rows(pools)
         inputs = [pools[source][index] for source, index in self.trace.inputs]
-        outputs = self._computed_by_replicas(inputs)
-        end = len(outputs) - self.parts.num_handed
-        of_update = {"input": inputs, "handed": outputs[end:]}
+        outputs, of_shards = self._computed_by_replicas(inputs)
+        num_others = self._late.first_handed
+        handed = {place - num_others: value for place, value in outputs.items()}
+        of_update = {"input": inputs, "handed": handed}
         update_inputs = [of_update[pool][place] for pool, place in self.parts.update_inputs]
-        updated = iter(self.update.values(update_inputs))
-        others = iter(outputs[:end])
+        shards = {
+            place: value
+            for update, values in zip(self._late.updates, of_shards, strict=True)
+            for place, value in zip(update.outputs, values, strict=True)
+        }
+        rest = iter(self.update.values(update_inputs))
+        places = iter(range(sum(self.parts.is_updated)))
+        others = iter([outputs[place] for place in range(num_others)])
         values = [
-            self._updated(one, next(updated)) if is_updated else _unloaded(one, next(others))
+            self._updated(one, shards[place] if (place := next(places)) in shards else next(rest))
+            if is_updated
+            else _unloaded(one, next(others))
             for one, is_updated in zip(self.trace.written, self.parts.is_updated, strict=False)
         ]
         return values, list(others), self._token([*pools["split"], *pools["shared"]]), []
 
-    def _computed_by_replicas(self, inputs: Sequence[Any]) -> list[Any]:
-        jaxpr = self.parts.replica
-        read = {id(atom) for eqn in jaxpr.eqns for atom in eqn.invars}
-        read |= {id(atom) for atom in jaxpr.outvars}
-        # Values that the replicas do not read are not gathered.
-        places = [place for place, invar in enumerate(jaxpr.invars) if id(invar) in read]
-        own_part = ClosedJaxpr(jaxpr.replace(invars=[jaxpr.invars[place] for place in places]), [])
-        first = len(jaxpr.outvars) - self.parts.num_handed
+    def _computed_by_replicas(self, inputs: Sequence[Any]) -> tuple[dict[int, Any], list[Any]]:
+        """Returns the outputs of the replicas by place, and the new shards of each shard update."""
+        places, returned = self._late.read_inputs, self._late.returned
 
-        def of_one(*values: object) -> list[Any]:
-            outputs = list(jaxpr_as_fun(own_part)(*values))
-            for place, axis in enumerate(self._sum_axes, first):
-                if axis is not None:
-                    outputs[place] = jax.lax.psum_scatter(
-                        outputs[place], REPLICA_AXIS, scatter_dimension=axis, tiled=True
-                    )
-            return outputs
+        def run(values: Sequence[Any]) -> tuple[list[Any], list[list[Any]]]:
+            return self._late.outputs(dict(zip(places, values, strict=True)))
 
-        if self._topology.num_replicas == 1:
-            return of_one(*[inputs[place] for place in places])
-        specs = [spec_of_input(*self.trace.inputs[place], self.trace) for place in places]
-        run = jax.shard_map(
-            of_one,
-            mesh=self._topology.mesh,
-            in_specs=tuple(specs),
-            out_specs=self._specs,
-            axis_names={REPLICA_AXIS},
-            check_vma=False,
-        )
-        return run(*[inputs[place] for place in places])
+        if self._topology.num_replicas > 1:
+            specs = [
+                spec_of_input(*self.trace.inputs[place], self.trace)
+                if (axis := self._late.axes[place]) is None
+                else _spec_of_shard(axis)
+                for place in places
+            ]
+            of_updates = [
+                [_spec_of_shard(one.axis)] * len(one.outputs) for one in self._late.updates
+            ]
+            run = jax.shard_map(
+                run,
+                mesh=self._topology.mesh,
+                in_specs=(specs,),
+                out_specs=([self._specs[place] for place in returned], of_updates),
+                axis_names={REPLICA_AXIS},
+                check_vma=False,
+            )
+        # Values that the replicas do not read are not sent to them.
+        outputs, updated = run([inputs[place] for place in places])
+        return dict(zip(returned, outputs, strict=True)), updated
 
     def _updated(self, variable: Any, value: jax.Array) -> Any:
         """Returns a new value in its store; each device computes one shard."""
@@ -236,8 +246,52 @@ def _specs_of_outputs(
         if not is_updated
     ]
     results = [PartitionSpec(REPLICA_AXIS)] * trace.num_outputs
-    handed = [
-        PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, REPLICA_AXIS)
-        for axis in sum_axes
-    ]
+    handed = [PartitionSpec() if axis is None else _spec_of_shard(axis) for axis in sum_axes]
     return [*written, *results, *handed]
+
+
+def _late_step(
+    trace: Trace, parts: StepParts, sum_axes: Sequence[int | None], topology: Topology
+) -> tuple[StepParts, LateStep]:
+    """Takes the updates that each device computes for its own shards out of a step's update."""
+    axes = [_sharded_axis(*source, trace, topology) for source in trace.inputs]
+
+    def axis_of(source: tuple[str, int]) -> int | None:
+        return axes[source[1]] if source[0] == "input" else sum_axes[source[1]]
+
+    updates = shard_updates(parts.update, parts.update_inputs, axis_of)
+    done = {place for one in updates for place in one.outputs}
+    outvars = [atom for place, atom in enumerate(parts.update.outvars) if place not in done]
+    rest, stays = without_unused(
+        parts.update.replace(outvars=outvars), [False] * len(parts.update.invars)
+    )
+    rest_inputs = [one for one, stay in zip(parts.update_inputs, stays, strict=True) if stay]
+    first = len(parts.replica.outvars) - parts.num_handed
+    step = LateStep(
+        parts.replica,
+        axes,
+        is_steady=[source in ("written", "read_only", "constant") for source, _ in trace.inputs],
+        sum_axes={first + i: axis for i, axis in enumerate(sum_axes) if axis is not None},
+        updates=updates,
+        first_handed=first,
+        returned=[
+            *range(first),
+            *sorted({first + place for pool, place in rest_inputs if pool == "handed"}),
+        ],
+    )
+    return dataclasses.replace(parts, update=rest, update_inputs=rest_inputs), step
+
+
+def _sharded_axis(source: str, index: int, trace: Trace, topology: Topology) -> int | None:
+    """Returns the sharded axis of a variable that is an input; None for other inputs."""
+    variables = {"written": trace.written, "read_only": trace.read_only}.get(source)
+    store = None if variables is None else store_of(variables[index])
+    if variables is None or not isinstance(store, ShardedStore):
+        return None
+    if topology.num_replicas == 1 or topology.groups is not None:
+        return None
+    return store.sharded_axis(tuple(variables[index].shape))
+
+
+def _spec_of_shard(axis: int) -> PartitionSpec:
+    return PartitionSpec(*[None] * axis, REPLICA_AXIS)

@@ -1,0 +1,268 @@
+"""The order of a step's gathers: each starts ahead of the operation that reads it."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import ShapedArray
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+
+from stratagem.execution.late_gathers.shard_updates import ShardUpdate
+from stratagem.execution.late_gathers.weights import (
+    Deferred,
+    Late,
+    Shard,
+    is_literal,
+    narrowing_cast,
+    num_bytes,
+)
+from stratagem.topology import REPLICA_AXIS
+
+if TYPE_CHECKING:
+    from jax.extend.core import JaxprEqn
+
+
+__all__ = ["GatherLimits", "Gathers", "RecordedGathers"]
+
+
+@dataclasses.dataclass(frozen=True)
+class GatherLimits:
+    """Limits of gathered weights on a device.
+
+    `kept_bytes` of the weights gathered last are kept, for operations that read them again.
+    Gathers start up to `ahead_bytes` before their weights are needed, or one operation ahead.
+    Zero starts a gather with the operation that needs it.
+    """
+
+    kept_bytes: int = 0
+    ahead_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Gather:
+    """A gather of a weight in a dtype."""
+
+    shard: Shard
+    dtype: Any
+
+    @property
+    def key(self) -> _Key:
+        return self.shard.place, self.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the gathered weight."""
+        return self.shard.value.size * self.shard.count * self.dtype.itemsize
+
+
+_Key = tuple[int, Any]
+
+
+class Gathers:
+    """Evaluates operations that read weights, and gathers the weights by a schedule.
+
+    `frame` is a jaxpr of the step. `starts` has, for each operation that reads weights, the gathers
+    that start with it.
+    """
+
+    def __init__(
+        self, frame: Jaxpr, limits: GatherLimits, starts: Sequence[Sequence[_Gather]]
+    ) -> None:
+        self._frame = frame
+        self._limits = limits
+        self._starts = starts
+        self._started: dict[_Key, list[Any]] = collections.defaultdict(list)
+        self._kept: collections.OrderedDict[_Key, Any] = collections.OrderedDict()
+        self._num_uses = 0
+        self._sums: list[tuple[Any, Any]] = []
+
+    def bind(self, eqns: Sequence[JaxprEqn], values: Mapping[Any, Any]) -> list[Any]:
+        """Evaluates operations of a jaxpr as a jaxpr of their own; returns all their results."""
+        part = self._frame.replace(
+            constvars=[],
+            invars=[*values],
+            outvars=[atom for eqn in eqns for atom in eqn.outvars],
+            eqns=[*eqns],
+            effects={effect for eqn in eqns for effect in eqn.effects},
+        )
+        return list(jaxpr_as_fun(ClosedJaxpr(part, []))(*values.values()))
+
+    def gather(self, value: Any, shard: Shard, dtype: Any) -> Any:
+        """Gathers a shard in a dtype."""
+        # Here, behind a barrier. The compiler would cast all weights at the start.
+        value = jax.lax.convert_element_type(value, dtype)
+        return jax.lax.all_gather(value, REPLICA_AXIS, axis=shard.axis, tiled=True)
+
+    def scatter(self, addend: Any, axis: int) -> Any:
+        """Returns this replica's shard of a sum over replicas."""
+        return jax.lax.psum_scatter(addend, REPLICA_AXIS, scatter_dimension=axis, tiled=True)
+
+    def update(self, update: ShardUpdate, inputs: Sequence[Any]) -> list[Any]:
+        """Computes new shards."""
+        shape = next(np.shape(one) for one in inputs if np.shape(one))
+        return update.values(inputs, shape)
+
+    def barrier(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Returns the values, none of which is available before all are."""
+        return jax.lax.optimization_barrier([*values])
+
+    def wait_for(self, holder: Any, key: Any) -> None:
+        """Lets later operations wait for `holder[key]`, so that few gradients are in memory."""
+        self._sums.append((holder, key))
+
+    def evaluate(self, eqn: JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Evaluates an operation with the weights that it reads."""
+        inputs = self._start(eqn, inputs)
+        values = [self._whole(one) for one in inputs]
+        self._forget()
+        return self._bind_one(eqn, values)
+
+    def whole(self, value: Any) -> Any:
+        """Returns a gathered value that is an output."""
+        if not isinstance(value, Late):
+            return value
+        self._start(None, ())
+        whole = self._whole(value)
+        self._forget()
+        return whole
+
+    def _bind_one(self, eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
+        pairs = zip(eqn.invars, values, strict=True)
+        return self.bind([eqn], {atom: value for atom, value in pairs if not is_literal(atom)})
+
+    def _start(self, eqn: JaxprEqn | None, inputs: Sequence[Any]) -> list[Any]:
+        """Starts the gathers that are due with an operation, as soon as its inputs are there.
+
+        Returns the inputs. A barrier connects an input with the shards, so that no gather starts
+        earlier, and the compiler cannot use an earlier gather of the same weight. All results of
+        the barrier are used, or the compiler would drop them from it.
+        """
+        inputs = [*inputs]
+        gathers = self._next_starts()
+        places = [place for place, one in enumerate(inputs) if _can_wait(eqn, place, one)][:1]
+        sums = self._awaited()
+        if not (gathers or sums):
+            return inputs
+        values = [inputs[place] for place in places]
+        values += [one.shard.value for one in gathers]
+        values += [holder[key] for holder, key in sums]
+        waited = iter(self.barrier(values))
+        for place in places:
+            inputs[place] = next(waited)
+        for one in gathers:
+            self._started[one.key].append(self.gather(next(waited), one.shard, one.dtype))
+        for holder, key in sums:
+            holder[key] = next(waited)
+        return inputs
+
+    def _next_starts(self) -> Sequence[_Gather]:
+        self._num_uses += 1
+        return self._starts[self._num_uses - 1]
+
+    def _awaited(self) -> list[tuple[Any, Any]]:
+        """Returns the oldest sums and updates, but not the newest within the limit."""
+        total, place = 0, len(self._sums)
+        while place > 0 and total <= self._limits.ahead_bytes:
+            place -= 1
+            holder, key = self._sums[place]
+            total += num_bytes(holder[key]) * jax.lax.axis_size(REPLICA_AXIS)
+        awaited, self._sums = self._sums[:place], self._sums[place:]
+        return awaited
+
+    def _whole(self, value: Any) -> Any:
+        if isinstance(value, Shard):
+            return self._weight(_Gather(value, value.value.dtype))
+        if not isinstance(value, Deferred):
+            return value
+        if (dtype := narrowing_cast(value)) is not None:  # sends fewer bytes
+            return self._weight(_Gather(value.inputs[0], dtype))
+        inputs = [self._whole(one) for one in value.inputs]
+        return self._bind_one(value.eqn, inputs)[value.place]
+
+    def _weight(self, one: _Gather) -> Any:
+        if one.key in self._kept:
+            self._kept.move_to_end(one.key)
+            return self._kept[one.key]
+        whole = self._kept[one.key] = self._arrived(one)
+        return whole
+
+    def _arrived(self, one: _Gather) -> Any:
+        """Returns the result of a gather that was started."""
+        return self._started[one.key].pop(0)
+
+    def _forget(self) -> None:
+        """Forgets gathered weights beyond the limit, the oldest first."""
+        total = sum(map(num_bytes, self._kept.values()))
+        while total > self._limits.kept_bytes:
+            total -= num_bytes(self._kept.popitem(last=False)[1])
+
+
+class RecordedGathers(Gathers):
+    """Records which weights each operation reads. Computes types only."""
+
+    def __init__(self, frame: Jaxpr, limits: GatherLimits | None = None) -> None:
+        super().__init__(frame, limits or GatherLimits(), ())
+        self._uses: list[list[_Gather]] = []
+
+    @property
+    def all(self) -> list[_Gather]:
+        """All gathers in order."""
+        return [one for use in self._uses for one in use]
+
+    def schedule(self) -> list[list[_Gather]]:
+        """Returns, for each operation that reads weights, the gathers that start with it."""
+        starts: list[list[_Gather]] = [[] for _ in self._uses]
+        sizes = [sum(one.num_bytes for one in use) for use in self._uses]
+        first, ahead_bytes = 0, 0  # of the operations between the start and the one that reads
+        for place, gathers in enumerate(self._uses):
+            ahead_bytes += sizes[place]
+            while ahead_bytes > self._limits.ahead_bytes and first < place - 1:
+                first += 1
+                ahead_bytes -= sizes[first]
+            starts[first if self._limits.ahead_bytes else place] += gathers
+        return starts
+
+    def bind(self, eqns: Sequence[JaxprEqn], values: Mapping[Any, Any]) -> list[Any]:
+        """Returns the types of the results."""
+        return [atom.aval for eqn in eqns for atom in eqn.outvars]
+
+    def gather(self, value: Any, shard: Shard, dtype: Any) -> Any:
+        """Returns the type of a gathered weight."""
+        shape = list(value.shape)
+        shape[shard.axis] *= shard.count
+        return ShapedArray(tuple(shape), dtype)
+
+    def scatter(self, addend: Any, axis: int) -> Any:
+        """Returns a type; nothing depends on its shape."""
+        return addend
+
+    def update(self, update: ShardUpdate, inputs: Sequence[Any]) -> list[Any]:
+        """Returns the types of the new values."""
+        return [atom.aval for atom in update.jaxpr.outvars]
+
+    def barrier(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Returns the values."""
+        return values
+
+    def _next_starts(self) -> Sequence[_Gather]:
+        self._uses.append([])
+        return ()
+
+    def _arrived(self, one: _Gather) -> Any:
+        self._uses[-1].append(one)
+        return self.gather(one.shard.value, one.shard, one.dtype)
+
+    def _awaited(self) -> list[tuple[Any, Any]]:
+        return []
+
+
+def _can_wait(eqn: JaxprEqn | None, place: int, value: Any) -> bool:
+    if eqn is None or isinstance(value, Late) or is_literal(eqn.invars[place]):
+        return False
+    return hasattr(value, "dtype") and not jnp.issubdtype(value.dtype, jax.dtypes.extended)

@@ -1,0 +1,221 @@
+"""Late gathers: a step gathers each sharded weight for one use at a time.
+
+A weight that enters a step whole exists on each device from its first use to its last, in the
+backward pass. Here it enters as a shard. Each operation that reads it gathers it anew, and the
+gathered copy ends with the operation, as in FSDP.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.extend.core import Jaxpr
+
+from stratagem.execution.late_gathers.gathers import GatherLimits, Gathers, RecordedGathers
+from stratagem.execution.late_gathers.shard_updates import ShardUpdate
+from stratagem.execution.late_gathers.sums import Sums
+from stratagem.execution.late_gathers.weights import (
+    Deferred,
+    Late,
+    Shard,
+    inner_jaxpr,
+    is_cheap,
+    is_literal,
+    is_recomputation,
+    num_bytes,
+)
+from stratagem.topology import REPLICA_AXIS
+
+if TYPE_CHECKING:
+    from jax.extend.core import JaxprEqn
+
+
+__all__ = ["LateStep"]
+
+# Smaller weights are gathered together at the start: their messages cost more than their memory.
+_MIN_LATE_BYTES = 2**17
+
+
+@dataclasses.dataclass(frozen=True)
+class LateStep:
+    """The replicas' part of a step, run in a `shard_map`.
+
+    `axes` has the sharded axis of each input that is a shard; None for others. `is_steady` are the
+    inputs that do not depend on the batch. The output at a place in `sum_axes` is summed over
+    replicas as soon as it is computed, and each replica gets its shard of the sum. Outputs for the
+    update begin at `first_handed`. Those at places in `returned` are returned.
+    """
+
+    jaxpr: Jaxpr
+    axes: Sequence[int | None]
+    is_steady: Sequence[bool]
+    sum_axes: Mapping[int, int]
+    updates: Sequence[ShardUpdate]
+    first_handed: int
+    returned: Sequence[int]
+
+    @functools.cached_property
+    def read_inputs(self) -> list[int]:
+        """Places of the inputs that the replicas or their updates read."""
+        read = {atom for eqn in self.jaxpr.eqns for atom in eqn.invars if not is_literal(atom)}
+        read |= {atom for atom in self.jaxpr.outvars if not is_literal(atom)}
+        for update in self.updates:
+            read |= {self.jaxpr.invars[i] for kind, i in update.sources if kind == "input"}
+        return [place for place, invar in enumerate(self.jaxpr.invars) if invar in read]
+
+    def outputs(self, inputs: Mapping[int, Any]) -> tuple[list[Any], list[list[Any]]]:
+        """Returns the outputs of the jaxpr, and the new shards of each update.
+
+        `inputs` has the value of each input that is read.
+        """
+        once = RecordedGathers(self.jaxpr)
+        layers: list[int] = []
+        self._run(inputs, once, layers)
+        # One layer: the largest weight, or the weights of one rematerialized part.
+        limit = max([0, *(one.num_bytes for one in once.all), *layers])
+        limits = GatherLimits(kept_bytes=limit, ahead_bytes=limit)
+        recorded = RecordedGathers(self.jaxpr, limits)
+        self._run(inputs, recorded)
+        return self._run(inputs, Gathers(self.jaxpr, limits, recorded.schedule()))
+
+    def _run(
+        self, inputs: Mapping[int, Any], gathers: Gathers, layers: list[int] | None = None
+    ) -> tuple[list[Any], list[list[Any]]]:
+        invars, outvars = self.jaxpr.invars, self.jaxpr.outvars
+        values = {
+            invars[place]: value
+            if (axis := self.axes[place]) is None
+            else Shard(value, axis, jax.lax.axis_size(REPLICA_AXIS), place)
+            for place, value in inputs.items()
+        }
+        sums = Sums(
+            gathers,
+            {outvars[place]: axis for place, axis in self.sum_axes.items()},
+            [(one, [self._atom(*source) for source in one.sources]) for one in self.updates],
+            values,
+        )
+        steady = {invar for invar, is_one in zip(invars, self.is_steady, strict=True) if is_one}
+        at_once = {atom: _gathered_if_small(value, gathers) for atom, value in values.items()}
+        outputs = _Evaluation(gathers, self.jaxpr, at_once, steady, sums, layers).outputs()
+        for place in self.sum_axes:
+            outputs[place] = sums.values[outvars[place]]
+        updated = [sums.updated[place] for place in range(len(self.updates))]
+        return [gathers.whole(outputs[place]) for place in self.returned], updated
+
+    def _atom(self, kind: str, place: int) -> Any:
+        if kind == "input":
+            return self.jaxpr.invars[place]
+        return self.jaxpr.outvars[self.first_handed + place]
+
+
+def _gathered_if_small(value: Any, gathers: Gathers) -> Any:
+    if not isinstance(value, Shard) or num_bytes(value.value) * value.count >= _MIN_LATE_BYTES:
+        return value
+    return gathers.gather(value.value, value, value.value.dtype)
+
+
+class _Evaluation:
+    """The evaluation of one jaxpr, from its first operation to its last.
+
+    Operations without weights are evaluated together, up to the next one that reads a weight.
+    `layers`, if given, collects the bytes that rematerialized parts gather.
+    """
+
+    def __init__(
+        self,
+        gathers: Gathers,
+        jaxpr: Jaxpr,
+        inputs: Mapping[Any, Any],
+        steady: set[Any],
+        sums: Sums | None = None,
+        layers: list[int] | None = None,
+    ) -> None:
+        self._gathers = gathers
+        self._jaxpr = jaxpr
+        self._values = dict(inputs)
+        self._steady = steady
+        self._sums = sums
+        self._layers = layers
+        self._pending: list[JaxprEqn] = []
+
+    def outputs(self) -> list[Any]:
+        """Returns the outputs, which may be deferred."""
+        for eqn in self._jaxpr.eqns:
+            self._evaluate(eqn)
+            self._add_sums(eqn.outvars)
+        self._flush()
+        return [self._read(atom) for atom in self._jaxpr.outvars]
+
+    def is_steady(self, atom: Any) -> bool:
+        """Returns True for a value that does not depend on the batch."""
+        return is_literal(atom) or atom in self._steady
+
+    def _add_sums(self, atoms: Sequence[Any]) -> None:
+        for atom in atoms:
+            if self._sums is not None and self._sums.wants(atom):
+                self._flush()
+                self._sums.add(atom, self._gathers.whole(self._values[atom]))
+
+    def _read(self, atom: Any) -> Any:
+        return atom.val if is_literal(atom) else self._values[atom]
+
+    def _evaluate(self, eqn: JaxprEqn) -> None:
+        variables = [atom for atom in eqn.invars if not is_literal(atom)]
+        is_steady = bool(variables) and not eqn.effects and all(map(self.is_steady, variables))
+        if is_steady:
+            self._steady.update(eqn.outvars)
+        if not any(isinstance(self._values.get(one), Late) for one in variables):
+            self._pending.append(eqn)
+            return
+        self._flush()
+        inputs = [self._read(atom) for atom in eqn.invars]
+        if is_steady and is_cheap(eqn):
+            results = [Deferred(eqn, inputs, place) for place in range(len(eqn.outvars))]
+        elif (inner := inner_jaxpr(eqn)) is not None:
+            results = self._evaluate_inner(eqn, inner, inputs)
+        else:
+            results = self._gathers.evaluate(eqn, inputs)
+        self._values.update(zip(eqn.outvars, results, strict=True))
+
+    def _evaluate_inner(self, eqn: JaxprEqn, inner: Jaxpr, inputs: list[Any]) -> list[Any]:
+        if is_recomputation(eqn):  # the compiler must not take the results of the forward pass
+            places = [i for i, one in enumerate(inputs) if not isinstance(one, Late)]
+            waited = self._gathers.barrier([inputs[place] for place in places])
+            for place, value in zip(places, waited, strict=True):
+                inputs[place] = value
+            if self._layers is not None:
+                self._layers.append(sum(map(_late_bytes, inputs)))
+        pairs = zip(inner.invars, eqn.invars, strict=True)
+        steady = {invar for invar, atom in pairs if self.is_steady(atom)}
+        values = dict(zip(inner.invars, inputs, strict=True))
+        run = _Evaluation(self._gathers, inner, values, steady, layers=self._layers)
+        results = run.outputs()
+        outvars = zip(eqn.outvars, inner.outvars, strict=True)
+        self._steady |= {outvar for outvar, atom in outvars if run.is_steady(atom)}
+        return results
+
+    def _flush(self) -> None:
+        """Evaluates the operations without weights that came since the last one with a weight."""
+        if not self._pending:
+            return
+        made = [atom for eqn in self._pending for atom in eqn.outvars]
+        own = set(made)
+        needed = {
+            atom: self._values[atom]
+            for eqn in self._pending
+            for atom in eqn.invars
+            if not is_literal(atom) and atom not in own
+        }
+        self._values.update(zip(made, self._gathers.bind(self._pending, needed), strict=True))
+        self._pending = []
+
+
+def _late_bytes(value: Any) -> int:
+    """Returns the size of the weights behind a value, once they are gathered."""
+    if isinstance(value, Shard):
+        return num_bytes(value.value) * value.count
+    return sum(map(_late_bytes, value.inputs)) if isinstance(value, Deferred) else 0

@@ -1,0 +1,62 @@
+"""Reduce-scattered sums of a step, and the updates that follow from them."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stratagem.execution.late_gathers.gathers import Gathers
+from stratagem.execution.late_gathers.shard_updates import ShardUpdate
+from stratagem.execution.late_gathers.weights import Shard
+
+__all__ = ["Sums"]
+
+
+class Sums:
+    """Sums values as soon as they are computed, and runs an update once its sums are there.
+
+    `axes` maps an addend to the axis along which its sum is scattered. `updates` have their inputs:
+    `step_inputs`, or values that are given to `add`.
+    """
+
+    def __init__(
+        self,
+        gathers: Gathers,
+        axes: Mapping[Any, int],
+        updates: Sequence[tuple[ShardUpdate, Sequence[Any]]],
+        step_inputs: Mapping[Any, Any],
+    ) -> None:
+        self._gathers = gathers
+        self._axes = axes
+        self._updates = updates
+        self._inputs = step_inputs
+        self.values: dict[Any, Any] = {}
+        self.updated: dict[int, list[Any]] = {}
+        self._waiting = [{one for one in atoms if one not in step_inputs} for _, atoms in updates]
+        self._readers: dict[Any, list[int]] = collections.defaultdict(list)
+        for place, atoms in enumerate(self._waiting):
+            for atom in atoms:
+                self._readers[atom].append(place)
+
+    def wants(self, atom: Any) -> bool:
+        """Returns True for a value that is summed, or that an update reads."""
+        return atom in self._axes or atom in self._readers
+
+    def add(self, atom: Any, value: Any) -> None:
+        """Sums a value if it is an addend, and runs the updates that have waited for it only."""
+        axis = self._axes.get(atom)
+        self.values[atom] = value if axis is None else self._gathers.scatter(value, axis)
+        if axis is not None and atom not in self._readers:
+            self._gathers.wait_for(self.values, atom)
+        for place in self._readers.get(atom, ()):
+            self._waiting[place].discard(atom)
+            if not self._waiting[place]:
+                self._update(place)
+
+    def _update(self, place: int) -> None:
+        update, atoms = self._updates[place]
+        inputs = [self.values[one] if one in self.values else self._inputs[one] for one in atoms]
+        inputs = [one.value if isinstance(one, Shard) else one for one in inputs]
+        self.updated[place] = self._gathers.update(update, inputs)
+        self._gathers.wait_for(self.updated[place], 0)
