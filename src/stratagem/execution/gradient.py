@@ -13,6 +13,7 @@ from jax.extend.core import jaxpr_as_fun
 from stratagem.execution.embeddings.lookups import (
     Lookups,
     as_row_numbers,
+    exchanges_rows,
     has_company,
     is_elsewhere,
     rows_pay,
@@ -248,7 +249,9 @@ class _Differentiated:
             for table in {**{id(table): table for table in tables}, **elsewhere}.values()
             if (shapes := counted.shapes.get(id(table)))
             if id(table) not in read_ids or is_keyed(table)  # a keyed table has no whole value
-            if is_wanted or id(table) in elsewhere or rows_pay(table, shapes)
+            if is_wanted
+            or rows_pay(table, shapes)
+            or (id(table) in elsewhere and exchanges_rows(table, shapes))
         ]
 
     def differentiate(

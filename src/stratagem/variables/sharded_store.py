@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
@@ -17,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from stratagem.topology import REPLICA_AXIS, Topology
 from stratagem.topology.lockstep import compute_on_every_process, is_multi_process, replicate_to_all
 from stratagem.topology.shards import put_shards
+from stratagem.variables.row_exchange import exchanged_rows
 from stratagem.variables.single_device_store import take_rows
 
 __all__ = ["ShardedStore", "is_worth_sharding"]
@@ -132,7 +131,7 @@ class ShardedStore:
     def rows(self, loaded: jax.Array, ids: jax.Array | np.ndarray, topology: Topology) -> jax.Array:
         """Looks up rows for each replica on the devices that store them."""
         if topology.num_replicas > 1 and self.sharded_axis(loaded.shape) == 0:
-            return _exchanged_rows(topology, loaded, ids)
+            return exchanged_rows(topology, loaded, ids)
         sharding = topology.stacked if topology.num_replicas > 1 else topology.replicated
         return jax.jit(take_rows, out_shardings=sharding)(loaded, ids)
 
@@ -140,35 +139,3 @@ class ShardedStore:
 def is_worth_sharding(shape: Sequence[int]) -> bool:
     """Returns True if a variable of this shape is large enough to shard."""
     return math.prod(shape) >= _MIN_SHARDED_SIZE
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _exchanged_rows(topology: Topology, table: jax.Array, ids: jax.Array) -> jax.Array:
-    """Returns rows of a table sharded by rows: each device sends the rows it stores."""
-    num_rows = table.shape[0]
-
-    def exchange(shard: jax.Array, ids: jax.Array) -> jax.Array:
-        ids = jnp.where(ids < 0, ids + num_rows, ids)
-        local_ids = jax.lax.all_gather(ids[0], REPLICA_AXIS)
-        local_ids -= (jax.lax.axis_index(REPLICA_AXIS) * len(shard)).astype(ids.dtype)
-        is_here = (local_ids >= 0) & (local_ids < len(shard))
-        rows = jnp.take(shard, local_ids, axis=0, mode="clip")
-        rows = jnp.where(_over(is_here, rows), rows, jnp.zeros((), rows.dtype))
-        rows = jax.lax.psum_scatter(rows, REPLICA_AXIS)[None]
-        is_row = _over((ids >= 0) & (ids < num_rows), rows)
-        fill_value = jnp.take(rows.reshape(-1)[:1], jnp.array([1]))[0]  # Fill value of jnp.take.
-        return jnp.where(is_row, rows, fill_value)
-
-    by_rows, stacked = PartitionSpec(REPLICA_AXIS), PartitionSpec(REPLICA_AXIS)
-    return jax.shard_map(
-        exchange,
-        mesh=topology.mesh,
-        in_specs=(by_rows, stacked),
-        out_specs=stacked,
-        check_vma=False,
-    )(table, ids)
-
-
-def _over(flags: jax.Array, rows: jax.Array) -> jax.Array:
-    """Returns row flags in a shape that broadcasts over the rows' elements."""
-    return flags.reshape(*flags.shape, *[1] * (rows.ndim - flags.ndim))

@@ -6,7 +6,7 @@ gathers over replicas are equal everywhere, the replica id differs, unknown oper
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
@@ -24,6 +24,7 @@ __all__ = [
     "differing_values",
     "has_collectives",
     "inner_jaxprs",
+    "is_replicated_work",
     "may_wait_for_ever",
 ]
 
@@ -48,6 +49,7 @@ _DISTINGUISHING = {
 
 _REFERENCES = {"addupdate", "get", "swap"}
 _MEETING = _COMBINING | {"reduce_scatter", "ppermute", "all_to_all"}
+_OF_REPLICAS = _MEETING | {"axis_index"}
 
 
 class _DivergenceError(Exception):
@@ -93,6 +95,19 @@ def differing_outputs(jaxpr: Jaxpr, differing_inputs: Sequence[bool]) -> list[bo
     """Returns one flag per output: True if it may differ between replicas."""
     differs = differing_values(jaxpr, differing_inputs)
     return [not isinstance(atom, Literal) and differs.get(atom, False) for atom in jaxpr.outvars]
+
+
+def is_replicated_work(eqn: JaxprEqn, differs: Mapping[Any, bool]) -> bool:
+    """True for an operation without effects that computes the same on each replica, by itself.
+
+    `differs` is the result of `differing_values`.
+    """
+    if eqn.effects or eqn.primitive.name in _OF_REPLICAS:
+        return False
+    if any(not isinstance(atom, Literal) and differs.get(atom, False) for atom in eqn.invars):
+        return False
+    inner = [jaxpr for value in eqn.params.values() for jaxpr in inner_jaxprs(value)]
+    return not any(contains_primitive(jaxpr, *_OF_REPLICAS) for jaxpr in inner)
 
 
 def differing_values(jaxpr: Jaxpr, differing_inputs: Sequence[bool]) -> dict[Var, bool]:

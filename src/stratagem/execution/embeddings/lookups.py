@@ -26,12 +26,13 @@ from stratagem.execution.tracing.remote_state import Ids, Lookup
 from stratagem.messages import explain
 from stratagem.topology import require_exact_integers
 from stratagem.values import IndexedSlices
-from stratagem.variables import ShardedVariable, is_keyed, shards_of
+from stratagem.variables import ShardedVariable, is_keyed, shards_of, store_of
 
 __all__ = [
     "Lookups",
     "as_row_numbers",
     "embedding_lookup",
+    "exchanges_rows",
     "has_company",
     "is_elsewhere",
     "is_recorded",
@@ -159,9 +160,10 @@ def is_worth_rows(shape: Sequence[int]) -> bool:
 
 
 def _rows_from_elsewhere(table: keras.Variable, ids: jax.Array, scope: ReplicaScope) -> jax.Array:
-    if scope.receive is None or id(table) in scope.writes:
+    shape = _shape_of_rows(table, ids)
+    if scope.receive is None or id(table) in scope.writes or not exchanges_rows(table, [shape]):
         return _plain_rows(table, ids)
-    lookup = Lookup(table, _shape_of_rows(table, ids), jnp.dtype(table.dtype))
+    lookup = Lookup(table, shape, jnp.dtype(table.dtype))
     place, received = scope.receive(lookup)
     scope.send(Ids(place), as_row_numbers(ids))
     rows, _ = _rows_and_places(table, ids, received)
@@ -339,6 +341,16 @@ def rows_pay(table: keras.Variable, shapes: Sequence[tuple[int, ...]]) -> bool:
     table_size = math.prod(table.shape)
     num_elements = sum(math.prod(shape) for shape in shapes)
     return table_size > _MIN_TABLE_SIZE and 2 * num_elements * _num_replicas() < table_size
+
+
+def exchanges_rows(table: keras.Variable, shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Returns True if lookups in a table that `is_elsewhere` get single rows.
+
+    A table that is sharded over the replicas is gathered whole if that is less data and memory.
+    """
+    store = store_of(table)
+    is_sharded = store is not None and store.is_on_replicas
+    return not is_sharded or rows_pay(table, shapes)
 
 
 def has_company() -> bool:

@@ -51,8 +51,9 @@ class ShardedProgram(Program):
         self._store: ShardedStore = _stores(trace)[0]
         trace = _with_tables(trace)
         self._exchanged = _ExchangedRows(trace, topology, name) if trace.lookups else None
-        self.parts, self._sum_axes = _parts_of(trace, self._store)
+        self.parts, self._sum_axes = _parts_of(trace, self._store, topology)
         self.parts, self._late = _late_step(trace, self.parts, self._sum_axes, topology)
+        self._owners = _owners_of_shards(trace)
         self.update = _update_of(trace, self.parts, topology)
         self._specs = _specs_of_outputs(trace, self.parts, self._sum_axes, topology)
         super().__init__(trace, topology, name)
@@ -145,9 +146,10 @@ class ShardedProgram(Program):
 
     def _updated(self, variable: Any, value: jax.Array) -> Any:
         """Returns a new value in its store; each device computes one shard."""
-        parted = self._store.compute_sharding(tuple(variable.shape))
-        value = jax.lax.with_sharding_constraint(value, parted)
         if store_of(variable) is None:  # replicated
+            if id(variable) in self._owners:
+                parted = self._store.compute_sharding(tuple(variable.shape))
+                value = jax.lax.with_sharding_constraint(value, parted)
             return jax.lax.with_sharding_constraint(value, self._sharding(variable))
         return _unloaded(variable, value)
 
@@ -207,13 +209,23 @@ def _with_tables(trace: Trace) -> Trace:
     return dataclasses.replace(trace, read_only=[*trace.read_only, *tables.values()])
 
 
-def _parts_of(trace: Trace, store: ShardedStore) -> tuple[StepParts, list[int | None]]:
+def _owners_of_shards(trace: Trace) -> set[int]:
+    """Returns the ids of the variables with sharded slots."""
+    return {id(getattr(one, "slot_of", None)) for one in trace.written if store_of(one)}
+
+
+def _parts_of(
+    trace: Trace, store: ShardedStore, topology: Topology
+) -> tuple[StepParts, list[int | None]]:
     """Splits a step into replica part and update, with the axis of each reduce-scattered sum."""
     jaxpr = trace.jaxpr.jaxpr
     outvars = jaxpr.outvars[: len(trace.written) + trace.num_outputs]  # without the ids
-    # Sharded slots may update a replicated variable.
-    owners = {id(getattr(one, "slot_of", None)) for one in trace.written if store_of(one)}
-    may_update = [store_of(one) is not None or id(one) in owners for one in trace.written]
+    # Copies, too: they may depend on values of all gradients, such as their norm.
+    copied = topology.replicated.spec
+    may_update = [
+        store_of(one) is not None or stored_sharding(one, topology).spec == copied
+        for one in trace.written
+    ]
     may_update += [False] * trace.num_outputs
     parts = part_step(jaxpr.replace(outvars=outvars), trace.differing_inputs, may_update)
     shapes = {

@@ -8,37 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jax.extend.core import Jaxpr, Literal
 
-from stratagem.execution.analysis.replication import (
-    contains_primitive,
-    differing_values,
-    inner_jaxprs,
-)
+from stratagem.execution.analysis.replication import differing_values, is_replicated_work
+from stratagem.execution.programs.conditional_updates import with_split_conditionals
 from stratagem.execution.tracing.remote_state import without_unused
 
-if TYPE_CHECKING:
-    from jax.extend.core import JaxprEqn
-
-
 __all__ = ["StepParts", "part_step"]
-
-# Primitives that combine or distinguish replicas, so they must stay in the replica part.
-_OF_REPLICAS = (
-    "all_gather",
-    "all_gather_invariant",
-    "all_to_all",
-    "axis_index",
-    "pmax",
-    "pmin",
-    "ppermute",
-    "psum",
-    "psum2",
-    "psum_invariant",
-    "reduce_scatter",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +42,10 @@ def part_step(
     """
     jaxpr, _ = without_unused(jaxpr, [True] * len(jaxpr.invars))
     differs = differing_values(jaxpr, differing_inputs)
+    if any(eqn.primitive.name == "cond" for eqn in jaxpr.eqns):
+        jaxpr = with_split_conditionals(jaxpr, differs, may_update)
+        jaxpr, _ = without_unused(jaxpr, [True] * len(jaxpr.invars))
+        differs = differing_values(jaxpr, differing_inputs)
     moved = _moved(jaxpr, differs, may_update)
     made = {id(variable) for eqn in moved for variable in eqn.outvars}
     is_updated = [
@@ -113,17 +95,8 @@ def _moved(jaxpr: Jaxpr, differs: dict[Any, bool], may_update: Sequence[bool]) -
     moved: list[Any] = []
     for eqn in reversed(jaxpr.eqns):
         stays_here = any(id(variable) in stays for variable in eqn.outvars)
-        if not stays_here and _may_move(eqn, differs):
+        if not stays_here and is_replicated_work(eqn, differs):
             moved.append(eqn)
             continue
         stays.update(id(atom) for atom in eqn.invars if not isinstance(atom, Literal))
     return moved[::-1]
-
-
-def _may_move(eqn: JaxprEqn, differs: dict[Any, bool]) -> bool:
-    if eqn.effects or eqn.primitive.name in _OF_REPLICAS:
-        return False
-    if any(not isinstance(atom, Literal) and differs.get(atom, False) for atom in eqn.invars):
-        return False
-    inner = [jaxpr for value in eqn.params.values() for jaxpr in inner_jaxprs(value)]
-    return not any(contains_primitive(jaxpr, *_OF_REPLICAS) for jaxpr in inner)
