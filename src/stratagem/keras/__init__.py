@@ -10,6 +10,7 @@ from stratagem.keras.training.lowering import lower_training_step  # isort: skip
 from stratagem.keras.training.model import compile, strategy_of  # isort: skip
 from stratagem.keras.numerics.optimizer import apply_gradients  # isort: skip
 from stratagem.keras.numerics.random_state import RandomState  # isort: skip
+from stratagem.keras.numerics.remat import remat  # isort: skip
 from stratagem.keras.evaluation.sidecar_evaluator import SidecarEvaluation, SidecarEvaluator  # isort: skip
 from stratagem.keras.evaluation.sidecar_export import SidecarEvaluatorModelExport  # isort: skip
 from stratagem.keras.callbacks.tensorboard import TensorBoard  # isort: skip
@@ -31,6 +32,7 @@ __all__ = [
     "compute_average_loss",
     "lower_training_step",
     "profile",
+    "remat",
     "scale_regularization_loss",
     "strategy_of",
 ]
