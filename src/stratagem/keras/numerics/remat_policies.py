@@ -37,9 +37,7 @@ POLICIES: dict[str, RematPolicy] = {
         ),
         names_input=True,
     ),
-    "offload_dots": RematPolicy(
-        _policies.offload_dot_with_no_batch_dims("device", "pinned_host")
-    ),
+    "offload_dots": RematPolicy(_policies.offload_dot_with_no_batch_dims("device", "pinned_host")),
 }
 
 

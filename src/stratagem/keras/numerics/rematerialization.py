@@ -7,6 +7,7 @@ what the layer writes. Here arguments are closed over, and writes, losses and su
 from __future__ import annotations
 
 import functools
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -62,9 +63,17 @@ def rematerialized_layer(original: Callable[..., Any]) -> Any:
         mode = remat_mode(self)
         if isinstance(mode, LayerRemat):  # of sg.remat
             return _recomputed(layer_call, mode.policy)
-        if mode is not None and mode.mode in ("full", "larger_than") and _is_exempt(self):
+        if mode is None or mode.mode not in ("full", "larger_than"):
+            return original(self, layer_call, *args, **kwargs)
+        if _is_exempt(self):
             return layer_call
-        return original(self, layer_call, *args, **kwargs)
+        recomputed = _recomputed(layer_call, RematPolicy())
+        if mode.mode == "full":
+            return recomputed
+        if in_symbolic_scope():
+            return layer_call
+        is_large = _output_size(layer_call, args, kwargs) > mode.output_size_threshold
+        return recomputed if is_large else layer_call
 
     return rematerialized_call
 
@@ -77,6 +86,13 @@ def _is_exempt(layer: keras.layers.Layer) -> bool:
     """
     is_whole = isinstance(layer, keras.Model | keras.layers.Embedding)
     return is_whole or _current.is_recomputed
+
+
+def _output_size(call: Callable[..., Any], args: Any, kwargs: Any) -> int:
+    """Returns the number of elements of a call's results, without computing them."""
+    one = _Call(call, RematPolicy())
+    shapes = jax.eval_shape(functools.partial(one.compute, args, kwargs))
+    return sum(math.prod(shape.shape) for shape in shapes["outputs"])
 
 
 def _recomputed(fn: Callable[..., Any], policy: RematPolicy) -> Callable[..., Any]:
@@ -108,7 +124,7 @@ class _Call:
 
     def run(self, args: Any, kwargs: Any) -> Any:
         """Calls the function, and repeats its side effects outside."""
-        compute = functools.partial(self._compute, args, kwargs)
+        compute = functools.partial(self.compute, args, kwargs)
         results = jax.checkpoint(compute, policy=self._policy.of_jax)()
         self._record_writes(results["writes"], results["builds"])
         self._record_losses(results["losses"])
@@ -117,7 +133,8 @@ class _Call:
         leaves = [_masked(*next(arrays)) if _is_array(one) else one for one in self._leaves]
         return keras.tree.pack_sequence_as(self._structure, leaves)
 
-    def _compute(self, args: Any, kwargs: Any) -> dict[str, Any]:
+    def compute(self, args: Any, kwargs: Any) -> dict[str, Any]:
+        """Calls the function; returns its arrays, and what it changes."""
         if self._policy.names_input:
             args, kwargs = keras.tree.map_structure(_named, (args, kwargs))
         previous, _current.is_recomputed = _current.is_recomputed, True
@@ -173,7 +190,9 @@ def _is_array(leaf: object) -> bool:
 def _named(leaf: Any) -> Any:
     """Names an activation, so that a policy can move it."""
     is_activation = _is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating)
-    return _masked(checkpoint_name(leaf, LAYER_INPUT), get_keras_mask(leaf)) if is_activation else leaf
+    return (
+        _masked(checkpoint_name(leaf, LAYER_INPUT), get_keras_mask(leaf)) if is_activation else leaf
+    )
 
 
 def _masked(array: Any, mask: Any) -> Any:
