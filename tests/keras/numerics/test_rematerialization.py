@@ -51,37 +51,36 @@ def test_fit_in_a_remat_scope_equals_fit_without(scope: str, mode: str) -> None:
         np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-6)
 
 
-def _backward_equations(model: Any, *, training: bool = True) -> list[bool]:
-    """Returns, for each recomputed call of a gradient, if it belongs to the backward pass."""
+def _num_recomputed(model: Any) -> int:
+    """Returns the number of calls that a gradient computes again."""
     trainable = [one.value for one in model.trainable_variables]
     others = [one.value for one in model.non_trainable_variables]
 
     def loss(values: Any) -> Any:
-        outputs, _ = model.stateless_call(values, others, jnp.ones((2, 4)), training=training)
+        outputs, _ = model.stateless_call(values, others, jnp.ones((2, 4)), training=True)
         return outputs.sum()
 
-    jaxpr = jax.make_jaxpr(jax.grad(loss))(trainable)
-    return [one.params["differentiated"] for one in equations(jaxpr.jaxpr, "remat2")]
+    return len(equations(jax.make_jaxpr(jax.grad(loss))(trainable).jaxpr, "remat2"))
 
 
 def test_each_layer_is_recomputed_once_and_as_a_whole() -> None:
     with keras.RematScope(mode="full"):
         model = decoder()
-    # The last layer, Dense, is a layer of its own.
-    assert _backward_equations(model) == [False, False, False, True, True, True]
+    assert _num_recomputed(model) == 3  # two blocks, and Dense
     with keras.RematScope(mode="larger_than", output_size_threshold=10**6):
         model = decoder()
-    assert not _backward_equations(model)
-    with keras.RematScope(mode="larger_than", output_size_threshold=8):
+    assert _num_recomputed(model) == 0
+    with keras.RematScope(mode="larger_than", output_size_threshold=7):
         model = decoder()
-    assert len(_backward_equations(model)) == 4  # not the last layer, with 2 numbers
+    assert _num_recomputed(model) == 2  # Dense has two results
 
 
 def test_an_inner_layer_is_recomputed_if_it_asks() -> None:
     model = decoder()
     sg.remat(model)
+    assert _num_recomputed(model) == 2
     sg.remat(model, layers="inner_0")
-    assert len(_backward_equations(model)) > 4
+    assert _num_recomputed(model) > 2
 
 
 def test_an_embedding_keeps_gradients_of_rows() -> None:
@@ -122,7 +121,10 @@ def test_custom_loop_keeps_writes_and_losses_of_recomputed_layers() -> None:
             return sg.value_and_grad(loss, block.trainable_variables)
 
         x = np.random.default_rng(0).normal(size=(4, 4)).astype("float32")
-        value, gradients = strategy.run(step, args=(sg.PerReplica([x[:2], x[2:]]),))
+        parts = strategy.experimental_distribute_values_from_function(
+            lambda context, x=x: x[2 * context.replica_id_in_sync_group :][:2]
+        )
+        value, gradients = strategy.run(step, args=(parts,))
         assert float(block.calls.value) == 1
         totals = [strategy.reduce("SUM", one, axis=None) for one in (value, *gradients)]
         results.append([*totals, block.norm.moving_mean.value, block.seed_state])
@@ -137,8 +139,9 @@ def test_masks_pass_through_recomputed_layers() -> None:
     x[0, 3:] = 0.0
 
     def call() -> Any:
-        weights = [one.value for one in model.variables]
-        return jax.jit(lambda *w: model.stateless_call(w, [], x)[0])(*weights)
+        trainable = [one.value for one in model.trainable_variables]
+        others = [one.value for one in model.non_trainable_variables]
+        return jax.jit(lambda *state: model.stateless_call(*state, x)[0])(trainable, others)
 
     expected = call()
     sg.remat(model, layers="masking|dense|lstm")
@@ -156,7 +159,7 @@ def test_function_with_static_arguments() -> None:
         return results["y"]
 
     jaxpr = jax.make_jaxpr(jax.grad(loss))(1.0)
-    assert len(equations(jaxpr.jaxpr, "remat2")) == 2
+    assert len(equations(jaxpr.jaxpr, "remat2")) == 1
     np.testing.assert_allclose(jax.jit(jax.grad(loss))(1.0), 2 * np.cos(1.0), rtol=1e-6)
 
 
