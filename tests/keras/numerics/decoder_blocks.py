@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import keras
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
@@ -23,10 +24,10 @@ class Block(keras.layers.Layer):
         self.outer = keras.layers.Dense(4)
         self.norm = keras.layers.BatchNormalization()
 
-    def build(self, shape: Any) -> None:
-        self.inner.build(shape)
+    def build(self, input_shape: Any) -> None:
+        self.inner.build(input_shape)
         self.outer.build((None, 8))
-        self.norm.build(shape)
+        self.norm.build(input_shape)
         self.calls = self.add_weight(
             shape=(), initializer="zeros", trainable=False, aggregation="only_first_replica"
         )
@@ -36,10 +37,10 @@ class Block(keras.layers.Layer):
         return self.dropout.seed_generator.state.value
 
     def call(self, x: Any, training: bool | None = None, kind: str = "residual") -> Any:
-        y = self.outer(self.dropout(self.inner(x), training=training))
+        y: Any = self.outer(self.dropout(self.inner(x), training=training))
         if training:
             self.calls.assign_add(1.0)
-        self.add_loss(0.01 * keras.ops.mean(y**2))
+        self.add_loss(jnp.mean(y**2) * 0.01)
         return self.norm(x + y if kind == "residual" else y, training=training)
 
 
@@ -55,7 +56,7 @@ def fitted(scope: Any, prepare: Any = lambda model: None) -> tuple[Any, list[Any
     """Returns losses and weights after two steps of `fit`."""
     keras.utils.set_random_seed(0)
     with scope:
-        model = decoder()
+        model: Any = decoder()
         model.compile(keras.optimizers.SGD(0.1), "mse")
     prepare(model)
     history = model.fit(_X, _Y, batch_size=4, shuffle=False, verbose=0)
@@ -70,5 +71,5 @@ def equations(jaxpr: Jaxpr, name: str) -> list[Any]:
         for value in eqn.params.values():
             for one in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(one, ClosedJaxpr | Jaxpr):
-                    found += equations(getattr(one, "jaxpr", one), name)
+                    found += equations(one.jaxpr if isinstance(one, ClosedJaxpr) else one, name)
     return found

@@ -28,7 +28,7 @@ class _LanguageModel(keras.Model):
         super().__init__()
         self.whole = whole
         self.is_tied = is_tied
-        arguments = {"tie_weights": is_tied, "logit_soft_cap": 3.0}
+        arguments: dict[str, Any] = {"tie_weights": is_tied, "logit_soft_cap": 3.0}
         self.embedding = keras.layers.ReversibleEmbedding(_CLASSES, 4, **arguments)
         self.inner = keras.layers.Dense(4)
         self.head = self.embedding if is_tied else keras.layers.Dense(_CLASSES)
@@ -44,7 +44,7 @@ class _LanguageModel(keras.Model):
 def _fitted(scope: Any, *, is_tied: bool, whole: bool, ignore_class: int | None) -> Any:
     keras.utils.set_random_seed(0)
     with scope:
-        model = _LanguageModel(is_tied=is_tied, whole=whole)
+        model: Any = _LanguageModel(is_tied=is_tied, whole=whole)
         loss: Any = keras.losses.SparseCategoricalCrossentropy(
             from_logits=True, ignore_class=ignore_class
         )

@@ -50,8 +50,8 @@ def test_losses_and_gradients_equal_those_of_whole_logits(
             soft_cap=soft_cap,
         )
 
-    def whole(*arrays: Any) -> Any:
-        return _reference(labels, *arrays, soft_cap)
+    def whole(hidden: Any, kernel: Any, bias: Any) -> Any:
+        return _reference(labels, hidden, kernel, bias, soft_cap)
 
     np.testing.assert_allclose(chunked(*arrays), whole(*arrays), rtol=1e-5, atol=1e-6)
     for own, expected in zip(

@@ -106,7 +106,7 @@ def test_custom_loop_keeps_writes_and_losses_of_recomputed_layers() -> None:
         keras.utils.set_random_seed(0)
         strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
         with strategy.scope():
-            block = Block(0)
+            block: Any = Block(0)
             block.build((None, 4))
             block.norm.synchronized = True
         if is_recomputed:

@@ -125,7 +125,7 @@ class _Call:
     def run(self, args: Any, kwargs: Any) -> Any:
         """Calls the function, and repeats its side effects outside."""
         compute = functools.partial(self.compute, args, kwargs)
-        results = jax.checkpoint(compute, policy=self._policy.of_jax)()
+        results: Any = jax.checkpoint(compute, policy=self._policy.of_jax)()
         self._record_writes(results["writes"], results["builds"])
         self._record_losses(results["losses"])
         forward_summaries(self._summaries.summaries, results["summaries"])
