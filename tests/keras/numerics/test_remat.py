@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -10,7 +11,16 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from tests.keras.numerics.decoder_blocks import Block, decoder, fitted
+from tests.keras.numerics.decoder_blocks import Block, decoder, equations, fitted
+
+
+def _scope() -> Any:
+    return sg.MirroredStrategy(["cpu:0", "cpu:1"], shard_state="all").scope()
+
+
+@functools.cache
+def _reference() -> Any:
+    return fitted(_scope())
 
 
 @pytest.mark.parametrize(
@@ -18,12 +28,9 @@ from tests.keras.numerics.decoder_blocks import Block, decoder, fitted
     ["full", "dots", "offload", "offload_dots", jax.checkpoint_policies.everything_saveable],
 )
 def test_fit_with_a_policy_equals_fit_without(policy: Any) -> None:
-    def scope() -> Any:
-        return sg.MirroredStrategy(["cpu:0", "cpu:1"], shard_state="all").scope()
-
-    losses, weights = fitted(scope(), lambda model: sg.remat(model, policy))
-    expected_losses, expected = fitted(scope())
-    np.testing.assert_allclose(losses, expected_losses, rtol=1e-6)
+    losses, weights = fitted(_scope(), lambda model: sg.remat(model, policy))
+    expected_losses, expected = _reference()
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     for own, other in zip(weights, expected, strict=True):
         np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-6)
 
@@ -50,11 +57,15 @@ def test_layers_are_chosen_by_pattern_or_as_objects() -> None:
 
 def test_none_turns_rematerialization_off() -> None:
     model = decoder()
-    before = str(jax.make_jaxpr(model)(np.ones((2, 4), "float32")))
+
+    def num_recomputed() -> int:
+        jaxpr = jax.make_jaxpr(lambda x: model(x))(np.ones((2, 4), "float32"))
+        return len(equations(jaxpr.jaxpr, "remat2"))
+
     sg.remat(model)
-    assert "checkpoint" in str(jax.make_jaxpr(model)(np.ones((2, 4), "float32")))
+    assert num_recomputed() == 2
     sg.remat(model, None)
-    assert str(jax.make_jaxpr(model)(np.ones((2, 4), "float32"))) == before
+    assert num_recomputed() == 0
 
 
 def test_wrong_arguments_are_refused() -> None:
