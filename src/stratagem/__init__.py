@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from stratagem.keras import compile as compile
     from stratagem.keras import compute_average_loss as compute_average_loss
     from stratagem.keras import profile as profile
+    from stratagem.keras import remat as remat
     from stratagem.keras import scale_regularization_loss as scale_regularization_loss
     from stratagem.launch import ElasticConfig as ElasticConfig
     from stratagem.options import AutoShardPolicy as AutoShardPolicy
@@ -222,6 +223,7 @@ __all__ = [
     "profile",
     "profiling",
     "regroup",
+    "remat",
     "remote",
     "run_standard_server",
     "run_standard_tensorflow_server",

@@ -1,9 +1,20 @@
-"""`sg.nn`: the functions of `tf.nn` for distributed training.
+"""`sg.nn`: the functions of `tf.nn` for distributed training, and losses of large vocabularies.
 
 Source: TF 2.21 nn_impl_distribute.py, embedding_ops.py.
 """
 
 from stratagem.execution import embedding_lookup
-from stratagem.keras import compute_average_loss, scale_regularization_loss
+from stratagem.keras import (
+    ChunkedSparseCategoricalCrossentropy,
+    chunked_softmax_cross_entropy,
+    compute_average_loss,
+    scale_regularization_loss,
+)
 
-__all__ = ["compute_average_loss", "embedding_lookup", "scale_regularization_loss"]
+__all__ = [
+    "ChunkedSparseCategoricalCrossentropy",
+    "chunked_softmax_cross_entropy",
+    "compute_average_loss",
+    "embedding_lookup",
+    "scale_regularization_loss",
+]

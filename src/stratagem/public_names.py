@@ -108,6 +108,7 @@ PUBLIC_NAMES: dict[str, tuple[str, str | None]] = {
     "profile": ("stratagem.keras", "profile"),
     "profiling": ("stratagem.profiling", None),
     "regroup": ("stratagem.values", "regroup"),
+    "remat": ("stratagem.keras", "remat"),
     "remote": ("stratagem.remote", None),
     "run_standard_server": ("stratagem.remote", "run_standard_server"),
     "run_standard_tensorflow_server": ("stratagem.remote", "run_standard_server"),

@@ -10,6 +10,9 @@ from stratagem.keras.training.lowering import lower_training_step  # isort: skip
 from stratagem.keras.training.model import compile, strategy_of  # isort: skip
 from stratagem.keras.numerics.optimizer import apply_gradients  # isort: skip
 from stratagem.keras.numerics.random_state import RandomState  # isort: skip
+from stratagem.keras.numerics.chunked_crossentropy import ChunkedSparseCategoricalCrossentropy  # isort: skip
+from stratagem.keras.numerics.chunked_loss import chunked_softmax_cross_entropy  # isort: skip
+from stratagem.keras.numerics.remat import remat  # isort: skip
 from stratagem.keras.evaluation.sidecar_evaluator import SidecarEvaluation, SidecarEvaluator  # isort: skip
 from stratagem.keras.evaluation.sidecar_export import SidecarEvaluatorModelExport  # isort: skip
 from stratagem.keras.callbacks.tensorboard import TensorBoard  # isort: skip
@@ -18,6 +21,7 @@ from stratagem.keras.variables.variable_creation import Variable  # isort: skip
 
 __all__ = [
     "BackupAndRestore",
+    "ChunkedSparseCategoricalCrossentropy",
     "DatasetCreator",
     "DistributedVariable",
     "RandomState",
@@ -27,10 +31,12 @@ __all__ = [
     "TensorBoard",
     "Variable",
     "apply_gradients",
+    "chunked_softmax_cross_entropy",
     "compile",
     "compute_average_loss",
     "lower_training_step",
     "profile",
+    "remat",
     "scale_regularization_loss",
     "strategy_of",
 ]

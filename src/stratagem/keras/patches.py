@@ -18,10 +18,11 @@ from stratagem.keras.numerics import (
     optimizer,
     pooling,
     random,
+    rematerialization,
     stateful_rnn,
 )
 from stratagem.keras.patch import Patch
-from stratagem.keras.private import JAXTrainer
+from stratagem.keras.private import JAXTrainer, jax_core
 from stratagem.keras.training import metric_logs, model
 from stratagem.keras.training_patches import TRAINING_PATCHES
 from stratagem.keras.variables import (
@@ -238,6 +239,20 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
                 ("apply", optimizer.applying_sums),
                 ("stateless_apply", optimizer.stateless_with_sums),
             )
+        ),
+    ),
+    "Rematerialization of whole layers": (
+        Patch(
+            jax_core,
+            "remat",
+            rematerialization.rematerialized_function,
+            "arguments such as training=True stay Python values, and writes are kept",
+        ),
+        Patch(
+            _Layer,
+            "rematerialized_call",
+            rematerialization.rematerialized_layer,
+            "a layer is recomputed once, not once more for each layer around it",
         ),
     ),
     **TRAINING_PATCHES,

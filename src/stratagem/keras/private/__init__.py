@@ -60,6 +60,9 @@ unpack_x_y_sample_weight              unpacks batches as Keras's own steps do
 compute_fans                          the sizes that scale initial values
 KerasSaveable                         class of objects that Keras pickles as a file
 TrackedList, TrackedDict, TrackedSet  they cannot be unpickled before their tracker
+backend.jax.core.remat                replaced, see docs/design/upstream.md
+Operation._remat_mode                 how a finished layer is rematerialized
+Layer._loss_ids                       the owner of a loss, which rematerialization replaces
 name_scope.current_path               the path of a variable that is about to be created
 naming's object_name_uids             automatic names restart in each call of a model function
 ====================================  ==============================================================
@@ -108,6 +111,14 @@ from stratagem.keras.private.process_state import (
     global_seed_state,
     set_global_seed_state,
 )
+from stratagem.keras.private.rematerialization import (
+    LayerRemat,
+    ids_of_losses,
+    jax_core,
+    remat_mode,
+    set_remat_mode,
+    sublayers,
+)
 from stratagem.keras.private.trainers import (
     build_for,
     build_metrics,
@@ -144,6 +155,7 @@ __all__ = [
     "JAXEpochIterator",
     "JAXTrainer",
     "KerasSaveable",
+    "LayerRemat",
     "PyDatasetAdapter",
     "TFDatasetAdapter",
     "TrackedDict",
@@ -177,7 +189,9 @@ __all__ = [
     "global_seed_state",
     "goes_on_with_iterator",
     "has_unbuilt_metrics",
+    "ids_of_losses",
     "in_symbolic_scope",
+    "jax_core",
     "last_drawn_s",
     "loss_tracker",
     "named_metrics",
@@ -185,6 +199,7 @@ __all__ = [
     "own_variables",
     "pythonify_logs",
     "reduction_axes",
+    "remat_mode",
     "replace_steps",
     "restore_steps",
     "set_batches_taken",
@@ -192,7 +207,9 @@ __all__ = [
     "set_initial_epoch",
     "set_keras_mask",
     "set_path",
+    "set_remat_mode",
     "squeeze_or_expand_to_same_rank",
+    "sublayers",
     "takes_training",
     "torch_loader",
     "total_loss",
