@@ -95,7 +95,7 @@ class Checkpoint:
 
         Returns:
             The path, such as "runs/ckpt-1". Every process returns the path of process 0, which
-            writes.
+            writes all but the shards of other processes.
 
         Raises:
             OSError: writing failed; earlier checkpoints are unchanged.
@@ -194,7 +194,8 @@ class Checkpoint:
         Objects without variables get their values when they are built: by a call, a step, `fit` or
         `build`. The same holds for objects set as attributes later. Pytrees are not modified: the
         restored pytree replaces the attribute of its name. If anything does not match, nothing
-        changes. Process 0 reads; no other process needs access to the folder.
+        changes. Each process that finds the folder reads the shards of its devices; process 0 reads
+        the rest.
 
         Args:
             save_path: path that `save` returned.
