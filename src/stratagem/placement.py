@@ -1,4 +1,4 @@
-"""Rules for the `placement` of a `HybridStrategy`: by variable size, or by layer."""
+"""Rules for `placement`: by variable size, by layer, or for optimizer state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["AtLeastBytes", "at_least_bytes", "in_layer"]
+__all__ = ["AtLeastBytes", "at_least_bytes", "in_layer", "optimizer_state"]
 
 
 class _Variable(Protocol):
@@ -95,3 +95,33 @@ def in_layer(layer: str | _NamedLayer) -> Callable[[Any], bool]:
         return name in variable.path.split("/")[:-1]
 
     return is_in_layer
+
+
+def optimizer_state(variable: _Variable) -> bool:
+    """A rule that places the optimizer state of variables apart from them.
+
+    It applies to variables on the replicas' devices or in pinned host memory, and accepts
+    "mirrored", "sharded" and "pinned_host". Without it, optimizer state is stored with its
+    variable.
+
+    Args:
+        variable: a variable.
+
+    Returns:
+        True for optimizer state of a variable, such as Adam's moments.
+
+    Example:
+        >>> strategy = sg.HybridStrategy(
+        ...     ["cpu:0", "cpu:1"], placement={sg.placement.optimizer_state: "pinned_host"}
+        ... )
+        >>> with strategy.scope():
+        ...     layer = keras.layers.Dense(64)
+        ...     layer.build((None, 64))
+        ...     adam = keras.optimizers.Adam()
+        ...     adam.build(layer.trainable_variables)
+        >>> [sg.placement.optimizer_state(one) for one in (layer.kernel, adam.variables[2])]
+        [False, True]
+
+    Source: specific to Stratagem; ZeRO-Offload in DeepSpeed.
+    """
+    return getattr(variable, "slot_of", None) is not None

@@ -12,6 +12,7 @@ import pytest
 from stratagem.errors import DataLossError
 from stratagem.storage.manifest import (
     FORMAT,
+    SHARDED_FORMAT,
     add_checksum,
     check_array,
     describe_items,
@@ -72,6 +73,6 @@ def test_manifest_of_another_library_is_refused(other) -> None:
 
 
 def test_manifest_of_a_later_format_is_refused() -> None:
-    later = {**add_checksum({"step": 3}), "format": FORMAT + 1}
-    with pytest.raises(ValueError, match=rf"here has format {FORMAT + 1}"):
+    later = {**add_checksum({"step": 3}), "format": SHARDED_FORMAT + 1}
+    with pytest.raises(ValueError, match=rf"here has format {SHARDED_FORMAT + 1}"):
         verified_manifest(later, "here")

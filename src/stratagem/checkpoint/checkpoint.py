@@ -11,11 +11,11 @@ import keras
 
 from stratagem.background_errors import raise_reported
 from stratagem.checkpoint.checkpoint_events import record_restore, step_of_run
-from stratagem.checkpoint.group_calls import run_on_first
+from stratagem.checkpoint.group_calls import is_first, run_on_first
 from stratagem.checkpoint.load_status import LoadStatus
 from stratagem.checkpoint.objects import Part, part_of, state_of
 from stratagem.checkpoint.options import CheckpointOptions
-from stratagem.checkpoint.remote_tables import location_of, save_tables
+from stratagem.checkpoint.remote_tables import SavedTables, location_of, save_tables
 from stratagem.checkpoint.restoration import Restoration
 from stratagem.checkpoint.saving import (
     CheckpointLocation,
@@ -24,9 +24,10 @@ from stratagem.checkpoint.saving import (
     save,
     wait_for_writing,
 )
-from stratagem.checkpoint.values import size_bytes_of
+from stratagem.checkpoint.sharded_values import begin_sharded_write, bytes_to_write
 from stratagem.checkpoint.values_to_save import copy_program_of, values_to_save
 from stratagem.messages import explain
+from stratagem.storage import remove_shards
 
 __all__ = ["Checkpoint"]
 
@@ -94,7 +95,7 @@ class Checkpoint:
 
         Returns:
             The path, such as "runs/ckpt-1". Every process returns the path of process 0, which
-            writes.
+            writes all but the shards of other processes.
 
         Raises:
             OSError: writing failed; earlier checkpoints are unchanged.
@@ -181,10 +182,9 @@ class Checkpoint:
             ...     checkpoint.sync()
         """
         parts = self.parts()
-        prepare(
-            sum(size_bytes_of(part) for part in parts.values()),
-            copy_program_of(parts, _item_names(parts)),
-        )
+        size_bytes = sum(map(bytes_to_write, parts.values()))
+        if size_bytes or is_first():
+            prepare(size_bytes, copy_program_of(parts, _item_names(parts)))
 
     def restore(
         self, save_path: str | os.PathLike[str], options: CheckpointOptions | None = None
@@ -194,7 +194,8 @@ class Checkpoint:
         Objects without variables get their values when they are built: by a call, a step, `fit` or
         `build`. The same holds for objects set as attributes later. Pytrees are not modified: the
         restored pytree replaces the attribute of its name. If anything does not match, nothing
-        changes. Process 0 reads; no other process needs access to the folder.
+        changes. Each process that finds the folder reads the shards of its devices; process 0 reads
+        the rest.
 
         Args:
             save_path: path that `save` returned.
@@ -301,21 +302,22 @@ class Checkpoint:
         parts = self.parts()
         options = options or CheckpointOptions()
         items = _item_names(parts)
-        arrays = values_to_save(parts, items, is_async=options.is_async)
         folder = Path(os.fspath(path)).absolute()
-        tables = save_tables(parts, folder, None if place is None else place.tables)
-        notes = {
-            "objects": {name: _object_metadata(part, items[name]) for name, part in parts.items()},
-            "states": {name: state_of(part) for name, part in parts.items() if part.source},
-            **({} if tables is None else {"tables": tables.notes}),
-            **step_of_run(),
-        }
-        place = location_of(place or CheckpointLocation(folder), tables)
+        sharded = begin_sharded_write(folder if place is None else place.folder, parts, items)
+        tables: SavedTables | None = None
         try:
-            written = save(arrays, notes, place, options)
+            arrays = values_to_save(
+                parts, items, {} if sharded is None else sharded.arrays, is_async=options.is_async
+            )
+            tables = save_tables(parts, folder, None if place is None else place.tables)
+            notes = _notes(parts, items, tables)
+            place = location_of(place or CheckpointLocation(folder), tables)
+            written = save(arrays, notes, place, options, sharded)
         except Exception:
             if tables is not None:
                 tables.remove()
+            if sharded is not None and is_first():
+                remove_shards(sharded)
             raise
         return os.fspath(path) if written == folder else str(written)
 
@@ -353,6 +355,18 @@ def _check_kind(name: str, value: object) -> None:
         part_of(name, value)
     except ValueError:  # not built yet; it only has to be built before it is saved
         return
+
+
+def _notes(
+    parts: Mapping[str, Part], items: Mapping[str, str], tables: SavedTables | None
+) -> dict[str, Any]:
+    """Returns the JSON content of a checkpoint beside its arrays."""
+    return {
+        "objects": {name: _object_metadata(part, items[name]) for name, part in parts.items()},
+        "states": {name: state_of(part) for name, part in parts.items() if part.source},
+        **({} if tables is None else {"tables": tables.notes}),
+        **step_of_run(),
+    }
 
 
 def _object_metadata(part: Part, item: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from stratagem.errors import DataLossError, DeadlineExceededError, NotFoundError
 from stratagem.messages import explain
 from stratagem.process_group import current_group
 
-__all__ = ["is_first", "run_on_all", "run_on_first"]
+__all__ = ["agree_on_all", "is_first", "run_on_all", "run_on_first"]
 
 _Result = TypeVar("_Result")
 
@@ -59,6 +59,13 @@ def run_on_all(name: str, work: Callable[[], _Result]) -> _Result:
     results: list[_Result] = []
     _call_and_exchange(name, lambda: results.append(work()), with_results=False)
     return results[0]
+
+
+def agree_on_all(name: str, own: bool) -> bool:
+    """Returns True if `own` is True on every process."""
+    if current_group() is None:
+        return own
+    return all(_call_and_exchange(name, lambda: own, with_results=True))
 
 
 def _call_and_exchange(

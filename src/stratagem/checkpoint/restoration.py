@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from stratagem.checkpoint.matching import METRICS, OPTIMIZER, match
 from stratagem.checkpoint.objects import Part, part_of
 from stratagem.checkpoint.remote_tables import check_tables, restore_tables
 from stratagem.checkpoint.saving import check_arrays, load_arrays
+from stratagem.checkpoint.sharded_restore import SavedValue, ShardedRestore
 from stratagem.checkpoint.values import assign_values, receiver
 from stratagem.host_memory import release_freed_memory
 from stratagem.messages import explain
@@ -99,12 +100,7 @@ class Restoration:
 
         run_on_all("Checkpoint.restore", plan)
         self._check_tables(now)
-        for paths in self._portions({part.name: list(found.values()) for part, found in now}):
-            items = self._load_everywhere(paths, receiver())
-            for part, found in now:
-                chosen = set(paths.get(part.name, ()))
-                self._assign(part, {own: one for own, one in found.items() if one in chosen}, items)
-            release_freed_memory()
+        self._assign_all(now)
         for part, found in now:
             self._finish(part, found)
         self._record_consumption(objects)
@@ -113,6 +109,32 @@ class Restoration:
             self.hold()  # not every process may reach the code that creates the variables
         for deferred, planned in later:
             deferred.apply(planned)
+
+    def _assign_all(self, now: list[tuple[Part, dict[str, str]]]) -> None:
+        """Reads values, and sets variables once all values of a portion are verified."""
+        sharded = ShardedRestore(self._folder, list(self._saved_values(now)))
+        sharded.read()
+        whole = [
+            (part, {own: one for own, one in found.items() if (part.name, own) not in sharded})
+            for part, found in now
+        ]
+        for paths in self._portions({part.name: list(found.values()) for part, found in whole}):
+            items = self._load_everywhere(paths, receiver())
+            for part, found in whole:
+                chosen = set(paths.get(part.name, ()))
+                self._assign(part, {own: one for own, one in found.items() if one in chosen}, items)
+            release_freed_memory()
+        sharded.assign()
+        release_freed_memory()
+        for part, found in now:
+            self.consumption.consume(f"{part.name}/{path}" for path in found.values())
+
+    def _saved_values(self, now: list[tuple[Part, dict[str, str]]]) -> Iterator[SavedValue]:
+        for part, found in now:
+            entries = {entry["path"]: entry for entry in self._entries(part.name)}
+            item = self._saved[part.name]["item"]
+            for own, path in found.items():
+                yield SavedValue((part.name, own), part.variables[own], item, entries[path])
 
     def _deferred_restore_of(self, name: str, value: object) -> DeferredRestore:
         where = str(self._folder)

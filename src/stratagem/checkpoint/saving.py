@@ -19,11 +19,13 @@ from stratagem.checkpoint.checkpoint_events import record_async_save, record_sav
 from stratagem.checkpoint.group_calls import is_first, run_on_first
 from stratagem.checkpoint.options import CheckpointOptions
 from stratagem.checkpoint.table_series import TableSeries
+from stratagem.process_group import current_group
 from stratagem.storage import (
     Arrays,
     ArraysToWrite,
     PendingArray,
     Receiver,
+    ShardedWrite,
     Wanted,
     storage_process,
 )
@@ -59,39 +61,83 @@ class CheckpointLocation:
         """Post-processes the written folder, which `prepare` returned; called on process 0."""
 
 
+@dataclasses.dataclass(frozen=True)
+class _Content:
+    """A checkpoint that process 0 writes."""
+
+    items: Mapping[str, ArraysToWrite]
+    notes: Mapping[str, Any]
+    place: CheckpointLocation
+    then: Callable[[Path], None]
+    sharded: ShardedWrite | None
+
+    def write_now(self) -> str:
+        """Writes it and returns the final folder."""
+        if jax.process_count() > 1:
+            self._submit().result()
+            return str(self.place.folder)
+        storage.wait_for_writing()
+        folder = self.place.prepare()
+        arrays = _on_host(self.items)
+        if self.sharded is not None:
+            shards = {item: arrays.pop(item) for item in list(arrays) if storage.is_of_shards(item)}
+            storage.write_shards(self.sharded.folder, 0, shards)
+        storage.write(folder, arrays, self.notes, self.sharded)
+        self.then(folder)
+        return str(self.place.folder)
+
+    def write_later(self) -> str:
+        """Schedules the write and returns the final folder."""
+        begun_s = time.monotonic()
+        writing = self._submit()
+        writing.add_done_callback(_report)
+        record_async_save(writing, begun_s)
+        return str(self.place.folder)
+
+    def _submit(self) -> Future[None]:
+        group = current_group()
+        return storage_process().write(
+            self.place.prepare,
+            self.items,
+            self.notes,
+            then=self.then,
+            sharded=self.sharded,
+            check=(lambda: None) if group is None else group.check,
+        )
+
+
 def save(
     items: Mapping[str, ArraysToWrite],
     notes: Mapping[str, Any],
     place: CheckpointLocation,
     options: CheckpointOptions,
+    sharded: ShardedWrite | None = None,
 ) -> Path:
-    """Writes a checkpoint or schedules its write. Call on every process; process 0 writes.
+    """Writes a checkpoint or schedules its write. Call on every process.
 
     `items` holds arrays by item and path, some of an asynchronous write still on devices; `notes`
-    further JSON content. Returns the final folder of process 0, which an asynchronous write creates
-    later. If a synchronous write fails, OSError is raised and nothing of it is left. Without memory
-    for a copy of the arrays, an asynchronous write of a single process becomes a synchronous one.
+    further JSON content. Process 0 writes all but the other processes' shards. Returns the final
+    folder of process 0, which an asynchronous write creates later. If a synchronous write fails,
+    OSError is raised and nothing of it is left. Without memory for a copy of the arrays, an
+    asynchronous write of a single process becomes a synchronous one.
     """
-    then = partial(_finish, place, options)
-    if not (options.is_async and _has_room(items, place)):
+    content = _Content(items, notes, place, partial(_finish, place, options), sharded)
+    is_async = options.is_async and _has_room(items, place)
+    if not is_first() and sharded is not None:
+        _write_shards(items, sharded, report=is_async)
+    if not is_async:
         with record_save():
-            work = partial(_write_now, items, notes, place, then)
-            return Path(run_on_first("Checkpoint.write", work))
-    if is_first():
-        begun_s = time.monotonic()
-        writing = storage_process().write(place.prepare, items, notes, then=then)
-        writing.add_done_callback(_report)
-        record_async_save(writing, begun_s)
+            return Path(run_on_first("Checkpoint.write", content.write_now))
     # A worker may pass its own folder, to which nothing is written.
-    return Path(run_on_first("Checkpoint.write", lambda: str(place.folder)))
+    return Path(run_on_first("Checkpoint.write", content.write_later))
 
 
 def prepare(size_bytes: int, work: Callable[[], None]) -> None:
     """Starts what asynchronous writes of so many bytes need, and `work` in the background.
 
-    Call it on every process.
+    Call it on every process that writes.
     """
-    if is_first() and storage.has_room_for_copy(size_bytes):
+    if storage.has_room_for_copy(size_bytes):
         storage_process().reserve(size_bytes)
         storage_process().run(work)
 
@@ -147,20 +193,19 @@ def _has_room(items: Mapping[str, ArraysToWrite], place: CheckpointLocation) -> 
     return False
 
 
-def _write_now(
-    items: Mapping[str, ArraysToWrite],
-    notes: Mapping[str, Any],
-    place: CheckpointLocation,
-    then: Callable[[Path], None],
-) -> str:
-    if jax.process_count() > 1:
-        storage_process().write(place.prepare, items, notes, then=then).result()
-        return str(place.folder)
-    storage.wait_for_writing()
-    folder = place.prepare()
-    storage.write(folder, _on_host(items), notes)
-    then(folder)
-    return str(place.folder)
+def _write_shards(
+    items: Mapping[str, ArraysToWrite], sharded: ShardedWrite, *, report: bool
+) -> None:
+    """Begins to write this process's shards; process 0 waits for them, and gets any error."""
+    group = current_group()
+    assert group is not None
+    try:
+        writing = storage_process().write_shards(sharded.folder, group.process_id, items)
+    except Exception as error:  # noqa: BLE001 - raised by process 0, and then on all
+        storage.report_shard_error(sharded.folder, group.process_id, error)
+        return
+    if report:
+        writing.add_done_callback(_report)
 
 
 def _on_host(items: Mapping[str, ArraysToWrite]) -> dict[str, Arrays]:

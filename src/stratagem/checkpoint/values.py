@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -34,7 +33,6 @@ __all__ = [
     "local_values_of",
     "on_host",
     "receiver",
-    "size_bytes_of",
     "values_of",
     "whole_values_of",
 ]
@@ -51,27 +49,22 @@ def values_of(part: Part) -> dict[str, _Array]:
     return {path: on_host(value) for path, value in whole_values_of(part, on_host).items()}
 
 
-def whole_values_of(part: Part, keep: Callable[[Any], Any]) -> dict[str, Any]:
+def whole_values_of(
+    part: Part, keep: Callable[[Any], Any], skipped: Collection[str] = ()
+) -> dict[str, Any]:
     """Returns the logical value of each variable by path, once computed. Call on every process.
 
     Values may be on a device, where the next step may donate them. A sharded value that several
-    processes hold is a new array; `keep` returns what stays of it.
+    processes hold is a new array; `keep` returns what stays of it. Leaves out the paths `skipped`.
     """
     values = {
         # Keep sharded values one by one: gathered together, they may not fit on one device.
         path: keep(_whole(variable)) if is_sharded_over_processes(variable) else _whole(variable)
         for path, variable in part.variables.items()
+        if path not in skipped
     }
     wait_until_ready(list(values.values()))
     return values
-
-
-def size_bytes_of(part: Part) -> int:
-    """Returns the size of an object's values, without per-replica components."""
-    return sum(
-        math.prod(variable.shape) * np.dtype(variable.dtype).itemsize
-        for variable in part.variables.values()
-    )
 
 
 def components_of(part: Part) -> dict[str, _Array]:

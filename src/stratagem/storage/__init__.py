@@ -25,8 +25,31 @@ from stratagem.storage.process import (
     storage_process,
     wait_for_writing,
 )
+from stratagem.storage.shard_reader import Region, ShardReader
+from stratagem.storage.shards import (
+    ShardedArray,
+    ShardedItems,
+    ShardedWrite,
+    is_of_shards,
+    remove_shards,
+    report_shard_error,
+    shard_key,
+    shards_item,
+    write_shards,
+)
 
 __all__ = [
+    "is_of_shards",
+    "write_shards",
+    "shards_item",
+    "shard_key",
+    "report_shard_error",
+    "remove_shards",
+    "ShardedWrite",
+    "ShardedArray",
+    "ShardedItems",
+    "ShardReader",
+    "Region",
     "Arrays",
     "ArraysToWrite",
     "COMMIT_MARK",

@@ -34,6 +34,14 @@ from stratagem.storage.manifest import (
     verified_manifest,
 )
 from stratagem.storage.orbax_warnings import OrbaxWarnings, collect_warnings
+from stratagem.storage.shard_reader import read_sharded_arrays, verify_sharded_arrays
+from stratagem.storage.shards import (
+    ShardedWrite,
+    add_shards,
+    entries_with_shards,
+    items_with_placeholders,
+    remove_shards,
+)
 
 __all__ = [
     "Arrays",
@@ -63,12 +71,31 @@ _BETWEEN_REMOVALS_S = 0.1
 _READ_ERRORS = (OSError, ValueError, KeyError, TypeError, EOFError)
 
 
-def write(folder: Path, items: Mapping[str, Arrays], notes: Mapping[str, Any]) -> None:
+def write(
+    folder: Path,
+    items: Mapping[str, Arrays],
+    notes: Mapping[str, Any],
+    sharded: ShardedWrite | None = None,
+) -> None:
     """Writes arrays by item and path, with JSON notes, to a new folder.
 
-    Raises FileExistsError if the folder exists, ImportError without Orbax, and OSError if the write
+    All processes have written the shards of `sharded`, which become part of the checkpoint. Raises
+    FileExistsError if the folder exists, ImportError without Orbax, and OSError if the write
     failed; then nothing of it is left.
     """
+    try:
+        _write(folder, items, notes, sharded)
+    finally:
+        if sharded is not None:
+            remove_shards(sharded)
+
+
+def _write(
+    folder: Path,
+    items: Mapping[str, Arrays],
+    notes: Mapping[str, Any],
+    sharded: ShardedWrite | None,
+) -> None:
     orbax = _orbax()
     if folder.exists():
         raise FileExistsError(
@@ -79,17 +106,25 @@ def write(folder: Path, items: Mapping[str, Arrays], notes: Mapping[str, Any]) -
                 "checkpoint of the same number.",
             )
         )
-    manifest = add_checksum({**notes, "items": describe_items(items)})
-    trees = {name: _nested(item) for name, item in items.items() if _with_bytes(item)}
+    target = folder if sharded is None else sharded.folder / "checkpoint"
+    described = describe_items(items)
     warned = OrbaxWarnings()
     try:
+        if sharded is not None:
+            described = entries_with_shards(described, sharded)
+            items = items_with_placeholders(items, sharded)
+        manifest = add_checksum({**notes, "items": described})
+        trees = {name: _nested(item) for name, item in items.items() if _with_bytes(item)}
         folder.parent.mkdir(parents=True, exist_ok=True)
         # Fail early: Orbax leaks tasks if it cannot create its first file.
         tempfile.TemporaryFile(dir=folder.parent).close()
         with collect_warnings(warned), _saving(orbax):
-            orbax.save_checkpointables(folder, trees, custom_metadata=manifest)
+            orbax.save_checkpointables(target, trees, custom_metadata=manifest)
+        if sharded is not None:
+            add_shards(target, sharded)
+            target.rename(folder)
     except Exception as error:
-        _remove_unfinished(folder)
+        _remove_unfinished(target)
         raise OSError(
             explain(
                 f"The checkpoint {folder} could not be written: {_reason(error, warned)}",
@@ -144,9 +179,11 @@ def read_arrays(
     items: dict[str, dict[str, Any]] = {
         name: dict.fromkeys(entry["path"] for entry in entries[name]) for name in names
     }
+    sharded = read_sharded_arrays(folder, entries, receive)
+    entries = _without(entries, sharded)
     large = read_large_arrays(folder, entries, receive)
     rest = _read_portions(folder, manifest, _without(entries, large))
-    for read in chain([large], rest):
+    for read in chain([sharded, large], rest):
         for name, arrays in read.items():
             items[name] |= arrays
     return dict[str, Arrays](items)
@@ -155,6 +192,7 @@ def read_arrays(
 def check_arrays(folder: Path, manifest: Mapping[str, Any], names: Wanted) -> None:
     """Verifies arrays without keeping them; raises DataLossError if a file is damaged."""
     entries = {name: _chosen(manifest["items"][name], names, name) for name in names}
+    entries = _without(entries, verify_sharded_arrays(folder, entries))
     large = verify_large_arrays(folder, entries)
     for _ in _read_portions(folder, manifest, _without(entries, large)):
         pass

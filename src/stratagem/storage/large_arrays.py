@@ -22,7 +22,17 @@ import numpy as np
 from stratagem.optional_libraries import load
 from stratagem.processor_time import available_cores
 
-__all__ = ["Receiver", "read_large_arrays", "verify_large_arrays"]
+__all__ = [
+    "INDEX_BYTES",
+    "Location",
+    "Receiver",
+    "locations_of",
+    "num_readers",
+    "read_bytes",
+    "read_large_arrays",
+    "size_bytes_of",
+    "verify_large_arrays",
+]
 
 _Array = np.ndarray[Any, Any]
 
@@ -36,8 +46,17 @@ _MIN_BYTES = 2**20
 # Read and verified at once: fits the cache of a core.
 _PIECE_BYTES = 2**19
 _MAX_READERS = 4
-# A shard of one chunk ends with an index: offset and size of the chunk, and a checksum.
-_INDEX_BYTES = 20
+INDEX_BYTES = 20
+"""A shard of one chunk ends with an index: offset and size of the chunk, and a checksum."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Location:
+    """Place of a value in a file."""
+
+    file: Path
+    offset_bytes: int
+    length_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +65,7 @@ class _LargeArray:
 
     item: str
     entry: Mapping[str, Any]
-    file: Path
-    offset_bytes: int
+    location: Location
 
 
 def read_large_arrays(
@@ -59,11 +77,11 @@ def read_large_arrays(
     """
     found = list(_located(folder, entries))
     scratch = SimpleQueue[_Array]()
-    for _ in range(_num_readers() if receive and found else 0):
-        scratch.put(np.empty(max(_size_bytes(one.entry) for one in found), np.uint8))
+    for _ in range(num_readers() if receive and found else 0):
+        scratch.put(np.empty(max(size_bytes_of(one.entry) for one in found), np.uint8))
 
     def read(one: _LargeArray) -> Any:
-        size_bytes = _size_bytes(one.entry)
+        size_bytes = size_bytes_of(one.entry)
         memory = np.empty(size_bytes, np.uint8) if receive is None else scratch.get()
         try:
             array = memory[:size_bytes].view(one.entry["dtype"]).reshape(one.entry["shape"])
@@ -87,14 +105,14 @@ def _by_path(
 ) -> dict[str, dict[str, Any]]:
     """Returns what work returns by item and path, except None; several threads work."""
     results: dict[str, dict[str, Any]] = {}
-    with ThreadPoolExecutor(_num_readers(), "stratagem-readers") as threads:
+    with ThreadPoolExecutor(num_readers(), "stratagem-readers") as threads:
         for one, result in zip(found, threads.map(work, found), strict=True):
             if result is not None:
                 results.setdefault(one.item, {})[one.entry["path"]] = result
     return results
 
 
-def _num_readers() -> int:
+def num_readers() -> int:
     """Returns at least two: one waits for the disk while another verifies."""
     return min(_MAX_READERS, max(2, int(available_cores())))
 
@@ -102,17 +120,18 @@ def _num_readers() -> int:
 def _is_read(one: _LargeArray, target: _Array | None) -> bool:
     """Reads an array to its target, if it has one; True if it is undamaged."""
     try:
-        return _read_bytes(one, target) == one.entry["crc32"]
+        size_bytes = size_bytes_of(one.entry)
+        return read_bytes(one.location, size_bytes, target) == one.entry["crc32"]
     except OSError:
         return False
 
 
-def _read_bytes(one: _LargeArray, target: _Array | None) -> int:
-    """Reads the bytes of an array, to a target unless it is None; returns their checksum."""
-    size_bytes, checksum, at = _size_bytes(one.entry), 0, 0
+def read_bytes(location: Location, size_bytes: int, target: _Array | None) -> int:
+    """Reads so many bytes, to a target unless it is None; returns their checksum."""
+    checksum, at = 0, 0
     scratch = memoryview(bytearray(0 if target is not None else _PIECE_BYTES))
-    with open(one.file, "rb", buffering=0) as file:
-        file.seek(one.offset_bytes)
+    with open(location.file, "rb", buffering=0) as file:
+        file.seek(location.offset_bytes)
         while at < size_bytes:
             length = min(_PIECE_BYTES, size_bytes - at)
             piece = scratch[:length] if target is None else target[at : at + length].data
@@ -125,20 +144,19 @@ def _read_bytes(one: _LargeArray, target: _Array | None) -> int:
 
 def _located(folder: Path, entries: _Entries) -> Iterator[_LargeArray]:
     for item, some in entries.items():
-        large = [entry for entry in some if _size_bytes(entry) >= _MIN_BYTES]
-        values = _values(folder / item) if large else {}
+        large = [entry for entry in some if size_bytes_of(entry) >= _MIN_BYTES]
+        values = locations_of(folder / item) if large else {}
         for entry in large:
             name = entry["path"].replace("/", ".")
             location = values.get(f"{name}/c" + "/0" * len(entry["shape"]))
             if location is None:
                 continue
-            file, offset_bytes, length_bytes = location
-            if length_bytes - _size_bytes(entry) in (0, _INDEX_BYTES):
-                yield _LargeArray(item, entry, file, offset_bytes)
+            if location.length_bytes - size_bytes_of(entry) in (0, INDEX_BYTES):
+                yield _LargeArray(item, entry, location)
 
 
-def _values(item: Path) -> dict[str, tuple[Path, int, int]]:
-    """Returns file, offset and length of each value of an OCDBT database; empty if unreadable."""
+def locations_of(item: Path) -> dict[str, Location]:
+    """Returns the place of each value of an OCDBT database by key; empty if it is unreadable."""
     tensorstore = load("tensorstore", needed_by="A checkpoint", install="'stratagem[checkpoint]'")
     try:
         base = tensorstore.KvStore.open({"driver": "file", "path": f"{item}/"}).result()
@@ -156,11 +174,12 @@ def _values(item: Path) -> dict[str, tuple[Path, int, int]]:
         return {}
 
 
-def _location(item: Path, value: str) -> tuple[Path, int, int]:
+def _location(item: Path, value: str) -> Location:
     """Parses value:FOLDER:FILE:OFFSET:LENGTH."""
     _, folder, file, offset, length = value.split(":")
-    return item / folder / file, int(offset), int(length)
+    return Location(item / folder / file, int(offset), int(length))
 
 
-def _size_bytes(entry: Mapping[str, Any]) -> int:
+def size_bytes_of(entry: Mapping[str, Any]) -> int:
+    """Returns the size of an array from its manifest entry."""
     return math.prod(entry["shape"]) * np.dtype(entry["dtype"]).itemsize

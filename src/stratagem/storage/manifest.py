@@ -16,14 +16,18 @@ from stratagem.processor_time import available_cores
 
 __all__ = [
     "FORMAT",
+    "SHARDED_FORMAT",
     "add_checksum",
     "check_array",
     "damage_error",
     "describe_items",
+    "is_sharded_entry",
     "verified_manifest",
 ]
 
 FORMAT = 1
+SHARDED_FORMAT = 2
+"""The format with arrays that are saved as shards, with a checksum each."""
 
 
 def describe_items(
@@ -58,9 +62,17 @@ def check_array(entry: Mapping[str, Any], array: np.ndarray[Any, Any], where: st
         raise damage_error(where, f"the array {entry['path']} differs from the saved one")
 
 
+def is_sharded_entry(entry: Mapping[str, Any]) -> bool:
+    """True for the entry of an array that is saved as shards."""
+    return "shard_shape" in entry
+
+
 def add_checksum(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a manifest with its format version and a checksum of its text."""
-    return {**manifest, "format": FORMAT, "crc32": _text_checksum({**manifest, "format": FORMAT})}
+    entries = (entry for item in manifest.get("items", {}).values() for entry in item)
+    is_sharded = any(map(is_sharded_entry, entries))
+    manifest = {**manifest, "format": SHARDED_FORMAT if is_sharded else FORMAT}
+    return {**manifest, "crc32": _text_checksum(manifest)}
 
 
 def verified_manifest(manifest: object, where: str) -> dict[str, Any]:
@@ -76,11 +88,12 @@ def verified_manifest(manifest: object, where: str) -> dict[str, Any]:
                 fix="load Keras files with model.load_weights or keras.saving.load_model.",
             )
         )
-    if manifest["format"] != FORMAT:
+    if manifest["format"] not in (FORMAT, SHARDED_FORMAT):
         raise ValueError(
             explain(
                 f"{where} has format {manifest['format']}.",
-                expected=f"format {FORMAT}, which this version of Stratagem reads.",
+                expected=f"format {FORMAT} or {SHARDED_FORMAT}, which this version of Stratagem "
+                "reads.",
                 fix="read it with the Stratagem version that wrote it, or a later one.",
             )
         )

@@ -28,7 +28,14 @@ from stratagem.messages import explain
 from stratagem.storage.available_memory import fits_in_memory
 from stratagem.storage.files import Arrays, Wanted
 from stratagem.storage.pending import PendingArray
-from stratagem.storage.staging import Staging
+from stratagem.storage.shards import (
+    ShardedWrite,
+    is_of_shards,
+    remove_shards,
+    report_shard_error,
+    wait_for_shards,
+)
+from stratagem.storage.staging import ArrayLocation, Staging
 
 __all__ = [
     "ArraysToWrite",
@@ -93,30 +100,78 @@ class StorageProcess:
         notes: Mapping[str, Any],
         *,
         then: Callable[[Path], None],
+        sharded: ShardedWrite | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> Future[None]:
         """Copies arrays and writes them in the background, after the previous write.
 
         In another thread, arrays on a device are copied and freed, `place` is called for the
-        folder, which must not exist, and `then` with it after the write. Returns a Future that is
-        done after `then`, with the error of any of them.
+        folder, which must not exist, and `then` with it after the write. With `sharded`, this is
+        process 0, whose shards are in `items`, too; `check` is called while it waits for those of
+        the others. Returns a Future that is done after `then`, with the error of any of them.
         """
         with self._lock:
             self.wait()
-            locations = self._staging.put(items)
-            names = list(items)  # hold no arrays: the next step reuses their memory
-            pending = [
-                (one, array)
-                for one in locations
-                if isinstance(array := items[one.item][one.path], PendingArray)
-            ]
+            locations, pending = self._put(items)
+            names = [name for name in items if not is_of_shards(name)]
 
             def work() -> None:
                 self._staging.fill(pending)
+                if sharded is not None:
+                    self._collect_shards(sharded, locations, check)
                 folder = place()
-                self._request("write", folder, locations, names, dict(notes))
+                self._request("write", folder, locations, names, dict(notes), sharded)
                 then(folder)
 
             return self._submit(work)
+
+    def write_shards(
+        self, folder: Path, process_id: int, items: Mapping[str, ArraysToWrite]
+    ) -> Future[None]:
+        """Copies this process's shards and writes them in the background.
+
+        Process 0 gets the error of any failure, too.
+        """
+        with self._lock:
+            self.wait()
+            locations, pending = self._put(items)
+
+            def work() -> None:
+                try:
+                    self._staging.fill(pending)
+                    self._request("write_shards", folder, process_id, locations)
+                except Exception as error:
+                    report_shard_error(folder, process_id, error)
+                    raise
+
+            return self._submit(work)
+
+    def _put(
+        self, items: Mapping[str, ArraysToWrite]
+    ) -> tuple[list[ArrayLocation], list[tuple[ArrayLocation, PendingArray]]]:
+        """Copies arrays; returns all locations, and those that are still on a device.
+
+        Holds no other arrays: the next step reuses their memory.
+        """
+        locations = self._staging.put(items)
+        pending = [
+            (one, array)
+            for one in locations
+            if isinstance(array := items[one.item][one.path], PendingArray)
+        ]
+        return locations, pending
+
+    def _collect_shards(
+        self, sharded: ShardedWrite, locations: list[ArrayLocation], check: Callable[[], None]
+    ) -> None:
+        try:
+            own = [one for one in locations if is_of_shards(one.item)]
+            self._request("write_shards", sharded.folder, 0, own)
+            limit_s = environment.read("save_timeout_s")
+            wait_for_shards(sharded, limit_s=limit_s, check=check)
+        except Exception:
+            remove_shards(sharded)
+            raise
 
     @property
     def memory_bytes(self) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 
 from stratagem.storage import files
 from stratagem.storage.process import ENDING_SIGNALS
+from stratagem.storage.shards import ShardedWrite, write_shards
 from stratagem.storage.staging import ArrayLocation, Staging
 
 __all__ = ["StorageServer"]
@@ -53,9 +54,13 @@ class StorageServer:
         locations: list[ArrayLocation],
         names: list[str],
         notes: Mapping[str, Any],
+        sharded: ShardedWrite | None,
     ) -> None:
         found = self._staging.get(locations)
-        files.write(folder, {name: found.get(name, {}) for name in names}, notes)
+        files.write(folder, {name: found.get(name, {}) for name in names}, notes, sharded)
+
+    def _write_shards(self, folder: Path, process_id: int, locations: list[ArrayLocation]) -> None:
+        write_shards(folder, process_id, self._staging.get(locations))
 
     def _read_manifest(self, folder: Path) -> dict[str, Any]:
         return files.read_manifest(folder)

@@ -10,7 +10,7 @@ from stratagem.context.explicit_device import explicit_device
 from stratagem.execution import is_worth_rows
 from stratagem.logs import warn_on_one_worker
 from stratagem.messages import explain
-from stratagem.placement import AtLeastBytes
+from stratagem.placement import AtLeastBytes, optimizer_state
 from stratagem.strategies.offloaded_state import (
     PINNED_HOST,
     if_worth_offloading,
@@ -89,8 +89,12 @@ class PlacementRules(Replicated):
         self._places = places
         self.allows_devices = CENTRAL in places
         self._rules = [(rule, _matcher(rule), place) for rule, place in placement.items()]
-        # A rule by size may match nothing: the model may have no large variables.
-        self._unused = [rule for rule in placement if not isinstance(rule, AtLeastBytes)]
+        # There may be no large variables, or no optimizer state.
+        self._unused = [
+            rule
+            for rule in placement
+            if not isinstance(rule, AtLeastBytes) and rule is not optimizer_state
+        ]
         self._paths: dict[str, None] = {}
 
     def is_on_servers(self, variable: DescribedVariable) -> bool:
@@ -98,9 +102,9 @@ class PlacementRules(Replicated):
         return explicit_device() is None and self._place_of(variable) == SERVER
 
     def choose(self, variable: NewVariable, slot_of: object) -> Store | None:
-        """Returns the store of a variable; a slot is stored with the variable it belongs to."""
+        """Returns the store of a variable; a slot without a rule is stored with its variable."""
         if slot_of is not None:
-            return if_worth_offloading(store_of(slot_of), variable)
+            return if_worth_offloading(self._store_of_slot(slot_of), variable)
         if (device_name := explicit_device()) is not None:
             return SingleDeviceStore(find_devices([device_name])[0])
         store = if_worth_offloading(self._places[self._place_of(variable)], variable)
@@ -120,6 +124,13 @@ class PlacementRules(Replicated):
                 )
             )
 
+    def _store_of_slot(self, variable: object) -> Store | None:
+        store = store_of(variable)
+        is_on_replicas = store is None or isinstance(store, ShardedStore)
+        if not is_on_replicas or optimizer_state not in self.placement:
+            return store
+        return self._places[self.placement[optimizer_state]]
+
     def _place_of(self, variable: DescribedVariable) -> str:
         self._paths[variable.path] = None
         for rule, matches, place in self._rules:
@@ -138,6 +149,15 @@ def _check_place(rule: Rule, place: str, places: Mapping[str, Store | None]) -> 
                 fix="use sg.HybridStrategy, on the devices of one process."
                 if place in (CENTRAL, SERVER)
                 else "write one of these.",
+            )
+        )
+    if rule is optimizer_state and place in (CENTRAL, SERVER):
+        raise ValueError(
+            explain(
+                f"placement has the place {place!r} for sg.placement.optimizer_state.",
+                expected=f"one of {MIRRORED!r}, {SHARDED!r}, {PINNED_HOST!r}: other optimizer "
+                "state is stored with its variable.",
+                fix=f"write {PINNED_HOST!r}, or place the variables.",
             )
         )
 
