@@ -9,28 +9,31 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import jax
 from jax.extend.core import Literal
+from jax.sharding import PartitionSpec
 
 from stratagem.collectives.shared_sums import is_shared_sum
 from stratagem.execution.programs.update_part import StepParts
-from stratagem.topology import REPLICA_AXIS
+from stratagem.topology import REPLICA_AXIS, Topology
 
 if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
 
 
-__all__ = ["scatter_sums"]
+__all__ = ["reduce_scatter", "scatter_sums"]
 
 _SUMS = ("psum", "psum2", "psum_invariant")
 
 
 def scatter_sums(
-    parts: StepParts, axis_of: Callable[[tuple[int, ...]], int | None]
+    parts: StepParts, axis_of: Callable[[int, tuple[int, ...]], int | None]
 ) -> tuple[StepParts, list[int | None]]:
     """Removes sums that only the update reads, so that replicas output their addends.
 
-    `axis_of` maps the shape of a sum to the axis to shard it over; None leaves it alone. Also
-    returns the shard axis of each output for the update; None for other outputs.
+    `axis_of` maps a sum, by its number among the values for the update and its shape, to the axis
+    to shard it over; None leaves it alone. Also returns the shard axis of each output for the
+    update; None for other outputs.
     """
     jaxpr = parts.replica
     first = len(jaxpr.outvars) - parts.num_handed
@@ -45,7 +48,7 @@ def scatter_sums(
         pairs: list[Any] = list(zip(eqn.invars, eqn.outvars, strict=True)) if _is_sum(eqn) else []
         for addend, total in pairs:
             place = None if id(total) in is_read else places.get(id(total))
-            axis = None if place is None else axis_of(tuple(total.aval.shape))
+            axis = None if place is None else axis_of(place, tuple(total.aval.shape))
             if place is None or axis is None or isinstance(addend, Literal):
                 stays.append((addend, total))
             else:
@@ -56,6 +59,27 @@ def scatter_sums(
             invars, totals = zip(*stays, strict=True)
             eqns.append(eqn.replace(invars=list(invars), outvars=list(totals)))
     return dataclasses.replace(parts, replica=jaxpr.replace(eqns=eqns, outvars=outvars)), axes
+
+
+def reduce_scatter(addend: jax.Array, axis: int, spec: PartitionSpec, topology: Topology) -> Any:
+    """Returns this replica's shard of the sum of the replicas' addends.
+
+    `spec` says how each addend is sharded over the devices of its replica. The compiler would
+    gather it there first.
+    """
+
+    def scatter(part: jax.Array) -> jax.Array:
+        return jax.lax.psum_scatter(part, REPLICA_AXIS, scatter_dimension=axis, tiled=True)
+
+    if topology.groups is None:
+        return scatter(addend)
+    return jax.shard_map(
+        scatter,
+        in_specs=spec,
+        out_specs=spec,
+        axis_names=set(topology.logical_axes),
+        check_vma=False,
+    )(addend)
 
 
 def _is_sum(eqn: JaxprEqn) -> bool:

@@ -12,15 +12,17 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import PartitionSpec, Sharding
 
 from stratagem.execution.embeddings.sharded_row_updates import ShardedRowUpdates
+from stratagem.execution.programs.destination import Destination
 from stratagem.execution.programs.ids_program import IdsProgram, spec_of_input
 from stratagem.execution.programs.program import POOLS, Program
-from stratagem.execution.programs.reduce_scatter import scatter_sums
+from stratagem.execution.programs.reduce_scatter import reduce_scatter, scatter_sums
 from stratagem.execution.programs.step_program import StepProgram
 from stratagem.execution.programs.update_part import StepParts, part_step
+from stratagem.execution.programs.updated_variables import updated_variables
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.trace import Trace
 from stratagem.topology import REPLICA_AXIS, Topology
-from stratagem.variables import ShardedStore, store_of, stored_sharding
+from stratagem.variables import ShardedStore, store_of
 
 if TYPE_CHECKING:
     import keras
@@ -49,9 +51,9 @@ class ShardedProgram(Program):
         self._store: ShardedStore = _stores(trace)[0]
         trace = _with_tables(trace)
         self._exchanged = _ExchangedRows(trace, topology, name) if trace.lookups else None
-        self.parts, self._sum_axes = _parts_of(trace, self._store)
+        self.parts, self._sum_axes, self._sum_specs = _parts_of(trace, self._store)
         self.update = _update_of(trace, self.parts, topology)
-        self._specs = _specs_of_outputs(trace, self.parts, self._sum_axes, topology)
+        self._specs = _specs_of_outputs(trace, self.parts, self._sum_axes)
         super().__init__(trace, topology, name)
 
     def _compile(self, *, many: bool) -> Any:
@@ -115,9 +117,8 @@ class ShardedProgram(Program):
             outputs = list(jaxpr_as_fun(own_part)(*values))
             for place, axis in enumerate(self._sum_axes, first):
                 if axis is not None:
-                    outputs[place] = jax.lax.psum_scatter(
-                        outputs[place], REPLICA_AXIS, scatter_dimension=axis, tiled=True
-                    )
+                    spec = self._sum_specs[place - first]
+                    outputs[place] = reduce_scatter(outputs[place], axis, spec, self._topology)
             return outputs
 
         if self._topology.num_replicas == 1:
@@ -135,7 +136,7 @@ class ShardedProgram(Program):
 
     def _updated(self, variable: Any, value: jax.Array) -> Any:
         """Returns a new value in its store; each device computes one shard."""
-        parted = self._store.compute_sharding(tuple(variable.shape))
+        parted = _store_for(variable, self._store).compute_sharding(tuple(variable.shape))
         value = jax.lax.with_sharding_constraint(value, parted)
         if store_of(variable) is None:  # replicated
             return jax.lax.with_sharding_constraint(value, self._sharding(variable))
@@ -197,8 +198,19 @@ def _with_tables(trace: Trace) -> Trace:
     return dataclasses.replace(trace, read_only=[*trace.read_only, *tables.values()])
 
 
-def _parts_of(trace: Trace, store: ShardedStore) -> tuple[StepParts, list[int | None]]:
-    """Splits a step into replica part and update, with the axis of each reduce-scattered sum."""
+def _store_for(variable: Any, store: ShardedStore) -> ShardedStore:
+    """Returns the store of a variable or, if it is replicated, of its slots."""
+    return store_of(variable) or store.divided(getattr(variable, "division", None))
+
+
+def _parts_of(
+    trace: Trace, store: ShardedStore
+) -> tuple[StepParts, list[int | None], list[PartitionSpec]]:
+    """Splits a step into replica part and update.
+
+    Also returns the axis of each reduce-scattered sum over replicas, and the spec of each sum
+    within a replica.
+    """
     jaxpr = trace.jaxpr.jaxpr
     outvars = jaxpr.outvars[: len(trace.written) + trace.num_outputs]  # without the ids
     # Sharded slots may update a replicated variable.
@@ -206,12 +218,35 @@ def _parts_of(trace: Trace, store: ShardedStore) -> tuple[StepParts, list[int | 
     may_update = [store_of(one) is not None or id(one) in owners for one in trace.written]
     may_update += [False] * trace.num_outputs
     parts = part_step(jaxpr.replace(outvars=outvars), trace.differing_inputs, may_update)
-    shapes = {
-        tuple(variable.shape)
+    updated = [
+        variable
         for variable, is_updated in zip(trace.written, parts.is_updated, strict=False)
         if is_updated and store_of(variable) is not None
+    ]
+    shapes = {tuple(variable.shape): _store_for(variable, store) for variable in updated[::-1]}
+    ids = set(map(id, updated))
+    owners = {
+        place: _store_for(owned[0], store)
+        for place, variables in updated_variables(trace, parts).items()
+        if (owned := [one for one in variables if id(one) in ids])
     }
-    return scatter_sums(parts, lambda shape: store.sharded_axis(shape) if shape in shapes else None)
+
+    def store_of_sum(place: int, shape: tuple[int, ...]) -> ShardedStore | None:
+        return owners.get(place, shapes[shape]) if shape in shapes else None
+
+    def axis_of(place: int, shape: tuple[int, ...]) -> int | None:
+        found = store_of_sum(place, shape)
+        return None if found is None else found.sharded_axis(shape)
+
+    parts, axes = scatter_sums(parts, axis_of)
+    first = len(parts.replica.outvars) - parts.num_handed
+    stores = [
+        store_of_sum(place, tuple(atom.aval.shape))
+        for place, atom in enumerate(parts.replica.outvars[first:])
+    ]
+    divisions = [None if one is None else one.division for one in stores]
+    none = PartitionSpec()
+    return parts, axes, [none if one is None else one.logical_spec for one in divisions]
 
 
 def _update_of(trace: Trace, parts: StepParts, topology: Topology) -> ShardedRowUpdates:
@@ -228,10 +263,10 @@ def _update_of(trace: Trace, parts: StepParts, topology: Topology) -> ShardedRow
 
 
 def _specs_of_outputs(
-    trace: Trace, parts: StepParts, sum_axes: Sequence[int | None], topology: Topology
+    trace: Trace, parts: StepParts, sum_axes: Sequence[int | None]
 ) -> list[PartitionSpec]:
     written = [
-        stored_sharding(variable, topology).spec
+        Destination(variable).spec  # axes of a replica's devices are left to the compiler
         for variable, is_updated in zip(trace.written, parts.is_updated, strict=False)
         if not is_updated
     ]
