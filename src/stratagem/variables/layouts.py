@@ -68,8 +68,7 @@ class Division:
     def fits(self, shape: Sequence[int], topology: Topology) -> bool:
         """Returns True if a variable of this shape can be sharded this way."""
         return len(shape) == len(self.axes) and not any(
-            size % _num_parts(names, topology)
-            for size, names in zip(shape, self.axes, strict=True)
+            size % _num_parts(names, topology) for size, names in zip(shape, self.axes, strict=True)
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -30,13 +31,15 @@ def axis_names(layout_map: object, topology: Topology) -> dict[str, tuple[str, .
     if len(mesh.shape) == 1 and mesh.shape[0] == count > 1:
         return {mesh.axis_names[0]: topology.logical_axes}
     batch = _batch_axis(mesh)
-    found: dict[str, tuple[str, ...]] = {mesh.axis_names[batch]: (REPLICA_AXIS,)}
+    of_batch: dict[str, tuple[str, ...]] = {mesh.axis_names[batch]: (REPLICA_AXIS,)}
+    found = dict(of_batch)
     free = list(topology.logical_axes)
     for place, (name, size) in enumerate(zip(mesh.axis_names, mesh.shape, strict=True)):
         if place != batch:
-            found[name] = _taken(free, size, topology)
-    is_whole = devices_per_replica_of(layout_map) == count
-    return found if is_whole and not free else {mesh.axis_names[batch]: (REPLICA_AXIS,)}
+            found[name] = _taken(free, topology, size)
+            if math.prod(topology.mesh.shape[axis] for axis in found[name]) != size:
+                return of_batch
+    return of_batch if free else found
 
 
 def groups_of_mesh(layout_map: object) -> list[list[Any]] | None:
@@ -59,11 +62,9 @@ def _batch_axis(mesh: Any) -> int:
     return next((names.index(name) for name in _BATCH_NAMES if name in names), 0)
 
 
-def _taken(free: list[str], size: int, topology: Topology) -> tuple[str, ...]:
-    """Removes the first of the free axes that make up a size; () if they don't."""
+def _taken(free: list[str], topology: Topology, size: int) -> tuple[str, ...]:
+    """Removes and returns the first free axes, until their product is at least `size`."""
     taken: list[str] = []
-    product = 1
-    while product < size and free:
+    while free and math.prod(topology.mesh.shape[axis] for axis in taken) < size:
         taken.append(free.pop(0))
-        product *= topology.mesh.shape[taken[-1]]
-    return tuple(taken) if product == size else ()
+    return tuple(taken)

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.extend.core import ClosedJaxpr
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from stratagem.execution.programs.reduce_scatter import scatter_sums
+from stratagem.execution.programs.reduce_scatter import reduce_scatter, scatter_sums
 from stratagem.execution.programs.update_part import StepParts, part_step
-from stratagem.topology import REPLICA_AXIS
+from stratagem.topology import REPLICA_AXIS, Topology
+from stratagem.topology.devices import find_groups
+from stratagem.variables import ShardedStore
 
 MESH = Mesh(np.array(jax.devices()[:2]), (REPLICA_AXIS,))
 SHAPE = (4, 3)
@@ -35,14 +37,17 @@ def sums(parts: StepParts) -> int:
     return sum(len(eqn.invars) for eqn in parts.replica.eqns if eqn.primitive.name == "psum")
 
 
-def along_first(shape: tuple[int, ...]) -> int | None:
-    return 0 if shape == SHAPE else None
+def of_weights(parts: StepParts) -> list[ShardedStore | None]:
+    """The store of each value for the update; of a weight's shape only."""
+    handed = parts.replica.outvars[len(parts.replica.outvars) - parts.num_handed :]
+    store = ShardedStore(Topology(tuple(jax.devices()[:2])))
+    return [store if atom.aval.shape == SHAPE else None for atom in handed]
 
 
 def test_sum_of_the_update_alone_is_handed_over_as_what_is_added_up() -> None:
     parts = parts_of(lambda weight, batch: (weight - lax.psum(batch * weight, REPLICA_AXIS), batch))
     assert sums(parts) == 1
-    parts, axes = scatter_sums(parts, along_first)
+    parts, axes = scatter_sums(parts, of_weights(parts))
     assert axes == [0]
     assert sums(parts) == 0
     (product,) = [eqn.outvars[0] for eqn in parts.replica.eqns if eqn.primitive.name == "mul"]
@@ -74,7 +79,7 @@ def within_groups(weight, batch):
 )
 def test_other_sums_stay(step) -> None:
     before = parts_of(step)
-    parts, axes = scatter_sums(before, along_first)
+    parts, axes = scatter_sums(before, of_weights(before))
     assert axes == [None]
     assert sums(parts) == 1
     assert parts.replica.outvars == before.replica.outvars
@@ -85,6 +90,33 @@ def test_of_several_sums_in_one_operation_the_others_stay() -> None:
         wide, narrow = lax.psum((batch, jnp.sum(batch)), REPLICA_AXIS)
         return weight - wide * narrow, batch
 
-    parts, axes = scatter_sums(parts_of(step), along_first)
+    parts = parts_of(step)
+    parts, axes = scatter_sums(parts, of_weights(parts))
     assert sorted(axes, key=str) == [0, None]
     assert sums(parts) == 1
+
+
+def test_shards_of_sums_are_never_whole_on_a_device_of_a_replica() -> None:
+    topology = Topology.of_groups(find_groups([["cpu:0", "cpu:1"], ["cpu:2", "cpu:3"]]))
+    spec = PartitionSpec(None, topology.logical_axes)
+    values = np.arange(2 * 6 * 4, dtype=np.float32).reshape(2, 6, 4)
+
+    def step(stacked: Any) -> Any:
+        return reduce_scatter(stacked[0], 0, spec, topology)
+
+    run = jax.jit(
+        jax.shard_map(
+            step,
+            mesh=topology.mesh,
+            in_specs=PartitionSpec(REPLICA_AXIS),
+            out_specs=PartitionSpec(REPLICA_AXIS),
+            axis_names={REPLICA_AXIS},
+            check_vma=False,
+        )
+    )
+    inside = NamedSharding(topology.mesh, PartitionSpec(REPLICA_AXIS, None, "logical"))
+    compiled = run.lower(jax.device_put(values, inside)).compile()
+    np.testing.assert_array_equal(compiled(jax.device_put(values, inside)), values.sum(0))
+    assert "all-gather" not in compiled.as_text()
+    narrow = jax.device_put(values.astype(jnp.bfloat16), inside)  # XLA aborts without the spec
+    np.testing.assert_array_equal(run(narrow), values.sum(0).astype(jnp.bfloat16))

@@ -17,8 +17,8 @@ from stratagem.execution.programs.ids_program import IdsProgram, spec_of_input
 from stratagem.execution.programs.program import POOLS, Program
 from stratagem.execution.programs.reduce_scatter import reduce_scatter, scatter_sums
 from stratagem.execution.programs.step_program import StepProgram
+from stratagem.execution.programs.stores_of_sums import store_for, stores_of_sums
 from stratagem.execution.programs.update_part import StepParts, part_step
-from stratagem.execution.programs.updated_variables import updated_variables
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.trace import Trace
 from stratagem.topology import REPLICA_AXIS, Topology
@@ -136,7 +136,7 @@ class ShardedProgram(Program):
 
     def _updated(self, variable: Any, value: jax.Array) -> Any:
         """Returns a new value in its store; each device computes one shard."""
-        parted = _store_for(variable, self._store).compute_sharding(tuple(variable.shape))
+        parted = store_for(variable, self._store).compute_sharding(tuple(variable.shape))
         value = jax.lax.with_sharding_constraint(value, parted)
         if store_of(variable) is None:  # replicated
             return jax.lax.with_sharding_constraint(value, self._sharding(variable))
@@ -198,18 +198,12 @@ def _with_tables(trace: Trace) -> Trace:
     return dataclasses.replace(trace, read_only=[*trace.read_only, *tables.values()])
 
 
-def _store_for(variable: Any, store: ShardedStore) -> ShardedStore:
-    """Returns the store of a variable or, if it is replicated, of its slots."""
-    return store_of(variable) or store.divided(getattr(variable, "division", None))
-
-
 def _parts_of(
     trace: Trace, store: ShardedStore
 ) -> tuple[StepParts, list[int | None], list[PartitionSpec]]:
     """Splits a step into replica part and update.
 
-    Also returns the axis of each reduce-scattered sum over replicas, and the spec of each sum
-    within a replica.
+    Also returns the axis of each reduce-scattered sum, and the spec of each sum in a replica.
     """
     jaxpr = trace.jaxpr.jaxpr
     outvars = jaxpr.outvars[: len(trace.written) + trace.num_outputs]  # without the ids
@@ -218,35 +212,10 @@ def _parts_of(
     may_update = [store_of(one) is not None or id(one) in owners for one in trace.written]
     may_update += [False] * trace.num_outputs
     parts = part_step(jaxpr.replace(outvars=outvars), trace.differing_inputs, may_update)
-    updated = [
-        variable
-        for variable, is_updated in zip(trace.written, parts.is_updated, strict=False)
-        if is_updated and store_of(variable) is not None
-    ]
-    shapes = {tuple(variable.shape): _store_for(variable, store) for variable in updated[::-1]}
-    ids = set(map(id, updated))
-    owners = {
-        place: _store_for(owned[0], store)
-        for place, variables in updated_variables(trace, parts).items()
-        if (owned := [one for one in variables if id(one) in ids])
-    }
-
-    def store_of_sum(place: int, shape: tuple[int, ...]) -> ShardedStore | None:
-        return owners.get(place, shapes[shape]) if shape in shapes else None
-
-    def axis_of(place: int, shape: tuple[int, ...]) -> int | None:
-        found = store_of_sum(place, shape)
-        return None if found is None else found.sharded_axis(shape)
-
-    parts, axes = scatter_sums(parts, axis_of)
-    first = len(parts.replica.outvars) - parts.num_handed
-    stores = [
-        store_of_sum(place, tuple(atom.aval.shape))
-        for place, atom in enumerate(parts.replica.outvars[first:])
-    ]
+    stores = stores_of_sums(trace, parts, store)
     divisions = [None if one is None else one.division for one in stores]
-    none = PartitionSpec()
-    return parts, axes, [none if one is None else one.logical_spec for one in divisions]
+    specs = [PartitionSpec() if one is None else one.logical_spec for one in divisions]
+    return *scatter_sums(parts, stores), specs
 
 
 def _update_of(trace: Trace, parts: StepParts, topology: Topology) -> ShardedRowUpdates:
