@@ -67,7 +67,12 @@ class _WhateverDivides(VariableLayouts):
     ) -> Division | None:
         count = self._topology.num_logical_devices
         axes = [axis for axis, size in enumerate(shape) if size and size % count == 0]
-        return Division(axes[-1], len(shape)) if axes else None
+        names = self._topology.logical_axes
+        return (
+            Division(tuple(names if i == axes[-1] else () for i in range(len(shape))))
+            if axes
+            else None
+        )
 
 
 def _of_groups(devices: list[str], group_size: int = 2) -> Any:

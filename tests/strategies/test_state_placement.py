@@ -148,8 +148,10 @@ def test_run_op_by_op_gives_the_same() -> None:
 def test_other_wishes_are_refused() -> None:
     with pytest.raises(ValueError, match="shard_state='weights' was given"):
         sharing(2, "weights")
-    with pytest.raises(ValueError, match="shard_state='all' and a layout_map were given"):
-        sg.MirroredStrategy(
-            [["cpu:0", "cpu:1"]], shard_state="all", layout_map={"kernel": (None, "logical")}
+    with pytest.raises(ValueError, match="shard_state='all' and a layout_map and a placement were"):
+        sg.MultiWorkerMirroredStrategy(
+            shard_state="all",
+            layout_map={"kernel": (None, "logical")},
+            placement={"kernel": "sharded"},
         )
     assert not sharing(1, "all").placement.uses_stores

@@ -188,6 +188,12 @@ def test_several_cores_a_replica_are_its_logical_devices() -> None:
     assert {shard.data.shape for shard in shards} == {(2, 3)}
 
 
+def test_a_number_of_devices_beside_an_assignment_is_refused() -> None:
+    with pytest.raises(ValueError, match="devices_per_replica=2 and a device assignment were"):
+        sg.TPUStrategy(None, assigned(4, computation_shape=[2, 1, 1, 1]), devices_per_replica=2)
+    assert sg.TPUStrategy(devices_per_replica=2, shard_state="all").num_replicas_in_sync == 4
+
+
 def test_one_logical_device_cannot_be_chosen_under_spmd_partitioning() -> None:
     assignment = assigned(4, computation_shape=[2, 1, 1, 1])
     strategy = sg.TPUStrategy(None, assignment, experimental_spmd_xla_partitioning=True)

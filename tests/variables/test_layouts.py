@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import keras
 import pytest
 from jax.sharding import PartitionSpec
@@ -38,7 +40,7 @@ def test_rule_divides_the_variables_that_it_matches(topology, layout_map) -> Non
     layouts = VariableLayouts(layout_map, topology)
     division = layouts.division("dense/kernel", (3, 4))
     assert division is not None
-    assert (division.axis, division.rank) == (1, 2)
+    assert (division.axes, division.replica_axis) == (((), ("logical",)), None)
     assert division.sharding(topology).spec == PartitionSpec(None, ("logical",))
     assert layouts.division("dense/bias", (4,)) is None
     assert layouts.division("dense/kernel_2", (3, 4)) is None
@@ -49,7 +51,7 @@ def test_path_itself_goes_before_patterns(topology) -> None:
     layouts = VariableLayouts({"a.b": ("logical",), "a.*": (None,)}, topology)
     division = layouts.division("a.b", (2,))
     assert division is not None
-    assert division.axis == 0
+    assert division.axes == (("logical",),)
     assert layouts.division("a.c", (2,)) is None
 
 
@@ -76,12 +78,40 @@ def test_several_rules_for_one_variable_are_refused(topology) -> None:
         layouts.division("ab", (2,))
 
 
-@pytest.mark.parametrize(("axes", "shape"), [(("logical",), (3,)), ((None, "logical"), (4,))])
-def test_variable_that_cannot_be_divided_so_is_refused(topology, axes, shape) -> None:
-    layouts = VariableLayouts({"a": axes}, topology)
-    with pytest.raises(ValueError, match=r"of layout_map, which has \d axes and shards axis"):
-        layouts.division("a", shape)
-    assert layouts.division("a", shape, is_trainable=False) is None
+def test_layout_of_more_axes_than_the_variable_has_is_refused(topology) -> None:
+    layouts = VariableLayouts({"a": (None, "logical")}, topology)
+    with pytest.raises(ValueError, match=r"'a' of shape \(4,\) matches .*, which has 2 axes"):
+        layouts.division("a", (4,))
+    assert layouts.division("a", (4,), is_trainable=False) is None
+
+
+def test_axis_that_cannot_be_divided_is_left_whole_with_one_warning(topology) -> None:
+    layouts = VariableLayouts({"head_.": ("logical", "replica"), "odd": ("logical",)}, topology)
+    with pytest.warns(UserWarning, match=r"'head_0' of shape \(3, 4\) .*: 3 over 2 devices"):
+        division = layouts.division("head_0", (3, 4))
+    assert division == Division(((), ("replica",)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert layouts.division("head_1", (3, 5)) is None
+        assert layouts.division("head_2", (4, 4)) == Division((("logical",), ("replica",)))
+    with pytest.warns(UserWarning, match="'odd' of shape"):
+        assert layouts.division("odd", (3,)) is None
+
+
+def test_layout_with_both_axes_of_a_mesh_of_keras(topology) -> None:
+    """As KerasHub's own maps: the batch axis stands for the replicas."""
+    by_both = keras_map((2, 2), ["batch", "model"], {"a": ("model", "batch"), "b": ("batch",)})
+    layouts = VariableLayouts(by_both, topology)
+    assert layouts.uses_replicas
+    division = layouts.division("a", (4, 2, 3))
+    assert division == Division((("logical",), ("replica",), ()))
+    assert division.replica_axis == 1
+    assert division.spec(1) == PartitionSpec(("logical",), "replica")
+    assert division.spec(None) == division.logical_spec == PartitionSpec(("logical",))
+    assert [division.is_free(axis) for axis in range(3)] == [False, True, True]
+    assert layouts.division("b", (4,)) == Division((("replica",),))
+    by_one = keras_map((2, 2), ["batch", "model"], {"a": ("model",)})
+    assert not VariableLayouts(by_one, topology).uses_replicas
 
 
 @pytest.mark.parametrize(
@@ -89,6 +119,7 @@ def test_variable_that_cannot_be_divided_so_is_refused(topology, axes, shape) ->
     [
         {"a": ("model",)},
         {"a": ("logical", "logical")},
+        {"a": ("replica", "replica")},
         keras_map((4, 1), ["batch", "model"], {"a": ("model",)}),
     ],
 )
@@ -120,7 +151,7 @@ def test_rule_that_matches_nothing_is_reported_when_training_starts(topology) ->
 
 
 def test_division_fits_shapes_that_it_divides(topology) -> None:
-    division = Division(1, 2)
+    division = Division(((), ("logical",)))
     assert division.fits((3, 4), topology)
     assert not division.fits((3, 5), topology)
     assert not division.fits((4,), topology)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from stratagem.topology import Topology, find_devices
-from stratagem.variables import ShardedStore
+from stratagem.topology.devices import find_groups
+from stratagem.variables import Division, ShardedStore
 
 
 def replicas(count: int) -> Topology:
@@ -31,3 +32,40 @@ def test_own_parts_make_up_what_is_kept(shape) -> None:
     again = four.from_local_shards(own, shape)
     assert again.sharding == four.sharding(shape)
     np.testing.assert_array_equal(again, value)
+
+
+def pairs() -> Topology:
+    return Topology.of_groups(find_groups([["cpu:0", "cpu:1"], ["cpu:2", "cpu:3"]]))
+
+
+@pytest.mark.parametrize(
+    ("axes", "replica_axis", "shard"),
+    [
+        ((("logical",), ()), 1, (2, 4)),  # another axis than the devices of a replica
+        (((), ("logical",)), 0, (2, 4)),
+        ((("replica",), ("logical",)), 0, (2, 4)),
+        (((), ("replica",)), 1, (4, 4)),
+        ((("logical",), ("logical",)), None, None),
+    ],
+)
+def test_values_are_sharded_in_two_dimensions(axes, replica_axis, shard) -> None:
+    store = ShardedStore(pairs()).divided(Division(axes))
+    assert store.sharded_axis((4, 8)) == replica_axis
+    assert not store.serves_rows
+    if replica_axis is None:
+        return
+    value = np.arange(32.0, dtype="float32").reshape(4, 8)
+    stored = store.put(value)
+    assert {part.data.shape for part in stored.addressable_shards} == {shard}
+    np.testing.assert_array_equal(store.gather(stored), value)
+    own = store.local_shards(stored)
+    assert own.shape == (4, *shard)
+    again = store.from_local_shards(own, value.shape)
+    assert again.sharding == stored.sharding
+    np.testing.assert_array_equal(again, value)
+
+
+def test_axis_of_an_odd_size_is_not_sharded_over_replicas() -> None:
+    store = ShardedStore(pairs()).divided(Division((("logical",), ())))
+    assert store.sharded_axis((4, 7)) is None
+    assert ShardedStore(pairs()).divided(None) == ShardedStore(pairs())

@@ -201,10 +201,10 @@ def _set(variable: keras.Variable, value: _Array) -> None:
 
 def _whole(variable: keras.Variable) -> Any:
     """Returns the value in the variable's own dtype, even if Keras autocasts it for layers."""
-    if getattr(variable, "division", None) is not None:
-        return variable.storage
     if store_of(variable) is not None and not is_multi_process(variable.stored):
         return variable.stored
+    if store_of(variable) is None and getattr(variable, "division", None) is not None:
+        return variable.storage
     own = getattr(variable, "own_value", None)
     return variable.value if own is None else own()
 

@@ -242,7 +242,7 @@ def shared_state_bytes(step: CapturedStep) -> dict[str, int]:
     store = ShardedStore(topology)
     found: dict[str, int] = {}
     for shard_state in ("optimizer", "all"):
-        policy = ShardedState(store, is_all=shard_state == "all")
+        policy = ShardedState(store, shard_state)
         found[shard_state] = sum(
             held_bytes(v, topology, policy.choose(v, v.slot_of) if _is_shardable(v) else None)
             for v in variables_of(step.trace)

@@ -32,7 +32,7 @@ def planned_strategy(
             return MirroredStrategy()
     rules = like.placement if isinstance(like.placement, PlacementRules) else None
     if shard_state is None and isinstance(like.placement, ShardedState):
-        shard_state = "all" if like.placement.is_all else "optimizer"
+        shard_state = like.placement.shard_state
     size = like.topology.num_logical_devices
     layouts: Any = like.placement.layouts
     groups: Any = [list(range(size)), list(range(size, 2 * size))] if size > 1 else None

@@ -340,9 +340,7 @@ def _flops(step: CapturedStep) -> dict[str, float]:
 
 def _shard_state(step: CapturedStep) -> str | None:
     placement = step.strategy.placement
-    if not isinstance(placement, ShardedState):
-        return None
-    return "all" if placement.is_all else "optimizer"
+    return placement.shard_state if isinstance(placement, ShardedState) else None
 
 
 def _used_machine(step: CapturedStep, target: Target) -> tuple[Target, list[str]]:

@@ -15,21 +15,26 @@ from stratagem.topology.abstract_devices import (
     refuse_to_plan,
 )
 from stratagem.topology.devices import DeviceLike, find_groups
+from stratagem.topology.groups import adjacent_groups
 
 __all__ = ["local_topology", "parameter_device_of"]
 
 
-def local_topology(devices: object, *, name: str) -> Topology:
+def local_topology(
+    devices: object, *, name: str, devices_per_replica: int | None = None
+) -> Topology:
     """Returns the replicas on devices.
 
     Args:
         devices: one device, a list of them, or a list of equally long lists, one per replica; None
             for all local devices.
         name: name of the argument, for messages.
+        devices_per_replica: number of adjacent devices per replica; None for one, or as listed.
 
     Raises:
         TypeError: devices of another type.
-        ValueError: an empty list; an unknown, repeated or remote device; lists of unequal length.
+        ValueError: an empty list; an unknown, repeated or remote device; lists of unequal length;
+            lists and `devices_per_replica`, or one that does not divide the devices.
     """
     if isinstance(devices, str | jax.Device):
         devices = [devices]
@@ -41,11 +46,21 @@ def local_topology(devices: object, *, name: str) -> Topology:
                 fix=f'write {name}=["gpu:0", "gpu:1"].',
             )
         )
-    if devices is None:
-        return planned_topology(Topology(local_devices()))
-    if any(isinstance(device, list | tuple) for device in devices):
+    if devices is not None and any(isinstance(device, list | tuple) for device in devices):
+        if devices_per_replica is not None:
+            raise ValueError(
+                explain(
+                    f"{name}={devices!r} and devices_per_replica={devices_per_replica!r} "
+                    "were given.",
+                    expected="at most one of them: each groups the devices.",
+                    fix=f"leave one of them out, or list the devices of {name} without groups.",
+                )
+            )
         return planned_topology(Topology.of_groups(find_groups(devices)))
-    return planned_topology(Topology(find_devices(list(devices))))
+    found = local_devices() if devices is None else find_devices(list(devices))
+    if devices_per_replica is None:
+        return planned_topology(Topology(found))
+    return planned_topology(Topology.of_groups(adjacent_groups(found, devices_per_replica)))
 
 
 def parameter_device_of(device: DeviceLike | None) -> jax.Device:

@@ -11,6 +11,7 @@ from stratagem.strategies.base.strategy import Strategy
 from stratagem.strategies.local_topology import local_topology
 from stratagem.strategies.state_placement import state_placement
 from stratagem.topology.devices import DeviceLike
+from stratagem.variables import groups_of_mesh
 
 __all__ = ["MirroredStrategy"]
 
@@ -25,28 +26,34 @@ class MirroredStrategy(Strategy):
 
     Args:
         devices: names such as `"gpu:0"`, indices or `jax.Device`s, one per replica, or a list of
-            them per replica; None for every local accelerator or, without any, every local CPU
-            device. Missing CPU devices are created, if JAX has not started.
+            them per replica; None for those of the mesh of `layout_map` or, without one, every
+            local accelerator or, without any, every local CPU device. Missing CPU devices are
+            created, if JAX has not started.
         cross_device_ops: how gradients are combined; None lets the compiler choose.
         shard_state: state sharded over the replicas' devices: "optimizer" for optimizer slots
             (ZeRO-1), "all" for the weights, too, which a step then gathers (FSDP, ZeRO-3); None for
             nothing. The results are the same.
-        layout_map: how variables are sharded over the devices of a replica: a
-            `keras.distribution.LayoutMap` or a dict from patterns of paths to tuples such as
-            `(None, "logical")`. Optimizer slots are sharded like their variable.
+        layout_map: how variables are sharded over the devices of a replica, and over the replicas:
+            a `keras.distribution.LayoutMap` or a dict from patterns of paths to tuples such as
+            `("replica", "logical")`. Optimizer slots are sharded like their variable. The batch
+            axis of a LayoutMap's mesh, "batch", "data" or the first, stands for the replicas.
+        devices_per_replica: number of adjacent devices per replica; None for one, or those of the
+            mesh of `layout_map`.
 
     Raises:
         ValueError: an empty list; an unknown, repeated or remote device; groups of unequal size;
-            `NcclAllReduce` on CPUs; an unknown `shard_state`, or both `shard_state` and
-            `layout_map`; a layout that shards over another axis.
+            `NcclAllReduce` on CPUs; an unknown `shard_state`; a layout with another axis; a
+            `devices_per_replica` that does not divide the devices, or beside groups.
         TypeError: invalid `cross_device_ops`, or devices or layouts of another type.
 
     Example:
         >>> sg.MirroredStrategy(["cpu:0", "cpu:1"]).num_replicas_in_sync
         2
         >>> sg.MirroredStrategy(
-        ...     [["cpu:0", "cpu:1"], ["cpu:2", "cpu:3"]],
+        ...     ["cpu:0", "cpu:1", "cpu:2", "cpu:3"],
+        ...     devices_per_replica=2,
         ...     layout_map={".*/kernel": (None, "logical")},
+        ...     shard_state="all",
         ... ).num_replicas_in_sync
         2
 
@@ -61,8 +68,11 @@ class MirroredStrategy(Strategy):
         *,
         shard_state: str | None = None,
         layout_map: Mapping[str, Any] | None = None,
+        devices_per_replica: int | None = None,
     ) -> None:
-        topology = local_topology(devices, name="devices")
+        if devices is None and devices_per_replica is None:
+            devices = groups_of_mesh(layout_map)
+        topology = local_topology(devices, name="devices", devices_per_replica=devices_per_replica)
         super().__init__(
             topology,
             cross_device_ops,

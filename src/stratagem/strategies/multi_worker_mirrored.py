@@ -24,6 +24,7 @@ from stratagem.strategies.state_placement import state_placement
 from stratagem.topology import Topology
 from stratagem.topology.abstract_devices import planned_topology
 from stratagem.topology.groups import adjacent_groups
+from stratagem.variables import devices_per_replica_of
 
 __all__ = ["CollectiveAllReduceStrategy", "MultiWorkerMirroredStrategy"]
 
@@ -40,19 +41,18 @@ class MultiWorkerMirroredStrategy(Strategy):
         cluster_resolver: the cluster and this process's task; None reads the environment.
         communication_options: algorithm and timeout of communication between processes; the first
             strategy of a process decides.
-        devices_per_replica: number of neighboring devices of a process per replica.
-        shard_state: as for `MirroredStrategy`, over the replicas of all processes; for replicas of
-            one device.
-        layout_map: as for `MirroredStrategy`.
+        devices_per_replica: number of neighboring devices of a process per replica; None for one,
+            or as many as the mesh of `layout_map` has beside its batch axis.
+        shard_state: as for `MirroredStrategy`, over the replicas of all processes.
+        layout_map: as for `MirroredStrategy`; of a LayoutMap's mesh only the shape is used.
         placement: "mirrored", "sharded" or "pinned_host" by rule, as for `HybridStrategy`.
         allow_unauthenticated: True to run on several hosts without a secret, on a network that only
             they can reach.
 
     Raises:
         ValueError: an invalid cluster, a task that does not train, processes that do not match,
-            several hosts without a secret, a number that does not divide the devices, both
-            `shard_state` and `devices_per_replica`; and as for `MirroredStrategy` and
-            `HybridStrategy`.
+            several hosts without a secret, a number that does not divide the devices; and as for
+            `MirroredStrategy` and `HybridStrategy`.
         TypeError: an argument of another type.
         DeadlineExceededError: not all processes came in time; the message names the missing ones.
         RuntimeError: JAX has started already.
@@ -71,24 +71,22 @@ class MultiWorkerMirroredStrategy(Strategy):
         cluster_resolver: ClusterResolver | None = None,
         communication_options: CommunicationOptions | None = None,
         *,
-        devices_per_replica: int = 1,
+        devices_per_replica: int | None = None,
         shard_state: str | None = None,
         layout_map: Mapping[str, Any] | None = None,
         placement: Mapping[str | Callable[[Any], bool], str] | None = None,
         allow_unauthenticated: bool = False,
     ) -> None:
         check_resolver(cluster_resolver, "cluster_resolver")
-        options = checked_communication(
-            communication_options,
-            shard_state=shard_state,
-            devices_per_replica=devices_per_replica,
-        )
+        options = checked_communication(communication_options)
         self._options = options
         self._tf_config = environment.lookup("TF_CONFIG")
         self._resolver = cluster_resolver or detect() or TFConfigClusterResolver()
         devices, is_cluster = devices_of_cluster(
             self._resolver, options.timeout_seconds, allow_unauthenticated=allow_unauthenticated
         )
+        if devices_per_replica is None:
+            devices_per_replica = devices_per_replica_of(layout_map)
         groups = adjacent_groups(devices, devices_per_replica)
         topology = planned_topology(Topology.of_groups(groups))
         is_open = options.implementation is CommunicationImplementation.AUTO

@@ -29,7 +29,8 @@ def state_placement(
     """Returns the placement that the arguments of a lockstep strategy ask for.
 
     Raises:
-        ValueError: an unknown `shard_state`, several of the arguments, or as of `PlacementRules`.
+        ValueError: an unknown `shard_state`, `placement` and another argument, or as of
+            `PlacementRules`.
         TypeError: as of `PlacementRules`, or a `layout_map` of another type.
     """
     shard_state = planned_shard_state() or shard_state
@@ -41,26 +42,24 @@ def state_placement(
                 fix='pass "optimizer" to shard optimizer state, "all" to shard the weights, too.',
             )
         )
-    wishes = {
-        f"shard_state={shard_state!r}": shard_state,
-        "a layout_map": layout_map,
-        "a placement": placement,
-    }
+    wishes = {f"shard_state={shard_state!r}": shard_state, "a layout_map": layout_map}
     given = [name for name, wish in wishes.items() if wish is not None]
-    if len(given) > 1:
+    if placement is not None and given:
         raise ValueError(
             explain(
-                f"{' and '.join(given)} were given.",
-                expected="at most one of them: each decides where a variable is stored.",
-                fix="leave the others out.",
+                f"{' and '.join([*given, 'a placement'])} were given.",
+                expected="a placement alone: it decides where every variable is stored.",
+                fix="leave the placement out, or the others.",
             )
         )
     if placement is not None:
         return PlacementRules(placement, places_on_replicas(placement, topology))
+    layouts = None
     if isinstance(layout_map, VariableLayouts):  # of a strategy with as many devices per replica
-        return Replicated(layout_map.on(topology))
-    if layout_map is not None:
-        return Replicated(VariableLayouts(layout_map, topology))
-    if shard_state is None or topology.num_replicas == 1:
-        return Replicated()
-    return ShardedState(ShardedStore(topology), is_all=shard_state == "all")
+        layouts = layout_map.on(topology)
+    elif layout_map is not None:
+        layouts = VariableLayouts(layout_map, topology)
+    is_sharded = shard_state is not None or (layouts is not None and layouts.uses_replicas)
+    if not is_sharded or topology.num_replicas == 1:
+        return Replicated(layouts)
+    return ShardedState(ShardedStore(topology), shard_state, layouts)

@@ -10,7 +10,11 @@ from stratagem.cluster import ClusterResolver
 from stratagem.execution import Lockstep
 from stratagem.messages import explain
 from stratagem.process_group import agree_on_random_state
-from stratagem.strategies.base.argument_checks import check_device_assignment, check_steps_per_run
+from stratagem.strategies.base.argument_checks import (
+    check_device_assignment,
+    check_steps_per_run,
+    refuse_both_groupings,
+)
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.base.recreate import recreatable
 from stratagem.strategies.base.strategy import Strategy
@@ -20,7 +24,9 @@ from stratagem.strategies.tpu_system import find_resolver, tpu_devices
 from stratagem.topology import Topology
 from stratagem.topology.abstract_devices import planned_topology
 from stratagem.topology.device_assignment import DeviceAssignment
+from stratagem.topology.groups import adjacent_groups
 from stratagem.topology.tpu_coordinates import assigned_devices, in_ring_order
+from stratagem.variables import devices_per_replica_of
 
 __all__ = ["TPUStrategy"]
 
@@ -42,8 +48,11 @@ class TPUStrategy(Strategy):
         steps_per_run: number of steps per call on the devices, unless `Model.compile` gets
             `steps_per_execution` or `run_steps` a number.
         shard_state: as for `MirroredStrategy`.
-        layout_map: as for `MirroredStrategy`.
+        layout_map: as for `MirroredStrategy`; of a LayoutMap's mesh only the shape is used.
         placement: "mirrored", "sharded" or "pinned_host" by rule, as for `HybridStrategy`.
+        devices_per_replica: number of neighboring devices of a host per replica, in place of a
+            device assignment; None for one, or as many as the mesh of `layout_map` has beside its
+            batch axis.
 
     Raises:
         NotFoundError: no TPU.
@@ -70,6 +79,7 @@ class TPUStrategy(Strategy):
         shard_state: str | None = None,
         layout_map: Mapping[str, Any] | None = None,
         placement: Mapping[str | Callable[[Any], bool], str] | None = None,
+        devices_per_replica: int | None = None,
     ) -> None:
         check_resolver(tpu_cluster_resolver, "tpu_cluster_resolver")
         check_device_assignment(experimental_device_assignment)
@@ -85,12 +95,14 @@ class TPUStrategy(Strategy):
             )
         self._resolver = find_resolver(tpu_cluster_resolver)
         devices = tpu_devices(self._resolver)
-        if experimental_device_assignment is None:
-            topology = Topology(in_ring_order(devices))
-        else:
+        refuse_both_groupings(experimental_device_assignment, devices_per_replica)
+        if experimental_device_assignment is not None:
             groups = assigned_devices(experimental_device_assignment, devices)
-            topology = Topology.of_groups(groups)
-        topology = planned_topology(topology)
+        else:
+            if devices_per_replica is None:
+                devices_per_replica = devices_per_replica_of(layout_map)
+            groups = adjacent_groups(in_ring_order(devices), devices_per_replica)
+        topology = planned_topology(Topology.of_groups(groups))
         self.refuses_assignment = experimental_spmd_xla_partitioning
         self.device_assignment = experimental_device_assignment
         super().__init__(

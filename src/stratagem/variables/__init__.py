@@ -24,6 +24,7 @@ from stratagem.variables.layouts import (
     stored_sharding,
 )
 from stratagem.variables.lost_components import components_of_members
+from stratagem.variables.mesh_axes import devices_per_replica_of, groups_of_mesh
 from stratagem.variables.placement import (
     Placement,
     Replicated,
@@ -63,7 +64,9 @@ __all__ = [
     "changed_rows",
     "choose_kind",
     "components_of_members",
+    "devices_per_replica_of",
     "gather_together",
+    "groups_of_mesh",
     "home_of",
     "initial_digest",
     "is_compressed",

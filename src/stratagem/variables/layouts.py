@@ -1,18 +1,22 @@
-"""Layouts of variables: path rules that shard them over a replica's logical devices."""
+"""Layouts of variables: path rules that shard them over replicas and a replica's devices."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import NamedSharding, PartitionSpec
 
+from stratagem.logs import warn_on_one_worker
 from stratagem.messages import explain
-from stratagem.topology import Topology
+from stratagem.topology import REPLICA_AXIS, Topology
 from stratagem.topology.shards import put_shards
 from stratagem.variables.kind import VariableKind
+from stratagem.variables.mesh_axes import axis_names
 from stratagem.variables.registry import home_of
 
 __all__ = [
@@ -23,38 +27,58 @@ __all__ = [
     "stored_sharding",
 ]
 
-# Name of the axis of a replica's devices in layouts.
-_LOGICAL = "logical"
 
-
+@dataclasses.dataclass(frozen=True)
 class Division:
-    """Axis along which a replica's copy of a variable is sharded over its logical devices.
+    """Mesh axes over which each axis of a variable is sharded; () for none.
 
-    The size of `axis` is a multiple of the number of devices; `rank` is the variable's. Keras
-    passes the division of a variable to its optimizer slots.
+    Keras passes the division of a variable to its optimizer slots.
     """
 
-    def __init__(self, axis: int, rank: int) -> None:
-        self.axis = axis
-        self.rank = rank
+    axes: tuple[tuple[str, ...], ...]
+
+    @property
+    def replica_axis(self) -> int | None:
+        """The axis that is sharded over replicas, or None."""
+        return next((i for i, names in enumerate(self.axes) if REPLICA_AXIS in names), None)
+
+    @property
+    def logical_spec(self) -> PartitionSpec:
+        """The spec of a replica's copy, sharded over its devices."""
+        return self.spec(None)
+
+    def spec(self, replica_axis: int | None) -> PartitionSpec:
+        """Returns the spec with another axis, or none, sharded over replicas."""
+        entries: list[Any] = [
+            REPLICA_AXIS if axis == replica_axis else _logical(names) or None
+            for axis, names in enumerate(self.axes)
+        ]
+        while entries and entries[-1] is None:
+            entries.pop()
+        return PartitionSpec(*entries)
+
+    def is_free(self, axis: int) -> bool:
+        """Returns True if an axis is not sharded over a replica's devices."""
+        return not _logical(self.axes[axis])
 
     def sharding(self, topology: Topology) -> NamedSharding:
-        """Returns the sharding of the variable."""
-        spec = PartitionSpec(*[None] * self.axis, topology.logical_axes)
-        return NamedSharding(topology.mesh, spec)
+        """Returns the sharding of a variable of which each replica has a copy."""
+        return NamedSharding(topology.mesh, self.logical_spec)
 
     def fits(self, shape: Sequence[int], topology: Topology) -> bool:
         """Returns True if a variable of this shape can be sharded this way."""
-        return len(shape) == self.rank and shape[self.axis] % topology.num_logical_devices == 0
+        return len(shape) == len(self.axes) and not any(
+            size % _num_parts(names, topology) for size, names in zip(shape, self.axes, strict=True)
+        )
 
 
 class VariableLayouts:
-    """Rules that shard variables over logical devices.
+    """Rules that shard variables over replicas and over the devices of a replica.
 
     `layout_map` is a `keras.distribution.LayoutMap`, or a mapping from path patterns to tuples with
-    an entry per axis: `"logical"` to shard it, else None. A LayoutMap with a device mesh uses the
-    mesh's axis name. Raises TypeError for other types, and ValueError for a layout that shards by
-    another axis or more than once.
+    an entry per axis: `"logical"` or `"replica"` to shard it, else None. A LayoutMap with a device
+    mesh uses the mesh's axis names. Raises TypeError for other types, and ValueError for a layout
+    with another axis, or with one more than once.
     """
 
     def __init__(self, layout_map: object, topology: Topology) -> None:
@@ -67,11 +91,17 @@ class VariableLayouts:
                 )
             )
         self._topology = topology
-        names = _axis_names(layout_map, topology)
+        names = axis_names(layout_map, topology)
         self._axes = {
-            pattern: _divided_axis(pattern, layout, names) for pattern, layout in layout_map.items()
+            pattern: _checked_axes(pattern, layout, names) for pattern, layout in layout_map.items()
         }
         self._matched: set[str] = set()
+        self._warned: set[str] = set()
+
+    @property
+    def uses_replicas(self) -> bool:
+        """True if a layout shards a variable over replicas."""
+        return any(REPLICA_AXIS in names for axes in self._axes.values() for names in axes)
 
     def division(
         self,
@@ -84,8 +114,9 @@ class VariableLayouts:
         """Returns the division of a variable; None leaves it whole.
 
         For a slot, `inherited` is the trained variable's division, which overrides the rules if it
-        fits the shape. Raises ValueError if several rules match, or if a rule does not fit a
-        trainable variable; other variables then stay whole.
+        fits the shape. An axis whose size is not a multiple of the number of devices is not
+        sharded, with a warning for the first variable of a rule. Raises ValueError if several rules
+        match, or if a rule has more axes than a trainable variable; others then stay whole.
         """
         if inherited is not None and inherited.fits(shape, self._topology):
             return inherited
@@ -101,22 +132,45 @@ class VariableLayouts:
         if not patterns:
             return None
         self._matched.update(patterns)
-        num_axes, axis = self._axes[patterns[0]]
-        count = self._topology.num_logical_devices
-        if num_axes > len(shape) or (axis is not None and shape[axis] % count):
+        axes = self._axes[patterns[0]]
+        if len(axes) > len(shape):
             if not is_trainable:
                 return None
             raise ValueError(
                 explain(
                     f"Variable {path!r} of shape {tuple(shape)} matches {patterns[0]!r} of "
-                    f"layout_map, which has {num_axes} axes and shards axis {axis} over {count} "
-                    "devices.",
-                    expected="no more axes than the variable has, and a size that is a multiple of "
-                    "the number of logical devices.",
-                    fix="shard another axis, or exclude the variable from the pattern.",
+                    f"layout_map, which has {len(axes)} axes.",
+                    expected="no more axes than the variable has.",
+                    fix="correct the layout, or exclude the variable from the pattern.",
                 )
             )
-        return None if axis is None or count == 1 else Division(axis, len(shape))
+        axes = self._fitting(patterns[0], path, shape, axes)
+        return Division(axes) if any(axes) else None
+
+    def _fitting(
+        self, pattern: str, path: str, shape: Sequence[int], axes: tuple[tuple[str, ...], ...]
+    ) -> tuple[tuple[str, ...], ...]:
+        """Returns the axes of a layout for a shape, without those that cannot be divided evenly."""
+        axes = (*axes, *[()] * (len(shape) - len(axes)))
+        counts = [_num_parts(names, self._topology) for names in axes]
+        uneven = [i for i, count in enumerate(counts) if shape[i] % count]
+        if uneven and pattern not in self._warned:
+            self._warned.add(pattern)
+            sizes = " and ".join(f"{shape[i]} over {counts[i]} devices" for i in uneven)
+            warn_on_one_worker(
+                explain(
+                    f"Variable {path!r} of shape {tuple(shape)} cannot be divided as "
+                    f"{pattern!r} of layout_map says: {sizes}. Each device has all of "
+                    f"{'these axes' if len(uneven) > 1 else 'this axis'}.",
+                    expected="a size that is a multiple of the number of devices.",
+                    fix="shard another axis, or ignore this: results are the same. Other "
+                    "variables of the pattern are not reported.",
+                ),
+                stacklevel=2,
+            )
+        return tuple(
+            names if counts[i] > 1 and i not in uneven else () for i, names in enumerate(axes)
+        )
 
     def on(self, topology: Topology) -> VariableLayouts:
         """Returns the same rules for replicas with the same number of devices on `topology`."""
@@ -142,19 +196,19 @@ class VariableLayouts:
         return [pattern for pattern in self._axes if re.fullmatch(pattern, path)]
 
 
-def _axis_names(layout_map: object, topology: Topology) -> set[str]:
-    """Returns the axis names that stand for a replica's devices: by mesh size, or "logical"."""
-    mesh = getattr(layout_map, "device_mesh", None)
-    if mesh is None or _LOGICAL in mesh.axis_names:
-        return {_LOGICAL}
-    count = topology.num_logical_devices
-    sizes = zip(mesh.axis_names, mesh.shape, strict=True)
-    return {name for name, size in sizes if size == count}
+def _logical(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in names if name != REPLICA_AXIS)
 
 
-def _divided_axis(pattern: str, layout: object, names: set[str]) -> tuple[int, int | None]:
-    """Returns the number of axes of a layout, and its sharded axis or None."""
-    axes = getattr(layout, "axes", layout)
+def _num_parts(names: Iterable[str], topology: Topology) -> int:
+    return math.prod(topology.mesh.shape[name] for name in names)
+
+
+def _checked_axes(
+    pattern: str, layout: object, names: Mapping[str, tuple[str, ...]]
+) -> tuple[tuple[str, ...], ...]:
+    """Returns the mesh axes of each axis of a layout."""
+    axes: Any = getattr(layout, "axes", layout)
     if not isinstance(axes, tuple | list):
         raise TypeError(
             explain(
@@ -163,18 +217,17 @@ def _divided_axis(pattern: str, layout: object, names: set[str]) -> tuple[int, i
                 fix='pass for example (None, "logical").',
             )
         )
-    divided = [place for place, name in enumerate(axes) if name is not None]
-    if len(divided) > 1 or any(axes[place] not in names for place in divided):
+    used = [name for name in axes if name is not None]
+    if len(used) > len(set(used)) or not set(used) <= set(names):
         raise ValueError(
             explain(
-                f"layout_map[{pattern!r}] shards over {[axes[place] for place in divided]}.",
-                expected=f"one axis sharded over one of {sorted(names)}, the devices of a replica, "
-                "and None for the others.",
-                fix='use "logical", or a LayoutMap whose device mesh has an axis with as many '
-                "devices as a replica.",
+                f"layout_map[{pattern!r}] shards over {used}.",
+                expected=f"each of {sorted(names)} at most once, and None for other axes.",
+                fix='use "logical", or a LayoutMap whose device mesh has axes with as many '
+                "devices as there are replicas, and as a replica has.",
             )
         )
-    return len(axes), divided[0] if divided else None
+    return tuple(() if name is None else names[name] for name in axes)
 
 
 def require_layouts_used(layouts: VariableLayouts | None, written: Iterable[Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import jax
 
-from stratagem.variables.layouts import VariableLayouts
+from stratagem.variables.layouts import Division, VariableLayouts
 from stratagem.variables.sharded_store import ShardedStore, is_worth_sharding
 from stratagem.variables.single_device_store import SingleDeviceStore
 from stratagem.variables.store import Store
@@ -129,21 +129,34 @@ class UniformPlacement(Replicated):
 
 
 class ShardedState(Replicated):
-    """Shards of optimizer state (ZeRO-1) or, with `is_all`, of all model state (FSDP, ZeRO-3)."""
+    """Shards of optimizer state ("optimizer", ZeRO-1) or of all model state ("all", FSDP, ZeRO-3).
+
+    A variable whose layout names the replicas is sharded in any case; with None, no other is.
+    """
 
     uses_stores = True
 
-    def __init__(self, store: ShardedStore, *, is_all: bool) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        store: ShardedStore,
+        shard_state: str | None,
+        layouts: VariableLayouts | None = None,
+    ) -> None:
+        super().__init__(layouts)
         self.store = store
-        self.is_all = is_all
+        self.shard_state = shard_state
 
     def choose(self, variable: NewVariable, slot_of: object) -> Store | None:
         """Returns the store for a variable that is large enough and has an axis to shard."""
         shape = tuple(variable.shape)
-        is_wanted = self.is_all or slot_of is not None
-        can_shard = self.store.sharded_axis(shape) is not None
-        return self.store if is_wanted and is_worth_sharding(shape) and can_shard else None
+        division: Division | None = getattr(variable, "division", None)
+        store = self.store.divided(division)
+        if division is not None and division.replica_axis is not None:
+            return store
+        is_slot = self.shard_state == "optimizer" and slot_of is not None
+        is_wanted = is_slot or self.shard_state == "all"
+        can_shard = store.sharded_axis(shape) is not None
+        return store if is_wanted and is_worth_sharding(shape) and can_shard else None
 
 
 def sole_device(placement: Placement) -> jax.Device | None:

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from stratagem.topology import REPLICA_AXIS, Topology
 from stratagem.topology.lockstep import compute_on_every_process, is_multi_process, replicate_to_all
 from stratagem.topology.shards import put_shards
+from stratagem.variables.layouts import Division
 from stratagem.variables.row_exchange import exchanged_rows
 from stratagem.variables.single_device_store import take_rows
 
@@ -32,11 +33,13 @@ class ShardedStore:
     without one. If the devices belong to several processes, all must ask for a whole value
     together. `serves_rows` exchanges only the table rows that replicas look up. `memory_kind` is
     JAX's name of the memory of the shards, such as "pinned_host"; None for device memory.
+    `division` shards values over the devices of each replica as well.
     """
 
     topology: Topology
     serves_rows: bool = True
     memory_kind: str | None = None
+    division: Division | None = None
 
     is_on_replicas = True
 
@@ -45,11 +48,19 @@ class ShardedStore:
         """True if shards are in pinned host memory, which devices copy from within a step."""
         return self.memory_kind is not None
 
+    def divided(self, division: Division | None) -> ShardedStore:
+        """Returns a store that shards over the devices of each replica, too."""
+        if division is None:
+            return self
+        return dataclasses.replace(self, division=division, serves_rows=False)
+
     def sharded_axis(self, shape: tuple[int, ...]) -> int | None:
-        """Returns the axis that is sharded; None if no axis can be."""
-        count = self.topology.num_replicas
+        """Returns the axis that is sharded over replicas; None if no axis can be."""
+        count, division = self.topology.num_replicas, self.division
+        if division is not None and division.replica_axis is not None:
+            return division.replica_axis
         axes = (axis for axis, size in enumerate(shape) if size and size % count == 0)
-        return next(axes, None)
+        return next((axis for axis in axes if division is None or division.is_free(axis)), None)
 
     def sharding(self, shape: tuple[int, ...]) -> NamedSharding:
         """Returns the sharding of a stored value of this shape."""
@@ -61,6 +72,8 @@ class ShardedStore:
     def compute_sharding(self, shape: tuple[int, ...]) -> NamedSharding:
         """Returns the sharding of a value while its devices compute with it."""
         axis = self.sharded_axis(shape)
+        if self.division is not None:
+            return NamedSharding(self.topology.mesh, self.division.spec(axis))
         if axis is None:
             return self.topology.replicated
         return NamedSharding(self.topology.mesh, PartitionSpec(*[None] * axis, REPLICA_AXIS))
@@ -116,17 +129,20 @@ class ShardedStore:
         return self.topology.replicated
 
     def local_shards(self, stored: jax.Array) -> np.ndarray[Any, Any]:
-        """Returns this process's shards on the host, of shape (num_local_replicas, ...)."""
-        axis = self.sharded_axis(stored.shape) or 0
-        shards = sorted(stored.addressable_shards, key=lambda shard: shard.index[axis].start or 0)
-        return np.stack([np.asarray(shard.data) for shard in shards])
+        """Returns this process's shards on the host, of shape (number of local devices, ...)."""
+        shards = {shard.device: shard.data for shard in stored.addressable_shards}
+        return np.stack([np.asarray(shards[device]) for device in self._local_devices()])
 
     def from_local_shards(self, shards: np.ndarray[Any, Any], shape: tuple[int, ...]) -> jax.Array:
         """Stores a value of this global shape from each process's `local_shards`."""
-        devices = self.topology.local_devices or ()
+        devices = self._local_devices()
         placed = [jax.device_put(shard, one) for shard, one in zip(shards, devices, strict=True)]
         sharding = self.sharding(shape)
         return jax.make_array_from_single_device_arrays(shape, sharding, placed)
+
+    def _local_devices(self) -> list[jax.Device]:
+        topology = self.topology
+        return [d for index in topology.local_replica_ids for d in topology.devices_of(index)]
 
     def rows(self, loaded: jax.Array, ids: jax.Array | np.ndarray, topology: Topology) -> jax.Array:
         """Looks up rows for each replica on the devices that store them."""

@@ -15,8 +15,9 @@ from jax.sharding import Mesh, PartitionSpec
 
 from stratagem.execution.analysis.replication import inner_jaxprs
 from stratagem.execution.late_gathers import late_step
+from stratagem.execution.late_gathers.exchanges import Sharded
 from stratagem.execution.late_gathers.late_step import LateStep
-from stratagem.topology import REPLICA_AXIS
+from stratagem.topology import REPLICA_AXIS, Topology
 
 NUM_REPLICAS = 2
 MESH = Mesh(np.array(jax.devices()[:NUM_REPLICAS]), (REPLICA_AXIS,))
@@ -94,9 +95,9 @@ def late(step: Step, axes: list[int | None], sum_axes: dict[int, int] | None = N
     sum_axes = sum_axes or {}
     of_replica = LateStep(
         closed.jaxpr,
-        [*axes, None],
+        [*(None if axis is None else sharded(axis) for axis in axes), None],
         is_steady=[True, True, False],
-        sum_axes=sum_axes,
+        sums={place: sharded(axis) for place, axis in sum_axes.items()},
         updates=[],
         first_handed=num_outputs,
         returned=range(num_outputs),
@@ -115,6 +116,10 @@ def late(step: Step, axes: list[int | None], sum_axes: dict[int, int] | None = N
         out_specs=[spec(sum_axes[i]) if i in sum_axes else SPLIT for i in range(num_outputs)],
         check_vma=False,
     )
+
+
+def sharded(axis: int) -> Sharded:
+    return Sharded(axis, PartitionSpec(), Topology(tuple(jax.devices()[:NUM_REPLICAS])))
 
 
 def spec(axis: int | None) -> PartitionSpec:

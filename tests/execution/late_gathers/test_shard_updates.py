@@ -9,11 +9,18 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
+from stratagem.execution.late_gathers.exchanges import Sharded
 from stratagem.execution.late_gathers.shard_updates import ShardUpdate, shard_updates
+from stratagem.topology import Topology
 
 SHAPE = (8, 3)
 WEIGHT, SLOT, COUNT, GRADIENT = ("input", 0), ("input", 1), ("input", 2), ("handed", 0)
+
+
+def along(axis: int) -> Sharded:
+    return Sharded(axis, PartitionSpec(), Topology(tuple(jax.devices()[:2])))
 
 
 def found(update: Any, axis: int | None = 0) -> tuple[list[ShardUpdate], Any]:
@@ -21,7 +28,8 @@ def found(update: Any, axis: int | None = 0) -> tuple[list[ShardUpdate], Any]:
     like = [jnp.ones(SHAPE), jnp.ones(SHAPE), jnp.zeros((), jnp.int32), jnp.ones(SHAPE)]
     closed = jax.make_jaxpr(update)(*like)
     sources = [WEIGHT, SLOT, COUNT, GRADIENT]
-    axes = {WEIGHT: axis, SLOT: axis, COUNT: None, GRADIENT: axis}
+    one = None if axis is None else along(axis)
+    axes = {WEIGHT: one, SLOT: one, COUNT: None, GRADIENT: one}
     return shard_updates(closed.jaxpr, sources, axes.__getitem__), closed
 
 
@@ -40,7 +48,7 @@ def adam_like(weight, slot, count, gradient):
 def test_shards_are_updated_as_the_whole_is(update, axis) -> None:
     (one,), _ = found(update, axis)
     assert sorted(one.outputs) == [0, 1]
-    assert one.axis == axis
+    assert one.sharded.axis == axis
     keys = jax.random.split(jax.random.key(0), 3)
     weight, slot, gradient = (jax.random.normal(key, SHAPE) for key in keys)
     values = {WEIGHT: weight, SLOT: slot, GRADIENT: gradient}
@@ -91,7 +99,7 @@ def test_weights_and_slots_along_different_axes_stay() -> None:
     closed = jax.make_jaxpr(momentum)(
         jnp.ones(SHAPE), jnp.ones(SHAPE), jnp.zeros((), jnp.int32), jnp.ones(SHAPE)
     )
-    axes = {WEIGHT: 0, SLOT: 1, COUNT: None, GRADIENT: 0}
+    axes = {WEIGHT: along(0), SLOT: along(1), COUNT: None, GRADIENT: along(0)}
     parts = shard_updates(closed.jaxpr, [WEIGHT, SLOT, COUNT, GRADIENT], axes.__getitem__)
     assert parts == []
 
@@ -112,5 +120,5 @@ def test_optimizers_of_keras_update_by_element(name) -> None:
 
     closed = jax.make_jaxpr(update)(jnp.ones(SHAPE), *(one.value for one in state))
     sources = [GRADIENT, *(("input", place) for place in range(len(state)))]
-    (one,) = shard_updates(closed.jaxpr, sources, lambda _: 0)
+    (one,) = shard_updates(closed.jaxpr, sources, lambda _: along(0))
     assert sorted(one.outputs) == [p for p, each in enumerate(state) if each.shape == SHAPE]

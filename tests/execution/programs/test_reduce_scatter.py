@@ -15,7 +15,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from stratagem.execution.programs.reduce_scatter import scatter_sums
 from stratagem.execution.programs.update_part import StepParts, part_step
-from stratagem.topology import REPLICA_AXIS
+from stratagem.topology import REPLICA_AXIS, Topology
+from stratagem.variables import ShardedStore
 
 MESH = Mesh(np.array(jax.devices()[:2]), (REPLICA_AXIS,))
 SHAPE = (4, 3)
@@ -35,14 +36,17 @@ def sums(parts: StepParts) -> int:
     return sum(len(eqn.invars) for eqn in parts.replica.eqns if eqn.primitive.name == "psum")
 
 
-def along_first(shape: tuple[int, ...]) -> int | None:
-    return 0 if shape == SHAPE else None
+def of_weights(parts: StepParts) -> list[ShardedStore | None]:
+    """The store of each value for the update; of a weight's shape only."""
+    handed = parts.replica.outvars[len(parts.replica.outvars) - parts.num_handed :]
+    store = ShardedStore(Topology(tuple(jax.devices()[:2])))
+    return [store if atom.aval.shape == SHAPE else None for atom in handed]
 
 
 def test_sum_of_the_update_alone_is_handed_over_as_what_is_added_up() -> None:
     parts = parts_of(lambda weight, batch: (weight - lax.psum(batch * weight, REPLICA_AXIS), batch))
     assert sums(parts) == 1
-    parts, axes = scatter_sums(parts, along_first)
+    parts, axes = scatter_sums(parts, of_weights(parts))
     assert axes == [0]
     assert sums(parts) == 0
     (product,) = [eqn.outvars[0] for eqn in parts.replica.eqns if eqn.primitive.name == "mul"]
@@ -74,7 +78,7 @@ def within_groups(weight, batch):
 )
 def test_other_sums_stay(step) -> None:
     before = parts_of(step)
-    parts, axes = scatter_sums(before, along_first)
+    parts, axes = scatter_sums(before, of_weights(before))
     assert axes == [None]
     assert sums(parts) == 1
     assert parts.replica.outvars == before.replica.outvars
@@ -85,6 +89,7 @@ def test_of_several_sums_in_one_operation_the_others_stay() -> None:
         wide, narrow = lax.psum((batch, jnp.sum(batch)), REPLICA_AXIS)
         return weight - wide * narrow, batch
 
-    parts, axes = scatter_sums(parts_of(step), along_first)
+    parts = parts_of(step)
+    parts, axes = scatter_sums(parts, of_weights(parts))
     assert sorted(axes, key=str) == [0, None]
     assert sums(parts) == 1

@@ -13,6 +13,7 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
+from stratagem.execution.late_gathers.exchanges import Sharded
 from stratagem.execution.late_gathers.shard_updates import ShardUpdate
 from stratagem.execution.late_gathers.weights import (
     Deferred,
@@ -22,7 +23,6 @@ from stratagem.execution.late_gathers.weights import (
     narrowing_cast,
     num_bytes,
 )
-from stratagem.topology import REPLICA_AXIS
 
 if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
@@ -58,7 +58,7 @@ class _Gather:
     @property
     def num_bytes(self) -> int:
         """Size of the gathered weight."""
-        return self.shard.value.size * self.shard.count * self.dtype.itemsize
+        return self.shard.value.size * self.shard.sharded.count * self.dtype.itemsize
 
 
 _Key = tuple[int, Any]
@@ -80,7 +80,7 @@ class Gathers:
         self._started: dict[_Key, list[Any]] = collections.defaultdict(list)
         self._kept: collections.OrderedDict[_Key, Any] = collections.OrderedDict()
         self._num_uses = 0
-        self._sums: list[tuple[Any, Any]] = []
+        self._sums: list[tuple[Any, Any, int]] = []
 
     def bind(self, eqns: Sequence[JaxprEqn], values: Mapping[Any, Any]) -> list[Any]:
         """Evaluates operations of a jaxpr as a jaxpr of their own; returns all their results."""
@@ -97,11 +97,11 @@ class Gathers:
         """Gathers a shard in a dtype."""
         # Here, behind a barrier. The compiler would cast all weights at the start.
         value = jax.lax.convert_element_type(value, dtype)
-        return jax.lax.all_gather(value, REPLICA_AXIS, axis=shard.axis, tiled=True)
+        return shard.sharded.gather(value)
 
-    def scatter(self, addend: Any, axis: int) -> Any:
+    def scatter(self, addend: Any, sharded: Sharded) -> Any:
         """Returns this replica's shard of a sum over replicas."""
-        return jax.lax.psum_scatter(addend, REPLICA_AXIS, scatter_dimension=axis, tiled=True)
+        return sharded.scatter(addend)
 
     def update(self, update: ShardUpdate, inputs: Sequence[Any]) -> list[Any]:
         """Computes new shards."""
@@ -112,9 +112,12 @@ class Gathers:
         """Returns the values, none of which is available before all are."""
         return jax.lax.optimization_barrier([*values])
 
-    def wait_for(self, holder: Any, key: Any) -> None:
-        """Lets later operations wait for `holder[key]`, so that few gradients are in memory."""
-        self._sums.append((holder, key))
+    def wait_for(self, holder: Any, key: Any, addend_bytes: int) -> None:
+        """Lets later operations wait for `holder[key]`, so that few gradients are in memory.
+
+        `addend_bytes` is the size of the gradient that it is computed from.
+        """
+        self._sums.append((holder, key, addend_bytes))
 
     def evaluate(self, eqn: JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any]:
         """Evaluates an operation with the weights that it reads."""
@@ -170,10 +173,9 @@ class Gathers:
         total, place = 0, len(self._sums)
         while place > 0 and total <= self._limits.ahead_bytes:
             place -= 1
-            holder, key = self._sums[place]
-            total += num_bytes(holder[key]) * jax.lax.axis_size(REPLICA_AXIS)
+            total += self._sums[place][-1]
         awaited, self._sums = self._sums[:place], self._sums[place:]
-        return awaited
+        return [(holder, key) for holder, key, _ in awaited]
 
     def _whole(self, value: Any) -> Any:
         if isinstance(value, Shard):
@@ -235,10 +237,10 @@ class RecordedGathers(Gathers):
     def gather(self, value: Any, shard: Shard, dtype: Any) -> Any:
         """Returns the type of a gathered weight."""
         shape = list(value.shape)
-        shape[shard.axis] *= shard.count
+        shape[shard.sharded.axis] *= shard.sharded.count
         return ShapedArray(tuple(shape), dtype)
 
-    def scatter(self, addend: Any, axis: int) -> Any:
+    def scatter(self, addend: Any, sharded: Sharded) -> Any:
         """Returns a type; nothing depends on its shape."""
         return addend
 

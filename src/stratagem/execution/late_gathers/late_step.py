@@ -12,9 +12,9 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax
 from jax.extend.core import Jaxpr
 
+from stratagem.execution.late_gathers.exchanges import Sharded
 from stratagem.execution.late_gathers.gathers import GatherLimits, Gathers, RecordedGathers
 from stratagem.execution.late_gathers.shard_updates import ShardUpdate
 from stratagem.execution.late_gathers.sums import Sums
@@ -28,7 +28,6 @@ from stratagem.execution.late_gathers.weights import (
     is_recomputation,
     num_bytes,
 )
-from stratagem.topology import REPLICA_AXIS
 
 if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
@@ -44,16 +43,16 @@ _MIN_LATE_BYTES = 2**17
 class LateStep:
     """The replicas' part of a step, run in a `shard_map`.
 
-    `axes` has the sharded axis of each input that is a shard; None for others. `is_steady` are the
-    inputs that do not depend on the batch. The output at a place in `sum_axes` is summed over
-    replicas as soon as it is computed, and each replica gets its shard of the sum. Outputs for the
-    update begin at `first_handed`. Those at places in `returned` are returned.
+    `shards` says how each input is sharded that is a shard; None for others. `is_steady` are the
+    inputs that do not depend on the batch. The output at a place in `sums` is summed over replicas
+    as soon as it is computed, and each replica gets its shard of the sum. Outputs for the update
+    begin at `first_handed`. Those at places in `returned` are returned.
     """
 
     jaxpr: Jaxpr
-    axes: Sequence[int | None]
+    shards: Sequence[Sharded | None]
     is_steady: Sequence[bool]
-    sum_axes: Mapping[int, int]
+    sums: Mapping[int, Sharded]
     updates: Sequence[ShardUpdate]
     first_handed: int
     returned: Sequence[int]
@@ -88,20 +87,20 @@ class LateStep:
         invars, outvars = self.jaxpr.invars, self.jaxpr.outvars
         values = {
             invars[place]: value
-            if (axis := self.axes[place]) is None
-            else Shard(value, axis, jax.lax.axis_size(REPLICA_AXIS), place)
+            if (sharded := self.shards[place]) is None
+            else Shard(value, sharded, place)
             for place, value in inputs.items()
         }
         sums = Sums(
             gathers,
-            {outvars[place]: axis for place, axis in self.sum_axes.items()},
+            {outvars[place]: sharded for place, sharded in self.sums.items()},
             [(one, [self._atom(*source) for source in one.sources]) for one in self.updates],
             values,
         )
         steady = {invar for invar, is_one in zip(invars, self.is_steady, strict=True) if is_one}
         at_once = {atom: _gathered_if_small(value, gathers) for atom, value in values.items()}
         outputs = _Evaluation(gathers, self.jaxpr, at_once, steady, sums, layers).outputs()
-        for place in self.sum_axes:
+        for place in self.sums:
             outputs[place] = sums.values[outvars[place]]
         updated = [sums.updated[place] for place in range(len(self.updates))]
         return [gathers.whole(outputs[place]) for place in self.returned], updated
@@ -113,9 +112,10 @@ class LateStep:
 
 
 def _gathered_if_small(value: Any, gathers: Gathers) -> Any:
-    if not isinstance(value, Shard) or num_bytes(value.value) * value.count >= _MIN_LATE_BYTES:
+    if not isinstance(value, Shard):
         return value
-    return gathers.gather(value.value, value, value.value.dtype)
+    is_small = num_bytes(value.value) * value.sharded.count < _MIN_LATE_BYTES
+    return gathers.gather(value.value, value, value.value.dtype) if is_small else value
 
 
 class _Evaluation:
@@ -217,5 +217,5 @@ class _Evaluation:
 def _late_bytes(value: Any) -> int:
     """Returns the size of the weights behind a value, once they are gathered."""
     if isinstance(value, Shard):
-        return num_bytes(value.value) * value.count
+        return num_bytes(value.value) * value.sharded.count
     return sum(map(_late_bytes, value.inputs)) if isinstance(value, Deferred) else 0

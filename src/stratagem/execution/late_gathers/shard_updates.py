@@ -18,6 +18,7 @@ from jax.extend.core import Jaxpr, Literal
 
 from stratagem.execution.analysis.elements import is_by_element
 from stratagem.execution.analysis.retracing import Rule, retrace
+from stratagem.execution.late_gathers.exchanges import Sharded
 
 if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
@@ -33,15 +34,15 @@ class ShardUpdate:
     """The part of an update that reads the same sums, and variables of one shape.
 
     `sources` are the inputs of `jaxpr`: ("input", i) of the step, ("handed", i) by the replicas.
-    `outputs` are the places of its outputs among those of the whole update. All are sharded along
-    `axis`.
+    `outputs` are the places of its outputs among those of the whole update. All are sharded the
+    same way.
     """
 
     jaxpr: Jaxpr
     sources: Sequence[_Source]
     outputs: Sequence[int]
     shape: tuple[int, ...]
-    axis: int
+    sharded: Sharded
 
     def values(self, inputs: Sequence[Any], shard_shape: tuple[int, ...]) -> list[Any]:
         """Returns the new shards, from shards of this shape and from scalars."""
@@ -58,12 +59,12 @@ class ShardUpdate:
 
 
 def shard_updates(
-    update: Jaxpr, sources: Sequence[_Source], axis_of: Callable[[_Source], int | None]
+    update: Jaxpr, sources: Sequence[_Source], sharded: Callable[[_Source], Sharded | None]
 ) -> list[ShardUpdate]:
     """Returns the parts of an update that each device can compute for its own shards.
 
-    `sources` are the inputs of the update, as in `StepParts`. `axis_of` maps one to the axis that
-    it is sharded along; None if it is whole.
+    `sources` are the inputs of the update, as in `StepParts`. `sharded` maps one to how it is
+    sharded; None if it is whole.
     """
     makers = {atom: eqn for eqn in update.eqns for atom in eqn.outvars}
     source_of = dict(zip(update.invars, sources, strict=True))
@@ -72,10 +73,10 @@ def shard_updates(
         if isinstance(atom, Literal) or not atom.aval.shape:
             continue
         cone = _Cone.of(place, atom, makers, source_of)
-        if cone is not None and (key := cone.key(axis_of)) is not None:
+        if cone is not None and (key := cone.key(sharded)) is not None:
             groups[key].append(cone)
     order = {id(eqn): number for number, eqn in enumerate(update.eqns)}
-    return [_joined(update, group, order, axis) for (_, axis, _), group in groups.items()]
+    return [_joined(update, group, order, one) for (_, one, _), group in groups.items()]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,20 +116,20 @@ class _Cone:
             waiting += variables
         return cls(place, atom, eqns, inputs)
 
-    def key(self, axis_of: Callable[[_Source], int | None]) -> Any:
-        """Returns the shape, the axis and the sums; None if an input is not a shard."""
-        axes = {axis_of(source) for one, source in self.inputs.items() if one.aval.shape}
+    def key(self, sharded: Callable[[_Source], Sharded | None]) -> Any:
+        """Returns the shape, how it is sharded, and the sums; None if an input is not a shard."""
+        found = {sharded(source) for one, source in self.inputs.items() if one.aval.shape}
         sums = frozenset(source for source in self.inputs.values() if source[0] == "handed")
-        if not sums or len(axes) != 1 or None in axes:
+        if not sums or len(found) != 1 or None in found:
             return None
-        return tuple(self.atom.aval.shape), axes.pop(), sums
+        return tuple(self.atom.aval.shape), found.pop(), sums
 
 
 def _joined(
     update: Jaxpr,
     cones: Sequence[_Cone],
     order: Mapping[int, int],
-    axis: int,
+    sharded: Sharded,
 ) -> ShardUpdate:
     eqns = {key: eqn for cone in cones for key, eqn in cone.eqns.items()}
     inputs = {atom: source for cone in cones for atom, source in cone.inputs.items()}
@@ -139,4 +140,4 @@ def _joined(
     )
     outputs = [cone.place for cone in cones]
     shape = tuple(cones[0].atom.aval.shape)
-    return ShardUpdate(jaxpr, [*inputs.values()], outputs, shape, axis)
+    return ShardUpdate(jaxpr, [*inputs.values()], outputs, shape, sharded)

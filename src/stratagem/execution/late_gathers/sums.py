@@ -6,9 +6,10 @@ import collections
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stratagem.execution.late_gathers.exchanges import Sharded
 from stratagem.execution.late_gathers.gathers import Gathers
 from stratagem.execution.late_gathers.shard_updates import ShardUpdate
-from stratagem.execution.late_gathers.weights import Shard
+from stratagem.execution.late_gathers.weights import Shard, num_bytes
 
 __all__ = ["Sums"]
 
@@ -16,19 +17,19 @@ __all__ = ["Sums"]
 class Sums:
     """Sums values as soon as they are computed, and runs an update once its sums are there.
 
-    `axes` maps an addend to the axis along which its sum is scattered. `updates` have their inputs:
+    `addends` maps an addend to how its sum is sharded. `updates` have their inputs:
     `step_inputs`, or values that are given to `add`.
     """
 
     def __init__(
         self,
         gathers: Gathers,
-        axes: Mapping[Any, int],
+        addends: Mapping[Any, Sharded],
         updates: Sequence[tuple[ShardUpdate, Sequence[Any]]],
         step_inputs: Mapping[Any, Any],
     ) -> None:
         self._gathers = gathers
-        self._axes = axes
+        self._addends = addends
         self._updates = updates
         self._inputs = step_inputs
         self.values: dict[Any, Any] = {}
@@ -41,22 +42,22 @@ class Sums:
 
     def wants(self, atom: Any) -> bool:
         """Returns True for a value that is summed, or that an update reads."""
-        return atom in self._axes or atom in self._readers
+        return atom in self._addends or atom in self._readers
 
     def add(self, atom: Any, value: Any) -> None:
         """Sums a value if it is an addend, and runs the updates that have waited for it only."""
-        axis = self._axes.get(atom)
-        self.values[atom] = value if axis is None else self._gathers.scatter(value, axis)
-        if axis is not None and atom not in self._readers:
-            self._gathers.wait_for(self.values, atom)
+        sharded = self._addends.get(atom)
+        self.values[atom] = value if sharded is None else self._gathers.scatter(value, sharded)
+        if sharded is not None and atom not in self._readers:
+            self._gathers.wait_for(self.values, atom, num_bytes(value))
         for place in self._readers.get(atom, ()):
             self._waiting[place].discard(atom)
             if not self._waiting[place]:
                 self._update(place)
+                self._gathers.wait_for(self.updated[place], 0, num_bytes(value))
 
     def _update(self, place: int) -> None:
         update, atoms = self._updates[place]
         inputs = [self.values[one] if one in self.values else self._inputs[one] for one in atoms]
         inputs = [one.value if isinstance(one, Shard) else one for one in inputs]
         self.updated[place] = self._gathers.update(update, inputs)
-        self._gathers.wait_for(self.updated[place], 0)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from stratagem.execution.analysis.retracing import CALLS
+from stratagem.execution.late_gathers.exchanges import Sharded
 
 if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
@@ -45,11 +46,10 @@ _MAX_RANK = 256
 
 @dataclasses.dataclass(eq=False)
 class Shard:
-    """A weight that is not gathered yet: this replica's shard of `count`, along an axis."""
+    """A weight that is not gathered yet: this replica's shard."""
 
     value: Any
-    axis: int
-    count: int
+    sharded: Sharded
     place: int  # among the inputs of the step
 
 

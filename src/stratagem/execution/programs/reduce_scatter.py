@@ -6,7 +6,7 @@ A reduce-scatter sends half as much data as an all-reduce.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jax.extend.core import Literal
@@ -14,6 +14,7 @@ from jax.extend.core import Literal
 from stratagem.collectives.shared_sums import is_shared_sum
 from stratagem.execution.programs.update_part import StepParts
 from stratagem.topology import REPLICA_AXIS
+from stratagem.variables import ShardedStore
 
 if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
@@ -25,12 +26,12 @@ _SUMS = ("psum", "psum2", "psum_invariant")
 
 
 def scatter_sums(
-    parts: StepParts, axis_of: Callable[[tuple[int, ...]], int | None]
+    parts: StepParts, stores: Sequence[ShardedStore | None]
 ) -> tuple[StepParts, list[int | None]]:
     """Removes sums that only the update reads, so that replicas output their addends.
 
-    `axis_of` maps the shape of a sum to the axis to shard it over; None leaves it alone. Also
-    returns the shard axis of each output for the update; None for other outputs.
+    `stores` has the store of each value for the update, whose shard of a sum each device needs;
+    None leaves a sum alone. Also returns the shard axis of each such value; None for other values.
     """
     jaxpr = parts.replica
     first = len(jaxpr.outvars) - parts.num_handed
@@ -45,7 +46,8 @@ def scatter_sums(
         pairs: list[Any] = list(zip(eqn.invars, eqn.outvars, strict=True)) if _is_sum(eqn) else []
         for addend, total in pairs:
             place = None if id(total) in is_read else places.get(id(total))
-            axis = None if place is None else axis_of(tuple(total.aval.shape))
+            store = None if place is None else stores[place]
+            axis = None if store is None else store.sharded_axis(tuple(total.aval.shape))
             if place is None or axis is None or isinstance(addend, Literal):
                 stays.append((addend, total))
             else:

@@ -11,12 +11,15 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec, Sharding
 
 from stratagem.execution.embeddings.sharded_row_updates import ShardedRowUpdates
+from stratagem.execution.late_gathers.exchanges import Sharded
 from stratagem.execution.late_gathers.late_step import LateStep
 from stratagem.execution.late_gathers.shard_updates import shard_updates
+from stratagem.execution.programs.destination import Destination
 from stratagem.execution.programs.ids_program import IdsProgram, spec_of_input
 from stratagem.execution.programs.program import POOLS, Program
 from stratagem.execution.programs.reduce_scatter import scatter_sums
 from stratagem.execution.programs.step_program import StepProgram
+from stratagem.execution.programs.stores_of_sums import store_for, stores_of_sums
 from stratagem.execution.programs.update_part import StepParts, part_step
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.remote_state import without_unused
@@ -51,11 +54,11 @@ class ShardedProgram(Program):
         self._store: ShardedStore = _stores(trace)[0]
         trace = _with_tables(trace)
         self._exchanged = _ExchangedRows(trace, topology, name) if trace.lookups else None
-        self.parts, self._sum_axes = _parts_of(trace, self._store, topology)
-        self.parts, self._late = _late_step(trace, self.parts, self._sum_axes, topology)
+        parts, sums = _parts_of(trace, self._store, topology)
+        self.parts, self._late = _late_step(trace, parts, sums, topology)
         self._owners = _owners_of_shards(trace)
         self.update = _update_of(trace, self.parts, topology)
-        self._specs = _specs_of_outputs(trace, self.parts, self._sum_axes, topology)
+        self._specs = _specs_of_outputs(trace, self.parts, sums)
         super().__init__(trace, topology, name)
 
     def _compile(self, *, many: bool) -> Any:
@@ -125,13 +128,11 @@ class ShardedProgram(Program):
         if self._topology.num_replicas > 1:
             specs = [
                 spec_of_input(*self.trace.inputs[place], self.trace)
-                if (axis := self._late.axes[place]) is None
-                else _spec_of_shard(axis)
+                if (sharded := self._late.shards[place]) is None
+                else sharded.spec
                 for place in places
             ]
-            of_updates = [
-                [_spec_of_shard(one.axis)] * len(one.outputs) for one in self._late.updates
-            ]
+            of_updates = [[one.sharded.spec] * len(one.outputs) for one in self._late.updates]
             run = jax.shard_map(
                 run,
                 mesh=self._topology.mesh,
@@ -148,7 +149,8 @@ class ShardedProgram(Program):
         """Returns a new value in its store; each device computes one shard."""
         if store_of(variable) is None:  # replicated
             if id(variable) in self._owners:
-                parted = self._store.compute_sharding(tuple(variable.shape))
+                store = store_for(variable, self._store)
+                parted = store.compute_sharding(tuple(variable.shape))
                 value = jax.lax.with_sharding_constraint(value, parted)
             return jax.lax.with_sharding_constraint(value, self._sharding(variable))
         return _unloaded(variable, value)
@@ -216,8 +218,11 @@ def _owners_of_shards(trace: Trace) -> set[int]:
 
 def _parts_of(
     trace: Trace, store: ShardedStore, topology: Topology
-) -> tuple[StepParts, list[int | None]]:
-    """Splits a step into replica part and update, with the axis of each reduce-scattered sum."""
+) -> tuple[StepParts, list[Sharded | None]]:
+    """Splits a step into replica part and update.
+
+    Also returns how each value for the update is sharded if it is a reduce-scattered sum.
+    """
     jaxpr = trace.jaxpr.jaxpr
     outvars = jaxpr.outvars[: len(trace.written) + trace.num_outputs]  # without the ids
     # Copies, too: they may depend on values of all gradients, such as their norm.
@@ -228,12 +233,17 @@ def _parts_of(
     ]
     may_update += [False] * trace.num_outputs
     parts = part_step(jaxpr.replace(outvars=outvars), trace.differing_inputs, may_update)
-    shapes = {
-        tuple(variable.shape)
-        for variable, is_updated in zip(trace.written, parts.is_updated, strict=False)
-        if is_updated and store_of(variable) is not None
-    }
-    return scatter_sums(parts, lambda shape: store.sharded_axis(shape) if shape in shapes else None)
+    stores = stores_of_sums(trace, parts, store)
+    parts, axes = scatter_sums(parts, stores)
+    return parts, [
+        None if axis is None or one is None else Sharded(axis, _logical_spec(one), topology)
+        for axis, one in zip(axes, stores, strict=True)
+    ]
+
+
+def _logical_spec(store: ShardedStore) -> PartitionSpec:
+    """Returns how a replica's devices shard the value that they have together."""
+    return PartitionSpec() if store.division is None else store.division.logical_spec
 
 
 def _update_of(trace: Trace, parts: StepParts, topology: Topology) -> ShardedRowUpdates:
@@ -250,28 +260,28 @@ def _update_of(trace: Trace, parts: StepParts, topology: Topology) -> ShardedRow
 
 
 def _specs_of_outputs(
-    trace: Trace, parts: StepParts, sum_axes: Sequence[int | None], topology: Topology
+    trace: Trace, parts: StepParts, sums: Sequence[Sharded | None]
 ) -> list[PartitionSpec]:
     written = [
-        stored_sharding(variable, topology).spec
+        Destination(variable).spec  # axes of a replica's devices are left to the compiler
         for variable, is_updated in zip(trace.written, parts.is_updated, strict=False)
         if not is_updated
     ]
     results = [PartitionSpec(REPLICA_AXIS)] * trace.num_outputs
-    handed = [PartitionSpec() if axis is None else _spec_of_shard(axis) for axis in sum_axes]
+    handed = [PartitionSpec() if one is None else one.spec for one in sums]
     return [*written, *results, *handed]
 
 
 def _late_step(
-    trace: Trace, parts: StepParts, sum_axes: Sequence[int | None], topology: Topology
+    trace: Trace, parts: StepParts, sums: Sequence[Sharded | None], topology: Topology
 ) -> tuple[StepParts, LateStep]:
     """Takes the updates that each device computes for its own shards out of a step's update."""
-    axes = [_sharded_axis(*source, trace, topology) for source in trace.inputs]
+    shards = [_sharded_input(*source, trace, topology) for source in trace.inputs]
 
-    def axis_of(source: tuple[str, int]) -> int | None:
-        return axes[source[1]] if source[0] == "input" else sum_axes[source[1]]
+    def sharded(source: tuple[str, int]) -> Sharded | None:
+        return shards[source[1]] if source[0] == "input" else sums[source[1]]
 
-    updates = shard_updates(parts.update, parts.update_inputs, axis_of)
+    updates = shard_updates(parts.update, parts.update_inputs, sharded)
     done = {place for one in updates for place in one.outputs}
     outvars = [atom for place, atom in enumerate(parts.update.outvars) if place not in done]
     rest, stays = without_unused(
@@ -281,9 +291,9 @@ def _late_step(
     first = len(parts.replica.outvars) - parts.num_handed
     step = LateStep(
         parts.replica,
-        axes,
+        shards,
         is_steady=[source in ("written", "read_only", "constant") for source, _ in trace.inputs],
-        sum_axes={first + i: axis for i, axis in enumerate(sum_axes) if axis is not None},
+        sums={first + place: one for place, one in enumerate(sums) if one is not None},
         updates=updates,
         first_handed=first,
         returned=[
@@ -294,16 +304,11 @@ def _late_step(
     return dataclasses.replace(parts, update=rest, update_inputs=rest_inputs), step
 
 
-def _sharded_axis(source: str, index: int, trace: Trace, topology: Topology) -> int | None:
-    """Returns the sharded axis of a variable that is an input; None for other inputs."""
+def _sharded_input(source: str, index: int, trace: Trace, topology: Topology) -> Sharded | None:
+    """Returns how a variable that is an input is sharded; None for other inputs."""
     variables = {"written": trace.written, "read_only": trace.read_only}.get(source)
     store = None if variables is None else store_of(variables[index])
-    if variables is None or not isinstance(store, ShardedStore):
+    if variables is None or not isinstance(store, ShardedStore) or topology.num_replicas == 1:
         return None
-    if topology.num_replicas == 1 or topology.groups is not None:
-        return None
-    return store.sharded_axis(tuple(variables[index].shape))
-
-
-def _spec_of_shard(axis: int) -> PartitionSpec:
-    return PartitionSpec(*[None] * axis, REPLICA_AXIS)
+    axis = store.sharded_axis(tuple(variables[index].shape))
+    return None if axis is None else Sharded(axis, _logical_spec(store), topology)

@@ -53,7 +53,6 @@ class DividedCopies:
             initializer: of Keras.
             dtype: of the variable.
         """
-        self.find_division()
         with creating_on_host(self.division is not None or self.store is not None):
             return self._convert_to_tensor(initializer(self._shape, dtype=dtype))
 

@@ -231,6 +231,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
         return VariableAggregation.NONE if in_update_context() else self._home.aggregation
 
     def _initialize_with_initializer(self, initializer: Callable[..., Any]) -> None:
+        self.find_division()
         self.choose_store()
         value = self.initial_value(initializer, self._dtype)
         self.initial_digest = initial_digest(value, self._home.strategy.topology)

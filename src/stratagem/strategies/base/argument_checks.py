@@ -18,6 +18,7 @@ __all__ = [
     "check_run",
     "check_steps_per_run",
     "checked_communication",
+    "refuse_both_groupings",
 ]
 
 
@@ -89,23 +90,8 @@ def check_run(fn: object, args: object, options: object) -> None:
         )
 
 
-def checked_communication(
-    options: object, *, shard_state: object, devices_per_replica: object
-) -> CommunicationOptions:
-    """Returns the communication options of a multi-worker strategy.
-
-    Raises:
-        ValueError: options of another type, or shards over replicas of several devices.
-    """
-    if shard_state is not None and devices_per_replica != 1:
-        raise ValueError(
-            explain(
-                f"shard_state={shard_state!r} and devices_per_replica={devices_per_replica} "
-                "were given.",
-                expected="at most one of them: each divides variables over devices.",
-                fix="leave one of them out.",
-            )
-        )
+def checked_communication(options: object) -> CommunicationOptions:
+    """Returns the communication options of a multi-worker strategy; refuses another type."""
     if options is None:
         return CommunicationOptions()
     if not isinstance(options, CommunicationOptions):
@@ -137,6 +123,18 @@ def check_device_assignment(assignment: object) -> None:
                 f"{type(assignment).__name__}.",
                 expected="an sg.tpu.experimental.DeviceAssignment, or None.",
                 fix="make one with DeviceAssignment.build(topology, num_replicas=...).",
+            )
+        )
+
+
+def refuse_both_groupings(device_assignment: object, devices_per_replica: object) -> None:
+    """Raises a ValueError if a strategy got a number of devices beside a device assignment."""
+    if device_assignment is not None and devices_per_replica is not None:
+        raise ValueError(
+            explain(
+                f"devices_per_replica={devices_per_replica!r} and a device assignment were given.",
+                expected="at most one of them: each groups the devices.",
+                fix="leave one of them out.",
             )
         )
 

@@ -1,0 +1,63 @@
+"""Exchanges between replicas of one value: gathers of its shards, and sums in shards."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from stratagem.topology import REPLICA_AXIS, Topology
+
+__all__ = ["Sharded"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharded:
+    """A value that replicas have shards of, along an axis.
+
+    `logical_spec` says how the devices of a replica shard what it has.
+    """
+
+    axis: int
+    logical_spec: PartitionSpec
+    topology: Topology
+
+    @property
+    def count(self) -> int:
+        """Number of shards."""
+        return self.topology.num_replicas
+
+    @property
+    def spec(self) -> PartitionSpec:
+        """How replicas shard the value."""
+        return PartitionSpec(*[None] * self.axis, REPLICA_AXIS)
+
+    def gather(self, shard: Any) -> Any:
+        """Returns the whole value, on each replica."""
+        return self._exchanged(
+            lambda part: jax.lax.all_gather(part, REPLICA_AXIS, axis=self.axis, tiled=True), shard
+        )
+
+    def scatter(self, addend: Any) -> Any:
+        """Returns this replica's shard of the sum of the replicas' addends."""
+        return self._exchanged(
+            lambda part: jax.lax.psum_scatter(
+                part, REPLICA_AXIS, scatter_dimension=self.axis, tiled=True
+            ),
+            addend,
+        )
+
+    def _exchanged(self, exchange: Callable[[Any], Any], value: Any) -> Any:
+        if self.topology.groups is None:
+            return exchange(value)
+        # By each of a replica's devices for its part. The compiler would gather the parts first.
+        return jax.shard_map(
+            exchange,
+            in_specs=self.logical_spec,
+            out_specs=self.logical_spec,
+            axis_names=set(self.topology.logical_axes),
+            check_vma=False,
+        )(value)
