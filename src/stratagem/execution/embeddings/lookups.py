@@ -338,9 +338,13 @@ def rows_pay(table: keras.Variable, shapes: Sequence[tuple[int, ...]]) -> bool:
 
     `shapes` are those of the rows of each lookup on one replica.
     """
-    table_size = math.prod(table.shape)
+    return math.prod(table.shape) > _MIN_TABLE_SIZE and _are_few(table, shapes)
+
+
+def _are_few(table: keras.Variable, shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Returns True if all replicas together look up fewer rows than half of the table."""
     num_elements = sum(math.prod(shape) for shape in shapes)
-    return table_size > _MIN_TABLE_SIZE and 2 * num_elements * _num_replicas() < table_size
+    return 2 * num_elements * _num_replicas() < math.prod(table.shape)
 
 
 def exchanges_rows(table: keras.Variable, shapes: Sequence[tuple[int, ...]]) -> bool:
@@ -350,7 +354,7 @@ def exchanges_rows(table: keras.Variable, shapes: Sequence[tuple[int, ...]]) -> 
     """
     store = store_of(table)
     is_sharded = store is not None and store.is_on_replicas
-    return not is_sharded or rows_pay(table, shapes)
+    return not is_sharded or _are_few(table, shapes)
 
 
 def has_company() -> bool:
