@@ -32,7 +32,7 @@ def test_fit_with_a_policy_equals_fit_without(policy: Any) -> None:
     expected_losses, expected = _reference()
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     for own, other in zip(weights, expected, strict=True):
-        np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-5)
 
 
 def _tower() -> keras.Model:
