@@ -137,7 +137,7 @@ def _set_shards(variable: Any, shards: list[_Array]) -> None:
     )
 
 
-def _on_device(value: _Array, device: jax.Device, sharding: Sharding) -> jax.Array:
+def _on_device(value: _Array, device: Any, sharding: Sharding) -> jax.Array:
     """Copies a value to the memory of a sharding; the next step can donate the copy."""
     target = SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
     if device.platform != "cpu":
