@@ -18,7 +18,7 @@ from stratagem.checkpoint.group_calls import agree_on_all, run_on_all, run_on_fi
 from stratagem.checkpoint.sharded_values import sharded_value_of
 from stratagem.storage import Region, ShardReader, fits_in_memory
 
-__all__ = ["ShardedRestore", "SavedValue"]
+__all__ = ["SavedValue", "ShardedRestore"]
 
 _METADATA = "_CHECKPOINT_METADATA"
 _Array = np.ndarray[Any, Any]
