@@ -18,7 +18,7 @@ from stratagem.checkpoint.group_calls import agree_on_all, run_on_all, run_on_fi
 from stratagem.checkpoint.sharded_values import sharded_value_of
 from stratagem.storage import Region, ShardReader, fits_in_memory
 
-__all__ = ["ShardedRestore", "SavedValue"]
+__all__ = ["SavedValue", "ShardedRestore"]
 
 _METADATA = "_CHECKPOINT_METADATA"
 _Array = np.ndarray[Any, Any]
@@ -137,7 +137,7 @@ def _set_shards(variable: Any, shards: list[_Array]) -> None:
     )
 
 
-def _on_device(value: _Array, device: jax.Device, sharding: Sharding) -> jax.Array:
+def _on_device(value: _Array, device: Any, sharding: Sharding) -> jax.Array:
     """Copies a value to the memory of a sharding; the next step can donate the copy."""
     target = SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
     if device.platform != "cpu":
