@@ -25,6 +25,7 @@ _FRAGMENTS = (
     "clusters/remote.md",
     "design/architecture.md",
     "guides/estimator_clusters.md",
+    "guides/fine_tune.md",  # with KerasHub: tests/third_party
     "guides/keras.md",
     "guides/large_models.md",
     "guides/loops.md",

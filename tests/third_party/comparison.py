@@ -40,23 +40,28 @@ def plain_numbers(module_name: str, folder: Path) -> dict[str, Numbers]:
     return numbers
 
 
-def assert_like_plain_keras(program: Program, strategy: Any, expected: Numbers) -> None:
+def assert_like_plain_keras(
+    program: Program, strategy: Any, expected: Numbers, *, tolerance: float = _TOLERANCE
+) -> None:
     """Runs a program under a strategy; all that it measures must be as expected."""
     measured = run_program(program, Place(strategy.scope, strategy))
     assert expected
     assert measured.keys() == expected.keys()
-    wrong = [line for key in expected if (line := _difference(measured[key], expected[key], key))]
+    found = (_difference(measured[key], expected[key], key, tolerance) for key in expected)
+    wrong = [line for line in found if line]
     assert not wrong, "\n".join(wrong)
 
 
-def _difference(measured: np.ndarray, expected: np.ndarray, name: str) -> str | None:
+def _difference(
+    measured: np.ndarray, expected: np.ndarray, name: str, tolerance: float
+) -> str | None:
     """A line that says what differs, or None; tokens, ids and texts must be equal."""
     if measured.shape != expected.shape:
         return f"{name}: shape {measured.shape}, expected {expected.shape}"
     if measured.dtype.kind != "f":
         is_same = bool(np.all(measured == expected))
     else:
-        is_same = np.allclose(measured, expected, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True)
+        is_same = np.allclose(measured, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
     if is_same:
         return None
     return f"{name}: {measured.ravel()[:4]}, expected {expected.ravel()[:4]}"

@@ -10,8 +10,16 @@ import pytest
 
 from tests.docs.test_pages import differences
 
-_FOLDER = Path(__file__).parents[2] / "docs" / "how_to"
-_PAGES = ("flax_nnx.md", "keras_hub.md", "keras_rs.md", "keras_tuner.md", "optax.md")
+_DOCS = Path(__file__).parents[2] / "docs"
+_FOLDER = _DOCS / "how_to"
+_PAGES = (
+    "guides/fine_tune.md",
+    "how_to/flax_nnx.md",
+    "how_to/keras_hub.md",
+    "how_to/keras_rs.md",
+    "how_to/keras_tuner.md",
+    "how_to/optax.md",
+)
 _DISTRIBUTIONS = {
     "KerasHub": "keras-hub",
     "KerasRS": "keras-rs",
@@ -31,7 +39,7 @@ def test_page_prints_what_it_shows(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # a tuner writes into the current folder
-    assert not differences((_FOLDER / name).read_text(encoding="utf-8"), name)
+    assert not differences((_DOCS / name).read_text(encoding="utf-8"), name)
 
 
 def test_overview_has_the_installed_versions() -> None:

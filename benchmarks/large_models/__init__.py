@@ -1,0 +1,1 @@
+"""Training steps of large decoders, compiled for machines that are not here."""

@@ -1,0 +1,135 @@
+"""Differences to one device: `python -m benchmarks.large_models.exactness` prints a table.
+
+Every combination of sharded state, policy and technique trains a small decoder on eight virtual
+devices; the table has the largest difference of a weight from training on one device.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import dataclasses
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import stratagem as sg  # isort: skip - before keras, because it selects the JAX backend
+import click
+import jax
+import keras
+import numpy as np
+
+from benchmarks.large_models.cases import Decoder
+from benchmarks.large_models.keras_decoder import build_decoder
+
+__all__ = ["STATES", "TECHNIQUES", "Row", "compare", "make_table"]
+
+STATES: tuple[str | None, ...] = (None, "optimizer", "all")
+POLICIES = ("float32", "mixed_bfloat16")
+TECHNIQUES = ("none", "LoRA", "accumulation", "recomputation", "LoRA on int8")
+# Matrices of more than 1,024 elements are sharded.
+_SIZES = Decoder(64, 4, 2, 128, 2, 96)
+_LENGTH, _NUM_ROWS, _BATCH_SIZE, _RANK = 8, 44, 16, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One combination beside one device.
+
+    Args:
+        policy: of Keras.
+        technique: of fine-tuning or of saving memory.
+        differences: the largest difference of a weight, by `shard_state`.
+        change: the largest change of a weight by training, on one device.
+    """
+
+    policy: str
+    technique: str
+    differences: dict[str | None, float]
+    change: float
+
+
+def _trained(strategy: Any, policy: str, technique: str) -> tuple[list[np.ndarray], float]:
+    """Trains two epochs, whose last batches are short; returns weights and their change."""
+    keras.backend.clear_session(free_memory=False)
+    keras.utils.set_random_seed(3)
+    keras.config.set_dtype_policy(policy)
+    with strategy.scope():
+        model = build_decoder(_SIZES, _LENGTH, recomputes=technique == "recomputation")
+        if technique.endswith("int8"):
+            model.quantize("int8")
+        if technique.startswith("LoRA"):
+            _adapt(model)
+        steps = 2 if technique == "accumulation" else None
+        optimizer = keras.optimizers.Adam(
+            1e-3, epsilon=1e-3, gradient_accumulation_steps=steps, global_clipnorm=1.0
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer, loss)
+    first = model.get_weights()
+    random = np.random.default_rng(5)
+    tokens = random.integers(0, _SIZES.vocabulary, (_NUM_ROWS, _LENGTH + 1)).astype("int32")
+    model.fit(tokens[:, :-1], tokens[:, 1:], _BATCH_SIZE, epochs=2, shuffle=False, verbose=0)
+    last = model.get_weights()
+    return last, largest_difference(first, last)
+
+
+def _adapt(model: keras.Model) -> None:
+    """Trains adapters of the dense layers and the embedding only."""
+    for layer in model._flatten_layers(include_self=False):
+        if isinstance(layer, keras.layers.Dense | keras.layers.Embedding):
+            layer.enable_lora(_RANK)
+        elif isinstance(layer, keras.layers.RMSNormalization):
+            layer.trainable = False
+
+
+def largest_difference(ones: Iterable[np.ndarray], others: Iterable[np.ndarray]) -> float:
+    """Returns the largest absolute difference of two lists of arrays."""
+    return max(
+        float(np.max(np.abs(np.float64(one) - np.float64(other)), initial=0.0))
+        for one, other in zip(ones, others, strict=True)
+    )
+
+
+def compare(policy: str, technique: str, states: Iterable[str | None] = STATES) -> Row:
+    """Trains one combination on one device, and on eight with each kind of sharded state."""
+    expected, change = _trained(sg.OneDeviceStrategy("cpu:0"), policy, technique)
+    devices = [f"cpu:{index}" for index in range(8)]
+    differences = {
+        state: largest_difference(
+            expected,
+            _trained(sg.MirroredStrategy(devices, shard_state=state), policy, technique)[0],
+        )
+        for state in states
+    }
+    return Row(policy, technique, differences, change)
+
+
+def make_table(rows: Iterable[Row]) -> str:
+    """Returns a Markdown table."""
+    lines = ["| policy | with | change by training | mirrored | optimizer | all |"]
+    lines.append("|---|---|---:|---:|---:|---:|")
+    for row in rows:
+        found = (f"{row.differences[state]:.1e}" for state in STATES)
+        lines.append(f"| {row.policy} | {row.technique} | {row.change:.1e} | {' | '.join(found)} |")
+    return "\n".join(lines)
+
+
+@click.command()
+@click.option("--only", default="", help="Combinations whose policy and technique contain this.")
+def main(only: str) -> None:
+    """Prints the table."""
+    rows: list[Row] = []
+    with jax.numpy_dtype_promotion("standard"):
+        for policy, technique in itertools.product(POLICIES, TECHNIQUES):
+            if only in f"{policy} {technique}":
+                rows.append(compare(policy, technique))
+                print(rows[-1], flush=True)
+    print(make_table(rows))
+
+
+if __name__ == "__main__":
+    main()
