@@ -27,8 +27,9 @@ _FLOAT_BYTES = 4
 _TOLERANCE = 0.05
 # How often an element is read or written while gradients are coded and decoded.
 _PASSES: Mapping[type[Compression], int] = {BFloat16: 6, Int8: 10, PowerSGD: 6, TopK: 30}
-_BANDWIDTHS_BYTES_PER_S = tuple(float(rate) for rate in np.logspace(6, 11, 41))
-_LATENCIES_S = tuple(float(time_s) for time_s in np.logspace(-5, -1, 33))
+# Rounded: the last digits of a power depend on the processor.
+_BANDWIDTHS_BYTES_PER_S = tuple(float(f"{rate:.4g}") for rate in np.logspace(6, 11, 41))
+_LATENCIES_S = tuple(float(f"{time_s:.4g}") for time_s in np.logspace(-5, -1, 33))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -73,14 +73,14 @@ class ShardReader:
             targets = [
                 (array, region, common)
                 for array, region in zip(arrays, regions, strict=True)
-                if (common := _common(chunk.region, region)) is not None
+                if (common := _overlap(chunk.region, region)) is not None
             ]
             self._read_chunk(item, entry, chunk, targets)
 
         chunks = [
             chunk
             for chunk in _chunks(entry)
-            if any(_common(chunk.region, region) is not None for region in regions)
+            if any(_overlap(chunk.region, region) is not None for region in regions)
         ]
         with ThreadPoolExecutor(num_readers(), "stratagem-readers") as threads:
             for _ in threads.map(read, chunks):
@@ -92,7 +92,7 @@ class ShardReader:
     ) -> None:
         """Raises DataLossError if a part of an array is damaged."""
         for chunk in _chunks(entry):
-            if regions is None or any(_common(chunk.region, one) is not None for one in regions):
+            if regions is None or any(_overlap(chunk.region, one) is not None for one in regions):
                 self._read_chunk(item, entry, chunk, [])
 
     def _read_chunk(
@@ -179,7 +179,7 @@ def _chunks(entry: Mapping[str, Any]) -> Iterator[_Chunk]:
         yield _Chunk(shard_key(entry["path"], position), region, crc32)
 
 
-def _common(one: Region, other: Region) -> Region | None:
+def _overlap(one: Region, other: Region) -> Region | None:
     """Returns the intersection of two regions; None if it is empty."""
     common = tuple(
         slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(one, other, strict=True)

@@ -32,7 +32,7 @@ class Sharded:
 
     @property
     def spec(self) -> PartitionSpec:
-        """How replicas shard the value."""
+        """The spec of a global value over the mesh."""
         return PartitionSpec(*[None] * self.axis, REPLICA_AXIS)
 
     def gather(self, shard: Any) -> Any:

@@ -18,7 +18,7 @@ from stratagem.execution.late_gathers.shard_updates import ShardUpdate
 from stratagem.execution.late_gathers.weights import (
     Deferred,
     Late,
-    Shard,
+    WeightShard,
     is_literal,
     narrowing_cast,
     num_bytes,
@@ -48,7 +48,7 @@ class GatherLimits:
 class _Gather:
     """A gather of a weight in a dtype."""
 
-    shard: Shard
+    shard: WeightShard
     dtype: Any
 
     @property
@@ -93,7 +93,7 @@ class Gathers:
         )
         return list(jaxpr_as_fun(ClosedJaxpr(part, []))(*values.values()))
 
-    def gather(self, value: Any, shard: Shard, dtype: Any) -> Any:
+    def gather(self, value: Any, shard: WeightShard, dtype: Any) -> Any:
         """Gathers a shard in a dtype."""
         # Here, behind a barrier. The compiler would cast all weights at the start.
         value = jax.lax.convert_element_type(value, dtype)
@@ -178,7 +178,7 @@ class Gathers:
         return [(holder, key) for holder, key, _ in awaited]
 
     def _whole(self, value: Any) -> Any:
-        if isinstance(value, Shard):
+        if isinstance(value, WeightShard):
             return self._weight(_Gather(value, value.value.dtype))
         if not isinstance(value, Deferred):
             return value
@@ -221,9 +221,9 @@ class RecordedGathers(Gathers):
         """Returns, for each operation that reads weights, the gathers that start with it."""
         starts: list[list[_Gather]] = [[] for _ in self._uses]
         sizes = [sum(one.num_bytes for one in use) for use in self._uses]
-        first, ahead_bytes = 0, 0  # of the operations between the start and the one that reads
+        first, ahead_bytes = 0, 0  # read after the operation `first`
         for place, gathers in enumerate(self._uses):
-            ahead_bytes += sizes[place]
+            ahead_bytes += sizes[place] if place > first else 0
             while ahead_bytes > self._limits.ahead_bytes and first < place - 1:
                 first += 1
                 ahead_bytes -= sizes[first]
@@ -234,7 +234,7 @@ class RecordedGathers(Gathers):
         """Returns the types of the results."""
         return [atom.aval for eqn in eqns for atom in eqn.outvars]
 
-    def gather(self, value: Any, shard: Shard, dtype: Any) -> Any:
+    def gather(self, value: Any, shard: WeightShard, dtype: Any) -> Any:
         """Returns the type of a gathered weight."""
         shape = list(value.shape)
         shape[shard.sharded.axis] *= shard.sharded.count

@@ -21,7 +21,7 @@ from stratagem.execution.late_gathers.sums import Sums
 from stratagem.execution.late_gathers.weights import (
     Deferred,
     Late,
-    Shard,
+    WeightShard,
     inner_jaxpr,
     is_cheap,
     is_literal,
@@ -88,7 +88,7 @@ class LateStep:
         values = {
             invars[place]: value
             if (sharded := self.shards[place]) is None
-            else Shard(value, sharded, place)
+            else WeightShard(value, sharded, place)
             for place, value in inputs.items()
         }
         sums = Sums(
@@ -112,7 +112,7 @@ class LateStep:
 
 
 def _gathered_if_small(value: Any, gathers: Gathers) -> Any:
-    if not isinstance(value, Shard):
+    if not isinstance(value, WeightShard):
         return value
     is_small = num_bytes(value.value) * value.sharded.count < _MIN_LATE_BYTES
     return gathers.gather(value.value, value, value.value.dtype) if is_small else value
@@ -216,6 +216,6 @@ class _Evaluation:
 
 def _late_bytes(value: Any) -> int:
     """Returns the size of the weights behind a value, once they are gathered."""
-    if isinstance(value, Shard):
+    if isinstance(value, WeightShard):
         return num_bytes(value.value) * value.sharded.count
     return sum(map(_late_bytes, value.inputs)) if isinstance(value, Deferred) else 0

@@ -19,6 +19,7 @@ from jax.extend.core import Jaxpr, Literal
 from stratagem.execution.analysis.elements import is_by_element
 from stratagem.execution.analysis.retracing import Rule, retrace
 from stratagem.execution.late_gathers.exchanges import Sharded
+from stratagem.execution.late_gathers.weights import shape_of
 
 if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
@@ -70,7 +71,7 @@ def shard_updates(
     source_of = dict(zip(update.invars, sources, strict=True))
     groups: dict[Any, list[_Cone]] = collections.defaultdict(list)
     for place, atom in enumerate(update.outvars):
-        if isinstance(atom, Literal) or not atom.aval.shape:
+        if isinstance(atom, Literal) or not shape_of(atom):
             continue
         cone = _Cone.of(place, atom, makers, source_of)
         if cone is not None and (key := cone.key(sharded)) is not None:
@@ -92,13 +93,13 @@ class _Cone:
     def of(
         cls, place: int, atom: Any, makers: Mapping[Any, JaxprEqn], source_of: Mapping[Any, _Source]
     ) -> _Cone | None:
-        shape = tuple(atom.aval.shape)
+        shape = shape_of(atom)
         eqns: dict[int, JaxprEqn] = {}
         inputs: dict[Any, _Source] = {}
         waiting = [atom]
         while waiting:
             one = waiting.pop()
-            if tuple(one.aval.shape) not in (shape, ()):
+            if shape_of(one) not in (shape, ()):
                 return None
             if one in source_of:
                 inputs[one] = source_of[one]
@@ -110,7 +111,7 @@ class _Cone:
                 continue
             eqns[id(eqn)] = eqn
             variables = [each for each in eqn.invars if not isinstance(each, Literal)]
-            is_of_scalars = not any(each.aval.shape for each in (*variables, *eqn.outvars))
+            is_of_scalars = not any(shape_of(each) for each in (*variables, *eqn.outvars))
             if not (is_of_scalars or is_by_element(eqn, also=("broadcast_in_dim",))):
                 return None
             waiting += variables
@@ -118,11 +119,11 @@ class _Cone:
 
     def key(self, sharded: Callable[[_Source], Sharded | None]) -> Any:
         """Returns the shape, how it is sharded, and the sums; None if an input is not a shard."""
-        found = {sharded(source) for one, source in self.inputs.items() if one.aval.shape}
+        found = {sharded(source) for one, source in self.inputs.items() if shape_of(one)}
         sums = frozenset(source for source in self.inputs.values() if source[0] == "handed")
         if not sums or len(found) != 1 or None in found:
             return None
-        return tuple(self.atom.aval.shape), found.pop(), sums
+        return shape_of(self.atom), found.pop(), sums
 
 
 def _joined(
@@ -139,5 +140,5 @@ def _joined(
         eqns=[eqns[key] for key in sorted(eqns, key=order.__getitem__)],
     )
     outputs = [cone.place for cone in cones]
-    shape = tuple(cones[0].atom.aval.shape)
+    shape = shape_of(cones[0].atom)
     return ShardUpdate(jaxpr, [*inputs.values()], outputs, shape, sharded)

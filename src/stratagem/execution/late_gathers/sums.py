@@ -9,7 +9,7 @@ from typing import Any
 from stratagem.execution.late_gathers.exchanges import Sharded
 from stratagem.execution.late_gathers.gathers import Gathers
 from stratagem.execution.late_gathers.shard_updates import ShardUpdate
-from stratagem.execution.late_gathers.weights import Shard, num_bytes
+from stratagem.execution.late_gathers.weights import WeightShard, num_bytes
 
 __all__ = ["Sums"]
 
@@ -59,5 +59,5 @@ class Sums:
     def _update(self, place: int) -> None:
         update, atoms = self._updates[place]
         inputs = [self.values[one] if one in self.values else self._inputs[one] for one in atoms]
-        inputs = [one.value if isinstance(one, Shard) else one for one in inputs]
+        inputs = [one.value if isinstance(one, WeightShard) else one for one in inputs]
         self.updated[place] = self._gathers.update(update, inputs)

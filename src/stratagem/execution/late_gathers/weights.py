@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Deferred",
     "Late",
-    "Shard",
+    "WeightShard",
     "inner_jaxpr",
     "is_cheap",
     "is_literal",
     "is_recomputation",
     "narrowing_cast",
     "num_bytes",
+    "shape_of",
 ]
 
 # Operations so cheap that repeating them for each use of a weight costs less than the memory of
@@ -45,7 +46,7 @@ _MAX_RANK = 256
 
 
 @dataclasses.dataclass(eq=False)
-class Shard:
+class WeightShard:
     """A weight that is not gathered yet: this replica's shard."""
 
     value: Any
@@ -62,7 +63,7 @@ class Deferred:
     place: int  # among the results of the operation
 
 
-Late = Shard | Deferred
+Late = WeightShard | Deferred
 
 
 def num_bytes(value: Any) -> int:
@@ -75,14 +76,19 @@ def is_literal(atom: Any) -> bool:
     return isinstance(atom, Literal)
 
 
+def shape_of(atom: Any) -> tuple[int, ...]:
+    """Returns the shape of a value of a jaxpr."""
+    return tuple(atom.aval.shape)
+
+
 def is_cheap(eqn: JaxprEqn) -> bool:
     """Returns True if an operation on weights is repeated for each use of its result."""
     name = eqn.primitive.name
     if name == "broadcast_in_dim":
-        return math.prod(eqn.params["shape"]) <= 4 * eqn.invars[0].aval.size
+        return math.prod(eqn.params["shape"]) <= 4 * math.prod(shape_of(eqn.invars[0]))
     if name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
-        shape = eqn.invars[0].aval.shape
+        shape = shape_of(eqn.invars[0])
         return math.prod(shape[axis] for axis in contracted) <= _MAX_RANK
     if (inner := inner_jaxpr(eqn)) is not None:
         return all(map(is_cheap, inner.eqns))
@@ -92,7 +98,7 @@ def is_cheap(eqn: JaxprEqn) -> bool:
 def narrowing_cast(value: Deferred) -> Any:
     """Returns the dtype of a cast of a shard to fewer bytes; otherwise None."""
     (source, *_), eqn = value.inputs, value.eqn
-    if eqn.primitive.name != "convert_element_type" or not isinstance(source, Shard):
+    if eqn.primitive.name != "convert_element_type" or not isinstance(source, WeightShard):
         return None
     dtype = eqn.params["new_dtype"]
     return dtype if jnp.dtype(dtype).itemsize < source.value.dtype.itemsize else None

@@ -40,12 +40,8 @@ def part_step(
 
     `old_values` maps the output of a written variable to the input that holds its old value.
     """
-    jaxpr, _ = without_unused(jaxpr, [True] * len(jaxpr.invars))
+    jaxpr = _prepared(jaxpr, differing_inputs, may_update)
     differs = differing_values(jaxpr, differing_inputs)
-    if any(eqn.primitive.name == "cond" for eqn in jaxpr.eqns):
-        jaxpr = with_split_conditionals(jaxpr, differs, may_update)
-        jaxpr, _ = without_unused(jaxpr, [True] * len(jaxpr.invars))
-        differs = differing_values(jaxpr, differing_inputs)
     moved = _moved(jaxpr, differs, may_update)
     made = {id(variable) for eqn in moved for variable in eqn.outvars}
     is_updated = [
@@ -83,6 +79,17 @@ def part_step(
         is_updated=is_updated,
         num_handed=len(handed),
     )
+
+
+def _prepared(jaxpr: Jaxpr, differing_inputs: Sequence[bool], may_update: Sequence[bool]) -> Jaxpr:
+    """Returns a step without unused operations, and without conditionals in its update."""
+    all_stay = [True] * len(jaxpr.invars)
+    jaxpr, _ = without_unused(jaxpr, all_stay)
+    if not any(eqn.primitive.name == "cond" for eqn in jaxpr.eqns):
+        return jaxpr
+    differs = differing_values(jaxpr, differing_inputs)
+    jaxpr, _ = without_unused(with_split_conditionals(jaxpr, differs, may_update), all_stay)
+    return jaxpr
 
 
 def _moved(jaxpr: Jaxpr, differs: dict[Any, bool], may_update: Sequence[bool]) -> list[Any]:

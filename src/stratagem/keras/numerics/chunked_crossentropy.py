@@ -41,7 +41,7 @@ class ChunkedSparseCategoricalCrossentropy(keras.losses.Loss):
         >>> model = keras.Model(inputs, embedding(inputs))
         >>> loss = sg.nn.ChunkedSparseCategoricalCrossentropy(embedding, chunk_size=256)
         >>> model.compile("sgd", loss)
-        >>> tokens = numpy.arange(12).reshape(2, 6)
+        >>> tokens = jax.numpy.arange(12).reshape(2, 6)
         >>> history = model.fit(tokens[:, :], tokens, verbose=0)
 
     Source: keras.losses.SparseCategoricalCrossentropy.
@@ -53,7 +53,7 @@ class ChunkedSparseCategoricalCrossentropy(keras.losses.Loss):
         *,
         chunk_size: int = 8192,
         ignore_class: int | None = None,
-        reduction: str | None = "sum_over_batch_size",
+        reduction: Any = "sum_over_batch_size",
         name: str | None = "chunked_sparse_categorical_crossentropy",
         dtype: Any = None,
     ) -> None:

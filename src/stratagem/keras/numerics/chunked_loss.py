@@ -69,6 +69,11 @@ def chunked_softmax_cross_entropy(
     bias = no_bias if bias is None else jnp.asarray(bias)
     _check(labels, hidden, kernel, bias, vocabulary_axis)
     chunks = _Chunks(num_classes, _checked_size(chunk_size, num_classes), has_rows, soft_cap)
+    _check_soft_cap(soft_cap)
+    return _losses(chunks, labels, hidden, kernel.astype(hidden.dtype), bias)
+
+
+def _check_soft_cap(soft_cap: float | None) -> None:
     if soft_cap is not None and not soft_cap > 0:
         raise ValueError(
             explain(
@@ -77,7 +82,6 @@ def chunked_softmax_cross_entropy(
                 fix="pass the soft cap of the model's logits, such as 30.0 for Gemma 2.",
             )
         )
-    return _losses(chunks, labels, hidden, kernel.astype(hidden.dtype), bias)
 
 
 def _checked_size(chunk_size: Any, num_classes: int) -> int:

@@ -143,7 +143,8 @@ class _Call:
                 outputs = self._fn(*args, **kwargs)
         finally:
             _current.is_recomputed = previous
-        self._structure, self._leaves = outputs, keras.tree.flatten(outputs)
+        self._structure = outputs
+        self._leaves = [*keras.tree.flatten(outputs)]
         self._written = [(one, key in scope.unproven) for key, one in scope.writes.items()]
         arrays = [leaf for leaf in self._leaves if _is_array(leaf)]
         return {
