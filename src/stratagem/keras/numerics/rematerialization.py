@@ -136,15 +136,15 @@ class _Call:
     def compute(self, args: Any, kwargs: Any) -> dict[str, Any]:
         """Calls the function; returns its arrays, and what it changes."""
         if self._policy.names_input:
-            args, kwargs = keras.tree.map_structure(_named, (args, kwargs))
+            named: Any = keras.tree.map_structure(_named, (args, kwargs))
+            args, kwargs = named
         previous, _current.is_recomputed = _current.is_recomputed, True
         try:
             with self._scope as scope, self._summaries:
                 outputs = self._fn(*args, **kwargs)
         finally:
             _current.is_recomputed = previous
-        self._structure = outputs
-        self._leaves = [*keras.tree.flatten(outputs)]
+        self._structure, self._leaves = outputs, keras.tree.flatten(outputs)
         self._written = [(one, key in scope.unproven) for key, one in scope.writes.items()]
         arrays = [leaf for leaf in self._leaves if _is_array(leaf)]
         return {
