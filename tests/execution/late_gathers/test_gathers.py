@@ -79,3 +79,17 @@ def test_a_read_makes_a_weight_new() -> None:
 
 def test_gathered_weights_are_counted_whole() -> None:
     assert [one.num_bytes for one in recorded([0], GatherLimits()).all] == [SIZE_BYTES]
+
+
+def test_a_recomputed_layer_counts_each_of_its_weights_once() -> None:
+    closed = jax.make_jaxpr(lambda x, w: x @ w)(jnp.ones((4, 8)), jnp.ones((8, 8)))
+    (product,) = closed.jaxpr.eqns
+    batch, shard = product.invars[0].aval, jax.ShapeDtypeStruct((4, 8), jnp.float32)
+    weights = [WeightShard(shard, SHARDED, place) for place in range(3)]
+    gathers = RecordedGathers(closed.jaxpr)
+    gathers.evaluate(product, [batch, weights[0]])
+    assert gathers.largest_layer_bytes == SIZE_BYTES
+    with gathers.layer():
+        for number in (1, 2, 2, 1):
+            gathers.evaluate(product, [batch, weights[number]])
+    assert gathers.largest_layer_bytes == 2 * SIZE_BYTES

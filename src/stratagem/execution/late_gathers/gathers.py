@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -135,6 +136,10 @@ class Gathers:
         self._forget()
         return whole
 
+    def layer(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context for the operations of one recomputed layer."""
+        return contextlib.nullcontext()
+
     def _bind_one(self, eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
         pairs = zip(eqn.invars, values, strict=True)
         return self.bind([eqn], {atom: value for atom, value in pairs if not is_literal(atom)})
@@ -211,6 +216,20 @@ class RecordedGathers(Gathers):
     def __init__(self, frame: Jaxpr, limits: GatherLimits | None = None) -> None:
         super().__init__(frame, limits or GatherLimits(), ())
         self._uses: list[list[_Gather]] = []
+        self._layers_bytes: list[int] = []
+
+    @property
+    def largest_layer_bytes(self) -> int:
+        """Size of the largest weight, or of the weights of the largest recomputed layer."""
+        return max([0, *(one.num_bytes for one in self.all), *self._layers_bytes])
+
+    @contextlib.contextmanager
+    def layer(self) -> Generator[None]:
+        """Counts the weights that a layer gathers."""
+        first = len(self._uses)
+        yield
+        found = {one.key: one.num_bytes for use in self._uses[first:] for one in use}
+        self._layers_bytes.append(sum(found.values()))
 
     @property
     def all(self) -> list[_Gather]:

@@ -7,6 +7,7 @@ gathered copy ends with the operation, as in FSDP.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
@@ -72,17 +73,15 @@ class LateStep:
         `inputs` has the value of each input that is read.
         """
         once = RecordedGathers(self.jaxpr)
-        layers: list[int] = []
-        self._run(inputs, once, layers)
-        # One layer: the largest weight, or the weights of one rematerialized part.
-        limit = max([0, *(one.num_bytes for one in once.all), *layers])
+        self._run(inputs, once)
+        limit = once.largest_layer_bytes
         limits = GatherLimits(kept_bytes=limit, ahead_bytes=limit)
         recorded = RecordedGathers(self.jaxpr, limits)
         self._run(inputs, recorded)
         return self._run(inputs, Gathers(self.jaxpr, limits, recorded.schedule()))
 
     def _run(
-        self, inputs: Mapping[int, Any], gathers: Gathers, layers: list[int] | None = None
+        self, inputs: Mapping[int, Any], gathers: Gathers
     ) -> tuple[list[Any], list[list[Any]]]:
         invars, outvars = self.jaxpr.invars, self.jaxpr.outvars
         values = {
@@ -99,7 +98,7 @@ class LateStep:
         )
         steady = {invar for invar, is_one in zip(invars, self.is_steady, strict=True) if is_one}
         at_once = {atom: _gathered_if_small(value, gathers) for atom, value in values.items()}
-        outputs = _Evaluation(gathers, self.jaxpr, at_once, steady, sums, layers).outputs()
+        outputs = _Evaluation(gathers, self.jaxpr, at_once, steady, sums).outputs()
         for place in self.sums:
             outputs[place] = sums.values[outvars[place]]
         updated = [sums.updated[place] for place in range(len(self.updates))]
@@ -122,7 +121,6 @@ class _Evaluation:
     """The evaluation of one jaxpr, from its first operation to its last.
 
     Operations without weights are evaluated together, up to the next one that reads a weight.
-    `layers`, if given, collects the bytes that rematerialized parts gather.
     """
 
     def __init__(
@@ -132,14 +130,12 @@ class _Evaluation:
         inputs: Mapping[Any, Any],
         steady: set[Any],
         sums: Sums | None = None,
-        layers: list[int] | None = None,
     ) -> None:
         self._gathers = gathers
         self._jaxpr = jaxpr
         self._values = dict(inputs)
         self._steady = steady
         self._sums = sums
-        self._layers = layers
         self._pending: list[JaxprEqn] = []
 
     def outputs(self) -> list[Any]:
@@ -187,13 +183,12 @@ class _Evaluation:
             waited = self._gathers.barrier([inputs[place] for place in places])
             for place, value in zip(places, waited, strict=True):
                 inputs[place] = value
-            if self._layers is not None:
-                self._layers.append(sum(map(_late_bytes, inputs)))
         pairs = zip(inner.invars, eqn.invars, strict=True)
         steady = {invar for invar, atom in pairs if self.is_steady(atom)}
         values = dict(zip(inner.invars, inputs, strict=True))
-        run = _Evaluation(self._gathers, inner, values, steady, layers=self._layers)
-        results = run.outputs()
+        run = _Evaluation(self._gathers, inner, values, steady)
+        with self._gathers.layer() if is_recomputation(eqn) else contextlib.nullcontext():
+            results = run.outputs()
         outvars = zip(eqn.outvars, inner.outvars, strict=True)
         self._steady |= {outvar for outvar, atom in outvars if run.is_steady(atom)}
         return results
@@ -212,10 +207,3 @@ class _Evaluation:
         }
         self._values.update(zip(made, self._gathers.bind(self._pending, needed), strict=True))
         self._pending = []
-
-
-def _late_bytes(value: Any) -> int:
-    """Returns the size of the weights behind a value, once they are gathered."""
-    if isinstance(value, WeightShard):
-        return num_bytes(value.value) * value.sharded.count
-    return sum(map(_late_bytes, value.inputs)) if isinstance(value, Deferred) else 0
