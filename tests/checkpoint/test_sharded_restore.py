@@ -103,6 +103,7 @@ def _step(of: Any) -> None:
 def test_next_step_reuses_the_memory(is_saved: bool, tmp_path: Path) -> None:
     one = checkpoint(2, values=True)
     if is_saved:
+        _step(one)  # replaces arrays that share the memory of NumPy's
         one.save(tmp_path / "ckpt")
     else:
         one.restore(path_of_saved(tmp_path, 4))
@@ -121,7 +122,7 @@ def test_damaged_shard_changes_nothing(fits: bool, tmp_path: Path, monkeypatch: 
     content = file.read_bytes()
     middle = len(content) // 2
     file.write_bytes(content[:middle] + bytes(9) + content[middle + 9 :])
-    with pytest.raises(DataLossError, match="wide differs from the saved one"):
+    with pytest.raises(DataLossError, match="(wide|large) differs from the saved one"):
         restored.restore(path)
     assert not any(np.any(np.asarray(one.value)) for one in restored.state.values())
     file.write_bytes(content)

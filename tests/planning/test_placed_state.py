@@ -119,12 +119,14 @@ def test_held_bytes_match_arithmetic_and_arrays_after_fit(strategy, target, want
     assert int(model.optimizer.iterations.value) == 2
 
 
-def test_layouts_and_another_sharding_are_refused_together() -> None:
+def test_layouts_are_planned_with_sharded_state() -> None:
     strategy = _divided()
     with strategy.scope():
         model = _model()
-    with pytest.raises(ValueError, match="shard_state='all' and a layout_map were given"):
-        sg.plan(model, _BATCH, "4xH100", shard_state="all")
+    divided = sg.plan(model, _BATCH, "4xH100")
+    both = sg.plan(model, _BATCH, "4xH100", shard_state="all")
+    assert both.shard_state == "all"
+    assert both.memory.state_bytes < divided.memory.state_bytes
 
 
 @pytest.fixture(scope="module")
