@@ -122,7 +122,7 @@ def test_damaged_shard_changes_nothing(fits: bool, tmp_path: Path, monkeypatch: 
     content = file.read_bytes()
     middle = len(content) // 2
     file.write_bytes(content[:middle] + bytes(9) + content[middle + 9 :])
-    with pytest.raises(DataLossError, match="(wide|large) differs from the saved one"):
+    with pytest.raises(DataLossError, match=r"(wide|large) differs from the saved one"):
         restored.restore(path)
     assert not any(np.any(np.asarray(one.value)) for one in restored.state.values())
     file.write_bytes(content)
