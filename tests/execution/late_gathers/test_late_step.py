@@ -204,6 +204,12 @@ def test_sums_leave_as_shards() -> None:
         np.testing.assert_allclose(found[place], total, rtol=1e-5, atol=1e-6)
 
 
+def test_argument_is_summed_without_an_operation() -> None:
+    found = late(lambda first, second, batch: (batch, jnp.sum(first)), [0, 0], {0: 0})
+    total, _ = jax.jit(found)(weight(0), weight(1), batches())
+    np.testing.assert_allclose(total, batches().sum(0), rtol=1e-6)
+
+
 def test_weight_that_is_returned_is_whole() -> None:
     found = late(lambda first, second, batch: (first.T, batch @ second), [0, 1])
     first, _ = jax.jit(found)(weight(0), weight(1), batches())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,6 @@ from jax.sharding import PartitionSpec
 from stratagem.execution.analysis.elements import is_by_element
 from stratagem.execution.analysis.retracing import retrace
 from stratagem.topology import REPLICA_AXIS, Topology
-
-if TYPE_CHECKING:
-    pass
-
 
 __all__ = ["ShardedRowUpdates", "rows_to_update", "with_updated_rows"]
 

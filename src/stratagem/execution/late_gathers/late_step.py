@@ -140,6 +140,7 @@ class _Evaluation:
 
     def outputs(self) -> list[Any]:
         """Returns the outputs, which may be deferred."""
+        self._add_sums([*self._values])  # a gradient may be an argument of the step
         for eqn in self._jaxpr.eqns:
             self._evaluate(eqn)
             self._add_sums(eqn.outvars)
