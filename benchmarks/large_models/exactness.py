@@ -1,7 +1,7 @@
 """Differences to one device: `python -m benchmarks.large_models.exactness` prints a table.
 
-Every combination of sharded state, policy and technique trains a small decoder on eight virtual
-devices; the table has the largest difference of a weight from training on one device.
+Every combination of a mesh, a policy and a technique trains a small decoder on eight virtual
+devices. The table has the largest difference of a weight from training on one device.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,14 +26,57 @@ import numpy as np
 from benchmarks.large_models.cases import Decoder
 from benchmarks.large_models.keras_decoder import build_decoder
 
-__all__ = ["STATES", "TECHNIQUES", "Row", "compare", "make_table"]
+__all__ = ["MESHES", "POLICIES", "TECHNIQUES", "Mesh", "Row", "compare", "make_table"]
 
-STATES: tuple[str | None, ...] = (None, "optimizer", "all")
+_NUM_DEVICES = 8
 POLICIES = ("float32", "mixed_bfloat16")
 TECHNIQUES = ("none", "LoRA", "accumulation", "recomputation", "LoRA on int8")
 # Matrices of more than 1,024 elements are sharded.
 _SIZES = Decoder(64, 4, 2, 128, 2, 96)
 _LENGTH, _NUM_ROWS, _BATCH_SIZE, _RANK = 8, 44, 16, 4
+# Heads and inner features are divided over the devices of a replica, as KerasHub's Llama does.
+_LAYOUTS = {
+    "embedding/embeddings": ("logical", None),
+    ".*(query|key|value|output)/kernel": ("logical", None),
+    ".*(gate|inner|logits)/kernel": (None, "logical"),
+    ".*outer/kernel": ("logical", None),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+    """Sizes of the three axes of a mesh.
+
+    Args:
+        data: copies of the state, each on its own replicas.
+        shard: replicas that store one copy together.
+        model: devices of a replica.
+    """
+
+    data: int
+    shard: int
+    model: int
+
+    def __str__(self) -> str:
+        return f"{self.data} x {self.shard} x {self.model}"
+
+    def strategy(self) -> sg.MirroredStrategy:
+        """Returns the strategy with this mesh."""
+        is_sharded, has_groups = self.shard > 1, self.model > 1
+        return sg.MirroredStrategy(
+            [f"cpu:{index}" for index in range(self.data * self.shard * self.model)],
+            shard_state="all" if is_sharded else None,
+            shard_size=self.shard if is_sharded else None,
+            devices_per_replica=self.model if has_groups else None,
+            layout_map=_LAYOUTS if has_groups else None,
+        )
+
+
+MESHES = tuple(
+    Mesh(*sizes)
+    for sizes in itertools.product((1, 2, 4), repeat=3)
+    if math.prod(sizes) == _NUM_DEVICES
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,13 +86,13 @@ class Row:
     Args:
         policy: of Keras.
         technique: of fine-tuning or of saving memory.
-        differences: the largest difference of a weight, by `shard_state`.
+        differences: the largest difference of a weight, by mesh.
         change: the largest change of a weight by training, on one device.
     """
 
     policy: str
     technique: str
-    differences: dict[str | None, float]
+    differences: dict[Mesh, float]
     change: float
 
 
@@ -94,26 +138,23 @@ def largest_difference(ones: Iterable[np.ndarray], others: Iterable[np.ndarray])
     )
 
 
-def compare(policy: str, technique: str, states: Iterable[str | None] = STATES) -> Row:
-    """Trains one combination on one device, and on eight with each kind of sharded state."""
+def compare(policy: str, technique: str, meshes: Iterable[Mesh] = MESHES) -> Row:
+    """Trains one combination on one device, and on each mesh."""
     expected, change = _trained(sg.OneDeviceStrategy("cpu:0"), policy, technique)
-    devices = [f"cpu:{index}" for index in range(8)]
     differences = {
-        state: largest_difference(
-            expected,
-            _trained(sg.MirroredStrategy(devices, shard_state=state), policy, technique)[0],
-        )
-        for state in states
+        mesh: largest_difference(expected, _trained(mesh.strategy(), policy, technique)[0])
+        for mesh in meshes
     }
     return Row(policy, technique, differences, change)
 
 
-def make_table(rows: Iterable[Row]) -> str:
-    """Returns a Markdown table."""
-    lines = ["| policy | with | change by training | mirrored | optimizer | all |"]
-    lines.append("|---|---|---:|---:|---:|---:|")
+def make_table(rows: Iterable[Row], meshes: Iterable[Mesh] = MESHES) -> str:
+    """Returns a Markdown table; meshes are data x shard x model."""
+    meshes = [*meshes]
+    lines = [f"| policy | with | change by training | {' | '.join(map(str, meshes))} |"]
+    lines.append(f"|---|---|---:|{'---:|' * len(meshes)}")
     for row in rows:
-        found = (f"{row.differences[state]:.1e}" for state in STATES)
+        found = (f"{row.differences[mesh]:.1e}" for mesh in meshes)
         lines.append(f"| {row.policy} | {row.technique} | {row.change:.1e} | {' | '.join(found)} |")
     return "\n".join(lines)
 

@@ -20,7 +20,7 @@ def _trained(
     folder: Path, kept: str, num_devices: int, *how: str, **variables: str
 ) -> list[dict[str, Any]]:
     """What two processes saw, of as many devices each; without parts one process of all devices."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     if kept == "none":
         every = [run_alone([_PROGRAM, str(2 * num_devices), kept, str(folder), *how])]
     else:
@@ -55,6 +55,16 @@ def test_hosts_of_a_tpu_train_to_what_copies_do(tmp_path: Path) -> None:
     tpu = {"STRATAGEM_TPU_PLATFORM": "cpu"}
     for one in _trained(tmp_path / "parts", "all", 2, "short", **tpu):
         _assert_like(one, of_copies, 1 / 4)
+
+
+@pytest.mark.slow
+def test_each_process_has_a_copy(tmp_path: Path) -> None:
+    (of_copies,) = _trained(tmp_path / "copies", "none", 2)
+    for one in _trained(tmp_path / "parts", "all/2", 2):
+        _assert_like(one, of_copies, 1 / 2)
+        for name in [name for name in one if name.startswith("went on")]:
+            restored = one[f"restored and {name}"]
+            np.testing.assert_allclose(restored, one[name], rtol=1e-6, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.slow

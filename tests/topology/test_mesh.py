@@ -117,3 +117,23 @@ def test_empty_devices_are_refused() -> None:
 
 def test_platform_is_that_of_the_devices() -> None:
     assert Topology(None).platform == Topology(tuple(jax.local_devices()[:2])).platform == "cpu"
+
+
+def test_replicas_with_several_copies_of_state_are_on_two_axes() -> None:
+    devices = tuple(jax.devices()[:6])
+    topology = Topology(devices).with_shard_size(3)
+    assert topology.mesh.shape == {"replica": 2, "shard": 3}
+    assert topology.replica_axis == topology.replica_axes == ("replica", "shard")
+    assert (topology.shard_axis, topology.num_shards, topology.num_replicas) == ("shard", 3, 6)
+    assert [*topology.mesh.devices.flat] == [*devices]
+    stacked = topology.put_stacked(np.arange(6))
+    assert [int(one.data[0]) for one in stacked.addressable_shards] == [*range(6)]
+    pairs = Topology.of_groups([devices[:2], devices[2:4], devices[4:]]).with_shard_size(1)
+    assert pairs.mesh.shape == {"replica": 3, "shard": 1, "logical": 2}
+
+
+def test_one_copy_of_state_needs_no_second_axis(three) -> None:
+    assert three.with_shard_size(3) == three.with_shard_size(None) == three
+    assert (three.replica_axis, three.shard_axis, three.num_shards) == ("replica", "replica", 3)
+    with pytest.raises(ValueError, match=r"shard_size=2 was given for 3 replicas.\n.*\[1, 3\]"):
+        three.with_shard_size(2)

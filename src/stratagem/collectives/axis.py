@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from stratagem.topology import Topology
-from stratagem.topology.mesh import REPLICA_AXIS
 from stratagem.topology.slices import num_slices, slice_of
 
 __all__ = ["ReplicaAxis"]
@@ -16,7 +15,7 @@ class ReplicaAxis:
     """The mesh axis of the replicas.
 
     Args:
-        name: name of the axis.
+        name: name of the axis, or names of two.
         size: number of replicas that are combined.
         groups: groups of nearby replicas, all of one size; () if there are none.
         adds_wide: True to add bfloat16 in float32. XLA:CPU normally does so itself, but crashes if
@@ -30,7 +29,7 @@ class ReplicaAxis:
     Source: specific to Stratagem.
     """
 
-    name: str
+    name: str | tuple[str, ...]
     size: int
     groups: tuple[tuple[int, ...], ...] = ()
     adds_wide: bool = False
@@ -58,6 +57,13 @@ class ReplicaAxis:
         groups = [tuple(group) for group in members.values()]
         if len(groups) == 1 and size >= 4 and size % 2 == 0:
             groups = [tuple(range(size // 2)), tuple(range(size // 2, size))]
-        is_nested = 1 < len(groups) < size and len({len(group) for group in groups}) == 1
+        # JAX has no groups within several axes.
+        is_nested = (
+            topology.shard_size is None
+            and 1 < len(groups) < size
+            and len({len(group) for group in groups}) == 1
+        )
         adds_wide = topology.groups is not None and topology.platform == "cpu"
-        return ReplicaAxis(REPLICA_AXIS, size, tuple(groups) if is_nested else (), adds_wide)
+        return ReplicaAxis(
+            topology.replica_axis, size, tuple(groups) if is_nested else (), adds_wide
+        )

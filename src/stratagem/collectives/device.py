@@ -11,7 +11,7 @@ __all__ = ["all_gather"]
 def all_gather(
     value: object,
     axis: int,
-    axis_name: str,
+    axis_name: str | tuple[str, ...],
     lengths: tuple[int, ...] | None,
     groups: list[list[int]] | None = None,
 ) -> jax.Array:

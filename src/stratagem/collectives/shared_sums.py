@@ -67,7 +67,8 @@ def connect_memory(topology: Topology) -> None:
         return
     if not _membership.is_decided:
         _membership.is_decided = True
-        area = None if topology.groups is not None else _connected_area(group, topology)
+        is_plain = topology.groups is None and topology.shard_size is None
+        area = _connected_area(group, topology) if is_plain else None
         if area is not None:
             serve_sums(area, _local_ranks(topology), lambda: group.verdict is not None)
             _membership.devices = _ids_of(topology)
@@ -75,7 +76,8 @@ def connect_memory(topology: Topology) -> None:
 
 def is_connected(topology: Topology) -> bool:
     """Returns True if the replicas of a topology share memory."""
-    return bool(_membership.devices) and _membership.devices == _ids_of(topology)
+    is_plain = topology.shard_size is None
+    return is_plain and bool(_membership.devices) and _membership.devices == _ids_of(topology)
 
 
 def serve_sums(area: SharedArea, ranks: Sequence[int], is_lost: Callable[[], bool]) -> None:
@@ -166,7 +168,9 @@ def _stratagem_shared_sum_over_replicas(
     return elsewhere(array, axis)
 
 
-def ordered_sum(array: jax.Array, order: jax.Array, axis_name: str) -> tuple[jax.Array, jax.Array]:
+def ordered_sum(
+    array: jax.Array, order: jax.Array, axis_name: str | tuple[str, ...]
+) -> tuple[jax.Array, jax.Array]:
     """Returns the sum of a local array over replicas, and the outcome for the sum after it."""
     call = jax.ffi.ffi_call(
         _TARGET,

@@ -49,7 +49,7 @@ def two_stage_sum(array: jax.Array, axis: ReplicaAxis) -> jax.Array:
 
 
 def _exchanged_sum(
-    array: jax.Array, name: str, count: int, groups: list[list[int]] | None
+    array: jax.Array, name: str | tuple[str, ...], count: int, groups: list[list[int]] | None
 ) -> jax.Array:
     shards = split_into_shards(array, count)
     received = _exchange(shards, name, groups)
@@ -61,5 +61,7 @@ def _exchanged_sum(
     return whole.ravel()[: array.size].reshape(array.shape)
 
 
-def _exchange(rows: jax.Array, name: str, groups: list[list[int]] | None) -> jax.Array:
+def _exchange(
+    rows: jax.Array, name: str | tuple[str, ...], groups: list[list[int]] | None
+) -> jax.Array:
     return jax.lax.all_to_all(rows, name, split_axis=0, concat_axis=0, axis_index_groups=groups)

@@ -204,11 +204,12 @@ def _known_bytes(program: StepProgram) -> dict[str, int]:
 def _group_like(planned: Topology, devices: tuple[Any, ...]) -> Topology:
     """Groups the devices like the topology that the step was traced for."""
     if planned.groups is None:
-        return Topology(devices)
+        return Topology(devices, shard_size=planned.shard_size)
     known: tuple[Any, ...] = planned.all_devices or ()
     ranks = {id: rank for rank, id in enumerate(sorted(device.id for device in known))}
     groups = tuple(tuple(devices[ranks[device.id]] for device in group) for group in planned.groups)
-    return Topology(tuple(group[0] for group in groups), groups)
+    first = tuple(group[0] for group in groups)
+    return Topology(first, groups, shard_size=planned.shard_size)
 
 
 def attached_devices(target: Target) -> tuple[jax.Device, ...]:

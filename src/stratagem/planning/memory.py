@@ -231,7 +231,8 @@ def _host_copies(variable: VariableLike, step: CapturedStep) -> int:
     if not isinstance(store, ShardedStore):
         return 1
     is_offloaded = store.sharded_axis(tuple(variable.shape)) is not None
-    return topology.num_logical_devices * (1 if is_offloaded else topology.num_replicas)
+    num_copies = topology.num_replicas // (topology.num_shards if is_offloaded else 1)
+    return topology.num_logical_devices * num_copies
 
 
 def shared_state_bytes(step: CapturedStep) -> dict[str, int]:

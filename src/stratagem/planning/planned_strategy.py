@@ -50,4 +50,5 @@ def planned_strategy(
             like.cross_device_ops,
             shard_state=shard_state,
             layout_map=layouts,
+            shard_size=like.topology.shard_size,
         )

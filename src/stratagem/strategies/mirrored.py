@@ -33,6 +33,8 @@ class MirroredStrategy(Strategy):
         shard_state: state sharded over the replicas' devices: "optimizer" for optimizer slots
             (ZeRO-1), "all" for the weights, too, which a step then gathers (FSDP, ZeRO-3); None for
             nothing. The results are the same.
+        shard_size: number of adjacent replicas that store one copy of the sharded state, such as
+            those of a machine; other replicas store further copies (HSDP). None for all replicas.
         layout_map: how variables are sharded over the devices of a replica, and over the replicas:
             a `keras.distribution.LayoutMap` or a dict from patterns of paths to tuples such as
             `("replica", "logical")`. Optimizer slots are sharded like their variable. The batch
@@ -42,7 +44,8 @@ class MirroredStrategy(Strategy):
 
     Raises:
         ValueError: an empty list; an unknown, repeated or remote device; groups of unequal size;
-            `NcclAllReduce` on CPUs; an unknown `shard_state`; a layout with another axis; a
+            `NcclAllReduce` on CPUs; an unknown `shard_state`; a `shard_size` that does not divide
+            the replicas, or with nothing sharded; a layout with another axis; a
             `devices_per_replica` that does not divide the devices, or beside groups.
         TypeError: invalid `cross_device_ops`, or devices or layouts of another type.
 
@@ -67,12 +70,14 @@ class MirroredStrategy(Strategy):
         cross_device_ops: CrossDeviceOps | None = None,
         *,
         shard_state: str | None = None,
+        shard_size: int | None = None,
         layout_map: Mapping[str, Any] | None = None,
         devices_per_replica: int | None = None,
     ) -> None:
         if devices is None and devices_per_replica is None:
             devices = groups_of_mesh(layout_map)
         topology = local_topology(devices, name="devices", devices_per_replica=devices_per_replica)
+        topology = topology.with_shard_size(shard_size)
         super().__init__(
             topology,
             cross_device_ops,

@@ -44,6 +44,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         devices_per_replica: number of neighboring devices of a process per replica; None for one,
             or as many as the mesh of `layout_map` has beside its batch axis.
         shard_state: as for `MirroredStrategy`, over the replicas of all processes.
+        shard_size: as for `MirroredStrategy`; with the replicas of a machine, only sums of
+            gradients are sent between machines.
         layout_map: as for `MirroredStrategy`; of a LayoutMap's mesh only the shape is used.
         placement: "mirrored", "sharded" or "pinned_host" by rule, as for `HybridStrategy`.
         allow_unauthenticated: True to run on several hosts without a secret, on a network that only
@@ -73,6 +75,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         *,
         devices_per_replica: int | None = None,
         shard_state: str | None = None,
+        shard_size: int | None = None,
         layout_map: Mapping[str, Any] | None = None,
         placement: Mapping[str | Callable[[Any], bool], str] | None = None,
         allow_unauthenticated: bool = False,
@@ -88,7 +91,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         if devices_per_replica is None:
             devices_per_replica = devices_per_replica_of(layout_map)
         groups = adjacent_groups(devices, devices_per_replica)
-        topology = planned_topology(Topology.of_groups(groups))
+        topology = planned_topology(Topology.of_groups(groups)).with_shard_size(shard_size)
         is_open = options.implementation is CommunicationImplementation.AUTO
         may_measure = is_open and topology.spans_processes and topology.groups is None
         measured = measured_choice(topology, config.cache_dir()) if may_measure else None

@@ -52,6 +52,8 @@ def state_placement(
                 fix="leave the placement out, or the others.",
             )
         )
+    if not (given or placement):
+        _require_one_copy(topology)
     if placement is not None:
         return PlacementRules(placement, places_on_replicas(placement, topology))
     layouts = None
@@ -60,6 +62,17 @@ def state_placement(
     elif layout_map is not None:
         layouts = VariableLayouts(layout_map, topology)
     is_sharded = shard_state is not None or (layouts is not None and layouts.uses_replicas)
-    if not is_sharded or topology.num_replicas == 1:
+    if not is_sharded or topology.num_shards == 1:
         return Replicated(layouts)
     return ShardedState(ShardedStore(topology), shard_state, layouts)
+
+
+def _require_one_copy(topology: Topology) -> None:
+    if topology.shard_size is not None:
+        raise ValueError(
+            explain(
+                f"shard_size={topology.shard_size} was given, and nothing is sharded.",
+                expected="shard_state, a layout_map or a placement beside it.",
+                fix='pass shard_state="all", or leave shard_size out.',
+            )
+        )

@@ -48,6 +48,8 @@ class TPUStrategy(Strategy):
         steps_per_run: number of steps per call on the devices, unless `Model.compile` gets
             `steps_per_execution` or `run_steps` a number.
         shard_state: as for `MirroredStrategy`.
+        shard_size: as for `MirroredStrategy`; with the replicas of a slice, only sums of gradients
+            are sent between slices.
         layout_map: as for `MirroredStrategy`; of a LayoutMap's mesh only the shape is used.
         placement: "mirrored", "sharded" or "pinned_host" by rule, as for `HybridStrategy`.
         devices_per_replica: number of neighboring devices of a host per replica, in place of a
@@ -77,6 +79,7 @@ class TPUStrategy(Strategy):
         *,
         steps_per_run: int | None = None,
         shard_state: str | None = None,
+        shard_size: int | None = None,
         layout_map: Mapping[str, Any] | None = None,
         placement: Mapping[str | Callable[[Any], bool], str] | None = None,
         devices_per_replica: int | None = None,
@@ -102,7 +105,7 @@ class TPUStrategy(Strategy):
             if devices_per_replica is None:
                 devices_per_replica = devices_per_replica_of(layout_map)
             groups = adjacent_groups(in_ring_order(devices), devices_per_replica)
-        topology = planned_topology(Topology.of_groups(groups))
+        topology = planned_topology(Topology.of_groups(groups)).with_shard_size(shard_size)
         self.refuses_assignment = experimental_spmd_xla_partitioning
         self.device_assignment = experimental_device_assignment
         super().__init__(

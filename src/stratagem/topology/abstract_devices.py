@@ -20,8 +20,8 @@ from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType
 
 from stratagem.messages import explain
-from stratagem.topology.groups import adjacent_groups, prime_factors
-from stratagem.topology.mesh import REPLICA_AXIS, Topology
+from stratagem.topology.groups import adjacent_groups
+from stratagem.topology.mesh import Topology
 
 __all__ = [
     "AbstractDevice",
@@ -76,11 +76,10 @@ class AbstractTopology(Topology):
     @cached_property
     def mesh(self) -> Any:
         """An abstract mesh, which is enough to trace and lower a program."""
-        sizes = (self.num_replicas, *prime_factors(self.num_logical_devices))
-        names = (REPLICA_AXIS, *self.logical_axes)
+        names = (*self.replica_axes, *self.logical_axes)
         # The axis types of `jax.sharding.Mesh`; newer JAX defaults to others.
         axis_types = (AxisType.Auto,) * len(names)
-        return AbstractMesh(sizes, names, axis_types=axis_types)
+        return AbstractMesh(self._mesh_shape, names, axis_types=axis_types)
 
     def replicate(self, value: object) -> Any:
         """Returns the abstract form of a replicated value."""
@@ -215,4 +214,4 @@ def planned_topology(topology: Topology) -> Topology:
     """Returns the topology, with abstract devices if a step is being planned."""
     if _planned.topology is None or topology.devices is None:
         return topology
-    return AbstractTopology(topology.devices, topology.groups)
+    return AbstractTopology(topology.devices, topology.groups, shard_size=topology.shard_size)

@@ -1,6 +1,7 @@
 """`Topology`: the devices of a strategy as a mesh with a replica axis.
 
-The devices of one replica form further axes. If the devices belong to several processes, each
+Shards of state may be on a second axis of replicas, and the devices of one replica form further
+axes. If the devices belong to several processes, each
 process puts data on its own devices, and the shards together form one array.
 """
 
@@ -19,9 +20,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from stratagem.messages import explain
 from stratagem.topology.groups import check_groups, prime_factors
 
-__all__ = ["REPLICA_AXIS", "Topology"]
+__all__ = ["REPLICA_AXIS", "SHARD_AXIS", "Topology"]
 
 REPLICA_AXIS = "replica"
+# Replicas that together store one copy of sharded state, if there are several copies.
+SHARD_AXIS = "shard"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +33,14 @@ class Topology:
 
     `devices` holds the first device of each group in replica order, or is None for JAX's default
     device; `groups` is None for one device per replica. `first_replica_id` counts the replicas of
-    earlier workers, if workers are not in lockstep.
+    earlier workers, if workers are not in lockstep. `shard_size` adjacent replicas store one copy
+    of sharded state together; None for all replicas.
     """
 
     devices: tuple[jax.Device, ...] | None
     groups: tuple[tuple[jax.Device, ...], ...] | None = None
     first_replica_id: int = 0
+    shard_size: int | None = None
 
     @classmethod
     def of_groups(cls, groups: Sequence[Sequence[jax.Device]]) -> Topology:
@@ -43,6 +48,26 @@ class Topology:
         checked = check_groups(groups)
         devices = tuple(group[0] for group in checked)
         return cls(devices, checked) if len(checked[0]) > 1 else cls(devices)
+
+    def with_shard_size(self, shard_size: int | None) -> Topology:
+        """Returns the topology in which so many adjacent replicas store one copy of sharded state.
+
+        Raises ValueError for a number that does not divide the replicas.
+        """
+        if shard_size is None:
+            return self
+        count = self.num_replicas
+        if not isinstance(shard_size, int) or shard_size < 1 or count % shard_size:  # pyright: ignore[reportUnnecessaryIsInstance]
+            sizes = [size for size in range(1, count + 1) if count % size == 0]
+            raise ValueError(
+                explain(
+                    f"shard_size={shard_size!r} was given for {count} replicas.",
+                    expected=f"a divisor of the number of replicas: one of {sizes}.",
+                    fix="pass the number of replicas of a machine, or leave shard_size out to "
+                    "shard over all replicas.",
+                )
+            )
+        return dataclasses.replace(self, shard_size=None if shard_size == count else shard_size)
 
     def __post_init__(self) -> None:
         if self.devices is not None and not isinstance(self.devices, tuple):
@@ -71,6 +96,26 @@ class Topology:
     def num_replicas(self) -> int:
         """Number of replicas, at least 1."""
         return len(self.devices) if self.devices else 1
+
+    @property
+    def num_shards(self) -> int:
+        """Number of replicas that store one copy of sharded state together."""
+        return self.shard_size or self.num_replicas
+
+    @property
+    def replica_axes(self) -> tuple[str, ...]:
+        """Names of the mesh axes of the replicas, for `axis_names` of `jax.shard_map`."""
+        return (REPLICA_AXIS,) if self.shard_size is None else (REPLICA_AXIS, SHARD_AXIS)
+
+    @property
+    def replica_axis(self) -> str | tuple[str, ...]:
+        """Name of the replica axis, for collectives and partition specs; a tuple for two axes."""
+        return REPLICA_AXIS if self.shard_size is None else self.replica_axes
+
+    @property
+    def shard_axis(self) -> str:
+        """Name of the mesh axis that sharded state is divided over."""
+        return self.replica_axes[-1]
 
     @functools.cached_property
     def local_replica_ids(self) -> tuple[int, ...]:
@@ -136,10 +181,15 @@ class Topology:
 
     @functools.cached_property
     def mesh(self) -> Mesh:
-        """Mesh with the axis `"replica"`, followed by `logical_axes`."""
+        """Mesh with the axes of the replicas, followed by `logical_axes`."""
         devices = np.array(self.all_devices or jax.local_devices()[:1])
-        shape = (-1, *prime_factors(self.num_logical_devices))
-        return Mesh(devices.reshape(shape), (REPLICA_AXIS, *self.logical_axes))
+        return Mesh(devices.reshape(self._mesh_shape), (*self.replica_axes, *self.logical_axes))
+
+    @property
+    def _mesh_shape(self) -> tuple[int, ...]:
+        replicas = () if self.shard_size is None else (self.shard_size,)
+        count = self.num_replicas // self.num_shards if replicas else self.num_replicas
+        return (count, *replicas, *prime_factors(self.num_logical_devices))
 
     @functools.cached_property
     def replicated(self) -> NamedSharding:
@@ -149,12 +199,12 @@ class Topology:
     @functools.cached_property
     def stacked(self) -> NamedSharding:
         """Sharding of an array with replicas on axis 0."""
-        return NamedSharding(self.mesh, PartitionSpec(REPLICA_AXIS))
+        return NamedSharding(self.mesh, PartitionSpec(self.replica_axis))
 
     @functools.cached_property
     def stacked_steps(self) -> NamedSharding:
         """Sharding of an array with steps on axis 0 and replicas on axis 1."""
-        return NamedSharding(self.mesh, PartitionSpec(None, REPLICA_AXIS))
+        return NamedSharding(self.mesh, PartitionSpec(None, self.replica_axis))
 
     def replicate(self, value: object) -> jax.Array:
         """Copies a value, the same on all processes, to every device; each process to its own."""

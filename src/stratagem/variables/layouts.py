@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from stratagem.logs import warn_on_one_worker
 from stratagem.messages import explain
-from stratagem.topology import REPLICA_AXIS, Topology
+from stratagem.topology import REPLICA_AXIS, SHARD_AXIS, Topology
 from stratagem.topology.shards import put_shards
 from stratagem.variables.kind import VariableKind
 from stratagem.variables.mesh_axes import axis_names
@@ -28,6 +28,9 @@ __all__ = [
 ]
 
 
+_REPLICAS = {REPLICA_AXIS, SHARD_AXIS}
+
+
 @dataclasses.dataclass(frozen=True)
 class Division:
     """Mesh axes over which each axis of a variable is sharded; () for none.
@@ -40,17 +43,17 @@ class Division:
     @property
     def replica_axis(self) -> int | None:
         """The axis that is sharded over replicas, or None."""
-        return next((i for i, names in enumerate(self.axes) if REPLICA_AXIS in names), None)
+        return next((i for i, names in enumerate(self.axes) if _REPLICAS & {*names}), None)
 
     @property
     def logical_spec(self) -> PartitionSpec:
         """The spec of a replica's copy, sharded over its devices."""
         return self.spec(None)
 
-    def spec(self, replica_axis: int | None) -> PartitionSpec:
-        """Returns the spec with another axis, or none, sharded over replicas."""
+    def spec(self, replica_axis: int | None, name: str = REPLICA_AXIS) -> PartitionSpec:
+        """Returns the spec with another axis, or none, sharded over the replicas' mesh axis."""
         entries: list[Any] = [
-            REPLICA_AXIS if axis == replica_axis else _logical(names) or None
+            name if axis == replica_axis else _logical(names) or None
             for axis, names in enumerate(self.axes)
         ]
         while entries and entries[-1] is None:
@@ -101,7 +104,7 @@ class VariableLayouts:
     @property
     def uses_replicas(self) -> bool:
         """True if a layout shards a variable over replicas."""
-        return any(REPLICA_AXIS in names for axes in self._axes.values() for names in axes)
+        return any(_REPLICAS & {*names} for axes in self._axes.values() for names in axes)
 
     def division(
         self,
@@ -197,7 +200,7 @@ class VariableLayouts:
 
 
 def _logical(names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(name for name in names if name != REPLICA_AXIS)
+    return tuple(name for name in names if name not in _REPLICAS)
 
 
 def _num_parts(names: Iterable[str], topology: Topology) -> int:

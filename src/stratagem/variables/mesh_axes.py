@@ -26,12 +26,12 @@ def axis_names(layout_map: object, topology: Topology) -> dict[str, tuple[str, .
     """
     mesh: Any = getattr(layout_map, "device_mesh", None)
     if mesh is None or _LOGICAL in mesh.axis_names:
-        return {_LOGICAL: topology.logical_axes, REPLICA_AXIS: (REPLICA_AXIS,)}
+        return {_LOGICAL: topology.logical_axes, REPLICA_AXIS: (topology.shard_axis,)}
     count = topology.num_logical_devices
     if len(mesh.shape) == 1 and mesh.shape[0] == count > 1:
         return {mesh.axis_names[0]: topology.logical_axes}
     batch = _batch_axis(mesh)
-    of_batch: dict[str, tuple[str, ...]] = {mesh.axis_names[batch]: (REPLICA_AXIS,)}
+    of_batch: dict[str, tuple[str, ...]] = {mesh.axis_names[batch]: (topology.shard_axis,)}
     found = dict(of_batch)
     free = list(topology.logical_axes)
     for place, (name, size) in enumerate(zip(mesh.axis_names, mesh.shape, strict=True)):

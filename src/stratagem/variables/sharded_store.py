@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
-from stratagem.topology import REPLICA_AXIS, Topology
+from stratagem.topology import Topology
 from stratagem.topology.lockstep import compute_on_every_process, is_multi_process, replicate_to_all
 from stratagem.topology.shards import put_shards
 from stratagem.variables.layouts import Division
@@ -29,7 +29,7 @@ _MIN_SHARDED_SIZE = 1024
 class ShardedStore:
     """A shard of each value on each replica's device. See `Store`.
 
-    Shards the first axis whose size is a multiple of the number of replicas; replicates a value
+    Shards the first axis whose size is a multiple of the number of shards; replicates a value
     without one. If the devices belong to several processes, all must ask for a whole value
     together. `serves_rows` exchanges only the table rows that replicas look up. `memory_kind` is
     JAX's name of the memory of the shards, such as "pinned_host"; None for device memory.
@@ -56,7 +56,7 @@ class ShardedStore:
 
     def sharded_axis(self, shape: tuple[int, ...]) -> int | None:
         """Returns the axis that is sharded over replicas; None if no axis can be."""
-        count, division = self.topology.num_replicas, self.division
+        count, division = self.topology.num_shards, self.division
         if division is not None and division.replica_axis is not None:
             return division.replica_axis
         axes = (axis for axis, size in enumerate(shape) if size and size % count == 0)
@@ -73,10 +73,14 @@ class ShardedStore:
         """Returns the sharding of a value while its devices compute with it."""
         axis = self.sharded_axis(shape)
         if self.division is not None:
-            return NamedSharding(self.topology.mesh, self.division.spec(axis))
+            return NamedSharding(
+                self.topology.mesh, self.division.spec(axis, self.topology.shard_axis)
+            )
         if axis is None:
             return self.topology.replicated
-        return NamedSharding(self.topology.mesh, PartitionSpec(*[None] * axis, REPLICA_AXIS))
+        return NamedSharding(
+            self.topology.mesh, PartitionSpec(*[None] * axis, self.topology.shard_axis)
+        )
 
     def step_sharding(self, shape: tuple[int, ...], topology: Topology) -> jax.sharding.Sharding:
         """Returns the sharding of the result of `for_step`."""

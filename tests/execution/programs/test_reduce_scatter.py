@@ -19,6 +19,7 @@ from stratagem.topology import REPLICA_AXIS, Topology
 from stratagem.variables import ShardedStore
 
 MESH = Mesh(np.array(jax.devices()[:2]), (REPLICA_AXIS,))
+TOPOLOGY = Topology(tuple(jax.devices()[:2]))
 SHAPE = (4, 3)
 
 
@@ -39,14 +40,14 @@ def sums(parts: StepParts) -> int:
 def of_weights(parts: StepParts) -> list[ShardedStore | None]:
     """The store of each value for the update; of a weight's shape only."""
     handed = parts.replica.outvars[len(parts.replica.outvars) - parts.num_handed :]
-    store = ShardedStore(Topology(tuple(jax.devices()[:2])))
+    store = ShardedStore(TOPOLOGY)
     return [store if atom.aval.shape == SHAPE else None for atom in handed]
 
 
 def test_sum_of_the_update_alone_is_handed_over_as_what_is_added_up() -> None:
     parts = parts_of(lambda weight, batch: (weight - lax.psum(batch * weight, REPLICA_AXIS), batch))
     assert sums(parts) == 1
-    parts, axes = scatter_sums(parts, of_weights(parts))
+    parts, axes = scatter_sums(parts, of_weights(parts), TOPOLOGY)
     assert axes == [0]
     assert sums(parts) == 0
     (product,) = [eqn.outvars[0] for eqn in parts.replica.eqns if eqn.primitive.name == "mul"]
@@ -78,7 +79,7 @@ def within_groups(weight, batch):
 )
 def test_other_sums_stay(step) -> None:
     before = parts_of(step)
-    parts, axes = scatter_sums(before, of_weights(before))
+    parts, axes = scatter_sums(before, of_weights(before), TOPOLOGY)
     assert axes == [None]
     assert sums(parts) == 1
     assert parts.replica.outvars == before.replica.outvars
@@ -90,6 +91,6 @@ def test_of_several_sums_in_one_operation_the_others_stay() -> None:
         return weight - wide * narrow, batch
 
     parts = parts_of(step)
-    parts, axes = scatter_sums(parts, of_weights(parts))
+    parts, axes = scatter_sums(parts, of_weights(parts), TOPOLOGY)
     assert sorted(axes, key=str) == [0, None]
     assert sums(parts) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -12,6 +13,9 @@ import pytest
 import stratagem as sg
 from stratagem.execution.programs import variable_values as module
 from stratagem.execution.programs.variable_values import VariableValues, value_for_step
+from stratagem.topology import Topology
+
+TOPOLOGY = Topology(tuple(jax.devices()[:2]))
 
 
 def made(count: int, **options: Any) -> list[Any]:
@@ -22,7 +26,7 @@ def test_copies_are_read_and_replaced_in_place(monkeypatch: pytest.MonkeyPatch) 
     with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
         variables = [*made(2), *made(1, synchronization="on_read", aggregation="sum")]
     wanted = [*map(value_for_step, variables)]
-    values = VariableValues(variables)
+    values = VariableValues(variables, TOPOLOGY)
     monkeypatch.setattr(module.Destination, "store", None)  # would take a call for each
     got = values.read(None)  # pyright: ignore[reportArgumentType]
     assert all(one is other for one, other in zip(got, wanted, strict=True))
@@ -38,7 +42,7 @@ def test_variables_elsewhere_are_asked_one_by_one() -> None:
     with sg.CentralStorageStrategy(["cpu:0", "cpu:1"]).scope():
         central = made(1)
     for variables in (outside, central, [*outside, *central]):
-        values = VariableValues(variables)
+        values = VariableValues(variables, TOPOLOGY)
         assert values.read(lambda _: "asked") == ["asked"] * len(variables)
         values.replace([jnp.float32(5)] * len(variables))
         assert [float(variable.value) for variable in variables] == [5] * len(variables)

@@ -2,8 +2,9 @@
 
 `python in_parts.py DEVICES KEPT FOLDER [short]`: with TF_CONFIG on that cluster, with as many
 devices a worker, as on the hosts of a TPU where STRATAGEM_TPU_PLATFORM is set; without it on as
-many devices of one process. KEPT is "none" for copies, a shard_state, or the place of the table. A
-short run trains and is not saved. Each process writes what it saw to FOLDER/process-N.npz.
+many devices of one process. KEPT is "none" for copies, a shard_state with or without a shard_size
+("all/2"), or the place of the table. A short run trains and is not saved. Each process writes what
+it saw to FOLDER/process-N.npz.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ import stratagem as sg
 jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
 kept = sys.argv[2]
 how: dict[str, Any] = {}
-if kept in ("optimizer", "all"):
-    how = {"shard_state": kept}
+shard_state, _, shard_size = kept.partition("/")
+if shard_state in ("optimizer", "all"):
+    how = {"shard_state": shard_state, "shard_size": int(shard_size) if shard_size else None}
 elif kept != "none":
     how = {"placement": {"embedding": kept}}
 folder = Path(sys.argv[3])

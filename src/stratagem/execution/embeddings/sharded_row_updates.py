@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Container, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from jax.sharding import PartitionSpec
 
 from stratagem.execution.analysis.elements import is_by_element
 from stratagem.execution.analysis.retracing import retrace
-from stratagem.topology import REPLICA_AXIS, Topology
+from stratagem.topology import Topology
 
 __all__ = ["ShardedRowUpdates", "rows_to_update", "with_updated_rows"]
 
@@ -97,13 +98,13 @@ class ShardedRowUpdates:
         if not self.own.eqns:
             return outputs
         end = len(outputs) - (len(self.own.invars) - len(self.tables))
-        parted, copied = PartitionSpec(REPLICA_AXIS), PartitionSpec()
+        parted, copied = PartitionSpec(self.topology.shard_axis), PartitionSpec()
         run = jax.shard_map(
-            lambda *values: retrace(self.own, values, _OF_ONE_DEVICE),
+            lambda *values: retrace(self.own, values, _of_one_device(self.topology.shard_axis)),
             mesh=self.topology.mesh,
             in_specs=(*[parted] * len(self.tables), *[copied] * (len(outputs) - end)),
             out_specs=[parted] * sum(self.is_own),
-            axis_names={REPLICA_AXIS},
+            axis_names={*self.topology.replica_axes},
             check_vma=False,
         )
         made = iter(run(*[inputs[place] for place in self.tables], *outputs[end:]))
@@ -136,22 +137,21 @@ def _updates_of_rows(update: Jaxpr, tables: Container[int]) -> list[Any]:
     return [] if leaves_rows or new_tables & read else own
 
 
-def _own_rows(part: jax.Array, ids: jax.Array) -> list[jax.Array]:
+def _own_rows(axis: str, part: jax.Array, ids: jax.Array) -> list[jax.Array]:
     """Returns this device's rows, and arbitrary ones in the place of other devices' rows."""
-    return [jnp.take(part, _own_ids(part, ids), axis=0, mode="clip")]
+    return [jnp.take(part, _own_ids(axis, part, ids), axis=0, mode="clip")]
 
 
-def _with_own_rows(part: jax.Array, ids: jax.Array, rows: jax.Array) -> list[jax.Array]:
-    return [part.at[_own_ids(part, ids)].set(rows, mode="drop", unique_indices=True)]
+def _with_own_rows(axis: str, part: jax.Array, ids: jax.Array, rows: jax.Array) -> list[jax.Array]:
+    own = _own_ids(axis, part, ids)
+    return [part.at[own].set(rows, mode="drop", unique_indices=True)]
 
 
-def _own_ids(part: jax.Array, ids: jax.Array) -> jax.Array:
+def _own_ids(axis: str, part: jax.Array, ids: jax.Array) -> jax.Array:
     """Returns row numbers within this device's shard; the shard's length for other rows."""
-    own = ids - (jax.lax.axis_index(REPLICA_AXIS) * len(part)).astype(ids.dtype)
+    own = ids - (jax.lax.axis_index(axis) * len(part)).astype(ids.dtype)
     return jnp.where((own >= 0) & (own < len(part)), own, len(part))
 
 
-_OF_ONE_DEVICE: Mapping[str, Callable[..., list[jax.Array]]] = {
-    _READS: _own_rows,
-    _WRITES: _with_own_rows,
-}
+def _of_one_device(axis: str) -> Mapping[str, Callable[..., list[jax.Array]]]:
+    return {_READS: partial(_own_rows, axis), _WRITES: partial(_with_own_rows, axis)}

@@ -28,27 +28,28 @@ class Sharded:
     @property
     def count(self) -> int:
         """Number of shards."""
-        return self.topology.num_replicas
+        return self.topology.num_shards
 
     @property
     def spec(self) -> PartitionSpec:
         """The spec of a global value over the mesh."""
-        return PartitionSpec(*[None] * self.axis, REPLICA_AXIS)
+        return PartitionSpec(*[None] * self.axis, self.topology.shard_axis)
 
     def gather(self, shard: Any) -> Any:
         """Returns the whole value, on each replica."""
+        name = self.topology.shard_axis
         return self._exchanged(
-            lambda part: jax.lax.all_gather(part, REPLICA_AXIS, axis=self.axis, tiled=True), shard
+            lambda part: jax.lax.all_gather(part, name, axis=self.axis, tiled=True), shard
         )
 
     def scatter(self, addend: Any) -> Any:
         """Returns this replica's shard of the sum of the replicas' addends."""
-        return self._exchanged(
-            lambda part: jax.lax.psum_scatter(
-                part, REPLICA_AXIS, scatter_dimension=self.axis, tiled=True
-            ),
-            addend,
-        )
+        return self._exchanged(self._scattered, addend)
+
+    def _scattered(self, part: Any) -> Any:
+        name = self.topology.shard_axis
+        shard = jax.lax.psum_scatter(part, name, scatter_dimension=self.axis, tiled=True)
+        return shard if name == REPLICA_AXIS else jax.lax.psum(shard, REPLICA_AXIS)
 
     def _exchanged(self, exchange: Callable[[Any], Any], value: Any) -> Any:
         if self.topology.groups is None:

@@ -8,7 +8,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from stratagem.context.function_trace import current_function_trace
-from stratagem.topology import REPLICA_AXIS
+from stratagem.topology import Topology
 from stratagem.variables import VariableKind, home_of, store_of
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ class Destination:
 
     __slots__ = ("_is_stored", "spec", "variable")
 
-    def __init__(self, variable: keras.Variable) -> None:
+    def __init__(self, variable: keras.Variable, topology: Topology) -> None:
         home = home_of(variable)
         self.variable: Any = variable  # a StoredVariable, or a plain Keras variable
         self._is_stored = home is not None
         stacked = home is not None and home.kind is VariableKind.ON_READ
-        self.spec = PartitionSpec(REPLICA_AXIS) if stacked else PartitionSpec()
+        self.spec = PartitionSpec(topology.replica_axis) if stacked else PartitionSpec()
 
     @property
     def is_on_devices(self) -> bool:

@@ -13,7 +13,7 @@ from stratagem.execution.programs.step_program import StepProgram
 from stratagem.execution.tracing.remote_state import Ids, without_unused
 from stratagem.execution.tracing.trace import Trace
 from stratagem.messages import explain
-from stratagem.topology import REPLICA_AXIS, Topology
+from stratagem.topology import Topology
 from stratagem.variables import VariableKind, home_of
 
 __all__ = ["IdsProgram", "spec_of_input"]
@@ -53,10 +53,10 @@ class IdsProgram:
                 run,
                 mesh=topology.mesh,
                 in_specs=tuple(
-                    spec_of_input(source, index, trace) for source, index in self._inputs
+                    spec_of_input(source, index, trace, topology) for source, index in self._inputs
                 ),
-                out_specs=PartitionSpec(REPLICA_AXIS),
-                axis_names={REPLICA_AXIS},
+                out_specs=PartitionSpec(topology.replica_axis),
+                axis_names={*topology.replica_axes},
                 check_vma=False,
             )
         self._run = jax.jit(run)
@@ -83,10 +83,10 @@ class IdsProgram:
         return ids
 
 
-def spec_of_input(source: str, index: int, trace: Trace) -> PartitionSpec:
+def spec_of_input(source: str, index: int, trace: Trace, topology: Topology) -> PartitionSpec:
     """Returns the partition spec of an input of a step."""
     variables = {"read_only": trace.read_only, "written": trace.written}.get(source)
     home = None if variables is None else home_of(variables[index])
     is_on_read = home is not None and home.kind is VariableKind.ON_READ
     is_split = source in ("split", "rows") or is_on_read
-    return PartitionSpec(REPLICA_AXIS) if is_split else PartitionSpec()
+    return PartitionSpec(topology.replica_axis) if is_split else PartitionSpec()

@@ -208,7 +208,7 @@ class Lockstep:
         """
         devices: Topology = topology or self._strategy.topology
         trace = trace_replica_function(self._strategy, fn, arguments, devices)
-        return Program(trace, devices, name_of(fn)).lower(arguments, num_steps)
+        return program_of(trace, devices, name_of(fn)).lower(arguments, num_steps)
 
     def _trace(self, fn: Callable[..., Any], arguments: Arguments, topology: Topology) -> Trace:
         return trace_replica_function(self._strategy, fn, arguments, topology)

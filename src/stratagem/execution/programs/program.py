@@ -32,7 +32,7 @@ from stratagem.execution.tracing.remote_state import RemoteState, inputs_of
 from stratagem.execution.tracing.trace import Trace
 from stratagem.profiling.step_observer import UNOBSERVED, current_observer, observed_call
 from stratagem.run_events import current_events
-from stratagem.topology import REPLICA_AXIS, Topology
+from stratagem.topology import Topology
 from stratagem.topology.lockstep import record_program, run_together
 from stratagem.variables import read_before_replacing, stored_sharding
 
@@ -65,8 +65,8 @@ class Program:
         self._devices = set(topology.all_devices or ())
         # The compiler adds those of replicas of several devices.
         self._has_collectives = topology.groups is not None or has_collectives(trace.jaxpr.jaxpr)
-        self._written = VariableValues(trace.written)
-        self._read_only = VariableValues(trace.read_only)
+        self._written = VariableValues(trace.written, topology)
+        self._read_only = VariableValues(trace.read_only, topology)
         self._constants: list[Any] | None = None
         self._summaries = None if trace.summaries is None else StepSummaries(trace, topology)
         self.make_plain: Callable[[], Program] | None = None
@@ -293,8 +293,8 @@ class Program:
     def _compile(self, *, many: bool) -> Any:
         function = self._function(many=many)
         if self._topology.num_replicas > 1:
-            copied, stacked = PartitionSpec(), PartitionSpec(REPLICA_AXIS)
-            steps = PartitionSpec(None, REPLICA_AXIS)
+            copied, stacked = PartitionSpec(), PartitionSpec(self._topology.replica_axis)
+            steps = PartitionSpec(None, self._topology.replica_axis)
             written = [place.spec for place in self._written.places]
             function = jax.shard_map(
                 function,
@@ -308,7 +308,7 @@ class Program:
                     stacked,
                 ),
                 out_specs=(written, stacked, copied, copied),
-                axis_names={REPLICA_AXIS},
+                axis_names={*self._topology.replica_axes},
                 check_vma=False,
             )
         return self._jit(function, many=many)

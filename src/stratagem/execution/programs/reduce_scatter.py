@@ -13,7 +13,7 @@ from jax.extend.core import Literal
 
 from stratagem.collectives.shared_sums import is_shared_sum
 from stratagem.execution.programs.update_part import StepParts
-from stratagem.topology import REPLICA_AXIS
+from stratagem.topology import Topology
 from stratagem.variables import ShardedStore
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _SUMS = ("psum", "psum2", "psum_invariant")
 
 
 def scatter_sums(
-    parts: StepParts, stores: Sequence[ShardedStore | None]
+    parts: StepParts, stores: Sequence[ShardedStore | None], topology: Topology
 ) -> tuple[StepParts, list[int | None]]:
     """Removes sums that only the update reads, so that replicas output their addends.
 
@@ -43,7 +43,9 @@ def scatter_sums(
     eqns: list[Any] = []
     for eqn in jaxpr.eqns:
         stays: list[tuple[Any, Any]] = []
-        pairs: list[Any] = list(zip(eqn.invars, eqn.outvars, strict=True)) if _is_sum(eqn) else []
+        pairs: list[Any] = (
+            list(zip(eqn.invars, eqn.outvars, strict=True)) if _is_sum(eqn, topology) else []
+        )
         for addend, total in pairs:
             place = None if id(total) in is_read else places.get(id(total))
             store = None if place is None else stores[place]
@@ -60,8 +62,8 @@ def scatter_sums(
     return dataclasses.replace(parts, replica=jaxpr.replace(eqns=eqns, outvars=outvars)), axes
 
 
-def _is_sum(eqn: JaxprEqn) -> bool:
+def _is_sum(eqn: JaxprEqn, topology: Topology) -> bool:
     if is_shared_sum(eqn):
         return True
     is_sum = eqn.primitive.name in _SUMS and eqn.params.get("axis_index_groups") is None
-    return is_sum and tuple(eqn.params.get("axes", ())) == (REPLICA_AXIS,)
+    return is_sum and tuple(eqn.params.get("axes", ())) == topology.replica_axes

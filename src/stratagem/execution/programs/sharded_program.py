@@ -24,7 +24,7 @@ from stratagem.execution.programs.update_part import StepParts, part_step
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.remote_state import without_unused
 from stratagem.execution.tracing.trace import Trace
-from stratagem.topology import REPLICA_AXIS, Topology
+from stratagem.topology import Topology
 from stratagem.variables import ShardedStore, store_of, stored_sharding
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class ShardedProgram(Program):
         self.parts, self._late = _late_step(trace, parts, sums, topology)
         self._owners = _owners_of_shards(trace)
         self.update = _update_of(trace, self.parts, topology)
-        self._specs = _specs_of_outputs(trace, self.parts, sums)
+        self._specs = _specs_of_outputs(trace, self.parts, sums, topology)
         super().__init__(trace, topology, name)
 
     def _compile(self, *, many: bool) -> Any:
@@ -127,7 +127,7 @@ class ShardedProgram(Program):
 
         if self._topology.num_replicas > 1:
             specs = [
-                spec_of_input(*self.trace.inputs[place], self.trace)
+                spec_of_input(*self.trace.inputs[place], self.trace, self._topology)
                 if (sharded := self._late.shards[place]) is None
                 else sharded.spec
                 for place in places
@@ -138,7 +138,7 @@ class ShardedProgram(Program):
                 mesh=self._topology.mesh,
                 in_specs=(specs,),
                 out_specs=([self._specs[place] for place in returned], of_updates),
-                axis_names={REPLICA_AXIS},
+                axis_names={*self._topology.replica_axes},
                 check_vma=False,
             )
         # Values that the replicas do not read are not sent to them.
@@ -234,7 +234,7 @@ def _parts_of(
     may_update += [False] * trace.num_outputs
     parts = part_step(jaxpr.replace(outvars=outvars), trace.differing_inputs, may_update)
     stores = stores_of_sums(trace, parts, store)
-    parts, axes = scatter_sums(parts, stores)
+    parts, axes = scatter_sums(parts, stores, topology)
     return parts, [
         None if axis is None or one is None else Sharded(axis, _logical_spec(one), topology)
         for axis, one in zip(axes, stores, strict=True)
@@ -260,14 +260,14 @@ def _update_of(trace: Trace, parts: StepParts, topology: Topology) -> ShardedRow
 
 
 def _specs_of_outputs(
-    trace: Trace, parts: StepParts, sums: Sequence[Sharded | None]
+    trace: Trace, parts: StepParts, sums: Sequence[Sharded | None], topology: Topology
 ) -> list[PartitionSpec]:
     written = [
-        Destination(variable).spec  # axes of a replica's devices are left to the compiler
+        Destination(variable, topology).spec  # axes of a replica's devices are left to the compiler
         for variable, is_updated in zip(trace.written, parts.is_updated, strict=False)
         if not is_updated
     ]
-    results = [PartitionSpec(REPLICA_AXIS)] * trace.num_outputs
+    results = [PartitionSpec(topology.replica_axis)] * trace.num_outputs
     handed = [PartitionSpec() if one is None else one.spec for one in sums]
     return [*written, *results, *handed]
 

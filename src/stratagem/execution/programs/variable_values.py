@@ -7,6 +7,7 @@ from typing import Any
 
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution.programs.destination import Destination
+from stratagem.topology import Topology
 from stratagem.variables import home_of, is_remote, store_of
 
 __all__ = ["VariableValues", "value_for_step"]
@@ -19,9 +20,9 @@ class VariableValues:
     set without a call for each.
     """
 
-    def __init__(self, variables: Sequence[Any]) -> None:
+    def __init__(self, variables: Sequence[Any], topology: Topology) -> None:
         self._variables = variables
-        self.places = [Destination(variable) for variable in variables]
+        self.places = [Destination(variable, topology) for variable in variables]
         self._are_copies = all(map(_has_copies, variables))
 
     def read(self, value_of: Callable[[Any], Any]) -> list[Any]:

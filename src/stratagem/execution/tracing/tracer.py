@@ -31,7 +31,7 @@ from stratagem.execution.tracing.remote_state import Lookup, chained_tables, get
 from stratagem.execution.tracing.returned_values import Results, as_values
 from stratagem.execution.tracing.trace import Trace
 from stratagem.summary.collector import CollectedSummaries, Collector
-from stratagem.topology import REPLICA_AXIS, Topology
+from stratagem.topology import Topology
 from stratagem.variables import Home, VariableKind, VariableRegistry, home_of
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class _Recorder:
             )
         all_reduce = self._strategy.cross_device_ops.all_reduce(self._topology)
         communicator = MeshCommunicator(all_reduce)
-        replica_id = jax.lax.axis_index(REPLICA_AXIS)
+        replica_id = jax.lax.axis_index(self._topology.replica_axis)
         return ReplicaContext(self._strategy, replica_id, communicator, self.arguments.batch)
 
     def _local_values(self, state: dict[str, list[Any]]) -> dict[int, Any]:
@@ -254,14 +254,14 @@ def _make_jaxpr(recorder: _Recorder, topology: Topology, arguments: Arguments) -
     shared = [leaf.aval for leaf in arguments.leaves if not leaf.split and leaf.aval is not None]
     body: Callable[..., Any] = recorder.body
     if several:
-        copied, stacked_spec = PartitionSpec(), PartitionSpec(REPLICA_AXIS)
+        copied, stacked_spec = PartitionSpec(), PartitionSpec(topology.replica_axis)
         of_state = {"copied": copied, "stacked": stacked_spec, "rows": stacked_spec}
         body = jax.shard_map(
             recorder.body,
             mesh=topology.mesh,
             in_specs=(of_state, stacked_spec, copied, copied),
             out_specs=(copied, stacked_spec, stacked_spec),
-            axis_names={REPLICA_AXIS},
+            axis_names={*topology.replica_axes},
             check_vma=False,
         )
     return jax.make_jaxpr(body)(state, split, shared, np.False_)
