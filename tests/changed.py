@@ -7,6 +7,7 @@ every test file that imports it by its full name.
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import subprocess
 import sys
@@ -70,12 +71,14 @@ def tests_of(changed: Iterable[str]) -> list[str]:
     first += [test for name in sources for test in shared_tests(name)]
     first += [name for name in changed if Path(name).name.startswith("test_")]
     modules = {module_name(name) for name in changed}
-    importing = [
-        str(path.relative_to(ROOT))
-        for path in sorted((ROOT / "tests").rglob("test_*.py"))
-        if modules & imported_modules(path.read_text())
-    ]
+    importing = [name for name, imported in _imports_of_tests().items() if modules & imported]
     return list(dict.fromkeys([*first, *importing]))
+
+
+@functools.cache
+def _imports_of_tests() -> dict[str, set[str]]:
+    paths = sorted((ROOT / "tests").rglob("test_*.py"))
+    return {str(path.relative_to(ROOT)): imported_modules(path.read_text()) for path in paths}
 
 
 def main() -> int:

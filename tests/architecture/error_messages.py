@@ -238,12 +238,14 @@ def _errors_expected_in(scope: ast.AST | None) -> frozenset[str]:
     return frozenset(name for call in calls for name in _expected_errors(call))
 
 
+@functools.cache
 def _error_class(name: str) -> type[BaseException] | None:
     found = getattr(stratagem.errors, name, getattr(builtins, name, None))
     is_error = isinstance(found, type) and issubclass(found, BaseException)
     return found if is_error else None
 
 
+@functools.cache  # asked for each pair of a message and a text
 def _names_that_catch(error: str) -> set[str]:
     found = _error_class(error)
     return {error, "Exception"} if found is None else {parent.__name__ for parent in found.__mro__}
