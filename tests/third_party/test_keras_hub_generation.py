@@ -56,7 +56,7 @@ def test_no_device_has_the_model_and_calls_compile_once() -> None:
     assert max(added.values(), default=0) < total / 10
     events: list[str] = []
     jax.monitoring.register_event_duration_secs_listener(
-        lambda event, duration_s, **labels: events.append(event)
+        lambda event, duration_secs, **_: events.append(event)
     )
     generated(model)
     assert not [event for event in events if "compile" in event]

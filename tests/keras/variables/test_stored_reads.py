@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import keras
 import numpy as np
@@ -14,7 +15,7 @@ from stratagem.keras.variables.stored_reads import reading_as_stored, reads_as_s
 _DEVICES = ["cpu:0", "cpu:1"]
 
 
-def _made(strategy, **options):
+def _made(strategy: Any, **options: Any) -> Any:
     with strategy.scope():
         return keras.Variable(np.arange(2048.0, dtype=np.float32), **options)
 

@@ -1,4 +1,4 @@
-"""KerasHub's decoders generate as many sequences as there are devices, before and after training."""
+"""KerasHub's decoders generate a sequence for each device, before and after training."""
 
 from __future__ import annotations
 
