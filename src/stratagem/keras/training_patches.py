@@ -9,6 +9,7 @@ from stratagem.keras.private import ArrayDataAdapter, JAXEpochIterator, JAXTrain
 from stratagem.keras.training import (
     active_fit,
     device_data,
+    generation,
     late_logs,
     metric_build,
     model,
@@ -77,6 +78,14 @@ TRAINING_PATCHES: dict[str, tuple[Patch, ...]] = {
             "distribute_strategy",
             model.with_default_strategy,
             "the attribute of TensorFlow's models",
+        ),
+    ),
+    "A hook for the state of a generate function": (
+        Patch(
+            keras.Model,
+            "__new__",
+            generation.generating_with_shards,
+            "models of KerasHub generate with weights where they are stored",
         ),
     ),
     "A writer process for files": (

@@ -15,6 +15,7 @@ from stratagem.context.function_trace import current_function_trace
 from stratagem.execution import current_scope, is_worth_rows
 from stratagem.keras.private import get_stateless_scope, in_symbolic_scope
 from stratagem.keras.variables.explicit_placement import check_explicit_device
+from stratagem.keras.variables.stored_reads import reading_as_stored
 from stratagem.topology.lockstep import is_multi_process
 from stratagem.topology.shards import assemble_on_host, local_copy
 from stratagem.variables import (
@@ -101,6 +102,14 @@ class StoredValue:
         """
         with contextlib.nullcontext() if in_symbolic_scope() else jax.ensure_compile_time_eval():
             return self.where_read(self.gathered())
+
+    def on_all_devices(self) -> Any:
+        """Returns the value on the devices of all replicas, in shards if it is stored in shards."""
+        if self._home.kind is not VariableKind.ON_READ:
+            return self._computable()
+        variable: Any = self
+        with reading_as_stored(None):
+            return self._home.strategy.topology.replicate(variable.own_value())
 
     def gathered(self) -> Any:
         """Returns the value on one device; if processes hold shards, all of them must call this."""

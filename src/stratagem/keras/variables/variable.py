@@ -40,6 +40,7 @@ from stratagem.keras.variables.divided_copies import DividedCopies
 from stratagem.keras.variables.initial_value import as_initializer
 from stratagem.keras.variables.local_copies import LocalCopies
 from stratagem.keras.variables.row_updates import RowUpdates
+from stratagem.keras.variables.stored_reads import reads_as_stored
 from stratagem.keras.variables.stored_value import StoredValue, unshared
 from stratagem.keras.variables.variable_source import is_initialized
 from stratagem.options import ReduceOp, VariableAggregation
@@ -191,6 +192,8 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
 
     def _global_value(self) -> Any:
         self._require_own_replica()
+        if reads_as_stored(self._home.strategy) and self.is_in_place():
+            return self.on_all_devices()
         if self.store is not None and self.is_in_place():
             return self.read_in_place()  # its storage would be a copy on each device
         if self.storage is None:
