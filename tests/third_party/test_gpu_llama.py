@@ -37,12 +37,11 @@ def test_flops_count_the_weights_of_the_model(name: str) -> None:
     model = model_of(name, is_tiny=True)
     sizes, network = _sizes(model), build_llama(model, attention="causal")
     looked_up = 0 if sizes.is_tied else sizes.num_tokens * sizes.width
-    assert _count(network.trainable_variables) == (
-        sizes.num_lora_weights or sizes.num_multiplied + looked_up
-    )
-    frozen = [one for one in network.variables if one.dtype == "bfloat16"]
-    if sizes.lora_rank:
-        assert _count(frozen) == sizes.num_multiplied + looked_up + sizes.num_lora_weights
+    base = [one for one in network.variables if "lora" not in one.path and "seed" not in one.path]
+    assert _count(base) == sizes.num_multiplied + looked_up
+    is_lora = ["lora" in one.path for one in network.trainable_variables]
+    assert is_lora == [bool(sizes.lora_rank)] * len(is_lora)
+    assert {one.dtype for one in base} == {"bfloat16" if sizes.lora_rank else "float32"}
 
 
 def test_the_causal_kernel_gives_the_logits_of_the_mask() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,26 @@ class _Sequences(torch.utils.data.Dataset[dict[str, Any]]):
         return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
 
 
+class _Clock(transformers.TrainerCallback):
+    """Takes the time from the first step to the last: each `train` prepares anew before."""
+
+    def __init__(self) -> None:
+        self._begun_s, self.steps_s = 0.0, 0.0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 0:
+            self._begun_s = _now_s()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.steps_s = _now_s() - self._begun_s
+
+
+def _now_s() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def prepare(options: SideOptions, model: GpuModel) -> Training:
     device = prepare_torch()
     network = build_llama(model, device)
@@ -49,10 +70,12 @@ def prepare(options: SideOptions, model: GpuModel) -> Training:
         "report_to": "none",
         "disable_tqdm": True,
     }
+    clock = _Clock()
     trainer: Any = transformers.Trainer(
         model=network,
         args=transformers.TrainingArguments(**settings),
         train_dataset=_Sequences(tokens),
+        callbacks=[clock],
     )
 
     def train(*, num_epochs: float = 1, max_steps: int = -1) -> float:
@@ -65,6 +88,7 @@ def prepare(options: SideOptions, model: GpuModel) -> Training:
         device_kind=device_kind(device),
         num_parameters=sum(one.numel() for one in trained(network)),
         peak_bytes=peak_bytes,
+        steps_s=lambda: clock.steps_s,
     )
 
 
