@@ -31,7 +31,7 @@ def tuned_llama_generates_and_is_exported() -> dict[str, Any]:
     _fit(model, epochs=1)
     compiled: list[str] = []
 
-    def note(event: str, duration_s: float, **_: Any) -> None:
+    def note(event: str, duration_secs: float, **_: Any) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
             compiled.append(event)
 

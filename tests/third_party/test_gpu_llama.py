@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import keras
@@ -73,14 +74,14 @@ def test_generated_tokens_are_those_of_the_mask() -> None:
 
 
 def _losses(prepare: Any, name: str = "llama1b", **options: Any) -> list[float]:
-    model = dataclasses.replace(model_of(name, is_tiny=True), learning_rate=1e-2)
+    model = dataclasses.replace(model_of(name, is_tiny=True), learning_rate=1e-3)
     given = SideOptions(model=name, result="", begun_s=0.0, platform="cpu", **options)
     training = prepare(given, model)
     return [training.first_call(), training.train(2)]
 
 
-@pytest.fixture(scope="module")
-def by_hand() -> list[float]:
+@functools.cache  # not a fixture: those of a module run before types may be promoted
+def _by_hand() -> list[float]:
     return _losses(jax_llama.prepare, steps_per_call=4)
 
 
@@ -95,15 +96,15 @@ def by_hand() -> list[float]:
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
-def test_losses_are_those_of_the_scan_by_hand(options: dict[str, Any], by_hand: Any) -> None:
-    assert by_hand[1] < by_hand[0] - 0.1
-    np.testing.assert_allclose(_losses(stratagem_llama.prepare, **options), by_hand, rtol=1e-2)
+def test_losses_are_those_of_the_scan_by_hand(options: dict[str, Any]) -> None:
+    assert _by_hand()[1] < _by_hand()[0] - 0.1
+    np.testing.assert_allclose(_losses(stratagem_llama.prepare, **options), _by_hand(), rtol=2e-3)
 
 
 @pytest.mark.slow
-def test_losses_of_keras_are_those_of_the_scan_by_hand(by_hand: list[float]) -> None:
+def test_losses_of_keras_are_those_of_the_scan_by_hand() -> None:
     found = _losses(keras_llama_side.prepare, steps_per_call=4, attention="mask")
-    np.testing.assert_allclose(found, by_hand, rtol=1e-2)
+    np.testing.assert_allclose(found, _by_hand(), rtol=2e-3)
 
 
 @pytest.mark.slow
