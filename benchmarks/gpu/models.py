@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.gpu.transformer_sizes import LlamaSizes, TransformerSizes
 from benchmarks.workloads import WORKLOADS, Workload
 
 __all__ = ["MODELS", "Arrays", "GpuModel", "TransformerSizes", "model_of"]
@@ -17,29 +18,18 @@ _SEED = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TransformerSizes:
-    """Sizes of a Transformer."""
-
-    width: int
-    num_heads: int
-    num_blocks: int
-    length: int
-    num_tokens: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class GpuModel:
     """A model to train, and its data.
 
     Args:
         name: key of `MODELS`.
         title: in tables.
-        kind: "mlp", "resnet50", "bert", "gpt" or "dlrm".
+        kind: "mlp", "resnet50", "bert", "gpt", "dlrm" or "llama".
         batch_size: examples per step.
         steps_per_epoch: full batches in the data.
         unit: what the table counts: "steps", "images", "sequences", "tokens" or "examples".
-        learning_rate: of Adam, or of Adagrad for "dlrm".
-        transformer: sizes, for "bert" and "gpt".
+        learning_rate: of Adam; of AdamW for "llama", of Adagrad for "dlrm".
+        transformer: sizes, for "bert", "gpt" and "llama".
         num_classes: of labels.
         table_rows: rows of all embedding tables together, for "dlrm".
         image_size: height and width, for "resnet50".
@@ -74,6 +64,8 @@ class GpuModel:
         if sizes is None:
             return None
         num_tokens = self.batch_size * sizes.length
+        if isinstance(sizes, LlamaSizes):
+            return float(num_tokens * sizes.flops_per_token)
         attention = 12 * sizes.num_blocks * sizes.width * sizes.length
         embeddings = sizes.length * sizes.width
         if self.kind == "bert":
@@ -108,7 +100,7 @@ class GpuModel:
             input_dtype="int32",
             num_tokens=sizes.num_tokens,
             num_classes=self.num_classes,
-            predicts_next_token=self.kind == "gpt",
+            predicts_next_token=self.kind in ("gpt", "llama"),
             cpu_steps_per_call=1,
             gpu_steps_per_call=1,
         )
@@ -132,7 +124,45 @@ def _dlrm_arrays(model: GpuModel) -> Arrays:
 
 _BERT = TransformerSizes(width=768, num_heads=12, num_blocks=12, length=128, num_tokens=30522)
 _GPT = TransformerSizes(width=1024, num_heads=16, num_blocks=24, length=1024, num_tokens=50304)
+_LLAMA_1B = LlamaSizes(  # as Llama 3.2
+    width=2048,
+    num_heads=32,
+    num_kv_heads=8,
+    num_blocks=16,
+    inner_width=8192,
+    length=2048,
+    num_tokens=128_256,
+    is_tied=True,
+)
+_LLAMA_3B = dataclasses.replace(_LLAMA_1B, width=3072, num_heads=24, num_blocks=28)
+_LLAMA_8B = dataclasses.replace(  # as Llama 3
+    _LLAMA_1B, width=4096, num_blocks=32, inner_width=14336, is_tied=False, lora_rank=8
+)
 _TINY = TransformerSizes(width=64, num_heads=4, num_blocks=2, length=16, num_tokens=100)
+_TINY_LLAMA = LlamaSizes(
+    width=64,
+    num_heads=4,
+    num_kv_heads=2,
+    num_blocks=2,
+    inner_width=96,
+    length=16,
+    num_tokens=100,
+    is_tied=True,
+)
+
+
+def _llama(name: str, title: str, sizes: LlamaSizes, *, batch_size: int) -> GpuModel:
+    return GpuModel(
+        name=name,
+        title=title,
+        kind="llama",
+        batch_size=batch_size,
+        steps_per_epoch=8,
+        unit="tokens",
+        learning_rate=1e-4,
+        transformer=sizes,
+    )
+
 
 MODELS = {
     model.name: model
@@ -180,6 +210,15 @@ MODELS = {
             learning_rate=1e-2,
             table_rows=NUM_TABLES * 769_000,
         ),
+        _llama("llama1b", "Llama of 1.2 B, bf16", _LLAMA_1B, batch_size=8),
+        _llama(
+            "llama1b-8k",
+            "Llama of 1.2 B, 8,192 tokens",
+            dataclasses.replace(_LLAMA_1B, length=8192),
+            batch_size=2,
+        ),
+        _llama("llama3b", "Llama of 3.2 B, bf16", _LLAMA_3B, batch_size=4),
+        _llama("llama8b-lora", "LoRA of a Llama of 8 B, bf16", _LLAMA_8B, batch_size=4),
     )
 }
 
@@ -189,6 +228,16 @@ _TINY_SIZES: dict[str, dict[str, Any]] = {
     "bert": {"batch_size": 4, "steps_per_epoch": 20, "transformer": _TINY},
     "gpt": {"batch_size": 2, "steps_per_epoch": 8, "transformer": _TINY},
     "dlrm": {"batch_size": 64, "steps_per_epoch": 20, "table_rows": NUM_TABLES * 100},
+    "llama1b": {"batch_size": 2, "transformer": _TINY_LLAMA},
+    "llama1b-8k": {
+        "batch_size": 2,
+        "transformer": dataclasses.replace(_TINY_LLAMA, length=32),
+    },
+    "llama3b": {"batch_size": 2, "transformer": _TINY_LLAMA},
+    "llama8b-lora": {
+        "batch_size": 2,
+        "transformer": dataclasses.replace(_TINY_LLAMA, is_tied=False, lora_rank=2),
+    },
 }
 
 

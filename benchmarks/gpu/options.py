@@ -21,6 +21,10 @@ class SideOptions:
         steps_per_call: steps in one call of the host.
         data: "host" or "device".
         table: memory of DLRM's tables: "device", "pinned_host", "central" or "host".
+        attention: of a Llama: "causal", or "mask" for the mask that KerasHub passes to the kernel.
+        loss: of a Llama: "whole", or "chunks" of the vocabulary.
+        remat: policy of `sg.remat` for the blocks of a Llama; "" keeps all activations.
+        optimizer_memory: of a Llama's optimizer state: "device" or "pinned_host".
         compiled: mode of `torch.compile`; "" for eager PyTorch.
         num_rounds: of measurement; 0 for the first step only.
         round_s: target duration of a round.
@@ -39,6 +43,10 @@ class SideOptions:
     steps_per_call: int = 1
     data: str = "host"
     table: str = "device"
+    attention: str = "causal"
+    loss: str = "whole"
+    remat: str = ""
+    optimizer_memory: str = "device"
     compiled: str = ""
     num_rounds: int = 3
     round_s: float = 2.0

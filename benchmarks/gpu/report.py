@@ -15,12 +15,11 @@ from rich.table import Table
 from benchmarks.gpu.models import MODELS
 from benchmarks.gpu.plot import draw_speeds
 from benchmarks.gpu.sides import WORKLOAD_NAMES
-from benchmarks.gpu.wanted import WANTED, Reached, reached
+from benchmarks.gpu.wanted import WANTED, Reached, mfu, reached
 
 __all__ = ["main", "speed_rows", "tables"]
 
 _TITLES = {**{name: model.title for name, model in MODELS.items()}, "checkpoint": "Checkpoint"}
-_PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}  # bf16, dense, per second
 
 
 def speed_rows(results: Mapping[str, Any], workload: str) -> list[dict[str, Any]]:
@@ -36,15 +35,8 @@ def speed_rows(results: Mapping[str, Any], workload: str) -> list[dict[str, Any]
             continue
         speeds = [one * side["units_per_step"] for one in side["steps_per_s"]]
         rows.append({**side, "speeds": speeds, "median": statistics.median(speeds)})
-        rows[-1]["mfu"] = _mfu(rows[-1])
+        rows[-1]["mfu"] = mfu(rows[-1])
     return sorted(rows, key=lambda row: not row["is_ours"])
-
-
-def _mfu(row: Mapping[str, Any]) -> float | None:
-    peak = next((p for name, p in _PEAK_FLOPS.items() if name in row["device_kind"]), None)
-    if peak is None or row["flops_per_step"] is None:
-        return None
-    return statistics.median(row["steps_per_s"]) * row["flops_per_step"] / peak
 
 
 def tables(results: Mapping[str, Any]) -> list[Table]:
@@ -70,7 +62,7 @@ def _speeds(results: Mapping[str, Any], workload: str) -> Table:
     unit = MODELS[workload].unit
     table = Table(title=f"{_TITLES[workload]}: {unit}/s", title_justify="left")
     table.add_column("side")
-    headers = ["median", "min", "max", "MFU", "first loss", "last loss"]
+    headers = ["median", "min", "max", "MFU", "peak, GB", "first loss", "last loss"]
     headers += [f"{row['name']} / this" for row in ours]
     for header in headers:
         table.add_column(header, justify="right")
@@ -78,6 +70,7 @@ def _speeds(results: Mapping[str, Any], workload: str) -> Table:
         cells = [f"{value:,.1f}" for value in (row["median"], min(row["speeds"]))]
         cells.append(f"{max(row['speeds']):,.1f}")
         cells.append("" if row["mfu"] is None else f"{row['mfu']:.1%}")
+        cells.append(_gigabytes(row))
         cells += [f"{row['first_loss']:.3f}", f"{row['last_loss']:.3f}"]
         cells += ["" if row["is_ours"] else f"{one['median'] / row['median']:.3f}" for one in ours]
         table.add_row(row["name"], *cells)
@@ -114,7 +107,7 @@ def _first_steps(results: Mapping[str, Any]) -> Table:
     for side in results["sides"]:
         if side.get("first_step_s") is None:
             continue
-        compile_s, peak_bytes = side.get("compile_s"), side.get("peak_bytes")
+        compile_s = side.get("compile_s")
         table.add_row(
             _TITLES[side["workload"]],
             side["name"],
@@ -122,9 +115,14 @@ def _first_steps(results: Mapping[str, Any]) -> Table:
             f"{side['first_step_s']:.1f}",
             f"{side['first_call_s']:.1f}",
             "" if compile_s is None else f"{compile_s:.1f}",
-            "" if peak_bytes is None else f"{peak_bytes / 1e9:.2f}",
+            _gigabytes(side),
         )
     return table
+
+
+def _gigabytes(side: Mapping[str, Any]) -> str:
+    peak_bytes = side.get("peak_bytes")
+    return "" if peak_bytes is None else f"{peak_bytes / 1e9:.2f}"
 
 
 def _wanted(results: Mapping[str, Any]) -> Table:

@@ -133,14 +133,24 @@ def _start_what_fits(
             _write(results, plan)
             say(f"{side.key}: {status}")
             continue
-        taken_gb = sum(one.side.device_gb for one in running)
+        together = [*(one.side for one in running), side]
         if len(running) < plan.at_once and (
-            not running or taken_gb + side.device_gb <= plan.device_gb
+            not running or _taken_gb(together, plan) <= plan.device_gb
         ):
             waiting.remove(side)
             running.append(_start(side, plan, min(plan.side_limit_s, remaining_s)))
         elif plan.at_once == 1:
             return
+
+
+def _taken_gb(sides: Sequence[GpuSide], plan: Plan) -> float:
+    """Returns the device's memory that sides take together; with a gate, only one trains."""
+    whole = [side.device_gb for side in sides]
+    if not plan.is_gated:
+        return sum(whole)
+    prepared = [side.prepared_gb or side.device_gb for side in sides]
+    pairs = zip(whole, prepared, strict=True)
+    return sum(prepared) + max(train_gb - prepare_gb for train_gb, prepare_gb in pairs)
 
 
 def _name(side: GpuSide) -> str:
@@ -207,8 +217,7 @@ def _variables(side: GpuSide, plan: Plan) -> dict[str, str]:
         variables |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     if plan.at_once > 1:
         variables["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-    else:
-        variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = "0.9"
+    variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = "0.9"
     return variables
 
 

@@ -6,9 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.gpu.models import MODELS
+
 __all__ = ["SIDES", "WORKLOAD_NAMES", "GpuSide", "cold_sides", "select"]
 
 _OURS, _KERAS, _JAX, _TORCH = "stratagem_side", "keras_side", "jax_side", "torch_side"
+_LLAMAS = ("llama1b", "llama3b", "llama8b-lora")
+_OUR_LLAMA, _TORCH_LLAMA = "stratagem_llama", "torch_llama"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,6 +26,7 @@ class GpuSide:
         priority: 1 is measured first; PyTorch's compiler takes the longest.
         estimate_s: whole duration with JAX's programs in the cache, and 3 rounds of 2 s.
         device_gb: memory of the device, for sides that run at the same time.
+        prepared_gb: of it while the side waits for its turn to train; None for as much.
         options: of `SideOptions`.
         variables: of the environment.
         is_cold: True for an empty cache of compiled programs, and the first step only.
@@ -36,6 +41,7 @@ class GpuSide:
     options: dict[str, Any]
     variables: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     is_cold: bool = False
+    prepared_gb: float | None = None
 
     @property
     def key(self) -> str:
@@ -60,7 +66,7 @@ def _side(
 ) -> GpuSide:
     backend = options.pop("backend", "jax")
     variables = {"KERAS_BACKEND": backend}
-    if workload in ("mlp", "resnet50", "bert", "gpt", "dlrm"):
+    if workload in MODELS:
         options = {"model": workload, **options}
     return GpuSide(
         workload=workload,
@@ -71,11 +77,15 @@ def _side(
         device_gb=device_gb,
         options=options,
         variables=variables,
+        prepared_gb=20 if workload in _LLAMAS else None,
     )
 
 
 _COMPILED = {"compiled": "default"}
 _DEVICE = {"data": "device"}
+_CHUNKS = {"loss": "chunks"}
+_PINNED = {"optimizer_memory": "pinned_host"}
+_8K = {"model": "llama1b-8k"}
 
 _ALL = (
     _side("mlp", "fit, 100 a call", _OURS, 1, 13, 2, steps_per_call=100),
@@ -117,11 +127,32 @@ _ALL = (
     _side("dlrm", "PyTorch, tables on device", _TORCH, 2, 16, 16, **_DEVICE),
     _side("dlrm", "PyTorch, tables in host memory", _TORCH, 2, 20, 4, table="host", **_DEVICE),
     _side("dlrm", "Keras fit, tables on device", _KERAS, 3, 20, 35),
+    _side("llama1b", "fit, 4 a call", _OUR_LLAMA, 1, 75, 95, steps_per_call=4),
+    _side("llama1b", "JAX by hand, 4 a call", "jax_llama", 1, 75, 95, steps_per_call=4),
+    _side("llama1b", "torch.compile", _TORCH_LLAMA, 1, 90, 90, **_COMPILED),
+    _side("llama1b", "fit, chunked loss", _OUR_LLAMA, 1, 75, 80, steps_per_call=4, **_CHUNKS),
+    _side("llama1b", "Keras fit, 1 a call", "keras_llama_side", 1, 75, 100, attention="mask"),
+    _side("llama1b", "Trainer", "trainer_llama", 2, 45, 100),
+    _side("llama1b", "PyTorch eager", _TORCH_LLAMA, 2, 40, 100),
+    _side("llama1b", "fit, remat dots", _OUR_LLAMA, 2, 75, 70, steps_per_call=4, remat="dots"),
+    _side("llama1b", "fit, mask", _OUR_LLAMA, 2, 75, 100, steps_per_call=4, attention="mask"),
+    _side("llama1b", "fit, pinned optimizer state", _OUR_LLAMA, 2, 75, 90, **_PINNED),
+    _side("llama1b", "fit, 8192 tokens", _OUR_LLAMA, 2, 80, 80, steps_per_call=4, **_8K, **_CHUNKS),
+    _side("llama1b", "Keras fit, 8192 tokens", "keras_llama_side", 3, 80, 100, **_8K),
+    _side("llama1b", "fit, remat", _OUR_LLAMA, 3, 75, 40, remat="full", **_CHUNKS),
+    _side("llama1b", "fit, 1 a call", _OUR_LLAMA, 3, 75, 95),
+    _side("llama1b", "Keras fit, causal kernel", "keras_llama_side", 3, 75, 95),
+    _side("llama1b", "Trainer, compiled", "trainer_llama", 3, 90, 90, **_COMPILED),
+    _side("llama8b-lora", "fit, chunked loss", _OUR_LLAMA, 2, 110, 90, **_CHUNKS),
+    _side("llama8b-lora", "peft, torch.compile", _TORCH_LLAMA, 2, 110, 95, **_COMPILED),
+    _side("llama8b-lora", "peft, eager", _TORCH_LLAMA, 3, 45, 105),
+    _side("llama3b", "fit, chunked loss", _OUR_LLAMA, 2, 110, 100, **_CHUNKS),
+    _side("llama3b", "torch.compile", _TORCH_LLAMA, 2, 110, 105, **_COMPILED),
     _side("checkpoint", "asynchronous save", "stratagem_checkpoint", 1, 45, 25),
     _side("checkpoint", "torch.distributed async_save", "torch_checkpoint", 2, 60, 12),
 )
 SIDES: tuple[GpuSide, ...] = tuple(sorted(_ALL, key=lambda side: side.priority))
-WORKLOAD_NAMES = ("mlp", "resnet50", "bert", "gpt", "dlrm", "checkpoint")
+WORKLOAD_NAMES = ("mlp", "resnet50", "bert", "gpt", "dlrm", *_LLAMAS, "checkpoint")
 
 _COLD_KEYS = (
     "resnet50-fit-data-on-device",

@@ -7,19 +7,22 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["WANTED", "Goal", "Reached", "reached"]
+__all__ = ["WANTED", "Goal", "Reached", "mfu", "reached"]
+
+_PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}  # bf16, dense, per second
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Goal:
-    """A bound on the ratio of two sides' speeds, or on a figure of one side.
+    """A bound on a figure of one side, or on its ratio to that of another side.
 
     Args:
         title: in the table.
         bound: of the ratio or figure.
         ours: key of our side.
-        reference: key of the other side; "" for a figure of our side.
+        reference: key of the other side; "" for our figure itself.
         is_least: True if the value must reach the bound, False if it must not exceed it.
+        figure: "speed", "peak" for memory, "mfu", or "stall" for that of the last save.
     """
 
     title: str
@@ -27,6 +30,7 @@ class Goal:
     ours: str
     reference: str = ""
     is_least: bool = True
+    figure: str = "speed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +55,7 @@ def _ratio(title: str, bound: float, ours: str, reference: str) -> Goal:
 
 _RESNET_OURS = "resnet50-fit-data-on-device"
 _MLP_OURS, _MLP_DEVICE = "mlp-fit-100-a-call", "mlp-fit-data-on-device-100-a-call"
+_LLAMA_OURS, _LLAMA_CHUNKS = "llama1b-fit-4-a-call", "llama1b-fit-chunked-loss"
 
 WANTED = (
     _ratio("MLP: fit, 100 a call, over Keras fit", 8, _MLP_OURS, "mlp-keras-fit-1-a-call"),
@@ -83,27 +88,75 @@ WANTED = (
         bound=0.2,
         ours="checkpoint-asynchronous-save",
         is_least=False,
+        figure="stall",
+    ),
+    Goal(title="Llama 1B: MFU of fit", bound=0.45, ours=_LLAMA_OURS, figure="mfu"),
+    Goal(title="Llama 1B: MFU of fit, chunked loss", bound=0.45, ours=_LLAMA_CHUNKS, figure="mfu"),
+    _ratio("Llama 1B: fit over torch.compile", 1.0, _LLAMA_OURS, "llama1b-torch-compile"),
+    _ratio("Llama 1B: fit over JAX by hand", 0.99, _LLAMA_OURS, "llama1b-jax-by-hand-4-a-call"),
+    _ratio("Llama 1B: fit over Keras fit", 1.3, _LLAMA_OURS, "llama1b-keras-fit-1-a-call"),
+    Goal(
+        title="Llama 1B: peak memory of fit, of torch.compile's",
+        bound=1.0,
+        ours=_LLAMA_OURS,
+        reference="llama1b-torch-compile",
+        is_least=False,
+        figure="peak",
+    ),
+    Goal(
+        title="Llama 1B: peak memory of fit, chunked loss, of torch.compile's",
+        bound=1.0,
+        ours=_LLAMA_CHUNKS,
+        reference="llama1b-torch-compile",
+        is_least=False,
+        figure="peak",
+    ),
+    _ratio(
+        "Llama 3B: fit over torch.compile", 1.0, "llama3b-fit-chunked-loss", "llama3b-torch-compile"
+    ),
+    _ratio(
+        "LoRA of Llama 8B: fit over peft and torch.compile",
+        1.0,
+        "llama8b-lora-fit-chunked-loss",
+        "llama8b-lora-peft-torch-compile",
     ),
 )
 
 
 def reached(goal: Goal, results: Mapping[str, Any]) -> Reached:
-    """Returns the value of a goal: the ratio of medians, or the stall of the last save.
+    """Returns the value of a goal: of medians of the rounds, or of the last save.
 
     Args:
         goal: what was wanted.
         results: of `results.json`.
     """
-    ours = _find(results, goal.ours)
+    mine = _figure(goal.figure, _find(results, goal.ours))
     if not goal.reference:
-        saves = ours.get("saves")
-        return Reached(goal, saves[-1]["stall_s"] if saves else None)
-    reference = _find(results, goal.reference)
-    speeds = [side.get("steps_per_s") for side in (ours, reference)]
-    if not all(speeds):
-        return Reached(goal, None)
-    mine, theirs = (statistics.median(one) for one in speeds if one)
-    return Reached(goal, mine / theirs)
+        return Reached(goal, mine)
+    theirs = _figure(goal.figure, _find(results, goal.reference))
+    return Reached(goal, mine / theirs if mine is not None and theirs else None)
+
+
+def _figure(name: str, side: Mapping[str, Any]) -> float | None:
+    if name == "stall":
+        return side["saves"][-1]["stall_s"] if side.get("saves") else None
+    if name == "peak":
+        return side.get("peak_bytes")
+    if not side.get("steps_per_s"):
+        return None
+    return mfu(side) if name == "mfu" else statistics.median(side["steps_per_s"])
+
+
+def mfu(side: Mapping[str, Any]) -> float | None:
+    """Returns the share of the device's peak that a side's products reach; None if unknown.
+
+    Args:
+        side: a row of `results.json` with speeds.
+    """
+    peak = next((p for name, p in _PEAK_FLOPS.items() if name in side["device_kind"]), None)
+    if peak is None or side["flops_per_step"] is None:
+        return None
+    return statistics.median(side["steps_per_s"]) * side["flops_per_step"] / peak
 
 
 def _find(results: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -52,10 +52,19 @@ def killed_while_a_kernel_runs() -> dict[str, Any]:
     assert line == "RUNNING\n", line
     figures: dict[str, Any] = {"MiB while it runs, own and all": _memory_of(process.pid)}
     time.sleep(1)
-    begin_s = time.monotonic()
     process.send_signal(signal.SIGKILL)
+    figures |= _freed(process)
+    losses = train(sg.MirroredStrategy([device()]), "mlp").losses_of_fit
+    figures["losses of another process"] = losses
+    assert np.isfinite(losses).all()
+    return figures
+
+
+def _freed(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """Waits until a killed process has ended and its memory of the GPU is free."""
+    begin_s = time.monotonic()
     process.wait(60)
-    figures["ended after s"] = time.monotonic() - begin_s
+    figures: dict[str, Any] = {"ended after s": time.monotonic() - begin_s}
     while not is_on_cpu():
         own, _ = _memory_of(process.pid)
         if own is None or time.monotonic() - begin_s > 30:
@@ -64,9 +73,38 @@ def killed_while_a_kernel_runs() -> dict[str, Any]:
     figures["MiB afterwards, own and all"] = _memory_of(process.pid)
     figures["free after s"] = time.monotonic() - begin_s
     assert figures["MiB afterwards, own and all"][0] is None, figures
-    losses = train(sg.MirroredStrategy([device()]), "mlp").losses_of_fit
-    figures["losses of another process"] = losses
-    assert np.isfinite(losses).all()
+    return figures
+
+
+@check(priority=1)
+def kernel_that_does_not_end() -> dict[str, Any]:
+    """A step that never ends: which signals end its process, its stacks, and the memory."""
+    process = subprocess.Popen(
+        [sys.executable, str(PROGRAMS / "endless.py")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    line = process.stdout.readline()
+    assert line == "RUNNING\n", line
+    time.sleep(3)
+    assert process.poll() is None, process.stderr.read()
+    figures: dict[str, Any] = {"MiB while it runs, own and all": _memory_of(process.pid)}
+    process.send_signal(signal.SIGUSR1)  # prints the stacks of its threads
+    for name in ("SIGINT", "SIGTERM", "SIGKILL"):
+        process.send_signal(getattr(signal, name))
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            continue
+        figures["ended by"] = name
+        break
+    figures |= _freed(process)
+    errors = process.stderr.read()
+    figures["stderr"] = errors[-6000:]
+    assert "endless.py" in errors, figures
     return figures
 
 

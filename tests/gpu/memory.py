@@ -54,12 +54,19 @@ class _Trial:
         options: dict[str, Any] = {"batch_size": 2**18, "verbose": 0}
         return {
             "fit": lambda: self.model.fit(*self._large, **options),
+            "fit, a later step": lambda: self.model.fit(self._growing(), steps_per_epoch=9),
             "evaluate": lambda: self.model.evaluate(*self._large, **options),
             "predict": lambda: self.model.predict(self._large[0], **options),
             "variable": self._make_variable,
             "input": self._read_input,
             "run": self._run,
         }
+
+    def _growing(self) -> Any:
+        """Yields batches as before, and then one that is too large."""
+        for _ in range(8):
+            yield self._small
+        yield self._large
 
     def _run(self) -> None:
         import jax

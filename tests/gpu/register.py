@@ -1,5 +1,5 @@
 """All modules of checks: to import this registers them."""
 
-from tests.gpu import faults, memory, numerics, processes, strategies, tools
+from tests.gpu import faults, language_models, memory, numerics, processes, strategies, tools
 
-__all__ = ["faults", "memory", "numerics", "processes", "strategies", "tools"]
+__all__ = ["faults", "language_models", "memory", "numerics", "processes", "strategies", "tools"]

@@ -41,12 +41,12 @@ def training_by_fit(
         return float(history.history["loss"][-1])
 
     def rows(value: Any) -> Any:
-        return [one[:first] for one in value] if isinstance(value, tuple) else value[:first]
+        return keras.tree.map_structure(lambda one: one[:first], value)
 
     whole = list(x) if isinstance(x, tuple) else x
     train: Callable[[int], float] = lambda num_epochs: fit(whole, y, num_epochs)  # noqa: E731
     return Training(
-        first_call=lambda: fit(rows(x), y[:first], 1),
+        first_call=lambda: fit(rows(whole), y[:first], 1),
         train=train,
         num_parameters=sum(int(np.prod(one.shape)) for one in network.trainable_variables),
         **figures,

@@ -20,7 +20,7 @@ from benchmarks.gpu.workers.keras_networks import TABLE, build_model, compile_mo
 from benchmarks.gpu.workers.measurement import Training, measure
 from benchmarks.gpu_profile.worker import write_profile
 
-__all__ = ["prepare"]
+__all__ = ["prepare", "with_profile"]
 
 
 def prepare(options: SideOptions, model: GpuModel) -> Training:
@@ -41,6 +41,11 @@ def prepare(options: SideOptions, model: GpuModel) -> Training:
         peak_bytes=lambda: peak_bytes(device),
         compile_s=compile_s,
     )
+    return with_profile(training, options)
+
+
+def with_profile(training: Training, options: SideOptions) -> Training:
+    """Returns a training that can be profiled."""
     profile = functools.partial(_profile, training, options.steps_per_call)
     return dataclasses.replace(training, profile=profile)
 

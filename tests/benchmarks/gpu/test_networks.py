@@ -39,6 +39,21 @@ def test_flops_of_a_step_of_the_gpt() -> None:
     assert MODELS["mlp"].flops_per_step(1) is None
 
 
+def test_flops_of_a_step_of_the_llamas() -> None:
+    # Llama 3.2 1B has 1,235,814,400 numbers, 3B 3,212,749,824: the embedding is in the product.
+    for name, count, width, blocks in (
+        ("llama1b", 1_235_814_400, 2048, 16),
+        ("llama3b", 3_212_749_824, 3072, 28),
+    ):
+        per_token = 6 * count + 12 * blocks * width * 2048
+        assert MODELS[name].flops_per_step(0) == MODELS[name].units_per_step * per_token
+    # Llama 3 8B has 8,030,261,248; one of its two embeddings is only looked up. LoRA of rank 8.
+    frozen = 8_030_261_248 - 128_256 * 4096
+    lora = 32 * 8 * (4096 + 4096 + 4096 + 1024)
+    per_token = 4 * frozen + 6 * lora + 12 * 32 * 4096 * 2048
+    assert MODELS["llama8b-lora"].flops_per_step(0) == 4 * 2048 * per_token
+
+
 def test_gpt_sees_no_later_token() -> None:
     network, (tokens, _) = _build("gpt"), model_of("gpt", is_tiny=True).arrays()
     before = tokens[:2]

@@ -17,6 +17,8 @@ _FIGURES = {
     "mlp-keras-fit-1-a-call": ([900.0, 1000.0, 880.0], 1, None),
     "gpt-fit-4-a-call": ([16.0, 17.0, 16.5], 8192, 2e13),
     "gpt-jax-scan-by-hand-4-a-call": ([16.5, 16.6, 16.7], 8192, 2e13),
+    "llama1b-fit-4-a-call": ([3.0, 3.1, 2.9], 16384, 1.5e14),
+    "llama1b-torch-compile": ([2.0, 2.0, 2.1], 16384, 1.5e14),
 }
 
 
@@ -60,6 +62,10 @@ def test_goals_are_met_or_not_or_unmeasured() -> None:
     stall = found["Checkpoint of 10 GB: stall of a step, s"]
     assert stall.value == 0.15
     assert stall.is_met
+    assert found["Llama 1B: fit over torch.compile"].value == 1.5
+    assert found["Llama 1B: MFU of fit"].value == pytest.approx(3 * 1.5e14 / 989e12)
+    assert found["Llama 1B: MFU of fit"].is_met
+    assert found["Llama 1B: peak memory of fit, of torch.compile's"].value == 1.0
     assert found["BERT: fit over the scan"].value is None
     assert not found["BERT: fit over the scan"].is_met
 

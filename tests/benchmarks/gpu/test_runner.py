@@ -79,3 +79,14 @@ def test_what_was_measured_before_is_kept_and_the_rest_is_measured(tmp_path: Pat
     rows = {row["name"]: row for row in results["sides"]}
     assert [rows[name]["status"] for name in "abc"] == ["done"] * 3
     assert rows["a"] == first["a"]
+
+
+def test_with_a_gate_sides_that_wait_take_only_what_they_prepared(tmp_path: Path) -> None:
+    sides = [
+        _side(name, "waits", device_gb=60.0, prepared_gb=10.0, options={"folder": str(tmp_path)})
+        for name in ("first", "second")
+    ]
+    rows = _run(sides, _plan(tmp_path, at_once=2, is_gated=True, device_gb=70.0))
+    assert [row["status"] for row in rows.values()] == ["done", "done"]
+    rows = _run(sides[:1], _plan(tmp_path, side_limit_s=1.0, is_gated=True, device_gb=70.0))
+    assert rows["first"]["status"].startswith("ended after its limit")
