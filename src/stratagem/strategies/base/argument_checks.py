@@ -157,7 +157,7 @@ def checked_sequence_axis(axis: int | None, topology: Topology) -> int | None:
     """Returns the axis; raises a ValueError for the batch axis, or replicas of one device."""
     if axis is None:
         return None
-    if not isinstance(axis, int) or isinstance(axis, bool) or axis < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(axis, int) or isinstance(axis, bool) or axis < 1:
         raise ValueError(
             explain(
                 f"sequence_axis={axis!r} is not an axis after the batch.",
