@@ -38,3 +38,11 @@ def test_weights_and_slots_are_sharded_over_both_axes(name: str) -> None:
         assert np.prod(variable.shape) == count * np.prod(parts[0]), variable.path
     for slot in model.optimizer.variables[2:]:
         assert slot.stored.sharding.spec == slot.slot_of.stored.sharding.spec
+
+
+@pytest.mark.slow
+def test_llama_with_sequences_in_parts_equals_plain_keras(plain: Mapping[str, Numbers]) -> None:
+    """Padding, causal masks and rotary positions are those of the whole sequence."""
+    devices = [f"cpu:{index}" for index in range(8)]
+    strategy = sg.MirroredStrategy(devices, devices_per_replica=4, sequence_axis=1)
+    assert_like_plain_keras(PROGRAMS["llama"], strategy, plain["llama"])

@@ -23,9 +23,9 @@ def planned_strategy(
 ) -> Strategy:
     """Returns a strategy like `like`, with its replicas on the abstract devices of a machine.
 
-    Takes over cross-device ops, local updates, devices per replica, layouts and, without
-    `shard_state`, sharded state. None for `like` replicates everything. Raises ValueError for a
-    strategy that the machine or the planner does not support.
+    Takes over cross-device ops, local updates, devices per replica, layouts, the sequence axis and,
+    without `shard_state`, sharded state. None for `like` replicates everything. Raises ValueError
+    for a strategy that the machine or the planner does not support.
     """
     if like is None:
         with planning_for(machine.topology, shard_state):
@@ -51,4 +51,5 @@ def planned_strategy(
             shard_state=shard_state,
             layout_map=layouts,
             shard_size=like.topology.shard_size,
+            sequence_axis=like.sequence_axis,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
+from stratagem.strategies.base.argument_checks import checked_sequence_axis
 from stratagem.strategies.base.cross_device_ops import CrossDeviceOps
 from stratagem.strategies.base.recreate import recreatable
 from stratagem.strategies.base.strategy import Strategy
@@ -41,12 +42,15 @@ class MirroredStrategy(Strategy):
             axis of a LayoutMap's mesh, "batch", "data" or the first, stands for the replicas.
         devices_per_replica: number of adjacent devices per replica; None for one, or those of the
             mesh of `layout_map`.
+        sequence_axis: axis of a step's arrays, such as 1 for (batch, sequence, ...), that is split
+            over the devices of a replica (sequence or context parallelism); None for no axis.
 
     Raises:
         ValueError: an empty list; an unknown, repeated or remote device; groups of unequal size;
             `NcclAllReduce` on CPUs; an unknown `shard_state`; a `shard_size` that does not divide
             the replicas, or with nothing sharded; a layout with another axis; a
-            `devices_per_replica` that does not divide the devices, or beside groups.
+            `devices_per_replica` that does not divide the devices, or beside groups; a
+            `sequence_axis` of 0, or with replicas of one device.
         TypeError: invalid `cross_device_ops`, or devices or layouts of another type.
 
     Example:
@@ -73,11 +77,13 @@ class MirroredStrategy(Strategy):
         shard_size: int | None = None,
         layout_map: Mapping[str, Any] | None = None,
         devices_per_replica: int | None = None,
+        sequence_axis: int | None = None,
     ) -> None:
         if devices is None and devices_per_replica is None:
             devices = groups_of_mesh(layout_map)
         topology = local_topology(devices, name="devices", devices_per_replica=devices_per_replica)
         topology = topology.with_shard_size(shard_size)
+        self.sequence_axis = checked_sequence_axis(sequence_axis, topology)
         super().__init__(
             topology,
             cross_device_ops,

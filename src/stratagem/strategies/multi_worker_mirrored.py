@@ -15,7 +15,7 @@ from stratagem.communication import CommunicationImplementation, CommunicationOp
 from stratagem.compression import AUTO
 from stratagem.messages import explain
 from stratagem.process_group import agree_on_random_state
-from stratagem.strategies.base.argument_checks import checked_communication
+from stratagem.strategies.base.argument_checks import checked_communication, checked_sequence_axis
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.base.recreate import recreatable
 from stratagem.strategies.base.strategy import Strategy
@@ -48,6 +48,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             gradients are sent between machines.
         layout_map: as for `MirroredStrategy`; of a LayoutMap's mesh only the shape is used.
         placement: "mirrored", "sharded" or "pinned_host" by rule, as for `HybridStrategy`.
+        sequence_axis: as for `MirroredStrategy`.
         allow_unauthenticated: True to run on several hosts without a secret, on a network that only
             they can reach.
 
@@ -78,6 +79,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         shard_size: int | None = None,
         layout_map: Mapping[str, Any] | None = None,
         placement: Mapping[str | Callable[[Any], bool], str] | None = None,
+        sequence_axis: int | None = None,
         allow_unauthenticated: bool = False,
     ) -> None:
         check_resolver(cluster_resolver, "cluster_resolver")
@@ -92,6 +94,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             devices_per_replica = devices_per_replica_of(layout_map)
         groups = adjacent_groups(devices, devices_per_replica)
         topology = planned_topology(Topology.of_groups(groups)).with_shard_size(shard_size)
+        self.sequence_axis = checked_sequence_axis(sequence_axis, topology)
         is_open = options.implementation is CommunicationImplementation.AUTO
         may_measure = is_open and topology.spans_processes and topology.groups is None
         measured = measured_choice(topology, config.cache_dir()) if may_measure else None

@@ -13,6 +13,7 @@ from stratagem.process_group import agree_on_random_state
 from stratagem.strategies.base.argument_checks import (
     check_device_assignment,
     check_steps_per_run,
+    checked_sequence_axis,
     refuse_both_groupings,
 )
 from stratagem.strategies.base.automatic import AutomaticOps
@@ -55,6 +56,7 @@ class TPUStrategy(Strategy):
         devices_per_replica: number of neighboring devices of a host per replica, in place of a
             device assignment; None for one, or as many as the mesh of `layout_map` has beside its
             batch axis.
+        sequence_axis: as for `MirroredStrategy`.
 
     Raises:
         NotFoundError: no TPU.
@@ -83,6 +85,7 @@ class TPUStrategy(Strategy):
         layout_map: Mapping[str, Any] | None = None,
         placement: Mapping[str | Callable[[Any], bool], str] | None = None,
         devices_per_replica: int | None = None,
+        sequence_axis: int | None = None,
     ) -> None:
         check_resolver(tpu_cluster_resolver, "tpu_cluster_resolver")
         check_device_assignment(experimental_device_assignment)
@@ -106,6 +109,7 @@ class TPUStrategy(Strategy):
                 devices_per_replica = devices_per_replica_of(layout_map)
             groups = adjacent_groups(in_ring_order(devices), devices_per_replica)
         topology = planned_topology(Topology.of_groups(groups)).with_shard_size(shard_size)
+        self.sequence_axis = checked_sequence_axis(sequence_axis, topology)
         self.refuses_assignment = experimental_spmd_xla_partitioning
         self.device_assignment = experimental_device_assignment
         super().__init__(

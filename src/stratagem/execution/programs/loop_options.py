@@ -1,4 +1,4 @@
-"""Compiler options of a program that loops over steps, and if it unrolls the loop."""
+"""Compiler options of a program, and if it unrolls its loop over steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from stratagem.topology import Topology
 
-__all__ = ["loop_options", "unrolls_steps"]
+__all__ = ["loop_options", "sequence_options", "unrolls_steps"]
 
 # XLA:GPU since 0.11 copies a step's slice of an input, such as the labels, on a second stream. An
 # asynchronous operation has the whole loop reordered for overlap, without regard for memory or
@@ -35,6 +35,17 @@ def loop_options(topology: Topology) -> dict[str, str] | None:
     return {
         "xla_disable_hlo_passes": ",".join([*environment.disabled_xla_passes(), _COPIES_OF_SLICES])
     }
+
+
+def sequence_options() -> dict[str, str] | None:
+    """Returns the options for sequences in parts on TPUs; None within another program.
+
+    The compiler would pass keys and values on in a ring while it computes with each part. It then
+    keeps the scores of all parts, which takes three times the memory. So it has to gather them.
+    """
+    if current_function_trace() is not None:
+        return None
+    return {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
 
 
 def unrolls_steps(jaxpr: Jaxpr, topology: Topology) -> bool:

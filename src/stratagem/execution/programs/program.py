@@ -17,7 +17,7 @@ from stratagem.context.function_trace import current_function_trace
 from stratagem.execution.analysis.replication import has_collectives
 from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.programs.ids_program import IdsProgram
-from stratagem.execution.programs.loop_options import loop_options, unrolls_steps
+from stratagem.execution.programs.loop_options import loop_options, sequence_options, unrolls_steps
 from stratagem.execution.programs.queued_input import QueuedInput, input_bytes, is_large
 from stratagem.execution.programs.recompilations import Usage
 from stratagem.execution.programs.step_program import StepProgram, shape_on
@@ -318,8 +318,13 @@ class Program:
             function,
             donate_argnums=0,
             out_shardings=self._out_shardings(),
-            compiler_options=loop_options(self._topology) if many else None,
+            compiler_options=self._compiler_options(many=many),
         )
+
+    def _compiler_options(self, *, many: bool) -> dict[str, str] | None:
+        if self.trace.splits_sequences and self._topology.platform == "tpu":
+            return sequence_options()
+        return loop_options(self._topology) if many else None
 
     def _function(self, *, many: bool) -> Callable[..., Any]:
         """Returns the function of one replica that is compiled."""

@@ -42,6 +42,7 @@ class Trace:
     summaries: CollectedSummaries | None = None
     records: int | None = None  # index of the constant that turns recording of summaries on
     follow_ups: FollowUps = dataclasses.field(default_factory=FollowUps)
+    splits_sequences: bool = False  # True if a replica's devices share sequences
 
     @property
     def differing_inputs(self) -> list[bool]:

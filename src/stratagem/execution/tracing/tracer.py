@@ -29,6 +29,7 @@ from stratagem.execution.tracing.lost_changes import call_with_copies
 from stratagem.execution.tracing.program_fingerprint import name_of
 from stratagem.execution.tracing.remote_state import Lookup, chained_tables, gets_rows, inputs_of
 from stratagem.execution.tracing.returned_values import Results, as_values
+from stratagem.execution.tracing.sequence_axis import split_sequences
 from stratagem.execution.tracing.trace import Trace
 from stratagem.summary.collector import CollectedSummaries, Collector
 from stratagem.topology import Topology
@@ -97,7 +98,10 @@ class _Recorder:
         several = self._topology.num_replicas > 1
         values = self._local_values(state)
         arguments = self.arguments
-        args, kwargs = arguments.rebuild([part[0] for part in split] if several else split, shared)
+        args, kwargs = split_sequences(
+            self._strategy,
+            arguments.rebuild([part[0] for part in split] if several else split, shared),
+        )
         context = self._context(several)
         remote = self._strategy.placement.remote
         scope = ReplicaScope(lambda variable: self._read(variable, values), remote)
@@ -327,6 +331,7 @@ def _trace_of(
         summaries=summaries,
         records=None if summaries is None else len(constants) - 1,
         follow_ups=recorder.follow_ups,
+        splits_sequences=strategy.sequence_axis is not None,
     )
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "check_run",
     "check_steps_per_run",
     "checked_communication",
+    "checked_sequence_axis",
     "refuse_both_groupings",
 ]
 
@@ -150,3 +151,26 @@ def check_steps_per_run(steps_per_run: int | None) -> None:
                 fix="pass 8, for example, or leave it out.",
             )
         )
+
+
+def checked_sequence_axis(axis: int | None, topology: Topology) -> int | None:
+    """Returns the axis; raises a ValueError for the batch axis, or replicas of one device."""
+    if axis is None:
+        return None
+    if not isinstance(axis, int) or isinstance(axis, bool) or axis < 1:
+        raise ValueError(
+            explain(
+                f"sequence_axis={axis!r} is not an axis after the batch.",
+                expected="an integer of at least 1, or None: axis 0 is split over replicas.",
+                fix="pass 1 for arrays of shape (batch, sequence, ...).",
+            )
+        )
+    if topology.num_logical_devices == 1:
+        raise ValueError(
+            explain(
+                f"sequence_axis={axis} was given for replicas of one device.",
+                expected="replicas of several devices, over which sequences are split.",
+                fix="pass devices_per_replica=, too, or leave sequence_axis out.",
+            )
+        )
+    return axis

@@ -71,6 +71,8 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
     local_updates: LocalUpdates | None = None
     # The groups of replicas that train apart; None if all train in lockstep.
     islands: Islands | None = None
+    # The axis of a step's arguments that is split over the devices of a replica; None for no axis.
+    sequence_axis: int | None = None
     # Callbacks that each call of `fit` needs; None for no such callbacks.
     fit_callbacks: Callable[[], list[Any]] | None = None
 
