@@ -16,6 +16,9 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.execution.programs.loop_options import sequence_options
+from stratagem.execution.tracing.arguments import flatten_arguments
+from stratagem.execution.tracing.tracer import trace_replica_function
 from stratagem.planning import parse_target
 from stratagem.planning.planned_strategy import planned_strategy
 from stratagem.topology import Topology
@@ -113,18 +116,15 @@ def test_devices_exchange_keys_and_values_only(replicas) -> None:
 
 def test_tpu_compiler_gathers_keys_and_values(monkeypatch) -> None:
     """A ring, its default, keeps the scores of all parts."""
-    strategy = strategy_of(1, 2)
-    strategy.run(jnp.sum, (np.ones((2, 8)),))
-    (program,) = strategy.executor._programs.values()
-    assert program._compiler_options(many=False) is None
     monkeypatch.setattr(Topology, "platform", "tpu")
-    for many in (False, True):
-        (option,) = program._compiler_options(many=many)
-        assert option == "xla_jf_spmd_threshold_for_windowed_einsum_mib"
-    plain = sg.OneDeviceStrategy("cpu:0")
-    plain.run(jnp.sum, (np.ones((2, 8)),))
-    (program,) = plain.executor._programs.values()
-    assert program._compiler_options(many=False) is None
+    found: list[Any] = []
+    for strategy in (strategy_of(1, 2), sg.OneDeviceStrategy("cpu:0")):
+        arguments = flatten_arguments((np.ones((2, 8)),), {}, num_replicas=1)
+        trace = trace_replica_function(strategy, jnp.sum, arguments)
+        found.append(sequence_options(trace, strategy.topology))
+    assert found == [{"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}, None]
+    monkeypatch.undo()
+    assert sequence_options(trace, strategy.topology) is None
 
 
 def test_each_array_is_split_once_if_its_size_allows() -> None:

@@ -14,6 +14,7 @@ from stratagem.summary.collector import is_tracing
 if TYPE_CHECKING:
     from jax.extend.core import Jaxpr
 
+    from stratagem.execution.tracing.trace import Trace
     from stratagem.topology import Topology
 
 __all__ = ["loop_options", "sequence_options", "unrolls_steps"]
@@ -37,13 +38,14 @@ def loop_options(topology: Topology) -> dict[str, str] | None:
     }
 
 
-def sequence_options() -> dict[str, str] | None:
-    """Returns the options for sequences in parts on TPUs; None within another program.
+def sequence_options(trace: Trace, topology: Topology) -> dict[str, str] | None:
+    """Returns the options for sequences in parts on TPUs; None without, or within another program.
 
     The compiler would pass keys and values on in a ring while it computes with each part. It then
     keeps the scores of all parts, which takes three times the memory. So it has to gather them.
     """
-    if current_function_trace() is not None:
+    is_within = current_function_trace() is not None
+    if not trace.splits_sequences or topology.platform != "tpu" or is_within:
         return None
     return {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
 

@@ -168,11 +168,9 @@ class Program:
     def with_shapes(self, arguments: Arguments, num_steps: int = 1) -> tuple[Any, tuple[Any, ...]]:
         """Returns the jitted function and its arguments as shapes with shardings."""
         topology = self._topology
-        copied, split = topology.replicated, topology.stacked
         many = num_steps > 1
+        copied, split = topology.replicated, topology.stacked_steps if many else topology.stacked
         steps = (num_steps,) if many else ()
-        if many:
-            split = topology.stacked_steps
         if topology.num_replicas == 1:
             split = copied
 
@@ -318,13 +316,9 @@ class Program:
             function,
             donate_argnums=0,
             out_shardings=self._out_shardings(),
-            compiler_options=self._compiler_options(many=many),
+            compiler_options=sequence_options(self.trace, self._topology)
+            or (loop_options(self._topology) if many else None),
         )
-
-    def _compiler_options(self, *, many: bool) -> dict[str, str] | None:
-        if self.trace.splits_sequences and self._topology.platform == "tpu":
-            return sequence_options()
-        return loop_options(self._topology) if many else None
 
     def _function(self, *, many: bool) -> Callable[..., Any]:
         """Returns the function of one replica that is compiled."""

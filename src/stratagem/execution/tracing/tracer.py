@@ -97,11 +97,8 @@ class _Recorder:
         """Runs one replica; passed to `shard_map`, so it takes and returns local arrays."""
         several = self._topology.num_replicas > 1
         values = self._local_values(state)
-        arguments = self.arguments
-        args, kwargs = split_sequences(
-            self._strategy,
-            arguments.rebuild([part[0] for part in split] if several else split, shared),
-        )
+        own = [part[0] for part in split] if several else split
+        args, kwargs = split_sequences(self._strategy, self.arguments.rebuild(own, shared))
         context = self._context(several)
         remote = self._strategy.placement.remote
         scope = ReplicaScope(lambda variable: self._read(variable, values), remote)
@@ -123,8 +120,7 @@ class _Recorder:
         for variable in self.written:
             if id(variable) not in values:
                 self._note_missed(variable)
-        copied: list[Any] = []
-        stacked: list[Any] = []
+        copied, stacked = list[Any](), list[Any]()
         for variable in self.written:
             value = scope.written_value(variable)
             if self.is_stacked(variable):
@@ -307,8 +303,7 @@ def _trace_of(
     sources[num_copied:num_copied] = [("rows", i) for i in range(len(inputs_of(recorder.lookups)))]
     sources += [("split", index) for index in range(len(arguments.split))]
     sources += [("shared", index) for index in range(len(arguments.shared))]
-    summaries = recorder.summaries
-    sources.append(UNTOUCHED if summaries is None else _RECORDS)
+    sources.append(UNTOUCHED if (summaries := recorder.summaries) is None else _RECORDS)
     jaxpr, inputs, constants = local_jaxpr(closed, sources, strategy.topology)
     if summaries is not None:
         inputs = [("constant", len(constants)) if one == _RECORDS else one for one in inputs]
