@@ -221,6 +221,7 @@ gpu: $(if $(filter .venv-cuda/bin/python,$(GPU_PYTHON)),$(CUDA)) ## checks, test
 	run tests.on_gpu --platform gpu_alone --limit-s 1500 --output runs/gpu/suites; \
 	run benchmarks.gpu --resume --profile --budget-s 1800 --output runs/gpu/bench; \
 	run benchmarks.gpu.report runs/gpu/bench/results.json --output runs/gpu/report; \
+	for side in fit scan; do run benchmarks.gpu_profile.gaps $$side resnet50 --output runs/gpu/gaps-$$side.json; done; \
 	run benchmarks.gpu_plan --output runs/gpu/plan --parts plan,measure,eight; \
 	if test -n "$$failed"; then echo "Failed:$$failed. Results: runs/gpu." >&2; exit 1; fi
 

@@ -199,7 +199,9 @@ def _options_of_steps(*, has_slots: bool) -> list[str]:
         options.append(
             "accumulate gradients (gradient_accumulation_steps of the optimizer) over smaller ones"
         )
-        options.append("recompute activations with `with keras.RematScope():`")
+        options.append(
+            "recompute activations: sg.remat(model), or create it in `with keras.RematScope():`"
+        )
     policy = keras.config.dtype_policy()
     if policy.compute_dtype == "float32":
         options.append('compute in half precision: keras.config.set_dtype_policy("mixed_bfloat16")')
