@@ -112,6 +112,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if "mark.compatibility" in collection_path.read_text(encoding="utf-8") else True
 
 
+_READ_BY_PROGRAMS = ("JAX_", "XLA_", "KERAS_", "STRATAGEM_", "TF_CONFIG")
+
+
+def _require_unchanged(before: dict[str, str]) -> None:
+    """A module that sets a variable when it is imported would set it for all processes of tests."""
+    changed = {name for name, _ in before.items() ^ os.environ.items()}
+    if changed := sorted(name for name in changed if name.startswith(_READ_BY_PROGRAMS)):
+        raise pytest.UsageError(f"Modules of tests set {changed} when they are imported.")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
     """Hides modules and tests from the garbage collector: they stay, and are most of all objects.
@@ -120,8 +130,11 @@ def pytest_collection() -> Generator[None, Any, Any]:
     too: a trace allocates much, and its garbage waits until the next.
     """
     gc.disable()
+    before = dict(os.environ)
     try:
-        return (yield)
+        collected = yield
+        _require_unchanged(before)
+        return collected
     finally:
         gc.collect()
         gc.freeze()

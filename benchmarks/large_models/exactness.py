@@ -6,11 +6,6 @@ devices. The table has the largest difference of a weight from training on one d
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
 import dataclasses
 import itertools
 import math
@@ -163,6 +158,8 @@ def make_table(rows: Iterable[Row], meshes: Iterable[Mesh] = MESHES) -> str:
 @click.option("--only", default="", help="Combinations whose policy and technique contain this.")
 def main(only: str) -> None:
     """Prints the table."""
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", _NUM_DEVICES)
     rows: list[Row] = []
     with jax.numpy_dtype_promotion("standard"):
         for policy, technique in itertools.product(POLICIES, TECHNIQUES):
