@@ -53,8 +53,8 @@ DOCS := .venv-docs/.complete
 # What is run op by op depends little on versions.
 COMPATIBILITY := -m "compatibility and not slow" -k "not eager"
 
-# Tests that wait for processes leave cores idle. A file's tests share what is dear to make. In the
-# order of folders: otherwise files with one long test, for which processes end idle, come last.
+# Tests that wait for processes leave cores idle. A file's tests share what is dear to make. Files
+# keep their order: sorted by the number of tests, those with one long test would come last.
 IN_PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 # These wait for nothing, and `make test` has the runs of two environments at the same time.
 COMPUTING := --numprocesses 2 --dist loadfile
