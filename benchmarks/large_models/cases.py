@@ -73,7 +73,7 @@ class Case:
 
     Args:
         decoder: name of its sizes.
-        machine: a TPU slice, as JAX names it.
+        machine: a TPU slice or a number of GPUs, as `sg.plan` names it.
         side: who shards the step.
         dtype: policy of Keras.
         recomputes: blocks are computed again in the backward pass.
@@ -124,10 +124,10 @@ def _of_equal_layers() -> list[Case]:
 def _whole() -> list[Case]:
     """Returns the cases of published sizes."""
     machines = {
-        "1B": ("v5e:2x4", "v5e:8x8", "v6e:2x4"),
+        "1B": ("v5e:2x4", "v5e:8x8", "v6e:2x4", "8xH100"),
         "7B": ("v5e:8x8", "v5e:16x16"),
-        "8B": ("v5e:16x16", "v6e:8x8"),
-        "70B": ("v5e:16x16",),
+        "8B": ("v5e:16x16", "v6e:8x8", "8xH100", "64xH100"),
+        "70B": ("v5e:16x16", "v6e:16x16", "256xH100"),
     }
     sides = [one for one in SIDES if one != "shard_state=optimizer"]
     return [

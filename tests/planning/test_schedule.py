@@ -30,11 +30,11 @@ _FUSION = "%fusion.1 = f32[4,8]{1,0} fusion(%x), kind=kCustom, calls=%product"
     ("place", "where", "behind"),
     [
         ("transpose(jvp(dense))", "between", ("dot.1",)),
-        ("jvp(dense)", "between", ()),
+        ("jvp(dense)", "between", ("dot.1",)),
         ("transpose(jvp(dense))", "after", ()),
     ],
 )
-def test_only_products_of_the_backward_pass_while_a_sum_travels_count(place, where, behind) -> None:
+def test_only_products_while_a_sum_travels_count(place, where, behind) -> None:
     texts = {"between": "", "after": "", where: _FUSION}
     schedule = Schedule(_PROGRAM.format(place=place, **texts))
     reductions = schedule.reductions()

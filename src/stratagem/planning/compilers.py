@@ -30,6 +30,7 @@ __all__ = [
     "CompiledStep",
     "attached_devices",
     "compile_step",
+    "devices_of",
     "missing_compiler",
 ]
 
@@ -172,7 +173,7 @@ def compile_step(step: CapturedStep, target: Target) -> CompiledStep:
 
 
 def _compile_for(step: CapturedStep, target: Target) -> CompiledStep:
-    return _compile_on(step, _devices(target), target.accelerator.platform)
+    return _compile_on(step, devices_of(target), target.accelerator.platform)
 
 
 def _compile_on(step: CapturedStep, devices: tuple[Any, ...], compiler: str) -> CompiledStep:
@@ -223,7 +224,8 @@ def attached_devices(target: Target) -> tuple[jax.Device, ...]:
     return tuple(attached[: target.num_devices]) if is_enough else ()
 
 
-def _devices(target: Target) -> tuple[Any, ...]:
+def devices_of(target: Target) -> tuple[Any, ...]:
+    """Returns the target's devices: attached ones, or descriptions for its compiler."""
     kind = target.accelerator
     if attached := attached_devices(target):
         return attached

@@ -127,7 +127,7 @@ class Plan:
 
     @property
     def hidden_share(self) -> float:
-        """Fraction of these bytes sent while the backward pass computes products."""
+        """Fraction of these bytes sent while a device computes products."""
         return share_behind(self.reductions)
 
     def step_on(self, num_devices: int) -> StepTime:

@@ -18,8 +18,6 @@ from stratagem.profiling.scopes import period_of
 
 __all__ = ["Instruction", "Product", "Reduction", "Schedule", "ScheduledOperation", "share_behind"]
 
-# Marks operations of the backward pass: JAX transposes the derivative.
-_BACKWARD = "transpose(jvp("
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%([\w.-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^ +(?:ROOT )?%([\w.-]+) = (.*?) ([a-z][\w-]*)\(")
 _CALLED = re.compile(r"(?:calls|to_apply|body)=%([\w.-]+)")
@@ -89,12 +87,12 @@ class ScheduledOperation:
 
 @dataclasses.dataclass(frozen=True)
 class Reduction:
-    """One message between devices, and the products of the backward pass that overlap it.
+    """One message between devices, and the products that overlap it.
 
     Args:
         name: name of the instruction.
         num_bytes: size of the whole array on one device: the one summed, scattered or gathered.
-        behind: names of the products of the backward pass that overlap it.
+        behind: names of the products that a device computes meanwhile.
         kind: "all-reduce", "reduce-scatter", "all-gather", "all-to-all" or "collective-permute".
         groups: groups of devices that exchange data; empty for all devices together.
         times: number of times it is sent per step; on average, if not in every step.
@@ -256,7 +254,7 @@ class Schedule:
         return None
 
     def _overlapped_products(self, body: Sequence[Instruction], index: int) -> tuple[str, ...]:
-        """Returns the products of the backward pass between a start and its done."""
+        """Returns the products between a start and its done."""
         start = body[index]
         if start.operation in _KINDS:
             return ()
@@ -269,7 +267,7 @@ class Schedule:
             between += [
                 product.name
                 for product in (instruction, *self._called_instructions(instruction))
-                if _is_product(product) and _BACKWARD in product.line
+                if _is_product(product)
             ]
         return ()  # no done instruction here: the overlap is unknown
 
@@ -284,7 +282,7 @@ class Schedule:
 
 
 def share_behind(reductions: Sequence[Reduction]) -> float:
-    """Returns the fraction of bytes sent while the backward pass computes products.
+    """Returns the fraction of bytes sent while products are computed.
 
     Args:
         reductions: messages of a program.

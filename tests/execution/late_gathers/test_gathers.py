@@ -81,15 +81,18 @@ def test_gathered_weights_are_counted_whole() -> None:
     assert [one.num_bytes for one in recorded([0], GatherLimits()).all] == [SIZE_BYTES]
 
 
-def test_a_recomputed_layer_counts_each_of_its_weights_once() -> None:
+def test_limits_are_those_of_the_largest_recomputed_layer() -> None:
     closed = jax.make_jaxpr(lambda x, w: x @ w)(jnp.ones((4, 8)), jnp.ones((8, 8)))
     (product,) = closed.jaxpr.eqns
     batch, shard = product.invars[0].aval, jax.ShapeDtypeStruct((4, 8), jnp.float32)
     weights = [WeightShard(shard, SHARDED, place) for place in range(3)]
+    large = WeightShard(jax.ShapeDtypeStruct((400, 8), jnp.float32), SHARDED, 3)
     gathers = RecordedGathers(closed.jaxpr)
-    gathers.evaluate(product, [batch, weights[0]])
-    assert gathers.largest_layer_bytes == SIZE_BYTES
-    with gathers.layer():
-        for number in (1, 2, 2, 1):
-            gathers.evaluate(product, [batch, weights[number]])
-    assert gathers.largest_layer_bytes == 2 * SIZE_BYTES
+    assert gathers.limits() == GatherLimits()
+    gathers.evaluate(product, [batch, large])
+    assert gathers.limits() == GatherLimits(100 * SIZE_BYTES, 100 * SIZE_BYTES)
+    for numbers in ([0], [1, 2, 2, 1]):  # each of a layer's weights counts once
+        with gathers.layer():
+            for number in numbers:
+                gathers.evaluate(product, [batch, weights[number]])
+    assert gathers.limits() == GatherLimits(2 * SIZE_BYTES, SIZE_BYTES)

@@ -15,6 +15,7 @@ from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
 from stratagem.execution.late_gathers.exchanges import Sharded
+from stratagem.execution.late_gathers.gradient_products import GradientProduct
 from stratagem.execution.late_gathers.shard_updates import ShardUpdate
 from stratagem.execution.late_gathers.weights import (
     Deferred,
@@ -101,8 +102,21 @@ class Gathers:
         return shard.sharded.gather(value)
 
     def scatter(self, addend: Any, sharded: Sharded) -> Any:
-        """Returns this replica's shard of a sum over replicas."""
-        return sharded.scatter(addend)
+        """Returns this replica's shard of a sum over replicas; an addend may be a product."""
+        if not isinstance(addend, GradientProduct):
+            return sharded.scatter(addend)
+        count = addend.num_blocks(sharded)
+        if count == 1:
+            return sharded.scatter(self.whole(addend))
+        place, blocks = addend.blocks(sharded, count)
+        shards: list[Any] = []
+        for block in blocks:
+            operands = [*addend.inputs]
+            operands[place] = block
+            if len(shards) > 1:  # two blocks are in memory, and one may be sent
+                operands[place], shards[-2] = self.barrier([block, shards[-2]])
+            shards.append(sharded.scatter(self._product(addend, operands)))
+        return jnp.concatenate(shards, sharded.axis)
 
     def update(self, update: ShardUpdate, inputs: Sequence[Any]) -> list[Any]:
         """Computes new shards."""
@@ -128,7 +142,9 @@ class Gathers:
         return self._bind_one(eqn, values)
 
     def whole(self, value: Any) -> Any:
-        """Returns a gathered value that is an output."""
+        """Returns an output: a weight is gathered, and a product computed."""
+        if isinstance(value, GradientProduct):
+            return self._product(value, value.inputs)
         if not isinstance(value, Late):
             return value
         self._start(None, ())
@@ -139,6 +155,11 @@ class Gathers:
     def layer(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context for the operations of one recomputed layer."""
         return contextlib.nullcontext()
+
+    def _product(self, product: GradientProduct, operands: Sequence[Any]) -> Any:
+        pairs = zip(product.eqns[0].invars, operands, strict=True)
+        values = {atom: value for atom, value in pairs if not is_literal(atom)}
+        return self.bind(product.eqns, values)[-1]
 
     def _bind_one(self, eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
         pairs = zip(eqn.invars, values, strict=True)
@@ -216,12 +237,17 @@ class RecordedGathers(Gathers):
     def __init__(self, frame: Jaxpr, limits: GatherLimits | None = None) -> None:
         super().__init__(frame, limits or GatherLimits(), ())
         self._uses: list[list[_Gather]] = []
-        self._layers_bytes: list[int] = []
+        self._layers: list[list[int]] = []
 
-    @property
-    def largest_layer_bytes(self) -> int:
-        """Size of the largest weight, or of the weights of the largest recomputed layer."""
-        return max([0, *(one.num_bytes for one in self.all), *self._layers_bytes])
+    def limits(self) -> GatherLimits:
+        """Returns limits of one recomputed layer, the largest: its weights, and one weight ahead.
+
+        Without such layers they are the largest weight. The first and the last layer of a language
+        model may be as large as many others, and are not counted beside recomputed ones.
+        """
+        sizes = max(self._layers, key=sum, default=[]) or [one.num_bytes for one in self.all]
+        ahead_bytes = max(sizes, default=0)
+        return GatherLimits(sum(sizes) if self._layers else ahead_bytes, ahead_bytes)
 
     @contextlib.contextmanager
     def layer(self) -> Generator[None]:
@@ -229,7 +255,7 @@ class RecordedGathers(Gathers):
         first = len(self._uses)
         yield
         found = {one.key: one.num_bytes for use in self._uses[first:] for one in use}
-        self._layers_bytes.append(sum(found.values()))
+        self._layers.append([*found.values()])
 
     @property
     def all(self) -> list[_Gather]:
@@ -261,7 +287,7 @@ class RecordedGathers(Gathers):
 
     def scatter(self, addend: Any, sharded: Sharded) -> Any:
         """Returns a type; nothing depends on its shape."""
-        return addend
+        return self.whole(addend)
 
     def update(self, update: ShardUpdate, inputs: Sequence[Any]) -> list[Any]:
         """Returns the types of the new values."""

@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING, Any
 from jax.extend.core import Jaxpr
 
 from stratagem.execution.late_gathers.exchanges import Sharded
-from stratagem.execution.late_gathers.gathers import GatherLimits, Gathers, RecordedGathers
+from stratagem.execution.late_gathers.gathers import Gathers, RecordedGathers
+from stratagem.execution.late_gathers.gradient_products import (
+    GradientProduct,
+    product_chain,
+    readers_of,
+)
 from stratagem.execution.late_gathers.shard_updates import ShardUpdate
 from stratagem.execution.late_gathers.sums import Sums
 from stratagem.execution.late_gathers.weights import (
@@ -74,8 +79,7 @@ class LateStep:
         """
         once = RecordedGathers(self.jaxpr)
         self._run(inputs, once)
-        limit = once.largest_layer_bytes
-        limits = GatherLimits(kept_bytes=limit, ahead_bytes=limit)
+        limits = once.limits()
         recorded = RecordedGathers(self.jaxpr, limits)
         self._run(inputs, recorded)
         return self._run(inputs, Gathers(self.jaxpr, limits, recorded.schedule()))
@@ -137,6 +141,8 @@ class _Evaluation:
         self._steady = steady
         self._sums = sums
         self._pending: list[JaxprEqn] = []
+        self._readers = readers_of(jaxpr)
+        self._in_products: set[int] = set()  # operations that follow a product, by identity
 
     def outputs(self) -> list[Any]:
         """Returns the outputs, which may be deferred."""
@@ -155,28 +161,56 @@ class _Evaluation:
         for atom in atoms:
             if self._sums is not None and self._sums.wants(atom):
                 self._flush()
-                self._sums.add(atom, self._gathers.whole(self._values[atom]))
+                value = self._values[atom]
+                is_product = isinstance(value, GradientProduct)
+                self._sums.add(atom, value if is_product else self._gathers.whole(value))
 
     def _read(self, atom: Any) -> Any:
         return atom.val if is_literal(atom) else self._values[atom]
 
     def _evaluate(self, eqn: JaxprEqn) -> None:
+        if id(eqn) in self._in_products:
+            return
         variables = [atom for atom in eqn.invars if not is_literal(atom)]
         is_steady = bool(variables) and not eqn.effects and all(map(self.is_steady, variables))
         if is_steady:
             self._steady.update(eqn.outvars)
         if not any(isinstance(self._values.get(one), Late) for one in variables):
-            self._pending.append(eqn)
+            if not self._defer_product(eqn):
+                self._pending.append(eqn)
             return
         self._flush()
         inputs = [self._read(atom) for atom in eqn.invars]
         if is_steady and is_cheap(eqn):
             results = [Deferred(eqn, inputs, place) for place in range(len(eqn.outvars))]
         elif (inner := inner_jaxpr(eqn)) is not None:
-            results = self._evaluate_inner(eqn, inner, inputs)
+            results = [
+                value if self._is_only_summed(atom) else self._computed(value)
+                for atom, value in zip(
+                    eqn.outvars, self._evaluate_inner(eqn, inner, inputs), strict=True
+                )
+            ]
         else:
             results = self._gathers.evaluate(eqn, inputs)
         self._values.update(zip(eqn.outvars, results, strict=True))
+
+    def _computed(self, value: Any) -> Any:
+        return self._gathers.whole(value) if isinstance(value, GradientProduct) else value
+
+    def _is_only_summed(self, atom: Any) -> bool:
+        """Returns True for an output that is summed, or that a caller may sum."""
+        is_output = [*self._readers[atom]] == [None]
+        return is_output and (self._sums is None or self._sums.is_addend(atom))
+
+    def _defer_product(self, eqn: JaxprEqn) -> bool:
+        """Leaves a product to its sum; returns False for other operations."""
+        chain = product_chain(eqn, self._readers)
+        if not (chain and self._is_only_summed(result := chain[-1].outvars[0])):
+            return False
+        self._flush()
+        self._values[result] = GradientProduct(chain, [self._read(atom) for atom in eqn.invars])
+        self._in_products.update(map(id, chain[1:]))
+        return True
 
     def _evaluate_inner(self, eqn: JaxprEqn, inner: Jaxpr, inputs: list[Any]) -> list[Any]:
         if is_recomputation(eqn):  # the compiler must not take the results of the forward pass

@@ -8,6 +8,7 @@ from typing import Any
 
 from stratagem.execution.late_gathers.exchanges import Sharded
 from stratagem.execution.late_gathers.gathers import Gathers
+from stratagem.execution.late_gathers.gradient_products import GradientProduct
 from stratagem.execution.late_gathers.shard_updates import ShardUpdate
 from stratagem.execution.late_gathers.weights import WeightShard, num_bytes
 
@@ -44,17 +45,22 @@ class Sums:
         """Returns True for a value that is summed, or that an update reads."""
         return atom in self._addends or atom in self._readers
 
+    def is_addend(self, atom: Any) -> bool:
+        """Returns True for a value that is summed."""
+        return atom in self._addends
+
     def add(self, atom: Any, value: Any) -> None:
         """Sums a value if it is an addend, and runs the updates that have waited for it only."""
         sharded = self._addends.get(atom)
+        size_bytes = num_bytes(value.aval if isinstance(value, GradientProduct) else value)
         self.values[atom] = value if sharded is None else self._gathers.scatter(value, sharded)
         if sharded is not None and atom not in self._readers:
-            self._gathers.wait_for(self.values, atom, num_bytes(value))
+            self._gathers.wait_for(self.values, atom, size_bytes)
         for place in self._readers.get(atom, ()):
             self._waiting[place].discard(atom)
             if not self._waiting[place]:
                 self._update(place)
-                self._gathers.wait_for(self.updated[place], 0, num_bytes(value))
+                self._gathers.wait_for(self.updated[place], 0, size_bytes)
 
     def _update(self, place: int) -> None:
         update, atoms = self._updates[place]
