@@ -143,12 +143,20 @@ class _Evaluation:
         self._pending: list[JaxprEqn] = []
         self._readers = readers_of(jaxpr)
         self._in_products: set[int] = set()  # operations that follow a product, by identity
+        self._saved = {
+            atom
+            for eqn in jaxpr.eqns
+            if is_recomputation(eqn)
+            for atom in eqn.invars
+            if not is_literal(atom)
+        }
 
     def outputs(self) -> list[Any]:
         """Returns the outputs, which may be deferred."""
         self._add_sums([*self._values])  # a gradient may be an argument of the step
         for eqn in self._jaxpr.eqns:
             self._evaluate(eqn)
+            self._compute_saved(eqn.outvars)
             self._add_sums(eqn.outvars)
         self._flush()
         return [self._read(atom) for atom in self._jaxpr.outvars]
@@ -156,6 +164,17 @@ class _Evaluation:
     def is_steady(self, atom: Any) -> bool:
         """Returns True for a value that does not depend on the batch."""
         return is_literal(atom) or atom in self._steady
+
+    def _compute_saved(self, atoms: Sequence[Any]) -> None:
+        """Computes the inputs of recomputed layers, as the forward pass leaves them.
+
+        The compiler would keep the addends of a residual stream and add them again.
+        """
+        saved = [atom for atom in atoms if atom in self._saved and not self.is_steady(atom)]
+        if saved:
+            self._flush()
+            values = self._gathers.barrier([self._values[atom] for atom in saved])
+            self._values.update(zip(saved, values, strict=True))
 
     def _add_sums(self, atoms: Sequence[Any]) -> None:
         for atom in atoms:
