@@ -35,6 +35,7 @@ import pytest
 
 import stratagem
 from tests.process_state import ProcessState
+from tests.slow_rows import NIGHTLY, missing_nightly_rows
 
 # Background jobs of a shell and of nohup ignore some signals, and so would what a test starts.
 for _signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
@@ -74,7 +75,6 @@ _COMPATIBILITY_FILES = (
 )
 
 _TESTS = Path(__file__).parent
-NIGHTLY = frozenset((_TESTS / "nightly.txt").read_text(encoding="utf-8").splitlines())
 
 # Relative tolerance of one operation's result. A GPU multiplies float32 matrices in TF32.
 _RELATIVE_TOLERANCE = {
@@ -142,8 +142,12 @@ def pytest_collection() -> Generator[None, Any, Any]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks whole files, whose promises hold on every version, and the tests of nightly.txt."""
+    if not any("::" in argument for argument in config.args):
+        missing = missing_nightly_rows({item.nodeid for item in items})
+        if missing:
+            raise pytest.UsageError(f"tests/nightly.txt names tests that don't exist: {missing}")
     for item in items:
         if item.nodeid in NIGHTLY:
             item.add_marker(pytest.mark.slow)

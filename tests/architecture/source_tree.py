@@ -12,6 +12,10 @@ REPOSITORY = Path(__file__).parents[2]
 SOURCE = REPOSITORY / "src"
 
 
+# The package's files are read under two names each.
+_parsed = cache(ast.parse)
+
+
 @dataclasses.dataclass(frozen=True)
 class Import:
     """One imported module, or one name imported from a module."""
@@ -37,7 +41,7 @@ class Module:
 
     @cached_property
     def tree(self) -> ast.Module:
-        return ast.parse(self.text, filename=str(self.path))
+        return _parsed(self.text)
 
     @cached_property
     def imports(self) -> list[Import]:
