@@ -42,6 +42,7 @@ def _assert_like(one: dict[str, Any], expected: dict[str, Any]) -> None:
         np.testing.assert_allclose(one[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_loop_on_one_replica_of_two_processes(tmp_path: Path) -> None:
     """Each process has one device; NumPy computes the same on one."""
     both = _trained(tmp_path / "together", 2, 2, "layout", "loop", num_devices=1)
