@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import re
+import types
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
+from stratagem.errors import InvalidArgumentError
 from stratagem.input import size_exchange
 from stratagem.input.batches import HostBatch, join_parts
 from stratagem.input.loader import Loader
@@ -18,6 +22,8 @@ from stratagem.process_group import Group, GroupLimits
 from tests.process_group.members import joined, together
 
 _LIMITS = GroupLimits(join_s=20, peer_s=10, stuck_s=600, barrier_s=20)
+_ALONE: Any = types.SimpleNamespace(num_local_replicas=1, processes_of_inputs=((0,), (1,)))
+_TOGETHER: Any = types.SimpleNamespace(num_local_replicas=1, processes_of_inputs=((0, 1),))
 # Process 0 reads so far ahead that it waits for what process 1 never reads.
 _BUFFERS = (3, 1)
 
@@ -37,7 +43,7 @@ def prefetchers(members, monkeypatch) -> list[Prefetcher]:
     for index, member in enumerate(members):
         monkeypatch.setattr(size_exchange, "current_group", lambda member=member: member)
         reading = size_exchange.SynchronizedReading(
-            "dataset 0 (1)", 1, lambda reader: join_parts([next(reader)])
+            "dataset 0 (1)", _ALONE, lambda reader: join_parts([next(reader)])
         )
         reader = as_source([np.full(1 + index, step) for step in range(50)]).open(0)
         both.append(
@@ -99,3 +105,23 @@ def test_batches_on_the_host_are_given_up_when_they_are_left() -> None:
     assert not given_up
     batches.close()
     assert given_up == [True]
+
+
+@pytest.mark.parametrize("num_other", [3, 4, None])
+def test_processes_of_one_replica_read_the_same(num_other, members, monkeypatch) -> None:
+    readers = []
+    for member, count in zip(members, (3, num_other), strict=True):
+        monkeypatch.setattr(size_exchange, "current_group", lambda member=member: member)
+        source = as_source([np.zeros(2)] if count is None else [np.zeros(2), np.zeros(count)])
+        reading = size_exchange.SynchronizedReading(
+            "dataset 0 (1)", _TOGETHER, lambda reader: join_parts([next(reader)])
+        )
+        readers.append(functools.partial(reading.next, source.open(0)))
+    together(2, lambda i: readers[i]())
+    if num_other == 3:
+        assert together(2, lambda i: readers[i]().all_lengths) == [None, None]
+        return
+    other = "no batch" if num_other is None else "a batch of 4 examples a replica"
+    for error in together(2, lambda i: readers[i]()):
+        assert isinstance(error, InvalidArgumentError)
+        assert re.search(f"3 examples a replica of dataset 0 .*, and .* {other}", str(error))

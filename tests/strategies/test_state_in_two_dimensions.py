@@ -85,16 +85,24 @@ def test_a_device_holds_a_part_of_each_dimension() -> None:
     texts = [str(one.message) for one in caught if "layout_map" in str(one.message)]
     assert len(texts) == 1  # key and value heads
     assert "'attention_0/key/kernel' of shape (64, 2, 16) cannot be divided" in texts[0]
-    assert "2 over 4 devices" in texts[0]
+    assert "2 over 4 devices (axis 1, 'logical'), which leaves 2 parts" in texts[0]
+    assert "A device holds 4.0 KiB of it instead of 2.0 KiB" in texts[0]
     held = {}
     for variable in [*model.weights, *model.optimizer.variables]:
         parts = variable.stored.addressable_shards
         held[variable.path] = np.prod(variable.shape) / np.prod(parts[0].data.shape)
-    for name in ("words/embeddings", "attention_0/query/kernel", "up_0/kernel", "down_0/kernel"):
+    for name in (
+        "logits/kernel",
+        "words/embeddings",
+        "attention_0/query/kernel",
+        "up_0/kernel",
+        "down_0/kernel",
+    ):
         assert held[name] == 8
         slots = [path for path in held if path.endswith(f"{name.replace('/', '_')}_momentum")]
         assert [held[path] for path in slots] == [8]
-    assert held["attention_0/key/kernel"] == held["logits/kernel"] == 2
+    assert held["attention_0/key/kernel"] == 4
+    assert held["logits/kernel"] == 8  # no rule, so that it is in parts as other state is
     assert held["up_0/bias"] == 4
 
 

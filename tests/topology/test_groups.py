@@ -73,9 +73,38 @@ def test_groups_of_devices_are_checked(groups, match) -> None:
         check_groups([[jax.devices()[index] for index in group] for group in groups])
 
 
-def test_group_does_not_cross_processes() -> None:
-    with pytest.raises(ValueError, match="device 0 of 0, device 1 of 1 spans several processes"):
-        check_groups([[OfProcess(0, 0), OfProcess(1, 1)]])
+def test_groups_do_not_share_their_processes() -> None:
+    with pytest.raises(ValueError, match="device 0 of 0, device 2 of 1 has a part of the devices"):
+        check_groups([[OfProcess(index, 2 * index + part) for index in (0, 1)] for part in (0, 1)])
+    with pytest.raises(ValueError, match="a multiple of it that divides the 12 devices"):
+        adjacent_groups([OfProcess(index // 4, index) for index in range(12)], 6)
+
+
+@pytest.mark.parametrize("size", [4, 8])
+def test_group_may_have_several_processes(size) -> None:
+    groups = adjacent_groups([OfProcess(index // 2, index) for index in range(8)], size)
+    assert [[d.number for d in group] for group in groups] == [
+        [*range(start, start + size)] for start in range(0, 8, size)
+    ]
+    topology = Topology.of_groups(groups)
+    assert topology.spans_processes
+    assert topology.replicas_span_processes
+    count = size // 2
+    assert topology.processes_of_inputs == tuple(
+        tuple(range(first, first + count)) for first in range(0, 4, count)
+    )
+    assert topology.local_replica_ids == (0,)  # of process 0
+    assert [d.number for d in topology.local_devices_of(0)] == [0, 1]
+    assert [d.number for d in topology.local_devices] == [0]
+
+
+def test_processes_feed_their_own_replicas(two_of_four) -> None:
+    assert two_of_four.processes_of_inputs == ((0,),)
+    assert not two_of_four.replicas_span_processes
+    topology = Topology.of_groups([[OfProcess(index, index)] for index in range(3)])
+    assert topology.processes_of_inputs == ((0,), (1,), (2,))
+    assert not topology.replicas_span_processes
+    assert len(two_of_four.of_devices.devices) == 8
 
 
 def test_neighbours_of_each_process_form_groups() -> None:
@@ -86,8 +115,8 @@ def test_neighbours_of_each_process_form_groups() -> None:
         ValueError, match="devices_per_replica=3 does not divide the 4 devices of each process"
     ):
         adjacent_groups(devices, 3)
-    with pytest.raises(ValueError, match="devices_per_replica=8 does not divide the 4"):
-        adjacent_groups(devices, 8)
+    with pytest.raises(ValueError, match="devices_per_replica=16 does not divide the 4"):
+        adjacent_groups(devices, 16)
     with pytest.raises(ValueError, match="devices_per_replica=0"):
         adjacent_groups(devices, 0)
     with pytest.raises(TypeError, match="devices_per_replica='2' is of type str"):

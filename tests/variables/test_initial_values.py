@@ -45,7 +45,7 @@ class Registry:
 def taken(monkeypatch) -> list[str]:
     """Paths of the variables whose values are taken from process 0."""
     paths: list[str] = []
-    monkeypatch.setattr(initial_values, "store_of", lambda variable: None)
+    monkeypatch.setattr(initial_values, "is_in_parts", lambda variable, topology: False)
     monkeypatch.setattr(
         initial_values, "_take_first", lambda variable, held, topology: paths.append(variable.path)
     )

@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import stratagem as sg
+from stratagem.rendering import size_text
 from stratagem.topology import Topology
 from stratagem.topology.devices import find_groups
 from stratagem.variables import Division, VariableLayouts, require_layouts_used
@@ -96,6 +97,29 @@ def test_axis_that_cannot_be_divided_is_left_whole_with_one_warning(topology) ->
         assert layouts.division("head_2", (4, 4)) == Division((("logical",), ("replica",)))
     with pytest.warns(UserWarning, match="'odd' of shape"):
         assert layouts.division("odd", (3,)) is None
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "size", "parts", "text"),
+    [
+        (4, 2, 2, "2 over 4 devices (axis 0, 'logical'), which leaves 2 parts."),
+        (6, 9, 3, "9 over 6 devices (axis 0, 'logical'), which leaves 3 parts."),
+        (6, 5, 1, "5 over 6 devices (axis 0, 'logical'), which leaves it whole."),
+    ],
+)
+def test_axis_is_divided_over_a_factor_of_the_devices(num_devices, size, parts, text) -> None:
+    topology = Topology.of_groups(find_groups([[f"cpu:{i}" for i in range(num_devices)]]))
+    layouts = VariableLayouts({"heads": ("logical", None)}, topology)
+    with pytest.warns(UserWarning, match="cannot be divided") as caught:
+        division = layouts.division("heads", (size, 1024), itemsize=2)
+    if parts == 1:
+        assert division is None
+    else:
+        assert division.sharding(topology).shard_shape((size, 1024)) == (size // parts, 1024)
+    (message,) = [str(one.message) for one in caught]
+    assert text in message
+    held, wanted = size_text(size * 2048 / parts), size_text(size * 2048 / num_devices)
+    assert f"A device holds {held} of it instead of {wanted}." in message
 
 
 def test_layout_with_both_axes_of_a_mesh_of_keras(topology) -> None:

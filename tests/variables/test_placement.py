@@ -64,3 +64,29 @@ def test_layouts_and_sharded_state_go_together(shard_state, weight, slot) -> Non
 
 def shapes_of_shards(variable: Any) -> set[tuple[int, ...]]:
     return {shard.data.shape for shard in variable.stored.addressable_shards}
+
+
+@pytest.mark.parametrize(
+    ("shard_state", "shape", "shard"),
+    [
+        ("all", (64, 32), (32, 16)),
+        ("all", (64, 33), (32, 33)),  # no second axis
+        ("all", (2048,), (1024,)),
+        ("all", (8, 8), (8, 8)),  # small
+        ("optimizer", (64, 32), (64, 32)),
+    ],
+)
+def test_variables_without_a_layout_are_in_parts_of_both_axes(shard_state, shape, shard) -> None:
+    strategy = sg.MirroredStrategy(
+        ["cpu:0", "cpu:1", "cpu:2", "cpu:3"],
+        devices_per_replica=2,
+        layout_map={"kernel": (None, "logical"), "whole": (None,)},
+        shard_state=shard_state,
+    )
+    value = np.arange(np.prod(shape), dtype="float32").reshape(shape)
+    with strategy.scope():
+        other = sg.Variable(value, name="other")
+        whole = sg.Variable(np.zeros((64, 32)), name="whole")
+    assert shapes_of_shards(other) == {shard}
+    assert shapes_of_shards(whole) == {(32 if shard_state == "all" else 64, 32)}
+    np.testing.assert_array_equal(other.value, value)

@@ -7,6 +7,7 @@ import pytest
 
 from stratagem.topology import Topology, find_devices
 from stratagem.topology.devices import find_groups
+from stratagem.topology.shards import local_shards, put_local_shards
 from stratagem.variables import Division, ShardedStore
 
 
@@ -26,10 +27,10 @@ def test_parts_are_of_the_first_axis_that_can_be_parted() -> None:
 def test_own_parts_make_up_what_is_kept(shape) -> None:
     four = ShardedStore(replicas(4))
     value = np.arange(24.0, dtype="float32").reshape(shape)
-    own = four.local_shards(four.put(value))
+    own = local_shards(four.put(value))
     assert own.shape == (4, *(size // 4 if size == 8 else size for size in shape))
     np.testing.assert_array_equal(np.concatenate(own, axis=shape.index(8)), value)
-    again = four.from_local_shards(own, shape)
+    again = put_local_shards(own, shape, four.sharding(shape))
     assert again.sharding == four.sharding(shape)
     np.testing.assert_array_equal(again, value)
 
@@ -58,9 +59,9 @@ def test_values_are_sharded_in_two_dimensions(axes, replica_axis, shard) -> None
     stored = store.put(value)
     assert {part.data.shape for part in stored.addressable_shards} == {shard}
     np.testing.assert_array_equal(store.gather(stored), value)
-    own = store.local_shards(stored)
+    own = local_shards(stored)
     assert own.shape == (4, *shard)
-    again = store.from_local_shards(own, value.shape)
+    again = put_local_shards(own, value.shape, stored.sharding)
     assert again.sharding == stored.sharding
     np.testing.assert_array_equal(again, value)
 

@@ -14,9 +14,16 @@ from stratagem.checkpoint.objects import Part
 from stratagem.checkpoint.trees import ArrayLeaf
 from stratagem.storage import Receiver
 from stratagem.topology.lockstep import compute_on_every_process, is_multi_process, wait_until_ready
-from stratagem.topology.shards import assemble_on_host
+from stratagem.topology.shards import assemble_on_host, local_shards, put_local_shards
 from stratagem.values import PerReplica
-from stratagem.variables import VariableKind, home_of, is_keyed, store_components, store_of
+from stratagem.variables import (
+    VariableKind,
+    home_of,
+    is_in_parts,
+    is_keyed,
+    store_components,
+    store_of,
+)
 
 if TYPE_CHECKING:
     import keras
@@ -123,7 +130,8 @@ def has_components(variable: object) -> bool:
 
 def is_sharded_over_processes(variable: keras.Variable) -> bool:
     """True if several processes hold a part of the variable's value each."""
-    if store_of(variable) is None:
+    home = home_of(variable)
+    if home is None or not is_in_parts(variable, home.strategy.topology):
         return False
     return is_multi_process(variable.stored) and not variable.stored.is_fully_replicated
 
@@ -136,7 +144,9 @@ def assign_local_values(part: Part, paths: Mapping[str, str], values: Mapping[st
         if home is not None and has_components(variable):
             variable.storage = home.strategy.topology.put_stacked(values[saved_path])
         elif is_sharded_over_processes(variable):
-            variable.stored = variable.store.from_local_shards(values[saved_path], variable.shape)
+            variable.stored = put_local_shards(
+                values[saved_path], variable.shape, variable.stored.sharding
+            )
         else:
             variable.assign(values[saved_path])
 
@@ -203,7 +213,8 @@ def _whole(variable: keras.Variable) -> Any:
     """Returns the value in the variable's own dtype, even if Keras autocasts it for layers."""
     if store_of(variable) is not None and not is_multi_process(variable.stored):
         return variable.stored
-    if store_of(variable) is None and getattr(variable, "division", None) is not None:
+    is_divided = store_of(variable) is None and getattr(variable, "division", None) is not None
+    if is_divided and not is_sharded_over_processes(variable):
         return variable.storage
     own = getattr(variable, "own_value", None)
     return variable.value if own is None else own()
@@ -217,7 +228,8 @@ def _local_array(variable: keras.Variable) -> Any:
 
 def _local_value(variable: keras.Variable, value: object) -> _Array:
     if is_sharded_over_processes(variable):
-        return variable.store.local_shards(value)
+        assert isinstance(value, jax.Array)
+        return local_shards(value)
     return _local_components(value) if has_components(variable) else on_host(value)
 
 

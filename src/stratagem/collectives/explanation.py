@@ -50,7 +50,7 @@ def explain(strategy: Strategy) -> None:
 def _report_lines(
     all_reduce: AllReduce, topology: Topology, measured: MeasuredChoice | None
 ) -> list[str]:
-    num_processes = topology.num_replicas // topology.num_local_replicas
+    num_processes = len({process for own in topology.processes_of_inputs for process in own})
     replicas = _count_text(topology.num_replicas, "replica")
     processes = _count_text(num_processes, "process")
     lines = [f"{replicas} on {processes}, {topology.platform}"]

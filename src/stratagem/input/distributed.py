@@ -81,7 +81,7 @@ class DistributedDataset:
         reads_same_data = self._shard is not None and self._shard.is_whole
         self._size_exchange: SizeExchange | None = None
         if strategy.topology.spans_processes and not reads_same_data:
-            self._size_exchange = SizeExchange(strategy.topology.num_local_replicas)
+            self._size_exchange = SizeExchange(strategy.topology)
         self._epoch = -1  # of the last iterator
         self._repeats: tuple[int | None, ...] = ()  # counts of `repeat`, innermost first
 
@@ -222,7 +222,7 @@ class DistributedDataset:
         repeated._repeats = (*self._repeats, check_count(count))
         repeated._epoch = -1
         if self._size_exchange is not None:
-            repeated._size_exchange = SizeExchange(self._strategy.topology.num_local_replicas)
+            repeated._size_exchange = SizeExchange(self._strategy.topology)
         return repeated
 
     def make_loader(self, epoch: int, state: dict[str, Any] | None) -> Loader:

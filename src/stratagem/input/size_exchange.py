@@ -1,7 +1,8 @@
 """Exchange of batch sizes between processes that read different data.
 
 Batch sizes are part of the program that all processes run, so each needs the sizes of all. A
-process without further data continues with empty batches until all data has ended.
+process without further data continues with empty batches until all data has ended. Processes that
+have replicas together must read the same data; their sizes are compared.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stratagem.errors import InvalidArgumentError
@@ -18,6 +19,7 @@ from stratagem.input.sources import Reader
 from stratagem.messages import explain
 from stratagem.process_group import current_group
 from stratagem.run_events.wait_clock import PeerSizesWait, wait_clock
+from stratagem.topology import Topology
 from stratagem.topology.lockstep import waiting_for_input
 
 __all__ = ["SizeExchange", "SynchronizedReading"]
@@ -28,9 +30,9 @@ _numbers = itertools.count()  # All processes create their datasets in the same 
 class SizeExchange:
     """Exchanges lengths and batch sizes of one distributed dataset."""
 
-    def __init__(self, num_local_replicas: int) -> None:
+    def __init__(self, topology: Topology) -> None:
         self._name = f"dataset {next(_numbers)}"
-        self._num_local_replicas = num_local_replicas
+        self._topology = topology
         self._num_readings = 0
         self._cardinalities: dict[int, int] = {}
 
@@ -46,23 +48,21 @@ class SizeExchange:
     def reading(self, read: Callable[[Reader], HostBatch]) -> SynchronizedReading:
         """Starts another pass over the dataset; `read` returns this process's next batch."""
         self._num_readings += 1
-        return SynchronizedReading(
-            f"{self._name} ({self._num_readings})", self._num_local_replicas, read
-        )
+        return SynchronizedReading(f"{self._name} ({self._num_readings})", self._topology, read)
 
 
 class SynchronizedReading:
     """One pass over a dataset; `name` is the same on all processes."""
 
-    def __init__(
-        self, name: str, num_local_replicas: int, read: Callable[[Reader], HostBatch]
-    ) -> None:
+    def __init__(self, name: str, topology: Topology, read: Callable[[Reader], HostBatch]) -> None:
         group = current_group()
         assert group is not None
         self._name = name
         self._label = group.identity.label
+        self._labels = group.identity.labels
         self._stream = group.stream(name)
-        self._count = num_local_replicas
+        self._count = topology.num_local_replicas
+        self._feeding = topology.processes_of_inputs
         self._read = read
         self._pattern: HostBatch | None = None  # Template for empty batches.
         self._has_ended = False
@@ -87,6 +87,8 @@ class SynchronizedReading:
             sizes = self._stream.exchange(own)
         if sizes is None or all(theirs is None for theirs in sizes):
             raise StopIteration
+        self._require_same(sizes)
+        sizes = [sizes[processes[0]] for processes in self._feeding]
         size = max(theirs[0] for theirs in sizes if theirs is not None)
         lengths: list[int] = []
         for theirs in sizes:
@@ -104,6 +106,21 @@ class SynchronizedReading:
         """Closes the reading and wakes threads in `next`. Call from any thread, repeatedly."""
         self._stream.close()
 
+    def _require_same(self, sizes: Sequence[Any]) -> None:
+        """Raises InvalidArgumentError if processes that feed the same replicas read other data."""
+        for first, *others in self._feeding:
+            for other in others:
+                if sizes[other] != sizes[first]:
+                    raise InvalidArgumentError(
+                        explain(
+                            f"{self._labels[first]} read {_described(sizes[first])} of "
+                            f"{self._name}, and {self._labels[other]} {_described(sizes[other])}.",
+                            expected="the same data on both: their devices belong to one replica.",
+                            fix="shard the data by the input_pipeline_id of the InputContext, "
+                            "which is equal on both, and not by the number of the process.",
+                        )
+                    )
+
     def _no_data_error(self) -> InvalidArgumentError:
         return InvalidArgumentError(
             explain(
@@ -114,3 +131,7 @@ class SynchronizedReading:
                 code="SG308",
             )
         )
+
+
+def _described(size: Any) -> str:
+    return "no batch" if size is None else f"a batch of {size[0]} examples a replica"

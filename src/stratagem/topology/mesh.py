@@ -1,8 +1,8 @@
 """`Topology`: the devices of a strategy as a mesh with a replica axis.
 
 Shards of state may be on a second axis of replicas, and the devices of one replica form further
-axes. If the devices belong to several processes, each
-process puts data on its own devices, and the shards together form one array.
+axes. If the devices belong to several processes, each process puts data on its own devices, and the
+shards together form one array. A replica may span processes, which then all feed it the same data.
 """
 
 from __future__ import annotations
@@ -119,13 +119,12 @@ class Topology:
 
     @functools.cached_property
     def local_replica_ids(self) -> tuple[int, ...]:
-        """Replicas on devices of this process."""
+        """Replicas with devices of this process."""
         if self.devices is None:
             return (0,)
         if not self.spans_processes:
             return tuple(range(len(self.devices)))
-        own = jax.process_index()
-        return tuple(i for i, d in enumerate(self.devices) if d.process_index == own)
+        return tuple(index for index in range(self.num_replicas) if self.local_devices_of(index))
 
     @property
     def num_local_replicas(self) -> int:
@@ -134,10 +133,10 @@ class Topology:
 
     @functools.cached_property
     def local_devices(self) -> tuple[jax.Device, ...] | None:
-        """Devices of this process, in replica order; None for JAX's default device."""
+        """First local device of each local replica; None for JAX's default device."""
         if self.devices is None:
             return None
-        return tuple(self.devices[index] for index in self.local_replica_ids)
+        return tuple(self.local_devices_of(index)[0] for index in self.local_replica_ids)
 
     @property
     def num_logical_devices(self) -> int:
@@ -164,10 +163,37 @@ class Topology:
             return ()
         return self.groups[replica_id] if self.groups else (self.devices[replica_id],)
 
+    def local_devices_of(self, replica_id: int) -> tuple[jax.Device, ...]:
+        """Returns the devices of a replica in this process; () for JAX's default device."""
+        devices = self.devices_of(replica_id)
+        if not self.spans_processes:
+            return devices
+        own = jax.process_index()
+        return tuple(device for device in devices if device.process_index == own)
+
     @functools.cached_property
     def spans_processes(self) -> bool:
         """True if the devices belong to several processes."""
-        return len({device.process_index for device in self.devices or ()}) > 1
+        return len({device.process_index for device in self.all_devices or ()}) > 1
+
+    @functools.cached_property
+    def processes_of_inputs(self) -> tuple[tuple[int, ...], ...]:
+        """Processes by the replicas that they feed, in replica order; several feed the same."""
+        found: dict[tuple[int, ...], None] = {}
+        for replica_id in range(self.num_replicas):
+            own = [device.process_index for device in self.devices_of(replica_id)]
+            found.setdefault(tuple(dict.fromkeys(own or [0])))
+        return tuple(found)
+
+    @property
+    def replicas_span_processes(self) -> bool:
+        """True if each replica has devices of several processes."""
+        return self.spans_processes and len(self.processes_of_inputs[0]) > 1
+
+    @property
+    def of_devices(self) -> Topology:
+        """The topology with a replica on each of these devices."""
+        return Topology(self.all_devices)
 
     @property
     def is_abstract(self) -> bool:
@@ -216,7 +242,7 @@ class Topology:
             if value.sharding.is_equivalent_to(self.replicated, value.ndim):
                 return value
             value = value.addressable_data(0)
-        own = [device for index in self.local_replica_ids for device in self.devices_of(index)]
+        own = [one for index in self.local_replica_ids for one in self.local_devices_of(index)]
         parts = [jax.device_put(value, device) for device in own]
         return jax.make_array_from_single_device_arrays(parts[0].shape, self.replicated, parts)
 
@@ -234,7 +260,7 @@ class Topology:
         parts = [
             jax.device_put(array[(*rows, slice(index, index + 1))], device)
             for index, replica_id in enumerate(self.local_replica_ids)
-            for device in self.devices_of(replica_id)
+            for device in self.local_devices_of(replica_id)
         ]
         return jax.make_array_from_single_device_arrays(shape, sharding, parts)
 
@@ -260,7 +286,7 @@ class Topology:
             parts = [
                 jax.device_put(_with_replica_axis(value), device)
                 for value, replica_id in zip(values, self.local_replica_ids, strict=True)
-                for device in self.devices_of(replica_id)
+                for device in self.local_devices_of(replica_id)
             ]
             shape = (self.num_replicas, *parts[0].shape[1:])
             return jax.make_array_from_single_device_arrays(shape, self.stacked, parts)

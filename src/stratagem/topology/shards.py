@@ -11,9 +11,18 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import Sharding
 
+from stratagem.topology.lockstep import compute_on_every_process
 from stratagem.topology.mesh import Topology
 
-__all__ = ["assemble_on_host", "creating_on_host", "local_copy", "put_shards", "replica_copy"]
+__all__ = [
+    "assemble_on_host",
+    "creating_on_host",
+    "local_copy",
+    "local_shards",
+    "put_local_shards",
+    "put_shards",
+    "replica_copy",
+]
 
 
 def put_shards(value: object, sharding: Sharding) -> jax.Array:
@@ -29,15 +38,19 @@ def put_shards(value: object, sharding: Sharding) -> jax.Array:
 
 
 def replica_copy(array: jax.Array, topology: Topology, replica_id: int) -> jax.Array:
-    """Returns the whole value of a local replica, on its first device.
+    """Returns the whole value of a local replica, on its first device of this process.
 
-    `array` is replicated, has one component per replica, or is sharded within replicas.
+    `array` is replicated, has one component per replica, or is sharded within replicas. If the
+    replica spans processes, all processes must ask for a sharded value together.
     """
-    devices = topology.devices_of(replica_id)
-    if array.is_fully_replicated or len(devices) < 2 or _is_whole(array, devices):
+    devices = topology.local_devices_of(replica_id)
+    is_sole = len(topology.devices_of(replica_id)) < 2
+    if array.is_fully_replicated or is_sole or _is_whole(array, topology, replica_id):
         first = devices[0] if devices else None
         (part,) = [shard.data for shard in array.addressable_shards if shard.device == first]
         return part
+    if topology.replicas_span_processes:
+        return compute_on_every_process(array)
     return jax.device_put(_assemble(array, set(devices)), devices[0])
 
 
@@ -57,6 +70,25 @@ def assemble_on_host(array: object) -> np.ndarray[Any, Any]:
     return np.asarray(array)
 
 
+def local_shards(array: jax.Array) -> np.ndarray[Any, Any]:
+    """Returns this process's shards on the host, of shape (number of local devices, ...)."""
+    shards = {shard.device: shard.data for shard in array.addressable_shards}
+    return np.stack([np.asarray(shards[one]) for one in _local_devices(array.sharding)])
+
+
+def put_local_shards(
+    shards: np.ndarray[Any, Any], shape: tuple[int, ...], sharding: Sharding
+) -> jax.Array:
+    """Returns the array of a global shape from each process's `local_shards`."""
+    devices = _local_devices(sharding)
+    placed = [jax.device_put(shard, one) for shard, one in zip(shards, devices, strict=True)]
+    return jax.make_array_from_single_device_arrays(shape, sharding, placed)
+
+
+def _local_devices(sharding: Sharding) -> list[jax.Device]:
+    return sorted(sharding.addressable_devices, key=lambda device: device.id)
+
+
 @contextlib.contextmanager
 def creating_on_host(is_large: bool) -> Generator[None]:
     """Creates arrays on the host within the block if `is_large`, to be sent in shards."""
@@ -71,10 +103,10 @@ def creating_on_host(is_large: bool) -> Generator[None]:
             yield
 
 
-def _is_whole(array: jax.Array, devices: tuple[jax.Device, ...]) -> bool:
+def _is_whole(array: jax.Array, topology: Topology, replica_id: int) -> bool:
     """Returns True if every device of a replica has the whole value."""
-    indices = {str(s.index) for s in array.addressable_shards if s.device in devices}
-    return len(indices) == 1
+    indices = array.sharding.devices_indices_map(array.shape)
+    return len({str(indices[device]) for device in topology.devices_of(replica_id)}) == 1
 
 
 def _assemble(array: jax.Array, devices: object) -> np.ndarray[Any, Any]:

@@ -109,7 +109,7 @@ def regroup(values: Sequence[Any], topology: Topology | None = None) -> Any:
             )
         )
     spans = topology is not None and topology.spans_processes
-    if len(values) == 1 and not spans:
+    if len(values) == 1 and (topology is None or topology.num_replicas == 1):
         return values[0]
     return _regroup_leaves(values, topology or Topology(None), spans=spans)
 
@@ -127,8 +127,9 @@ def _regroup_leaves(values: Sequence[Any], topology: Topology, *, spans: bool) -
     if error is None:
         parts = ([leaf for _, leaf in leaves] for leaves, _ in flat)
         columns = [list(column) for column in zip(*parts, strict=True)]
+    firsts = [processes[0] for processes in topology.processes_of_inputs]
     properties = (
-        _exchange_properties(paths, columns, error)
+        _exchange_properties(paths, columns, error, firsts)
         if spans
         else [_LeafProperties.of(c) for c in columns]
     )
@@ -208,10 +209,11 @@ class _LeafProperties:
 
 
 def _exchange_properties(
-    paths: list[str], columns: list[list[Any]], error: ValueError | None
+    paths: list[str], columns: list[list[Any]], error: ValueError | None, firsts: Sequence[int]
 ) -> list[_LeafProperties]:
     """Returns the properties of the leaves on all processes, which must agree.
 
+    `firsts` are processes that together have each replica once, in replica order.
     An error on one process is raised on all, since the others would wait for it.
     """
     group = current_group()
@@ -252,7 +254,7 @@ def _exchange_properties(
                     fix="return the same keys and lengths on every replica.",
                 )
             )
-    return _joint_properties(all_reports)
+    return _joint_properties([all_reports[first] for first in firsts])
 
 
 def _joint_properties(all_reports: Sequence[Any]) -> list[_LeafProperties]:

@@ -19,6 +19,7 @@ from stratagem.variables.late_reads import LateRead, read_before_replacing
 from stratagem.variables.layouts import (
     Division,
     VariableLayouts,
+    is_in_parts,
     put_stored,
     require_layouts_used,
     stored_sharding,
@@ -71,6 +72,7 @@ __all__ = [
     "initial_digest",
     "is_compressed",
     "is_compressible",
+    "is_in_parts",
     "is_keyed",
     "is_remote",
     "is_worth_sharding",

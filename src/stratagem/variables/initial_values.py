@@ -14,9 +14,8 @@ from stratagem.process_group import current_group
 from stratagem.topology import Topology
 from stratagem.topology.lockstep import compute_on_every_process
 from stratagem.topology.shards import local_copy
-from stratagem.variables.layouts import put_stored
+from stratagem.variables.layouts import is_in_parts, put_stored
 from stratagem.variables.registry import VariableRegistry
-from stratagem.variables.store import store_of
 
 if TYPE_CHECKING:
     import jax
@@ -45,7 +44,7 @@ def agree_on_initial_values(registry: VariableRegistry, topology: Topology) -> N
             if mine[1:3] != theirs[1:3]:
                 raise _different(label, theirs, group.identity.label, mine)
     for index, variable in enumerate(variables):
-        held = variable.take_initial() if store_of(variable) is not None else None
+        held = variable.take_initial() if is_in_parts(variable, topology) else None
         if len({others[index][3] for others in received}) > 1:
             _take_first(variable, held, topology)
 
@@ -60,14 +59,15 @@ def initial_digest(value: object, topology: Topology) -> int:
 def _take_first(
     variable: keras.Variable, held: jax.Array | np.ndarray | None, topology: Topology
 ) -> None:
-    """Sets a variable to process 0's value. `held` is its whole initial value if it has a store."""
+    """Sets a variable to process 0's value; `held` is its initial value if it is in parts."""
     is_component = False
     if held is None:
         stored = variable.storage
         is_component = stored.ndim > len(variable.shape)
         held = np.asarray(local_copy(stored, topology))
     own = held[0] if is_component else held
-    value = compute_on_every_process(topology.stack([own] * topology.num_local_replicas), _first)
+    each = topology.of_devices  # processes may have one replica together
+    value = compute_on_every_process(each.stack([own] * each.num_local_replicas), _first)
     if is_component:
         variable.storage = topology.stack([value] * topology.num_local_replicas)
     else:

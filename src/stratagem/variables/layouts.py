@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,15 +14,18 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from stratagem.logs import warn_on_one_worker
 from stratagem.messages import explain
+from stratagem.rendering import size_text
 from stratagem.topology import REPLICA_AXIS, SHARD_AXIS, Topology
 from stratagem.topology.shards import put_shards
 from stratagem.variables.kind import VariableKind
 from stratagem.variables.mesh_axes import axis_names
 from stratagem.variables.registry import home_of
+from stratagem.variables.store import store_of
 
 __all__ = [
     "Division",
     "VariableLayouts",
+    "is_in_parts",
     "put_stored",
     "require_layouts_used",
     "stored_sharding",
@@ -98,6 +102,9 @@ class VariableLayouts:
         self._axes = {
             pattern: _checked_axes(pattern, layout, names) for pattern, layout in layout_map.items()
         }
+        self._names = {
+            pattern: getattr(layout, "axes", layout) for pattern, layout in layout_map.items()
+        }
         self._matched: set[str] = set()
         self._warned: set[str] = set()
 
@@ -113,12 +120,14 @@ class VariableLayouts:
         inherited: Division | None = None,
         *,
         is_trainable: bool = True,
+        itemsize: int = 4,
     ) -> Division | None:
         """Returns the division of a variable; None leaves it whole.
 
         For a slot, `inherited` is the trained variable's division, which overrides the rules if it
-        fits the shape. An axis whose size is not a multiple of the number of devices is not
-        sharded, with a warning for the first variable of a rule. Raises ValueError if several rules
+        fits the shape. An axis whose size is not a multiple of the number of devices is sharded
+        over a factor of them if possible, with a warning for the first variable of a rule.
+        `itemsize` is that of the variable, for the warning. Raises ValueError if several rules
         match, or if a rule has more axes than a trainable variable; others then stay whole.
         """
         if inherited is not None and inherited.fits(shape, self._topology):
@@ -147,32 +156,66 @@ class VariableLayouts:
                     fix="correct the layout, or exclude the variable from the pattern.",
                 )
             )
-        axes = self._fitting(patterns[0], path, shape, axes)
+        wanted = (*axes, *[()] * (len(shape) - len(axes)))
+        axes = tuple(
+            _fitting(names, size, self._topology) for names, size in zip(wanted, shape, strict=True)
+        )
+        if uneven := self._uneven(shape, wanted, axes):
+            self._warn(patterns[0], path, shape, uneven, itemsize)
         return Division(axes) if any(axes) else None
 
-    def _fitting(
-        self, pattern: str, path: str, shape: Sequence[int], axes: tuple[tuple[str, ...], ...]
-    ) -> tuple[tuple[str, ...], ...]:
-        """Returns the axes of a layout for a shape, without those that cannot be divided evenly."""
-        axes = (*axes, *[()] * (len(shape) - len(axes)))
-        counts = [_num_parts(names, self._topology) for names in axes]
-        uneven = [i for i, count in enumerate(counts) if shape[i] % count]
-        if uneven and pattern not in self._warned:
-            self._warned.add(pattern)
-            sizes = " and ".join(f"{shape[i]} over {counts[i]} devices" for i in uneven)
-            warn_on_one_worker(
-                explain(
-                    f"Variable {path!r} of shape {tuple(shape)} cannot be divided as "
-                    f"{pattern!r} of layout_map says: {sizes}. Each device has all of "
-                    f"{'these axes' if len(uneven) > 1 else 'this axis'}.",
-                    expected="a size that is a multiple of the number of devices.",
-                    fix="shard another axis, or ignore this: results are the same. Other "
-                    "variables of the pattern are not reported.",
-                ),
-                stacklevel=2,
-            )
-        return tuple(
-            names if counts[i] > 1 and i not in uneven else () for i, names in enumerate(axes)
+    def covers(self, path: str) -> bool:
+        """Returns True if a rule matches a path."""
+        return path in self._axes or bool(self._matching(path))
+
+    def _uneven(
+        self,
+        shape: Sequence[int],
+        wanted: Sequence[tuple[str, ...]],
+        axes: Sequence[tuple[str, ...]],
+    ) -> dict[int, tuple[int, int]]:
+        """Returns the axes with fewer parts than a rule says, and both numbers of parts."""
+        counts = [
+            (_num_parts(rule, self._topology), _num_parts(own, self._topology))
+            for rule, own in zip(wanted, axes, strict=True)
+        ]
+        return {axis: pair for axis, pair in enumerate(counts) if pair[0] != pair[1]}
+
+    def _warn(
+        self,
+        pattern: str,
+        path: str,
+        shape: Sequence[int],
+        uneven: Mapping[int, tuple[int, int]],
+        itemsize: int,
+    ) -> None:
+        if pattern in self._warned:
+            return
+        self._warned.add(pattern)
+        names = self._names[pattern]
+        sizes = " and ".join(
+            f"{shape[axis]} over {wanted} devices (axis {axis}, {names[axis]!r}), which leaves "
+            f"{'it whole' if parts == 1 else f'{parts} parts'}"
+            for axis, (wanted, parts) in uneven.items()
+        )
+        whole = math.prod(shape) * itemsize
+        factor = math.prod(wanted / parts for wanted, parts in uneven.values())
+        others = math.prod(
+            _num_parts(rule, self._topology)
+            for axis, rule in enumerate(self._axes[pattern])
+            if axis not in uneven
+        )
+        held = whole / others / math.prod(parts for _, parts in uneven.values())
+        warn_on_one_worker(
+            explain(
+                f"Variable {path!r} of shape {tuple(shape)} cannot be divided as {pattern!r} of "
+                f"layout_map says: {sizes}. A device holds {size_text(held)} of it instead of "
+                f"{size_text(held / factor)}.",
+                expected="a size that is a multiple of the number of devices.",
+                fix="shard another axis, or ignore this: results are the same. Other variables of "
+                "the pattern are not reported.",
+            ),
+            stacklevel=3,
         )
 
     def on(self, topology: Topology) -> VariableLayouts:
@@ -201,6 +244,19 @@ class VariableLayouts:
 
 def _logical(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in names if name not in _REPLICAS)
+
+
+def _fitting(names: tuple[str, ...], size: int, topology: Topology) -> tuple[str, ...]:
+    """Returns the mesh axes that divide a size evenly into the most parts; first ones first.
+
+    Grouped heads then lie where the heads that read them do.
+    """
+    choices = [
+        own for count in range(len(names) + 1) for own in itertools.combinations(names, count)
+    ]
+    fitting = [own for own in choices if size % _num_parts(own, topology) == 0]
+    found = max(fitting, key=lambda own: _num_parts(own, topology))
+    return found if _num_parts(found, topology) > 1 else ()
 
 
 def _num_parts(names: Iterable[str], topology: Topology) -> int:
@@ -253,6 +309,15 @@ def stored_sharding(variable: object, topology: Topology) -> NamedSharding:
         return topology.stacked
     division: Division | None = getattr(variable, "division", None)
     return topology.replicated if division is None else division.sharding(topology)
+
+
+def is_in_parts(variable: object, topology: Topology) -> bool:
+    """Returns True if a read of the whole variable may take all processes.
+
+    It has a store, or is divided over the devices of replicas that span processes.
+    """
+    is_divided = getattr(variable, "division", None) is not None
+    return store_of(variable) is not None or (is_divided and topology.replicas_span_processes)
 
 
 def put_stored(variable: object, value: object, topology: Topology) -> Any:

@@ -149,7 +149,7 @@ class ShardedState(Replicated):
     def choose(self, variable: NewVariable, slot_of: object) -> Store | None:
         """Returns the store for a variable that is large enough and has an axis to shard."""
         shape = tuple(variable.shape)
-        division: Division | None = getattr(variable, "division", None)
+        division: Division | None = getattr(variable, "division", None) or self._of_rest(variable)
         store = self.store.divided(division)
         if division is not None and division.replica_axis is not None:
             return store
@@ -157,6 +157,24 @@ class ShardedState(Replicated):
         is_wanted = is_slot or self.shard_state == "all"
         can_shard = store.sharded_axis(shape) is not None
         return store if is_wanted and is_worth_sharding(shape) and can_shard else None
+
+    def _of_rest(self, variable: NewVariable) -> Division | None:
+        """Returns the division of a variable without a layout, if there are layouts and "all".
+
+        It is sharded over the devices of each replica as well, along its last axis that leaves
+        another one for the replicas.
+        """
+        shape, topology = tuple(variable.shape), self.store.topology
+        parts, count = topology.num_logical_devices, topology.num_shards
+        layouts = self.layouts if self.shard_state == "all" and parts > 1 else None
+        if layouts is None or variable.is_large_table or layouts.covers(variable.path):
+            return None
+        for axis in reversed(range(len(shape))):
+            others = (size for other, size in enumerate(shape) if other != axis)
+            if shape[axis] % parts == 0 and any(size and size % count == 0 for size in others):
+                names = topology.logical_axes
+                return Division(tuple(names if i == axis else () for i in range(len(shape))))
+        return None
 
 
 def sole_device(placement: Placement) -> jax.Device | None:

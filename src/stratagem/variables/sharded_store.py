@@ -132,22 +132,6 @@ class ShardedStore:
         """Returns the sharding of copies."""
         return self.topology.replicated
 
-    def local_shards(self, stored: jax.Array) -> np.ndarray[Any, Any]:
-        """Returns this process's shards on the host, of shape (number of local devices, ...)."""
-        shards = {shard.device: shard.data for shard in stored.addressable_shards}
-        return np.stack([np.asarray(shards[device]) for device in self._local_devices()])
-
-    def from_local_shards(self, shards: np.ndarray[Any, Any], shape: tuple[int, ...]) -> jax.Array:
-        """Stores a value of this global shape from each process's `local_shards`."""
-        devices = self._local_devices()
-        placed = [jax.device_put(shard, one) for shard, one in zip(shards, devices, strict=True)]
-        sharding = self.sharding(shape)
-        return jax.make_array_from_single_device_arrays(shape, sharding, placed)
-
-    def _local_devices(self) -> list[jax.Device]:
-        topology = self.topology
-        return [d for index in topology.local_replica_ids for d in topology.devices_of(index)]
-
     def rows(self, loaded: jax.Array, ids: jax.Array | np.ndarray, topology: Topology) -> jax.Array:
         """Looks up rows for each replica on the devices that store them."""
         if topology.num_replicas > 1 and self.sharded_axis(loaded.shape) == 0:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.topology import Topology
 
 
 @pytest.fixture(params=[2, 3])
@@ -281,3 +282,9 @@ def test_replicas_may_hold_different_numbers_of_rows_of_a_table() -> None:
     reduced = sg.select_replica(2, strategy.run(step))
     assert reduced.indices.tolist() == [0, 1]
     assert reduced.values.tolist() == [[3.0, 3.0], [1.0, 1.0]]
+
+
+def test_replicas_that_span_processes_are_refused(strategy, monkeypatch) -> None:
+    monkeypatch.setattr(Topology, "replicas_span_processes", True)
+    with pytest.raises(NotImplementedError, match="op by op on replicas that span several"):
+        strategy.run(own_id)

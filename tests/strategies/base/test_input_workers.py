@@ -69,8 +69,10 @@ def test_a_running_service_is_used(servers) -> None:
         strategy.distribute_dataset((np.full(2, n) for n in range(5)), options)
 
 
-def _strategy(executor: type, *, spans_processes: bool) -> Any:
-    topology = types.SimpleNamespace(spans_processes=spans_processes)
+def _strategy(executor: type, *, spans_processes: bool, replicas_span: bool = False) -> Any:
+    topology = types.SimpleNamespace(
+        spans_processes=spans_processes, replicas_span_processes=replicas_span
+    )
     return types.SimpleNamespace(executor=object.__new__(executor), topology=topology)
 
 
@@ -87,3 +89,10 @@ def test_workers_that_do_not_suit_are_refused(executor, spans_processes, policy,
     source = sg.input.Dataset([_X]).as_source()
     with pytest.raises(ValueError, match=message):
         on_input_workers(_strategy(executor, spans_processes=spans_processes), source, options)
+
+
+def test_replicas_that_span_processes_are_refused() -> None:
+    strategy = _strategy(Lockstep, spans_processes=True, replicas_span=True)
+    options = sg.InputOptions(input_workers=1)
+    with pytest.raises(ValueError, match="passed to a strategy whose replicas span processes"):
+        on_input_workers(strategy, sg.input.Dataset([_X]).as_source(), options)

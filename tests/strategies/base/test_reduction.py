@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -230,3 +232,12 @@ def test_keys_that_differ_have_no_mean() -> None:
     )
     with pytest.raises(TypeError, match="reduce received random keys, which cannot be added"):
         strategy.reduce("MEAN", keys, axis=None)
+
+
+def test_parts_of_a_replica_of_several_processes_count_once(monkeypatch) -> None:
+    """Each of two replicas has two processes, and parts of unlike shapes are exchanged."""
+    received = [[np.zeros((2, 1))], [np.zeros((2, 1))], [np.ones((1, 3))], [np.ones((1, 3))]]
+    group = types.SimpleNamespace(exchange=lambda name, own: received)
+    monkeypatch.setattr(reduction, "current_group", lambda: group)
+    value = reduction.of_all(PerReplica(objects=(received[0][0],)), num_replicas=2)
+    assert [part.shape for part in value.components] == [(2, 1), (1, 3)]

@@ -24,7 +24,13 @@ from stratagem.execution.eager.state import EagerState
 from stratagem.execution.tracing.arguments import batch_of, true_batch
 from stratagem.execution.tracing.build_writes import lost_writes, store_initial
 from stratagem.execution.tracing.created_variables import initialize_created_variables
-from stratagem.execution.tracing.errors import apart, created_again, eager_abstract, eager_remote
+from stratagem.execution.tracing.errors import (
+    apart,
+    created_again,
+    eager_abstract,
+    eager_over_processes,
+    eager_remote,
+)
 from stratagem.execution.tracing.functionalize import ReplicaScope
 from stratagem.execution.tracing.lost_changes import call_with_copies
 from stratagem.execution.tracing.returned_values import as_values, rebuilt
@@ -49,6 +55,8 @@ def run_eagerly(strategy: Strategy, fn: _Step, args: Sequence[Any], kwargs: dict
         raise eager_abstract(strategy)
     if strategy.placement.is_remote:
         raise eager_remote()
+    if strategy.topology.replicas_span_processes:
+        raise eager_over_processes()
     if strategy.topology.devices is None:
         return _run_plainly(strategy, fn, args, kwargs)
     agree_on_initial_values(strategy.variables, strategy.topology)

@@ -19,6 +19,7 @@ __all__ = [
     "created_again",
     "disagreement",
     "eager_abstract",
+    "eager_over_processes",
     "eager_remote",
     "foreign_variable",
     "parted",
@@ -78,6 +79,18 @@ def eager_abstract(strategy: object) -> ValueError:
             f"Cannot run a step op by op on {strategy}: its devices are abstract.",
             expected="compiled steps, which can be planned without devices.",
             fix="remove run_eagerly, or call sg.config.run_eagerly(False).",
+            code="SG411",
+        )
+    )
+
+
+def eager_over_processes() -> NotImplementedError:
+    """Returns the error for a step op by op on replicas that span processes."""
+    return NotImplementedError(
+        explain(
+            "Cannot run a step op by op on replicas that span several processes.",
+            expected="compiled steps: an eager replica computes on one device of one process.",
+            fix="debug the function in one process, or call sg.config.run_eagerly(False).",
             code="SG411",
         )
     )

@@ -19,7 +19,7 @@ from stratagem.keras.training.data_lengths import data_lengths, require_equal_le
 from stratagem.messages import explain
 from stratagem.options import VariableAggregation
 from stratagem.process_group import agree_on_random_state, current_group
-from stratagem.variables import VariableKind, WholeValue, home_of, store_of
+from stratagem.variables import VariableKind, WholeValue, home_of
 
 if TYPE_CHECKING:
     from stratagem.keras.variables.variable import DistributedVariable
@@ -104,14 +104,14 @@ def _bring_together(strategy: Strategy, *, is_reader: bool) -> None:
         assert home is not None
         if home.kind is VariableKind.ON_READ and home.aggregation is not VariableAggregation.NONE:
             _ = variable.value
-        elif store_of(variable) is not None:
+        elif variable.is_in_parts:
             variable.hold_whole(is_reader=is_reader)
 
 
 def _let_go(strategy: Strategy) -> None:
     """Frees the gathered copies of sharded values."""
     for variable in _live(strategy):
-        if store_of(variable) is not None:
+        if variable.is_in_parts:
             variable.whole = WholeValue()
 
 

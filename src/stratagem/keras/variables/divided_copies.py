@@ -27,6 +27,7 @@ class DividedCopies:
     _home: Home
     _layout: Any
     _shape: tuple[int, ...]
+    _dtype: Any
     path: str
     trainable: bool
 
@@ -41,7 +42,11 @@ class DividedCopies:
         inherited, division = self.division, None
         if layouts is not None and self._home.kind is not VariableKind.ON_READ:
             division = layouts.division(
-                self.path, self._shape, inherited, is_trainable=self.trainable
+                self.path,
+                self._shape,
+                inherited,
+                is_trainable=self.trainable,
+                itemsize=jax.dtypes.canonicalize_dtype(self._dtype).itemsize,
             )
         if division is not None or inherited is not None:
             self._layout = division

@@ -23,6 +23,7 @@ from stratagem.variables import (
     Store,
     VariableKind,
     WholeValue,
+    is_in_parts,
     sole_device,
     store_components,
 )
@@ -111,24 +112,29 @@ class StoredValue:
         with reading_as_stored(None):
             return self._home.strategy.topology.replicate(variable.own_value())
 
+    @property
+    def is_in_parts(self) -> bool:
+        """True if a read of the whole value outside of steps may take all processes."""
+        return is_in_parts(self, self._home.strategy.topology)
+
     def gathered(self) -> Any:
         """Returns the value on one device; if processes hold shards, all of them must call this."""
-        assert self.store is not None
-        if not is_multi_process(self.stored):
-            return self.store.gather(self.stored)
-        if self.whole.storage is self.stored:
-            return jnp.asarray(self.whole.gathered)
-        if isinstance(jnp.zeros(()), Tracer):  # while Keras infers shapes
-            return self.store.load(self.stored)
+        if is_multi_process(self.stored):
+            if self.whole.storage is self.stored:
+                return jnp.asarray(self.whole.gathered)
+            if isinstance(jnp.zeros(()), Tracer):  # while Keras infers shapes
+                return self._computable()
+        if self.store is None:
+            return local_copy(self.stored, self._home.strategy.topology)
         return self.store.gather(self.stored)
 
     def hold_initial(self, value: jax.Array | np.ndarray) -> None:
         """Stores an initial value on this process until all processes agree on process 0's."""
-        if self.store is None or not is_multi_process(self.stored):
+        if not self.is_in_parts or not is_multi_process(self.stored):
             return
         array = np.asarray(value)
         # A slot starts as one number; others need not send theirs.
-        is_first = self._home.strategy.topology.local_replica_ids[0] == 0
+        is_first = jax.process_index() == self._home.strategy.topology.processes_of_inputs[0][0]
         number = np.zeros((), array.dtype) if not is_first or not array.size else array.flat[0]
         if not is_first or np.all(array == number):
             array = np.broadcast_to(number, array.shape)
@@ -180,16 +186,18 @@ class StoredValue:
     ) -> np.ndarray[Any, Any]:
         """Returns the value on the host, where shards are joined: no device needs memory for it."""
         variable: Any = self
-        is_in_parts = self.store is not None or variable.division is not None
+        is_divided = self.store is not None or variable.division is not None
         is_outside = get_stateless_scope() is None and current_function_trace() is None
-        if is_in_parts and is_outside and self._is_all_here():
+        if is_divided and is_outside and self._is_all_here():
             return np.asarray(assemble_on_host(self.stored), dtype)
         return np.asarray(variable.value, dtype)
 
     def _is_all_here(self) -> bool:
         """Returns True if this process has all shards of the value."""
         stored = self.stored
-        return isinstance(stored, jax.Array) and (self.store is None or stored.is_fully_addressable)
+        return isinstance(stored, jax.Array) and (
+            not self.is_in_parts or stored.is_fully_addressable
+        )
 
     def where_read(self, value: jax.Array) -> Any:
         """Returns a value on the device of all reads outside of steps.

@@ -194,7 +194,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
         self._require_own_replica()
         if reads_as_stored(self._home.strategy) and self.is_in_place():
             return self.on_all_devices()
-        if self.store is not None and self.is_in_place():
+        if self.is_in_parts and self.is_in_place():
             return self.read_in_place()  # its storage would be a copy on each device
         if self.storage is None:
             return self._initializer(self._shape, dtype=self._dtype)

@@ -73,6 +73,16 @@ def _check(strategy: Strategy, options: InputOptions, *, has_service: bool) -> N
                 fix="omit input_workers.",
             )
         )
+    if strategy.topology.replicas_span_processes:
+        raise ValueError(
+            explain(
+                f"input_workers={options.input_workers} was passed to a strategy whose replicas "
+                "span processes.",
+                expected="the same batches on all processes of a replica; each process gets other "
+                "batches from the workers.",
+                fix="omit input_workers.",
+            )
+        )
     if options.auto_shard_policy not in (AutoShardPolicy.AUTO, AutoShardPolicy.OFF):
         raise ValueError(
             explain(

@@ -166,7 +166,9 @@ def of_all(value: PerReplica, num_replicas: int) -> PerReplica:
         return value
     own = [np.asarray(part) for part in value.objects]
     received = group.exchange("parts of unlike shapes", own)
-    return PerReplica(objects=tuple(part for parts in received for part in parts))
+    parts = [part for parts in received for part in parts]
+    # Several processes may have one replica together.
+    return PerReplica(objects=tuple(parts[:: len(parts) // num_replicas]))
 
 
 def _of_participants(value: PerReplica, participation: Participation) -> PerReplica:
