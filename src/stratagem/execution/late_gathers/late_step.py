@@ -10,13 +10,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jax.extend.core import Jaxpr
 
+from stratagem.execution.analysis.retracing import scan_counts
 from stratagem.execution.late_gathers.exchanges import Sharded
 from stratagem.execution.late_gathers.gathers import GatherLimits, Gathers, RecordedGathers
+from stratagem.execution.late_gathers.loops import (
+    is_late_loop,
+    narrower_dtype,
+    shard_of,
+    sharded_slice,
+    sharded_stack,
+    stacked_shards,
+    summed_stacks,
+)
 from stratagem.execution.late_gathers.shard_updates import ShardUpdate
 from stratagem.execution.late_gathers.sums import Sums
 from stratagem.execution.late_gathers.weights import (
@@ -72,13 +82,7 @@ class LateStep:
 
         `inputs` has the value of each input that is read.
         """
-        once = RecordedGathers(self.jaxpr)
-        self._run(inputs, once)
-        limit = once.largest_layer_bytes
-        limits = GatherLimits(kept_bytes=limit, ahead_bytes=limit)
-        recorded = RecordedGathers(self.jaxpr, limits)
-        self._run(inputs, recorded)
-        return self._run(inputs, Gathers(self.jaxpr, limits, recorded.schedule()))
+        return _scheduled(self.jaxpr, functools.partial(self._run, inputs))
 
     def _run(
         self, inputs: Mapping[int, Any], gathers: Gathers
@@ -110,6 +114,17 @@ class LateStep:
         return self.jaxpr.outvars[self.first_handed + place]
 
 
+def _scheduled(frame: Jaxpr, run: Callable[[Gathers], Any]) -> Any:
+    """Runs a computation with gathers that start ahead; they are recorded first."""
+    once = RecordedGathers(frame)
+    run(once)
+    limit = once.largest_layer_bytes
+    limits = GatherLimits(kept_bytes=limit, ahead_bytes=limit)
+    recorded = RecordedGathers(frame, limits)
+    run(recorded)
+    return run(Gathers(frame, limits, recorded.schedule()))
+
+
 def _gathered_if_small(value: Any, gathers: Gathers) -> Any:
     if not isinstance(value, WeightShard):
         return value
@@ -137,6 +152,14 @@ class _Evaluation:
         self._steady = steady
         self._sums = sums
         self._pending: list[JaxprEqn] = []
+        self._stacks, self._summed = summed_stacks(jaxpr, {} if sums is None else sums.addends)
+        self._scanned = {
+            atom
+            for eqn in jaxpr.eqns
+            if eqn.primitive.name == "scan"
+            for atom in eqn.invars
+            if not is_literal(atom)
+        }
 
     def outputs(self) -> list[Any]:
         """Returns the outputs, which may be deferred."""
@@ -155,7 +178,8 @@ class _Evaluation:
         for atom in atoms:
             if self._sums is not None and self._sums.wants(atom):
                 self._flush()
-                self._sums.add(atom, self._gathers.whole(self._values[atom]))
+                value = self._gathers.whole(self._values[atom])
+                self._sums.add(atom, value, is_summed=atom in self._summed)
 
     def _read(self, atom: Any) -> Any:
         return atom.val if is_literal(atom) else self._values[atom]
@@ -165,12 +189,18 @@ class _Evaluation:
         is_steady = bool(variables) and not eqn.effects and all(map(self.is_steady, variables))
         if is_steady:
             self._steady.update(eqn.outvars)
-        if not any(isinstance(self._values.get(one), Late) for one in variables):
+        is_summed = any(atom in self._stacks for atom in eqn.outvars)
+        if not (is_summed or any(isinstance(self._values.get(one), Late) for one in variables)):
             self._pending.append(eqn)
             return
         self._flush()
         inputs = [self._read(atom) for atom in eqn.invars]
-        if is_steady and is_cheap(eqn):
+        if eqn.outvars[0] in self._scanned and (shards := stacked_shards(eqn, inputs)) is not None:
+            results = [self._stacked(eqn.outvars[0], shards)]
+        elif is_summed or is_late_loop(eqn, inputs):
+            loop = functools.partial(self._evaluate_loop, eqn)
+            results = self._gathers.evaluate_loop(eqn, inputs, loop)
+        elif is_steady and is_cheap(eqn):
             results = [Deferred(eqn, inputs, place) for place in range(len(eqn.outvars))]
         elif (inner := inner_jaxpr(eqn)) is not None:
             results = self._evaluate_inner(eqn, inner, inputs)
@@ -194,6 +224,19 @@ class _Evaluation:
         self._steady |= {outvar for outvar, atom in outvars if run.is_steady(atom)}
         return results
 
+    def _stacked(self, atom: Any, shards: Sequence[WeightShard]) -> WeightShard:
+        dtype = narrower_dtype(self._jaxpr, atom) or atom.aval.dtype
+        stack = self._gathers.stack([one.value for one in shards], dtype)
+        return WeightShard(stack, sharded_stack(shards[0].sharded), atom)
+
+    def _evaluate_loop(self, eqn: JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
+        loop = _Loop(eqn, inputs, [self.is_steady(atom) for atom in eqn.invars], self._stacks)
+        arrays = [one.value if isinstance(one, WeightShard) else one for one in inputs]
+        results = loop.late_results(self._gathers.scan(eqn, loop, arrays))
+        pairs = zip(eqn.outvars, results, strict=True)
+        self._steady |= {outvar for outvar, one in pairs if isinstance(one, Late)}
+        return results
+
     def _flush(self) -> None:
         """Evaluates the operations without weights that came since the last one with a weight."""
         if not self._pending:
@@ -208,3 +251,69 @@ class _Evaluation:
         }
         self._values.update(zip(made, self._gathers.bind(self._pending, needed), strict=True))
         self._pending = []
+
+
+class _Loop:
+    """A scan of which an iteration gathers its own slices of stacks, and sums its own gradients.
+
+    `stacks` says how results are sharded that are summed in the loop.
+    """
+
+    def __init__(
+        self,
+        eqn: JaxprEqn,
+        inputs: Sequence[Any],
+        are_steady: Sequence[bool],
+        stacks: Mapping[Any, Sharded],
+    ) -> None:
+        self._eqn, self._inputs, self._stacks = eqn, inputs, stacks
+        self._body: Jaxpr = eqn.params["jaxpr"].jaxpr
+        num_consts, num_carry = scan_counts(eqn)
+        self._first_slice, self._num_carry = num_consts + num_carry, num_carry
+        carried = range(num_consts, self._first_slice)
+        pairs = zip(self._body.invars, are_steady, strict=True)
+        self._steady = {one for i, (one, steady) in enumerate(pairs) if steady and i not in carried}
+        self._shards: dict[int, WeightShard] = {}
+
+    def step(self, values: Sequence[Any]) -> list[Any]:
+        """Returns the results of one iteration."""
+        return _scheduled(self._body, functools.partial(self._run, values))
+
+    def record(self, values: Sequence[Any]) -> list[Any]:
+        """Returns the types of the results of one iteration."""
+        return self._run(values, RecordedGathers(self._body))
+
+    def late_results(self, results: Sequence[Any]) -> list[Any]:
+        """Returns the results of the loop, those that are stacked shards as such."""
+        late = [*results]
+        for place, shard in self._shards.items():
+            is_input = isinstance(shard.place, int)  # a slice that the loop passes on
+            late[place] = (
+                self._inputs[shard.place]
+                if is_input
+                else WeightShard(
+                    results[place], sharded_stack(shard.sharded), self._eqn.outvars[place]
+                )
+            )
+        return late
+
+    def _run(self, values: Sequence[Any], gathers: Gathers) -> list[Any]:
+        inputs = [self._input(place, value) for place, value in enumerate(values)]
+        pairs = dict(zip(self._body.invars, inputs, strict=True))
+        outputs = _Evaluation(gathers, self._body, pairs, set(self._steady)).outputs()
+        return [self._output(place, value, gathers) for place, value in enumerate(outputs)]
+
+    def _input(self, place: int, value: Any) -> Any:
+        stack = self._inputs[place]
+        if not isinstance(stack, WeightShard):
+            return value
+        return WeightShard(value, sharded_slice(stack.sharded), place)
+
+    def _output(self, place: int, value: Any, gathers: Gathers) -> Any:
+        shard = shard_of(value) if place >= self._num_carry else None
+        if shard is not None:
+            self._shards[place] = shard
+            return shard.value
+        whole = gathers.whole(value)
+        stack = self._stacks.get(self._eqn.outvars[place])
+        return whole if stack is None else gathers.scatter(whole, sharded_slice(stack))
