@@ -1,4 +1,4 @@
-"""`sg.scan_layers`: equal layers in one loop, with the results of the layers one after the other."""
+"""`sg.scan_layers`: equal layers in one loop, with the results of single layers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _blocks(model: Any) -> list[Any]:
 
 
 def test_only_calls_of_the_model_are_scanned() -> None:
-    model = decoder()
+    model: Any = decoder()
     first, second = sg.scan_layers(model)
     assert [first, second] == _blocks(model)
     assert _num_scans(model) == 1

@@ -177,7 +177,7 @@ def _sums_of_slices(
             _sums_of_slices(one, readers, uses, addends) for one in eqn.outvars if readers.get(one)
         ]
         return [one for each in found for one in each] if all(found) else []
-    axes = eqn.params.get("axes", eqn.params.get("dimensions"))
+    axes = eqn.params.get("axes", eqn.params.get("dimensions", ()))
     if eqn.primitive.name not in ("reduce_sum", "squeeze") or tuple(axes) != (0,):
         return []
     return _sums_of_slices(eqn.outvars[0], readers, uses, addends)

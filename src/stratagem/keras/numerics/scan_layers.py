@@ -41,9 +41,10 @@ def scan_layers(
         >>> blocks = [keras.layers.MultiHeadAttention(2, 4) for _ in range(3)]
         >>> x = inputs = keras.Input((16, 8))
         >>> for block in blocks:
-        ...     x = keras.layers.Identity()(x)
-        ...     x = block(x, inputs)
+        ...     x = block(x, x)
         >>> model = keras.Model(inputs, x)
+        >>> sg.scan_layers(model) == blocks
+        True
 
     Source: MaxText's scan_layers.
     """

@@ -40,7 +40,7 @@ def scanned_layer(original: Callable[..., Any]) -> Any:
     ) -> Any:
         mode = remat_mode(self)
         call = original(self, layer_call, *args, **kwargs)
-        chain = mode.chain if isinstance(mode, LayerRemat) else None
+        chain: Any = mode.chain if isinstance(mode, LayerRemat) else None
         place = None if chain is None else chain.place_of(self)
         if place is None:
             return call

@@ -23,7 +23,7 @@ __all__ = [
 
 
 class LayerRemat(NamedTuple):
-    """How a finished layer is computed: the fields of Keras's own modes, a policy, and a chain.
+    """The way to compute a finished layer: the fields of Keras's own modes, a policy, and a chain.
 
     With a policy, the whole layer is rematerialized; otherwise the mode of its `keras.RematScope`
     holds. `chain` is the scan that the layer belongs to.
