@@ -112,3 +112,80 @@ def test_layers_that_one_loop_cannot_compute_are_refused() -> None:
     sg.scan_layers(model, layers="dense")
     with pytest.raises(ValueError, match="an activity regularizer"):
         _num_scans(model)
+
+
+class _Odd(keras.layers.Layer):
+    """A layer whose `effect` no loop can repeat."""
+
+    def __init__(self, effect: Callable[[Any, Any], Any], shared: Any = None) -> None:
+        super().__init__()
+        self.effect, self.shared = effect, shared
+
+    def call(self, x: Any) -> Any:
+        return self.effect(self, x)
+
+
+def _count(layer: Any, x: Any) -> Any:
+    layer.shared.assign_add(1.0)
+    return x
+
+
+_OTHERS: dict[str, Any] = {}
+
+
+def _count_other(x: Any) -> Any:
+    _OTHERS["counter"].assign_add(1.0)
+    return x
+
+
+def _summarize(layer: Any, x: Any) -> Any:
+    sg.summary.scalar("sum", keras.ops.sum(x))
+    return x
+
+
+@pytest.mark.parametrize(
+    ("effect", "message"),
+    [
+        (_count, "that share .* and assign to it"),
+        (lambda _, x: _count_other(x), "which is not its own"),
+        (lambda _, x: keras.ops.cast(x, "float16"), "gets .* and returns .*float16"),
+        (_summarize, "a layer that writes summaries"),
+    ],
+    ids=["shared", "global", "dtype", "summary"],
+)
+def test_effects_that_one_loop_cannot_have_are_refused(
+    effect: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = keras.Variable(0.0, trainable=False)
+    monkeypatch.setitem(_OTHERS, "counter", keras.Variable(0.0, trainable=False))
+    model = _row(*(_Odd(effect, shared) for _ in range(2)))
+    sg.scan_layers(model, layers="odd")
+
+    def call(x: Any) -> Any:
+        with keras.StatelessScope():
+            return model(x)
+
+    with pytest.raises(ValueError, match=message):
+        _num_scans(model, call)
+
+
+class _Shift(keras.layers.Layer):
+    """A layer that moves the mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.supports_masking = True
+
+    def call(self, x: Any) -> Any:
+        return keras.ops.roll(x, 1, axis=1)
+
+    def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
+        return keras.ops.roll(previous_mask, 1, axis=1)
+
+
+def test_masks_that_change_are_refused() -> None:
+    inputs = keras.Input((4, 4))
+    model: Any = keras.Model(inputs, _Shift()(_Shift()(keras.layers.Masking()(inputs))))
+    sg.scan_layers(model, layers="shift")
+    with pytest.raises(ValueError, match="another mask than its input"):
+        jax.make_jaxpr(lambda x: model(x))(np.ones((2, 4, 4), "float32"))

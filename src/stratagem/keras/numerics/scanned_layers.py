@@ -81,7 +81,8 @@ class _Scan:
         self._check_modes()
         stacks = [_stacked([*map(self._value, column)]) for column in self._columns]
         carried = self._chain.carried(self._args, self._kwargs)
-        output, results = jax.lax.scan(self._body, carried, stacks)
+        num_layers = len(self._chain.layers)
+        output, results = jax.lax.scan(self._body, carried, stacks, length=num_layers)
         self._record_writes(results["writes"])
         self._losses = results["losses"]
         return output
@@ -138,15 +139,18 @@ class _Scan:
                 f"a layer that gets {types[0]} and returns {types[1]}",
                 "scan layers whose output has the shape and the dtype of their input",
             )
-        keeps_mask = (get_keras_mask(output) is None) or self._mask is not None
-        if self._mask is not None and get_keras_mask(output) is None:
-            is_same = lambda: self._first.compute_mask(given, self._mask) is self._mask  # noqa: E731
-            keeps_mask = self._first.supports_masking and is_same()
-        if not keeps_mask:
+        if not self._keeps_mask(given, output):
             raise self._refusal(
                 "a layer whose output has another mask than its input",
                 "compute the mask outside of the layers",
             )
+
+    def _keeps_mask(self, given: Any, output: Any) -> bool:
+        made = get_keras_mask(output)
+        if self._mask is None or made is not None:
+            return made is None or self._mask is not None
+        is_same = self._first.compute_mask(given, self._mask) is self._mask
+        return self._first.supports_masking and is_same
 
     def _refusal(self, received: str, fix: str) -> ValueError:
         return ValueError(
