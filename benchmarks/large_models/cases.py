@@ -78,6 +78,7 @@ class Case:
         dtype: policy of Keras.
         recomputes: blocks are computed again in the backward pass.
         length: tokens of a sequence; a device has one sequence.
+        scans: blocks are computed by one loop, with `sg.scan_layers`.
     """
 
     decoder: str
@@ -86,12 +87,14 @@ class Case:
     dtype: str = "float32"
     recomputes: bool = True
     length: int = 256
+    scans: bool = False
 
     @property
     def name(self) -> str:
         """Name of the case's files."""
         recomputes = "recomputed" if self.recomputes else "kept"
-        parts = (self.decoder, self.machine, self.side, self.dtype, recomputes, str(self.length))
+        parts = [self.decoder, self.machine, self.side, self.dtype, recomputes, str(self.length)]
+        parts += ["scanned"] if self.scans else []
         return "-".join(parts).replace(" ", "_").replace(":", "_").replace("=", "_")
 
     def as_json(self) -> str:

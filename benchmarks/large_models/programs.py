@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import stratagem  # noqa: F401  # isort: skip - before keras, because it selects the JAX backend
+import stratagem  # isort: skip - before keras, because it selects the JAX backend
 import jax
 import keras
 import numpy as np
@@ -46,6 +46,8 @@ def _lower_ours(case: Case, devices: Sequence[Any], shard_state: str) -> Any:
     planned = planned_strategy(machine, None, shard_state)
     with planning_for(machine.topology), planned.scope():
         model = compiled(_build(case))
+        if case.scans:
+            stratagem.scan_layers(model)
     tokens = placeholder((len(devices), case.length), "int32")
     with (
         training_step(model, (tokens, tokens), planned) as step,
@@ -141,14 +143,15 @@ def describe_case(case: Case, devices: Sequence[Any], *, is_quick: bool = True) 
         devices: for which.
         is_quick: the compiler spends little time.
     """
-    begin_s = time.perf_counter()
+    begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
     lowered = lower_case(case, devices)
-    lowered_s = time.perf_counter()
+    lowered_s, lowered_cpu_s = time.perf_counter(), time.process_time()
     facts = {
         **dataclasses.asdict(case),
         "num_devices": len(devices),
         "num_parameters": DECODERS[case.decoder].num_parameters,
         "lowering_s": lowered_s - begin_s,
+        "lowering_cpu_s": lowered_cpu_s - begin_cpu_s,
     }
     try:
         program = lowered.compile(compiler_options=_QUICK if is_quick else None)
@@ -157,6 +160,7 @@ def describe_case(case: Case, devices: Sequence[Any], *, is_quick: bool = True) 
     memory = program.memory_analysis()
     facts |= {
         "compile_s": time.perf_counter() - lowered_s,
+        "compile_cpu_s": time.process_time() - lowered_cpu_s,
         "argument_bytes": memory.argument_size_in_bytes,
         "temporary_bytes": memory.temp_size_in_bytes,
         "output_bytes": memory.output_size_in_bytes,

@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from stratagem.keras import profile as profile
     from stratagem.keras import remat as remat
     from stratagem.keras import scale_regularization_loss as scale_regularization_loss
+    from stratagem.keras import scan_layers as scan_layers
     from stratagem.launch import ElasticConfig as ElasticConfig
     from stratagem.options import AutoShardPolicy as AutoShardPolicy
     from stratagem.options import InputContext as InputContext
@@ -228,6 +229,7 @@ __all__ = [
     "run_standard_server",
     "run_standard_tensorflow_server",
     "scale_regularization_loss",
+    "scan_layers",
     "select_replica",
     "set_strategy",
     "summary",

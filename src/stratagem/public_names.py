@@ -113,6 +113,7 @@ PUBLIC_NAMES: dict[str, tuple[str, str | None]] = {
     "run_standard_server": ("stratagem.remote", "run_standard_server"),
     "run_standard_tensorflow_server": ("stratagem.remote", "run_standard_server"),
     "scale_regularization_loss": ("stratagem.keras", "scale_regularization_loss"),
+    "scan_layers": ("stratagem.keras", "scan_layers"),
     "select_replica": ("stratagem.values", "select_replica"),
     "set_strategy": ("stratagem.context", "set_strategy"),
     "summary": ("stratagem.summary", None),

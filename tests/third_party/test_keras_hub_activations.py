@@ -109,3 +109,25 @@ def test_a_backbone_trains_with_a_loss_in_chunks() -> None:
                 whole = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
                 results.append(_fitted(model, whole))
     _assert_equal(*results)
+
+
+@pytest.mark.parametrize("make", [_llama, _gpt2])
+def test_models_train_with_their_blocks_in_one_loop(make: Callable[[], Any]) -> None:
+    def scanned() -> Any:
+        model = make()
+        assert len(sg.scan_layers(model)) == 2
+        sg.remat(model)
+        return model
+
+    one_by_one = _trained(make, contextlib.nullcontext())
+    _assert_equal(_trained(scanned, contextlib.nullcontext()), one_by_one)
+
+
+def test_a_model_with_blocks_in_one_loop_generates() -> None:
+    model = _llama()
+    model.compile(sampler="greedy")
+    expected = model.generate(_INPUTS, stop_token_ids=None)
+    sg.scan_layers(model)
+    model.compile(sampler="greedy")
+    found = model.generate(_INPUTS, stop_token_ids=None)
+    np.testing.assert_array_equal(found["token_ids"], expected["token_ids"])

@@ -13,6 +13,7 @@ from stratagem.keras.numerics.random_state import RandomState  # isort: skip
 from stratagem.keras.numerics.chunked_crossentropy import ChunkedSparseCategoricalCrossentropy  # isort: skip
 from stratagem.keras.numerics.chunked_loss import chunked_softmax_cross_entropy  # isort: skip
 from stratagem.keras.numerics.remat import remat  # isort: skip
+from stratagem.keras.numerics.scan_layers import scan_layers  # isort: skip
 from stratagem.keras.evaluation.sidecar_evaluator import SidecarEvaluation, SidecarEvaluator  # isort: skip
 from stratagem.keras.evaluation.sidecar_export import SidecarEvaluatorModelExport  # isort: skip
 from stratagem.keras.callbacks.tensorboard import TensorBoard  # isort: skip
@@ -38,6 +39,7 @@ __all__ = [
     "profile",
     "remat",
     "scale_regularization_loss",
+    "scan_layers",
     "strategy_of",
 ]
 

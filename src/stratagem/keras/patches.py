@@ -19,6 +19,7 @@ from stratagem.keras.numerics import (
     pooling,
     random,
     rematerialization,
+    scanned_layers,
     stateful_rnn,
 )
 from stratagem.keras.patch import Patch
@@ -253,6 +254,12 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             "rematerialized_call",
             rematerialization.rematerialized_layer,
             "a layer is recomputed once, not once more for each layer around it",
+        ),
+        Patch(
+            _Layer,
+            "rematerialized_call",
+            scanned_layers.scanned_layer,
+            "the first layer of a scan computes all of them",
         ),
     ),
     **TRAINING_PATCHES,

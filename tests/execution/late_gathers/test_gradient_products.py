@@ -60,6 +60,16 @@ def rematerialized(weight, x):
     return jnp.sum(jax.checkpoint(lambda w, x: jnp.tanh(x @ w))(weight, x))
 
 
+def scanned(weights, x):
+    layer = jax.checkpoint(lambda x, w: (jnp.tanh(x @ w @ w.T), None))
+    return jnp.sum(jax.lax.scan(layer, x, weights)[0])
+
+
+def scanned_once(weights, x):
+    layer = jax.checkpoint(lambda x, w: (x + jnp.sum(jnp.tanh(x @ w)), None))
+    return jnp.sum(jax.lax.scan(layer, x, weights)[0])
+
+
 def used_twice(weight, x):
     return jnp.sum(jnp.tanh(jnp.tanh(x @ weight) @ weight.T))
 
@@ -74,6 +84,8 @@ CASES = [
     (heads, (8, 4, 3), 1),
     (batched, (4, 8, 12), 1),
     (rematerialized, (8, 12), 0),
+    (scanned_once, (3, 8, 12), 1),
+    (scanned, (3, 8, 12), 1),
     (used_twice, (8, 12), 0),
 ]
 
@@ -112,7 +124,7 @@ def test_sum_of_blocks_is_the_sum(loss, shape, axis) -> None:
     expected = sum(jax.grad(loss)(weight, batch) for batch in batches)
     found = jax.jit(function)(weight, batches)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-    is_whole = loss is used_twice  # the sum of two products
+    is_whole = loss in (used_twice, scanned)  # the sum of two products
     assert num_sums(function, weight, batches) == (1 if is_whole else shape[axis] // 2)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-from collections.abc import Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,10 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
+from stratagem.execution.analysis.retracing import scan_counts
 from stratagem.execution.late_gathers.exchanges import Sharded
 from stratagem.execution.late_gathers.gradient_products import GradientProduct
+from stratagem.execution.late_gathers.loops import is_sliced
 from stratagem.execution.late_gathers.shard_updates import ShardUpdate
 from stratagem.execution.late_gathers.weights import (
     Deferred,
@@ -63,7 +65,19 @@ class _Gather:
         return self.shard.value.size * self.shard.sharded.count * self.dtype.itemsize
 
 
-_Key = tuple[int, Any]
+_Key = tuple[Any, Any]
+
+
+class Loop(Protocol):
+    """A loop; an iteration gets constants, carried values and slices, and returns results."""
+
+    def step(self, values: Sequence[Any]) -> list[Any]:
+        """Computes an iteration."""
+        ...
+
+    def record(self, values: Sequence[Any]) -> list[Any]:
+        """Returns the types of the results of an iteration."""
+        ...
 
 
 class Gathers:
@@ -140,6 +154,37 @@ class Gathers:
         values = [self._whole(one) for one in inputs]
         self._forget()
         return self._bind_one(eqn, values)
+
+    def evaluate_loop(
+        self, eqn: JaxprEqn, inputs: Sequence[Any], loop: Callable[[Sequence[Any]], Any]
+    ) -> Any:
+        """Evaluates a loop with the weights that it reads, without the stacks that it slices."""
+        inputs = self._start(eqn, inputs)
+        first = sum(scan_counts(eqn))
+        values = [
+            one if place >= first and is_sliced(one) else self._whole(one)
+            for place, one in enumerate(inputs)
+        ]
+        self._forget()
+        return loop(values)
+
+    def stack(self, shards: Sequence[Any], dtype: Any) -> Any:
+        """Returns a stack of shards in a dtype."""
+        cast = [jax.lax.convert_element_type(one, dtype) for one in shards]
+        return jax.lax.concatenate([jax.lax.expand_dims(one, (0,)) for one in cast], 0)
+
+    def scan(self, eqn: JaxprEqn, loop: Loop, inputs: Sequence[Any]) -> list[Any]:
+        """Runs a loop."""
+        num_consts, num_carry = scan_counts(eqn)
+        first = num_consts + num_carry
+
+        def body(carry: Any, slices: Any) -> Any:
+            results = loop.step([*inputs[:num_consts], *carry, *slices])
+            return results[:num_carry], results[num_carry:]
+
+        params = {key: eqn.params[key] for key in ("length", "reverse", "unroll")}
+        carry, stacks = jax.lax.scan(body, [*inputs[num_consts:first]], [*inputs[first:]], **params)
+        return [*carry, *stacks]
 
     def whole(self, value: Any) -> Any:
         """Returns an output: a weight is gathered, and a product computed."""
@@ -284,6 +329,19 @@ class RecordedGathers(Gathers):
         shape = list(value.shape)
         shape[shard.sharded.axis] *= shard.sharded.count
         return ShapedArray(tuple(shape), dtype)
+
+    def stack(self, shards: Sequence[Any], dtype: Any) -> Any:
+        """Returns the type of a stack."""
+        return ShapedArray((len(shards), *shards[0].shape), dtype)
+
+    def scan(self, eqn: JaxprEqn, loop: Loop, inputs: Sequence[Any]) -> list[Any]:
+        """Returns the types of the results."""
+        num_consts, num_carry = scan_counts(eqn)
+        slices = [ShapedArray(one.shape[1:], one.dtype) for one in inputs[num_consts + num_carry :]]
+        results = loop.record([*inputs[: num_consts + num_carry], *slices])
+        length = eqn.params["length"]
+        stacks = [ShapedArray((length, *one.shape), one.dtype) for one in results[num_carry:]]
+        return [*(atom.aval for atom in eqn.outvars[:num_carry]), *stacks]
 
     def scatter(self, addend: Any, sharded: Sharded) -> Any:
         """Returns a type; nothing depends on its shape."""

@@ -30,7 +30,7 @@ class Sums:
         step_inputs: Mapping[Any, Any],
     ) -> None:
         self._gathers = gathers
-        self._addends = addends
+        self.addends = addends
         self._updates = updates
         self._inputs = step_inputs
         self.values: dict[Any, Any] = {}
@@ -43,15 +43,11 @@ class Sums:
 
     def wants(self, atom: Any) -> bool:
         """Returns True for a value that is summed, or that an update reads."""
-        return atom in self._addends or atom in self._readers
+        return atom in self.addends or atom in self._readers
 
-    def is_addend(self, atom: Any) -> bool:
-        """Returns True for a value that is summed."""
-        return atom in self._addends
-
-    def add(self, atom: Any, value: Any) -> None:
-        """Sums a value if it is an addend, and runs the updates that have waited for it only."""
-        sharded = self._addends.get(atom)
+    def add(self, atom: Any, value: Any, *, is_summed: bool) -> None:
+        """Sums an addend that is not summed yet, and runs the updates that waited for it only."""
+        sharded = None if is_summed else self.addends.get(atom)
         size_bytes = num_bytes(value.aval if isinstance(value, GradientProduct) else value)
         self.values[atom] = value if sharded is None else self._gathers.scatter(value, sharded)
         if sharded is not None and atom not in self._readers:

@@ -51,7 +51,7 @@ class WeightShard:
 
     value: Any
     sharded: Sharded
-    place: int  # among the inputs of the step
+    place: Any  # among the inputs of the step or of a loop; for other stacks, their variable
 
 
 @dataclasses.dataclass(eq=False)

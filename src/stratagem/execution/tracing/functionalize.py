@@ -152,6 +152,10 @@ class ReplicaScope(keras.StatelessScope):
         if home_of(variable) is None:  # without a strategy: one value for all replicas
             self.mark_unproven(variable)
 
+    def held(self, variable: Any) -> Any:
+        """Returns the variable that holds this replica's value: a local copy, if there is one."""
+        return _held(variable)
+
     def written_value(self, variable: keras.Variable) -> Any:
         """Returns the last value written to a variable, in the variable's dtype."""
         return jax.lax.convert_element_type(self.state_mapping[id(variable)], variable.dtype)

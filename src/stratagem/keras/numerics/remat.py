@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
 from stratagem.keras.numerics.remat_policies import parse_policy
-from stratagem.keras.private import LayerRemat, flatten_layers, set_remat_mode, sublayers
-from stratagem.messages import explain
+from stratagem.keras.numerics.repeated_blocks import choose_layers
+from stratagem.keras.private import set_remat_policy
 
 __all__ = ["remat"]
 
@@ -56,69 +54,7 @@ def remat(
     Source: keras.RematScope; jax.checkpoint_policies.
     """
     parsed = parse_policy(policy)
-    chosen = _chosen(model, layers)
+    chosen = choose_layers("remat", model, layers, "recompute")
     for layer in chosen:
-        set_remat_mode(layer, None if parsed is None else LayerRemat(parsed))
+        set_remat_policy(layer, parsed)
     return chosen
-
-
-def _chosen(model: Any, layers: Any) -> list[Any]:
-    given = [model] if layers is None or isinstance(layers, str) else [model, *layers]
-    wrong = [one for one in given if not isinstance(one, keras.layers.Layer)]
-    if wrong:
-        raise TypeError(
-            explain(
-                f"remat received {wrong[0]!r}.",
-                expected="a Keras model or layer.",
-                fix="pass the model, and layers=[...] to choose some of its layers.",
-            )
-        )
-    if layers is None:
-        chosen = _blocks(model)
-    elif isinstance(layers, str):
-        chosen = [one for one in flatten_layers(model) if re.search(layers, one.name)]
-    else:
-        inside = set(map(id, flatten_layers(model)))
-        chosen = [one for one in layers if id(one) in inside]
-        if len(chosen) < len(layers):
-            raise _not_found(model, "a layer that is not in the model")
-    if not chosen:
-        wanted = "no layers" if layers is None else f"layers={layers!r}"
-        raise _not_found(model, wanted)
-    return chosen
-
-
-def _not_found(model: Any, received: str) -> ValueError:
-    names = [layer.name for layer in flatten_layers(model)][1:9]
-    return ValueError(
-        explain(
-            f"remat received {received}, and found nothing to recompute in {model.name!r}.",
-            expected="two or more blocks of one class, each made of layers; or layers of the "
-            f"model, such as {', '.join(names)}.",
-            fix="pass layers=: layers of the model, or a regular expression for their names.",
-        )
-    )
-
-
-def _blocks(layer: keras.layers.Layer) -> list[Any]:
-    """Returns the outermost repeated layers that are made of layers with weights."""
-    groups: dict[Any, list[Any]] = defaultdict(list)
-    for one in sublayers(layer):
-        groups[_kind(one)].append(one)
-    found: list[Any] = []
-    for group in groups.values():
-        inside = [block for one in group for block in _blocks(one)]
-        if isinstance(group[0], keras.Model) and inside:
-            found += inside
-        elif len(group) > 1 and any(one.weights for one in sublayers(group[0])):
-            found += group
-        else:
-            found += inside
-    return found
-
-
-def _kind(layer: keras.layers.Layer) -> Any:
-    """Returns the class of a layer, and for a model also the shapes of its weights."""
-    if not isinstance(layer, keras.Model):
-        return type(layer)
-    return type(layer), tuple(tuple(weight.shape) for weight in layer.weights)

@@ -61,21 +61,29 @@ def rematerialized_layer(original: Callable[..., Any]) -> Any:
         self: keras.layers.Layer, layer_call: Callable[..., Any], *args: object, **kwargs: object
     ) -> Any:
         mode = remat_mode(self)
-        if isinstance(mode, LayerRemat):  # of sg.remat
+        if isinstance(mode, LayerRemat) and mode.policy is not None:  # of sg.remat
             return _recomputed(layer_call, mode.policy)
-        if mode is None or mode.mode not in ("full", "larger_than"):
-            return original(self, layer_call, *args, **kwargs)
-        if _is_exempt(self):
-            return layer_call
-        recomputed = _recomputed(layer_call, RematPolicy())
-        if mode.mode == "full":
-            return recomputed
-        if in_symbolic_scope():
-            return layer_call
-        is_large = _output_size(layer_call, args, kwargs) > mode.output_size_threshold
-        return recomputed if is_large else layer_call
+        if mode is not None and mode.mode in ("full", "larger_than"):
+            return _recomputed_in_scope(self, mode, layer_call, args, kwargs)
+        has_mode = mode is not None and mode.mode is not None
+        return original(self, layer_call, *args, **kwargs) if has_mode else layer_call
 
     return rematerialized_call
+
+
+def _recomputed_in_scope(
+    layer: keras.layers.Layer, mode: Any, call: Callable[..., Any], args: Any, kwargs: Any
+) -> Callable[..., Any]:
+    """Returns a layer's call as a `keras.RematScope` says."""
+    if _is_exempt(layer):
+        return call
+    recomputed = _recomputed(call, RematPolicy())
+    if mode.mode == "full":
+        return recomputed
+    if in_symbolic_scope():
+        return call
+    is_large = _output_size(call, args, kwargs) > mode.output_size_threshold
+    return recomputed if is_large else call
 
 
 def _is_exempt(layer: keras.layers.Layer) -> bool:
@@ -95,15 +103,18 @@ def _output_size(call: Callable[..., Any], args: Any, kwargs: Any) -> int:
     return sum(math.prod(shape.shape) for shape in shapes["outputs"])
 
 
+def is_compiled() -> bool:
+    """Returns True in a function that is traced to be compiled."""
+    return not in_symbolic_scope() and isinstance(jnp.zeros(()), Tracer)
+
+
 def _recomputed(fn: Callable[..., Any], policy: RematPolicy) -> Callable[..., Any]:
     """Returns a function that is computed again in the backward pass of a compiled step."""
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         # Op by op, and while Keras infers shapes, there is no backward pass to save memory in.
-        if in_symbolic_scope() or not isinstance(jnp.zeros(()), Tracer):
-            return fn(*args, **kwargs)
-        return _Call(fn, policy).run(args, kwargs)
+        return _Call(fn, policy).run(args, kwargs) if is_compiled() else fn(*args, **kwargs)
 
     return call
 

@@ -61,7 +61,9 @@ compute_fans                          the sizes that scale initial values
 KerasSaveable                         class of objects that Keras pickles as a file
 TrackedList, TrackedDict, TrackedSet  they cannot be unpickled before their tracker
 backend.jax.core.remat                replaced, see docs/design/upstream.md
-Operation._remat_mode                 how a finished layer is rematerialized
+Operation._remat_mode                 how a finished layer is rematerialized, and computed in a scan
+Function._nodes_by_depth              blocks of a model that follow each other, for a scan
+Sequential._functional                the graph of a sequential model
 Layer._loss_ids                       the owner of a loss, which rematerialization replaces
 name_scope.current_path               the path of a variable that is about to be created
 naming's object_name_uids             automatic names restart in each call of a model function
@@ -88,6 +90,12 @@ from keras.src.trainers.trainer import Trainer
 from keras.src.utils.python_utils import pythonify_logs
 from keras.src.utils.tracking import TrackedDict, TrackedList, TrackedSet
 
+from stratagem.keras.private.graphs import (
+    GraphCall,
+    graph_calls,
+    graph_of,
+    graph_output_ids,
+)
 from stratagem.keras.private.iterators import (
     array_batches,
     arrays_of,
@@ -116,7 +124,8 @@ from stratagem.keras.private.rematerialization import (
     ids_of_losses,
     jax_core,
     remat_mode,
-    set_remat_mode,
+    set_chain,
+    set_remat_policy,
     sublayers,
 )
 from stratagem.keras.private.trainers import (
@@ -154,6 +163,7 @@ __all__ = [
     "GeneratorDataAdapter",
     "JAXEpochIterator",
     "JAXTrainer",
+    "GraphCall",
     "KerasSaveable",
     "LayerRemat",
     "PyDatasetAdapter",
@@ -188,6 +198,9 @@ __all__ = [
     "get_stateless_scope",
     "global_seed_state",
     "goes_on_with_iterator",
+    "graph_calls",
+    "graph_of",
+    "graph_output_ids",
     "has_unbuilt_metrics",
     "ids_of_losses",
     "in_symbolic_scope",
@@ -203,11 +216,12 @@ __all__ = [
     "replace_steps",
     "restore_steps",
     "set_batches_taken",
+    "set_chain",
     "set_global_seed_state",
     "set_initial_epoch",
     "set_keras_mask",
     "set_path",
-    "set_remat_mode",
+    "set_remat_policy",
     "squeeze_or_expand_to_same_rank",
     "sublayers",
     "takes_training",

@@ -1,0 +1,208 @@
+"""Chains: equal layers of a functional model, each of which takes the output of the one before."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+from stratagem.keras.numerics.layer_equality import find_difference
+from stratagem.keras.private import (
+    GraphCall,
+    flatten_layers,
+    graph_calls,
+    graph_of,
+    graph_output_ids,
+)
+from stratagem.messages import explain
+
+__all__ = ["Chain", "find_chains"]
+
+
+class Chain:
+    """Equal layers that a graph calls one after the other.
+
+    `places` are the arguments that take the output of the layer before: positions, or names. Only
+    calls by the graph count: a layer that is called on its own is computed on its own.
+    """
+
+    def __init__(self, graph: Any, layers: Sequence[Any], places: Sequence[int | str]) -> None:
+        self.graph = graph
+        self.layers = layers
+        self._places = places
+        self._calls = _Calls()
+
+    def carried(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Returns the output of the layer before, which is an argument."""
+        place = self._places[0]
+        return args[place] if isinstance(place, int) else kwargs[place]
+
+    def with_carried(
+        self, value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Returns the arguments with another output of the layer before."""
+        new_args = [value if place in self._places else one for place, one in enumerate(args)]
+        new_kwargs = {key: value if key in self._places else one for key, one in kwargs.items()}
+        return new_args, new_kwargs
+
+    @contextmanager
+    def called_by_graph(self) -> Generator[None]:
+        """Marks a call of the graph, in which the layers are called in order."""
+        calls = self._calls
+        previous = calls.num, calls.scan
+        calls.num = 0
+        try:
+            yield
+        finally:
+            calls.num, calls.scan = previous
+
+    def place_of(self, layer: keras.layers.Layer) -> int | None:
+        """Returns the place of a layer that is called next; None if it is computed on its own."""
+        num = self._calls.num
+        if num is None or self.layers[num] is not layer:
+            return None
+        self._calls.num = num + 1 if num + 1 < len(self.layers) else None
+        return num
+
+    def begin(self, scan: Any) -> None:
+        """Sets the scan that computes the layers in this call of the graph."""
+        self._calls.scan = scan
+
+    @property
+    def scan(self) -> Any:
+        """The scan of this call."""
+        return self._calls.scan
+
+    def leave(self) -> None:
+        """Lets the layers be computed on their own in this call of the graph."""
+        self._calls.num = None
+
+    def scan_in_calls(self) -> None:
+        """Makes calls of the graph known to the chain."""
+        self.graph.call = _Call(self.graph.call, self)
+
+
+class _Calls(threading.local):
+    num: int | None = None
+    scan: Any = None
+
+
+class _Call:
+    """The `call` of a graph with a chain."""
+
+    def __init__(self, original: Callable[..., Any], chain: Chain) -> None:
+        functools.update_wrapper(self, original)
+        self._original, self._chain = original, chain
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._chain.called_by_graph():
+            return self._original(*args, **kwargs)
+
+
+def find_chains(model: Any, layers: Sequence[Any]) -> list[Chain]:
+    """Returns the chains that some layers form. Raises ValueError for a layer that is in none."""
+    graphs = [graph for one in flatten_layers(model) if (graph := graph_of(one)) is not None]
+    left = {id(layer): layer for layer in layers}
+    chains: list[Chain] = []
+    for graph in graphs:
+        for run in _runs(graph, left):
+            chains.append(_chain(graph, run))
+            for call in run:
+                del left[id(call.operation)]
+    if left:
+        raise _not_in_chain(next(iter(left.values())))
+    return chains
+
+
+def _runs(graph: Any, layers: Mapping[int, Any]) -> list[list[GraphCall]]:
+    """Returns calls that follow each other, two or more, of layers that are called once."""
+    calls = graph_calls(graph)
+    counts = collections.Counter(id(call.operation) for call in calls)
+    uses = collections.Counter(key for call in calls for key in set(map(id, call.tensors)))
+    returned = graph_output_ids(graph)
+    chosen = [
+        call
+        for call in calls
+        if id(call.operation) in layers
+        and counts[id(call.operation)] == 1
+        and len(call.outputs) == 1
+    ]
+    takers = {id(tensor): call for call in chosen for tensor in call.tensors}
+    following: dict[int, GraphCall] = {}
+    for call in chosen:
+        output = id(call.outputs[0])
+        if uses[output] == 1 and output not in returned and output in takers:
+            following[id(call.operation)] = takers[output]
+    followers = {id(call.operation) for call in following.values()}
+    runs: list[list[GraphCall]] = []
+    for call in chosen:
+        if id(call.operation) in followers:
+            continue
+        run = [call]
+        while (one := following.get(id(run[-1].operation))) is not None:
+            run.append(one)
+        if len(run) > 1:
+            runs.append(run)
+    return runs
+
+
+def _chain(graph: Any, run: Sequence[GraphCall]) -> Chain:
+    first, first_output = run[0].operation, run[0].outputs[0]
+    places = _places(run[0], run[1])
+    for before, call in itertools.pairwise(run):
+        difference = find_difference(first, call.operation)
+        if difference is None and (not places or _places(before, call) != places):
+            difference = "the arguments that take the output of the layer before"
+        if difference is None and _others(call, places) != _others(run[0], places):
+            difference = "their other arguments"
+        if difference is None and call.outputs[0].shape != first_output.shape:
+            difference = "the shapes of their outputs"
+        if difference is not None:
+            raise ValueError(
+                explain(
+                    f"scan_layers received {first.name!r} and {call.operation.name!r}, which "
+                    f"differ in {difference}.",
+                    expected="equal layers: they share one program, in which only the values of "
+                    "their variables differ.",
+                    fix="choose equal ones with layers=, or make the layers equal.",
+                )
+            )
+    return Chain(graph, [call.operation for call in run], places)
+
+
+def _arguments(call: GraphCall) -> dict[int | str, Any]:
+    return dict([*enumerate(call.args), *call.kwargs.items()])
+
+
+def _places(before: GraphCall, call: GraphCall) -> list[int | str]:
+    """Returns the arguments that are the output of the call before."""
+    return [place for place, one in _arguments(call).items() if one is before.outputs[0]]
+
+
+def _others(call: GraphCall, places: Sequence[int | str]) -> list[Any]:
+    others = {key: value for key, value in _arguments(call).items() if key not in places}
+    flat: list[Any] = keras.tree.flatten([*others.values()])
+    return [[*others], [_comparable(one) for one in flat]]
+
+
+def _comparable(leaf: Any) -> Any:
+    plain = isinstance(leaf, bool | int | float | str | None)
+    return leaf if plain else id(leaf)
+
+
+def _not_in_chain(layer: Any) -> ValueError:
+    return ValueError(
+        explain(
+            f"scan_layers received {layer.name!r}, which is in no row of layers.",
+            expected="two or more layers of a functional or sequential model, each called once "
+            "there with the output of the one before, which goes nowhere else.",
+            fix="choose such layers with layers=; write a model whose `call` loops over its layers "
+            "as a functional model.",
+        )
+    )
