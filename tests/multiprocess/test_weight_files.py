@@ -14,8 +14,6 @@ from tests.multiprocess.cluster import PROGRAMS, run_cluster
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
 
 _TENSOR_BYTES = 2**22
-# So that freed memory does not count.
-_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
 @pytest.mark.slow
@@ -23,8 +21,9 @@ def test_files_are_read_and_written_by_tensors(tmp_path: Path) -> None:
     layers = [keras.layers.Dense(1024, use_bias=False) for _ in range(24)]
     plain = keras.Sequential([keras.Input((1024,)), *layers])
     plain.save_weights(tmp_path / "plain.weights.h5")
-    program = str(PROGRAMS / "weight_files.py")
-    for ended in run_cluster([program, str(tmp_path)], 2, **_MALLOC):
+    command = [str(PROGRAMS / "weight_files.py"), str(tmp_path)]
+    # Freed memory is returned to the system, so that it does not count.
+    for ended in run_cluster(command, 2, MALLOC_MMAP_THRESHOLD_="65536"):
         assert ended.code == 0, ended.errors
     expected = plain.get_weights()
     total = sum(float(one.sum(dtype=np.float64)) for one in expected)
@@ -32,8 +31,9 @@ def test_files_are_read_and_written_by_tensors(tmp_path: Path) -> None:
         with np.load(tmp_path / f"process-{rank}.npz") as seen:
             assert seen["checksum"] == pytest.approx(total)
             assert seen["own"] == 12 * _TENSOR_BYTES
-            for call in ("load", "save"):  # the shards exist before
-                assert seen[call] < 0.2 * seen["own"] + _TENSOR_BYTES, (rank, call)
+            # The shards exist before. A gathered value is on a device, on the host, and written.
+            assert seen["load"] < 0.2 * seen["own"] + _TENSOR_BYTES, rank
+            assert seen["save"] < 5 * _TENSOR_BYTES, rank
     again = keras.models.clone_model(plain)
     again.load_weights(tmp_path / "back.weights.h5")
     assert all(map(np.array_equal, again.get_weights(), expected))

@@ -9,7 +9,7 @@ import keras
 import pytest
 
 from stratagem.keras.training import several_processes
-from stratagem.keras.training.several_processes import settle_call
+from stratagem.keras.training.several_processes import settle_call, written_by_first
 from stratagem.keras.variables.stored_reads import announce_gather
 from stratagem.process_group import Identity
 
@@ -97,7 +97,7 @@ def test_process_0_asks_for_each_value_it_reads(fails: bool) -> None:
             raise OSError("disk is full")
         return "path"
 
-    result, error, text = several_processes._written("model.save", group, variables, write)
+    result, error, text = written_by_first("model.save", group, variables, write)
     expected = "OSError('disk is full')" if fails else None
     assert (result, text) == (None if fails else "path", expected)
     assert isinstance(error, OSError) is fails
@@ -111,6 +111,6 @@ def test_other_processes_join_the_gathers() -> None:
     variables: Any = {("kernel", 0): Gathered(), ("bias", 0): Gathered()}
     messages = [_message(["bias", 0]), _message(["bias", 0]), _message(None, "full")]
     group: Any = Scripted(1, messages)
-    done = several_processes._written("model.save", group, variables, pytest.fail)
+    done = written_by_first("model.save", group, variables, pytest.fail)
     assert done == (None, None, "full")
     assert [one.count for one in variables.values()] == [0, 2]

@@ -51,8 +51,10 @@ warm = make_model(2)
 warm.save_weights(folder / "warm.weights.h5")
 warm.load_weights(folder / "warm.weights.h5")
 model = make_model(24)
-found = {"load": peak_bytes(lambda: model.load_weights(folder / "plain.weights.h5"))}
+found: dict[str, Any] = {
+    "load": peak_bytes(lambda: model.load_weights(folder / "plain.weights.h5"))
+}
 found["save"] = peak_bytes(lambda: model.save_weights(folder / "back.weights.h5"))
 own = [shard.data.nbytes for one in model.weights for shard in one.stored.addressable_shards]
-found["own"] = sum(own)
-np.savez(folder / f"process-{jax.process_index()}.npz", checksum=checksum(model), **found)
+found |= {"own": sum(own), "checksum": checksum(model)}
+np.savez(folder / f"process-{jax.process_index()}.npz", **found)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
 
-__all__ = ["saved_once", "settle_call"]
+__all__ = ["saved_once", "settle_call", "written_by_first"]
 
 
 def settle_call(arguments: dict[str, Any], wants_logs: bool) -> bool:
@@ -77,7 +77,7 @@ def saved_once(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         _gather_components(strategy)
         write = functools.partial(original, self, *args, **kwargs)
-        result, error, text = _written(f"model.{name}", group, _by_key(strategy), write)
+        result, error, text = written_by_first(f"model.{name}", group, _by_key(strategy), write)
         if error is not None:
             raise error
         if text is not None:
@@ -93,7 +93,7 @@ def saved_once(original: Callable[..., Any]) -> Callable[..., Any]:
     return save
 
 
-def _written(
+def written_by_first(
     name: str,
     group: Group,
     variables: dict[tuple[str, int], DistributedVariable],

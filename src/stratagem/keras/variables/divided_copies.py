@@ -82,7 +82,7 @@ class DividedCopies:
         is_large = value.nbytes >= _MIN_SLICED_BYTES and value.shape == tuple(self._shape)
         return is_in_shards and is_shared and is_large and current_function_trace() is None
 
-    def store_slices(self, value: np.ndarray[Any, Any]) -> None:
+    def store_slices(self, value: Any) -> None:
         """Sets the value by shards; neither a device nor JAX's host memory holds the whole."""
         self.stored = put_slices(value, self.stored.sharding, self._dtype)
         self.initial_digest = initial_digest(value, self._home.strategy.topology)
