@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Sharding, SingleDeviceSharding
 
 from stratagem.checkpoint.creation_hooks import is_in_step
 from stratagem.checkpoint.group_calls import agree_on_all, run_on_all, run_on_first
 from stratagem.checkpoint.sharded_values import sharded_value_of
 from stratagem.storage import Region, ShardReader, fits_in_memory
+from stratagem.topology.shards import copied_to_device
 
 __all__ = ["SavedValue", "ShardedRestore"]
 
@@ -129,20 +128,9 @@ def _set_shards(variable: Any, shards: list[_Array]) -> None:
     old = variable.stored
     by_region = dict(zip(_regions(variable), shards, strict=True))
     placed = [
-        _on_device(by_region[str(region)].astype(old.dtype, copy=False), device, old.sharding)
+        copied_to_device(by_region[str(region)].astype(old.dtype, copy=False), device, old.sharding)
         for device, region in _regions_by_device(variable).items()
     ]
     variable.stored = jax.make_array_from_single_device_arrays(
         old.shape, old.sharding, jax.block_until_ready(placed)
     )
-
-
-def _on_device(value: _Array, device: Any, sharding: Sharding) -> jax.Array:
-    """Copies a value to the memory of a sharding; the next step can donate the copy."""
-    target = SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
-    if device.platform != "cpu":
-        return jax.device_put(value, target)
-    with jax.default_device(device):  # `device_put` would use NumPy's memory, or never reuse it
-        copy = jax.block_until_ready(jnp.array(value))
-    is_there = sharding.memory_kind in (None, device.default_memory().kind)
-    return copy if is_there else jax.device_put(copy, target)

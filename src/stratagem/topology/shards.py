@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import Sharding
+from jax.sharding import Sharding, SingleDeviceSharding
 
 from stratagem.topology.lockstep import compute_on_every_process
 from stratagem.topology.mesh import Topology
 
+if TYPE_CHECKING:
+    from jax.typing import DTypeLike
+
 __all__ = [
     "assemble_on_host",
+    "copied_to_device",
     "creating_on_host",
     "local_copy",
     "local_shards",
     "put_local_shards",
     "put_shards",
+    "put_slices",
     "replica_copy",
 ]
 
@@ -35,6 +41,30 @@ def put_shards(value: object, sharding: Sharding) -> jax.Array:
         value = assemble_on_host(value)
     host = np.asarray(value)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
+def put_slices(value: Any, sharding: Sharding, dtype: DTypeLike) -> jax.Array:
+    """Puts slices of an array on the host, or of an HDF5 dataset, on the devices that hold them.
+
+    Each slice is read, cast and copied on its own.
+    """
+    indices = sharding.addressable_devices_indices_map(value.shape)
+    placed = [
+        copied_to_device(np.asarray(value[index]).astype(dtype, copy=False), device, sharding)
+        for device, index in indices.items()
+    ]
+    return jax.make_array_from_single_device_arrays(value.shape, sharding, placed)
+
+
+def copied_to_device(value: np.ndarray[Any, Any], device: Any, sharding: Sharding) -> jax.Array:
+    """Copies a value to the memory of a sharding; the next step can donate the copy."""
+    target = SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
+    if device.platform != "cpu":
+        return jax.device_put(value, target)
+    with jax.default_device(device):  # `device_put` would use NumPy's memory, or never reuse it
+        copy = jax.block_until_ready(jnp.array(value))
+    is_there = sharding.memory_kind in (None, device.default_memory().kind)
+    return copy if is_there else jax.device_put(copy, target)
 
 
 def replica_copy(array: jax.Array, topology: Topology, replica_id: int) -> jax.Array:
@@ -57,7 +87,7 @@ def replica_copy(array: jax.Array, topology: Topology, replica_id: int) -> jax.A
 def local_copy(array: object, topology: Topology) -> Any:
     """Returns a local copy on one device, assembled from shards if necessary."""
     if not isinstance(array, jax.Array) or isinstance(array, Tracer):
-        return jax.numpy.asarray(array)
+        return jnp.asarray(array)
     if array.is_fully_replicated:
         return array.addressable_data(0)
     return replica_copy(array, topology, topology.local_replica_ids[0])

@@ -9,7 +9,8 @@ import keras
 import pytest
 
 from stratagem.keras.training import several_processes
-from stratagem.keras.training.several_processes import settle_call
+from stratagem.keras.training.several_processes import settle_call, written_by_first
+from stratagem.keras.variables.stored_reads import announce_gather
 from stratagem.process_group import Identity
 
 
@@ -57,3 +58,59 @@ def test_one_callback_and_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     arguments = {"callbacks": None}
     settle_call(arguments, wants_logs=False)
     assert arguments["callbacks"] is None
+
+
+class Scripted:
+    """A group whose process 0 sends given messages, and that records what is sent."""
+
+    def __init__(self, process_id: int, messages: list[Any]) -> None:
+        self.process_id, self.messages = process_id, messages
+        self.sent: list[Any] = []
+
+    def exchange(self, name: str, value: Any) -> list[Any]:
+        assert name == "model.save"
+        self.sent.append(value)
+        return [value if self.process_id == 0 else self.messages.pop(0), None]
+
+
+class Gathered:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def gathered(self) -> None:
+        self.count += 1
+
+
+def _message(gather: list[Any] | None, error: str | None = None) -> dict[str, Any]:
+    return {"gather": gather, "error": error}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_process_0_asks_for_each_value_it_reads(fails: bool) -> None:
+    variables: Any = {("layer/kernel", 0): Gathered(), ("layer/kernel", 1): Gathered()}
+    group: Any = Scripted(0, [])
+
+    def write() -> str:
+        announce_gather(variables["layer/kernel", 1])
+        announce_gather(variables["layer/kernel", 0])
+        if fails:
+            raise OSError("disk is full")
+        return "path"
+
+    result, error, text = written_by_first("model.save", group, variables, write)
+    expected = "OSError('disk is full')" if fails else None
+    assert (result, text) == (None if fails else "path", expected)
+    assert isinstance(error, OSError) is fails
+    asked = [_message(["layer/kernel", 1]), _message(["layer/kernel", 0])]
+    assert group.sent == [*asked, _message(None, expected)]
+    announce_gather(variables["layer/kernel", 0])
+    assert len(group.sent) == 3  # the file is written
+
+
+def test_other_processes_join_the_gathers() -> None:
+    variables: Any = {("kernel", 0): Gathered(), ("bias", 0): Gathered()}
+    messages = [_message(["bias", 0]), _message(["bias", 0]), _message(None, "full")]
+    group: Any = Scripted(1, messages)
+    done = written_by_first("model.save", group, variables, pytest.fail)
+    assert done == (None, None, "full")
+    assert [one.count for one in variables.values()] == [0, 2]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,17 +17,19 @@ import keras
 
 from stratagem.keras.training.callback_support import CHIEF_ONLY, listed
 from stratagem.keras.training.data_lengths import data_lengths, require_equal_lengths
+from stratagem.keras.variables.stored_reads import announcing_gathers
 from stratagem.messages import explain
 from stratagem.options import VariableAggregation
 from stratagem.process_group import agree_on_random_state, current_group
-from stratagem.variables import VariableKind, WholeValue, home_of
+from stratagem.variables import VariableKind, home_of
 
 if TYPE_CHECKING:
     from stratagem.keras.variables.variable import DistributedVariable
+    from stratagem.process_group import Group
     from stratagem.strategies.base.strategy import Strategy
 
 
-__all__ = ["saved_once", "settle_call"]
+__all__ = ["saved_once", "settle_call", "written_by_first"]
 
 
 def settle_call(arguments: dict[str, Any], wants_logs: bool) -> bool:
@@ -72,16 +75,9 @@ def saved_once(original: Callable[..., Any]) -> Callable[..., Any]:
         group = current_group()
         if group is None or strategy is None or not strategy.topology.spans_processes:
             return original(self, *args, **kwargs)
-        _bring_together(strategy, is_reader=group.process_id == 0)
-        error: Exception | None = None
-        result = None
-        if group.process_id == 0:
-            try:
-                result = original(self, *args, **kwargs)
-            except Exception as raised:  # noqa: BLE001 - raised below, once all know
-                error = raised
-            _let_go(strategy)
-        text = group.exchange(f"model.{name}", None if error is None else repr(error))[0]
+        _gather_components(strategy)
+        write = functools.partial(original, self, *args, **kwargs)
+        result, error, text = written_by_first(f"model.{name}", group, _by_key(strategy), write)
         if error is not None:
             raise error
         if text is not None:
@@ -97,22 +93,55 @@ def saved_once(original: Callable[..., Any]) -> Callable[..., Any]:
     return save
 
 
-def _bring_together(strategy: Strategy, *, is_reader: bool) -> None:
-    """Gathers components and shards, so that the chief can read them without the others."""
+def written_by_first(
+    name: str,
+    group: Group,
+    variables: dict[tuple[str, int], DistributedVariable],
+    write: Callable[[], Any],
+) -> tuple[Any, Exception | None, str | None]:
+    """Writes on process 0; the others join the gather of each value that it reads.
+
+    So process 0 holds one whole value at a time. Returns the result and the error of this process,
+    and process 0's error as a text.
+    """
+    if group.process_id != 0:
+        while (message := group.exchange(name, None)[0])["gather"] is not None:
+            variables[tuple(message["gather"])].gathered()
+        return None, None, message["error"]
+    keys = {id(variable): key for key, variable in variables.items()}
+    result, error = None, None
+
+    def announce(variable: object) -> None:
+        group.exchange(name, {"gather": list(keys[id(variable)]), "error": None})
+
+    try:
+        with announcing_gathers(announce):
+            result = write()
+    except Exception as raised:  # noqa: BLE001 - raised by the caller, once all know
+        error = raised
+    text = None if error is None else repr(error)
+    group.exchange(name, {"gather": None, "error": text})
+    return result, error, text
+
+
+def _gather_components(strategy: Strategy) -> None:
+    """Gathers components of all replicas, so that the chief can read them without the others."""
     for variable in _live(strategy):
         home = home_of(variable)
         assert home is not None
         if home.kind is VariableKind.ON_READ and home.aggregation is not VariableAggregation.NONE:
             _ = variable.value
-        elif variable.is_in_parts:
-            variable.hold_whole(is_reader=is_reader)
 
 
-def _let_go(strategy: Strategy) -> None:
-    """Frees the gathered copies of sharded values."""
+def _by_key(strategy: Strategy) -> dict[tuple[str, int], DistributedVariable]:
+    """Returns variables with stores by path, and by the number of earlier ones of this path."""
+    counts: Counter[str] = Counter()
+    variables: dict[tuple[str, int], DistributedVariable] = {}
     for variable in _live(strategy):
         if variable.is_in_parts:
-            variable.whole = WholeValue()
+            variables[variable.path, counts[variable.path]] = variable
+            counts[variable.path] += 1
+    return variables
 
 
 def _live(strategy: Strategy) -> list[DistributedVariable]:

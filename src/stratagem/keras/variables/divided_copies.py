@@ -6,15 +6,20 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 
-from stratagem.topology.shards import creating_on_host
-from stratagem.variables import Division, Home, Store, VariableKind
+from stratagem.context.function_trace import current_function_trace
+from stratagem.topology.shards import creating_on_host, put_slices
+from stratagem.variables import Division, Home, Store, VariableKind, initial_digest
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
 
 
 __all__ = ["DividedCopies"]
+
+# Smaller values take little memory, and Keras's own assignment checks and converts them.
+_MIN_SLICED_BYTES = 2**20
 
 
 class DividedCopies:
@@ -24,7 +29,12 @@ class DividedCopies:
     """
 
     store: Store | None
+    stored: Any
+    local_copy: Any
+    initial_digest: int
     _home: Home
+    _initial: Any
+    _dtype: Any
     _layout: Any
     _shape: tuple[int, ...]
     _dtype: Any
@@ -66,3 +76,19 @@ class DividedCopies:
         is_in_parts = self.division is not None or self.store is not None
         with creating_on_host(is_in_parts and not isinstance(value, jax.Array)):
             return above._convert_to_tensor(value, dtype=dtype)
+
+    def takes_slices(self, value: object) -> bool:
+        """Returns True for a large array on the host whose slices become this variable's shards."""
+        if not isinstance(value, np.ndarray) or self.local_copy is not None:
+            return False
+        stored = self.stored
+        is_in_shards = isinstance(stored, jax.Array) and not stored.is_fully_replicated
+        is_shared = self._home.kind is not VariableKind.ON_READ
+        is_large = value.nbytes >= _MIN_SLICED_BYTES and value.shape == tuple(self._shape)
+        return is_in_shards and is_shared and is_large and current_function_trace() is None
+
+    def store_slices(self, value: Any) -> None:
+        """Sets the value by shards; neither a device nor JAX's host memory holds the whole."""
+        self.stored = put_slices(value, self.stored.sharding, self._dtype)
+        self.initial_digest = initial_digest(value, self._home.strategy.topology)
+        self._initial = None  # process 0 would hold the whole until the first step

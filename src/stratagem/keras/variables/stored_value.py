@@ -15,7 +15,7 @@ from stratagem.context.function_trace import current_function_trace
 from stratagem.execution import current_scope, is_worth_rows
 from stratagem.keras.private import get_stateless_scope, in_symbolic_scope
 from stratagem.keras.variables.explicit_placement import check_explicit_device
-from stratagem.keras.variables.stored_reads import reading_as_stored
+from stratagem.keras.variables.stored_reads import announce_gather, reading_as_stored
 from stratagem.topology.lockstep import is_multi_process
 from stratagem.topology.shards import assemble_on_host, local_copy
 from stratagem.variables import (
@@ -124,6 +124,8 @@ class StoredValue:
                 return jnp.asarray(self.whole.gathered)
             if isinstance(jnp.zeros(()), Tracer):  # while Keras infers shapes
                 return self._computable()
+            if not self.stored.is_fully_replicated:
+                announce_gather(self)
         if self.store is None:
             return local_copy(self.stored, self._home.strategy.topology)
         return self.store.gather(self.stored)
@@ -148,15 +150,6 @@ class StoredValue:
         stored, array = self._initial or (None, None)
         self._initial = None
         return array if stored is self.stored else None
-
-    def hold_whole(self, *, is_reader: bool) -> None:
-        """Gathers it with all processes, so that the reader can then read it alone.
-
-        `is_reader` is True on the process that reads it.
-        """
-        value = self.gathered()
-        if is_reader:
-            self.whole.hold(self.stored, np.asarray(value))
 
     @property
     def has_value(self) -> bool:

@@ -134,7 +134,9 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
 
     @property
     def _value(self) -> Any:
-        return self.storage
+        # KerasHub reads it of each weight before it loads them: no copies on all devices for that.
+        is_as_stored = self.store is None or current_function_trace() is not None
+        return self.storage if is_as_stored else self.stored
 
     @_value.setter
     def _value(self, value: object) -> None:
@@ -267,6 +269,10 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
         """Sets a value that must be provably equal on all replicas, without aggregation."""
         if (rows := self.assigned_as_rows(value)) is not None:
             return rows
+        if not self._has_scope() and self.takes_slices(value):
+            self._require_own_replica()
+            self.store_slices(value)
+            return value
         result = super().assign(value if self._has_scope() else unshared(value))
         is_own = self._home.aggregation is VariableAggregation.NONE
         scope = current_scope() if is_own and self.aggregating_context() is not None else None
