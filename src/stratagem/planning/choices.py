@@ -166,7 +166,6 @@ def _table(found: PlanSearch) -> Table:
         table.add_column(name, no_wrap=True)
     for name in ("memory", "step", "MFU"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("limit")
     for number, one in enumerate(found.choices, 1):
         form = one.candidate.form
         table.add_row(
@@ -178,7 +177,6 @@ def _table(found: PlanSearch) -> Table:
             size_text(round(one.memory_bytes)),
             time_text(one.step_s),
             f"{one.mfu:.0%}",
-            one.limit,
         )
     return table
 
@@ -187,7 +185,7 @@ def _lines(found: PlanSearch) -> list[str]:
     is_compiled = any(one.plan is not None for one in found.choices)
     how = "of the compiled steps" if is_compiled else "estimates"
     return [
-        *(f"{number}  {one.code}" for number, one in enumerate(found.choices, 1)),
+        *(f"{n}  {one.code}  # limit: {one.limit}" for n, one in enumerate(found.choices, 1)),
         "- Mesh: copies of the state x shards of a copy x devices of a replica. '-' is what the "
         f"script has. Figures are {how}, nothing is measured.",
         *(f"- {note}" for note in found.notes),

@@ -190,10 +190,8 @@ def _global_batch(step: CapturedStep) -> tuple[Any, ...]:
         else placeholder(leaf.shape or (), leaf.dtype)
         for leaf in step.arguments.leaves
     ]
-    found: Any = jax.tree.unflatten(step.arguments.structure, leaves)
-    while isinstance(found, tuple) and len(found) == 1:  # pyright: ignore[reportUnknownArgumentType]
-        found = found[0]
-    return found if isinstance(found, tuple) else (found,)
+    (data,), _ = jax.tree.unflatten(step.arguments.structure, leaves)
+    return tuple(data) if isinstance(data, list | tuple) else (data,)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
 
 def _search(
