@@ -28,6 +28,16 @@ class Choice:
         estimate: figures by arithmetic.
         target: the machine.
         plan: the plan of the compiled step, or None.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
+        >>> model.compile("adam", "mse")
+        >>> batch = np.ones((16, 8)), np.ones((16, 2))
+        >>> choice = sg.planning.search(model, batch, "2xH100", compiles=False).best
+        >>> choice.code, choice.fits
+        ('strategy = sg.MirroredStrategy()', True)
+
+    Source: specific to Stratagem.
     """
 
     candidate: Candidate
