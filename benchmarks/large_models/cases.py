@@ -24,6 +24,7 @@ class Decoder:
         inner_width: of the gated layer.
         num_layers: number of blocks.
         vocabulary: number of tokens.
+        wide_head_size: size of a head, if not the width divided by their number.
     """
 
     width: int
@@ -32,10 +33,11 @@ class Decoder:
     inner_width: int
     num_layers: int
     vocabulary: int
+    wide_head_size: int = 0
 
     @property
     def head_size(self) -> int:
-        return self.width // self.num_heads
+        return self.wide_head_size or self.width // self.num_heads
 
     @property
     def num_layer_parameters(self) -> int:

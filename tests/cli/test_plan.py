@@ -99,9 +99,32 @@ def test_state_that_the_script_does_not_share_out(options, tmp_path) -> None:
     )
 
 
+def test_copies_of_sharded_state(tmp_path) -> None:
+    json_file = tmp_path / "plan.json"
+    shared = ("--shard-state", "all", "--shard-size", 2, "--output", json_file)
+    result = _call("--target", "4xH100", *shared, _LARGE)
+    assert result.exit_code == 0, result.output
+    written = json.loads(json_file.read_text())
+    assert written["memory"]["parameters_bytes"] == 4 * 128 * 128 // 2
+
+
+def test_search(tmp_path) -> None:
+    json_file = tmp_path / "a" / "search.json"
+    result = _call("--target", "2xH100", "--search", 2, "--output", json_file, _LARGE)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("large.py on 2xH100, global batch 16: the best 2 of ")
+    assert "1  strategy = sg.MirroredStrategy()" in result.stdout
+    written = json.loads(json_file.read_text())
+    assert next(one["code"] for one in written["choices"]) == "strategy = sg.MirroredStrategy()"
+    own_loop = _call("--target", "2xH100", "--search", 2, _LOOP)
+    assert own_loop.exit_code == 1
+    assert "trains with a function of its own" in own_loop.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ([_LARGE, "--target", "4xH100", "--shard-state", "all", "--shard-size", "3"], "a divisor"),
         ([_LOOP, "--target", "8xH101"], "is not a known machine"),
         ([_LOOP, "--target", "2xH100", "--never"], "before it trained"),
         (

@@ -12,6 +12,7 @@ from stratagem import environment
 from stratagem.cli.commands import json_option, print_json
 
 if TYPE_CHECKING:
+    from stratagem.execution.programs.step_capture import CapturedStep
     from stratagem.planning import Plan
 
 __all__ = ["command"]
@@ -31,6 +32,15 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
     "--shard-state",
     type=click.Choice(["optimizer", "all"]),
     help="State to shard over replicas (ZeRO-1, or FSDP); by default the script's choice.",
+)
+@click.option(
+    "--shard-size", type=click.IntRange(min=1), help="Replicas that store one copy of that state."
+)
+@click.option(
+    "--search",
+    "num_results",
+    type=click.IntRange(min=1),
+    help="Print the best N meshes, sharded states, rematerializations and precisions.",
 )
 @json_option
 @click.option(
@@ -61,6 +71,8 @@ def command(
     target: str,
     global_batch: int | None,
     shard_state: str | None,
+    shard_size: int | None,
+    num_results: int | None,
     output: Path | None,
     plot: Path | None,
     profile: Path | None,
@@ -82,7 +94,11 @@ def command(
         from stratagem.planning import plot as plotting
         from stratagem.planning import report
 
-        plan = _make_plan(script, arguments, target, global_batch, shard_state, links)
+        step = _captured(script, arguments, target, global_batch, shard_state, shard_size)
+        if num_results is not None:
+            _search(step, script.name, target, num_results, links, output, as_json=as_json)
+            return
+        plan = _make_plan(step, script, target, global_batch, links)
         comparison = None if profile is None else plan.compare(profile)
         fields = plan.to_dict()
         if comparison is not None:
@@ -104,22 +120,62 @@ def command(
         report.show_comparison(comparison)
 
 
-def _make_plan(
+def _captured(
     script: Path,
     arguments: tuple[str, ...],
     target: str,
     global_batch: int | None,
     shard_state: str | None,
+    shard_size: int | None,
+) -> CapturedStep:
+    from stratagem import planning
+
+    machine = planning.parse_target(target)
+    step = planning.capture_script(script, arguments, machine, shard_state, shard_size)
+    return step if global_batch is None else planning.with_global_batch(step, global_batch)
+
+
+def _search(
+    step: CapturedStep,
+    title: str,
+    target: str,
+    num_results: int,
+    links: dict[str, float | None],
+    output: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    from stratagem import planning
+    from stratagem.planning.choices import show_search
+
+    machine = planning.parse_target(target)
+    assumed = planning.assumptions_of(machine, **_given(links))
+    found = planning.search_step(step, machine, title=title, count=num_results, assumptions=assumed)
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(found.to_dict(), indent=2) + "\n")
+    if as_json:
+        print_json(found.to_dict())
+        return
+    show_search(found)
+
+
+def _make_plan(
+    step: CapturedStep,
+    script: Path,
+    target: str,
+    global_batch: int | None,
     links: dict[str, float | None],
 ) -> Plan:
     from stratagem import planning
 
     machine = planning.parse_target(target)
-    step = planning.capture_script(script, arguments, machine, shard_state)
     note = "The batch is the script's first one, split over the devices."
     if global_batch is not None:
-        step = planning.with_global_batch(step, global_batch)
         note = f"The batch of {global_batch} replaces the script's."
-    given = {name: value for name, value in links.items() if value is not None}
-    assumed = planning.Assumptions(**given)
+    assumed = planning.Assumptions(**_given(links))
     return planning.plan_step(step, machine, title=script.name, notes=(note,), assumptions=assumed)
+
+
+def _given(links: dict[str, float | None]) -> dict[str, float]:
+    return {name: value for name, value in links.items() if value is not None}

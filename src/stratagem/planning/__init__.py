@@ -1,6 +1,9 @@
 """Training-step planning (`sg.plan`): memory, step time and scaling on hardware you don't have."""
 
 from stratagem.planning.accelerators import ACCELERATORS, Accelerator
+from stratagem.planning.candidate_costs import assumptions_of
+from stratagem.planning.candidates import Candidate, Form
+from stratagem.planning.choices import Choice, PlanSearch
 from stratagem.planning.comparison import ComparedPart, Comparison
 from stratagem.planning.global_batch import with_global_batch
 from stratagem.planning.link_map import LINK_METHODS, LinkMap, LinkMethod, link_map
@@ -9,6 +12,7 @@ from stratagem.planning.planner import plan, plan_step
 from stratagem.planning.result import Plan
 from stratagem.planning.schedule import Reduction, Schedule, share_behind
 from stratagem.planning.script_capture import capture_script
+from stratagem.planning.search import search, search_step
 from stratagem.planning.step_time import Assumptions, StepTime
 from stratagem.planning.targets import Target, parse_target
 
@@ -16,23 +20,30 @@ __all__ = [
     "ACCELERATORS",
     "Accelerator",
     "Assumptions",
+    "Candidate",
+    "Choice",
     "ComparedPart",
     "Comparison",
     "CompilerMemory",
+    "Form",
     "LINK_METHODS",
     "LinkMap",
     "LinkMethod",
     "MemoryPlan",
     "Plan",
+    "PlanSearch",
     "Reduction",
     "Schedule",
     "StepTime",
     "Target",
+    "assumptions_of",
     "capture_script",
     "link_map",
     "parse_target",
     "plan",
     "plan_step",
+    "search",
+    "search_step",
     "share_behind",
     "with_global_batch",
 ]

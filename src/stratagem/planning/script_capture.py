@@ -24,6 +24,7 @@ def capture_script(
     arguments: Sequence[str],
     target: Target,
     shard_state: str | None = None,
+    shard_size: int | None = None,
 ) -> CapturedStep:
     """Runs a script up to its first training step, on abstract devices of a target.
 
@@ -37,6 +38,7 @@ def capture_script(
         arguments: command-line arguments of the script.
         target: the machine.
         shard_state: overrides the script's sharded state, as in `MirroredStrategy`; None keeps it.
+        shard_size: overrides the number of replicas that store one copy of it; None keeps it.
 
     Returns:
         The step, with its first batch.
@@ -66,7 +68,7 @@ def capture_script(
     Source: specific to Stratagem.
     """
     path = _existing_file(script)
-    planning = planning_for(target.topology, shard_state, MirroredStrategy)
+    planning = planning_for(target.topology, shard_state, MirroredStrategy, shard_size)
     with _as_main_program(path, arguments), planning:
         return _first_step(path, shard_state)
 

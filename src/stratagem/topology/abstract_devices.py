@@ -63,6 +63,10 @@ class AbstractTopology(Topology):
         """True."""
         return True
 
+    def with_shard_size(self, shard_size: int | None) -> Topology:
+        """Returns the topology with the shard size that planning imposes, or this one."""
+        return super().with_shard_size(_planned.shard_size or shard_size)
+
     @cached_property
     def local_replica_ids(self) -> tuple[int, ...]:
         """All replicas."""
@@ -124,6 +128,7 @@ class _PlannedTarget:
 
     topology: AbstractTopology | None = None
     shard_state: str | None = None
+    shard_size: int | None = None
     make_strategy: Callable[[], Any] | None = None
 
 
@@ -135,19 +140,21 @@ def planning_for(
     topology: AbstractTopology,
     shard_state: str | None = None,
     make_strategy: Callable[[], Any] | None = None,
+    shard_size: int | None = None,
 ) -> Generator[None]:
     """Gives strategies created within the block these devices instead of local ones.
 
-    None for `shard_state` keeps the strategies' own; None for `make_strategy` creates no strategy
-    for models without one.
+    None for `shard_state` and `shard_size` keeps the strategies' own; None for `make_strategy`
+    creates no strategy for models without one.
     """
-    before = (_planned.topology, _planned.shard_state, _planned.make_strategy)
+    before = vars(_planned).copy()
     _planned.topology, _planned.shard_state = topology, shard_state
-    _planned.make_strategy = make_strategy
+    _planned.make_strategy, _planned.shard_size = make_strategy, shard_size
     try:
         yield
     finally:
-        _planned.topology, _planned.shard_state, _planned.make_strategy = before
+        vars(_planned).clear()
+        vars(_planned).update(before)
 
 
 def planned_default_strategy() -> Any:

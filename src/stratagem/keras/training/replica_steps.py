@@ -48,6 +48,11 @@ class ReplicaSteps:
         self._model = model
         self.names_of_results: frozenset[str] = frozenset()
 
+    @property
+    def model(self) -> keras.Model:
+        """The model."""
+        return self._model
+
     def _overrides(self, *names: str) -> bool:
         return any(
             getattr(type(self._model), name) is not getattr(keras.Model, name) for name in names

@@ -1,0 +1,308 @@
+"""Search for the fastest way to train a model on a machine: `sg.planning.search`."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import keras
+
+from stratagem.execution.programs.step_capture import CapturedStep
+from stratagem.keras.training.planned_forms import computing_as, is_float32, repeated_blocks
+from stratagem.keras.training.planned_models import is_model, training_step
+from stratagem.messages import explain
+from stratagem.planning.candidate_costs import assumptions_of, estimate
+from stratagem.planning.candidates import Candidate, Form, list_candidates
+from stratagem.planning.choices import Choice, PlanSearch
+from stratagem.planning.compilers import missing_compiler
+from stratagem.planning.planned_strategy import planned_strategy
+from stratagem.planning.planner import plan_step
+from stratagem.planning.step_time import Assumptions
+from stratagem.planning.targets import Target, parse_target
+from stratagem.planning.workloads import workload_of
+from stratagem.strategies.base.strategy import Strategy
+from stratagem.strategies.mirrored import MirroredStrategy
+from stratagem.topology.abstract_devices import placeholder, planning_for
+from stratagem.variables import VariableLayouts
+
+__all__ = ["search", "search_step"]
+
+_REMAT = ("full", "dots", "offload")
+_MIXED = "mixed_bfloat16"
+# Candidates whose times differ by less are equally fast.
+_TOLERANCE = 0.02
+# So are shorter steps: the host takes about that long to start one.
+_SHORTEST_S = 1e-3
+
+
+def search(
+    model: Any,
+    batch: Any,
+    target: str,
+    *,
+    count: int = 5,
+    strategy: Strategy | None = None,
+    assumptions: Assumptions | None = None,
+    compiles: bool = True,
+) -> PlanSearch:
+    """Finds the fastest meshes, sharded states, rematerializations and precisions for a model.
+
+    The step is traced once for each policy of rematerialization and precision. All combinations
+    with a mesh are ranked by arithmetic; the best are compiled, if the target's compiler is
+    installed. Call outside every scope.
+
+    Args:
+        model: a compiled Keras model, or a function without arguments that returns one.
+        batch: one global batch, `(x, y)` or `(x, y, sample_weight)`, as for `sg.plan`.
+        target: the machine, as for `sg.plan`.
+        count: number of results.
+        strategy: strategy whose `layout_map` may be used; None for the model's own.
+        assumptions: assumptions of the time prediction; None for those of the accelerator.
+        compiles: False gives estimates only.
+
+    Returns:
+        The best results, the fastest that fits first.
+
+    Raises:
+        TypeError: `model` is neither a model nor a function that returns one, or `batch` is no
+            tuple.
+        ValueError: a `count` below 1, an unknown target, or a batch that no mesh can split.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
+        >>> model.compile("adam", "mse")
+        >>> found = sg.planning.search(model, (np.ones((16, 8)), np.ones((16, 2))), "2xH100",
+        ...     count=1, compiles=False)
+        >>> found.best.code
+        'strategy = sg.MirroredStrategy()'
+
+    Source: specific to Stratagem.
+    """
+    machine = parse_target(target)
+    _check_count(count)
+    if not isinstance(batch, tuple):
+        raise TypeError(
+            explain(
+                f"batch={batch!r} is of type {type(batch).__name__}.",
+                expected="a tuple (x, y).",
+                fix="pass batch=(images, labels).",
+            )
+        )
+    one = machine.of_size(1)
+    if not is_model(model) and callable(model):
+        with planning_for(one.topology), planned_strategy(one, None).scope():
+            model = model()
+    if not is_model(model):
+        raise TypeError(
+            explain(
+                f"search received or built {model!r} of type {type(model).__name__}.",
+                expected="a compiled Keras model, or a function that returns one.",
+                fix="pass the model.",
+            )
+        )
+    own: Any = getattr(model, "distribute_strategy", None)
+    like = strategy or own
+    shapes = jax.tree.map(lambda leaf: placeholder(leaf.shape, leaf.dtype), batch)
+    return _search(model, shapes, machine, like, count, assumptions, compiles=compiles)
+
+
+def search_step(
+    step: CapturedStep,
+    target: Target,
+    *,
+    title: str,
+    count: int = 5,
+    assumptions: Assumptions | None = None,
+    compiles: bool = True,
+) -> PlanSearch:
+    """Does the same for the captured step of a script, which trains with `fit`.
+
+    Args:
+        step: the step.
+        target: the machine.
+        title: name of the script.
+        count: number of results.
+        assumptions: as for `search`.
+        compiles: as for `search`.
+
+    Returns:
+        The best results.
+
+    Raises:
+        ValueError: the step is not that of a Keras model, and as for `search`.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> program = '''
+        ... import keras, numpy, stratagem
+        ... with stratagem.MirroredStrategy().scope():
+        ...     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
+        ...     model.compile("sgd", "mse")
+        ... model.fit(numpy.ones((16, 8)), numpy.ones((16, 2)), batch_size=16)
+        ... '''
+        >>> target = sg.planning.parse_target("8xH100")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     script = pathlib.Path(folder) / "train.py"
+        ...     size = script.write_text(program)
+        ...     step = sg.planning.capture_script(script, [], target)
+        >>> sg.planning.search_step(step, target, title="train.py", compiles=False).best.code
+        'strategy = sg.MirroredStrategy()'
+
+    Source: specific to Stratagem.
+    """
+    _check_count(count)
+    model = getattr(getattr(step.fn, "__self__", None), "model", None)
+    if not is_model(model):
+        raise ValueError(
+            explain(
+                f"{title} trains with a function of its own, {step.fn!r}.",
+                expected="a script whose first training step is that of fit or train_on_batch.",
+                fix="plan each setting on its own: stratagem plan without --search.",
+                code="SG801",
+            )
+        )
+    batch = _global_batch(step)
+    found = _search(model, batch, target, step.strategy, count, assumptions, compiles=compiles)
+    return dataclasses.replace(found, title=title)
+
+
+def _check_count(count: int) -> None:
+    if count < 1:
+        raise ValueError(
+            explain(
+                f"A search for {count} results was requested.",
+                expected="at least 1.",
+                fix="pass 5.",
+            )
+        )
+
+
+def _global_batch(step: CapturedStep) -> tuple[Any, ...]:
+    """Returns the whole batch of a captured step, as shapes."""
+    several = step.strategy.num_replicas_in_sync > 1
+    leaves = [
+        placeholder((math.prod(leaf.shape[:2]), *leaf.shape[2:]), leaf.dtype)
+        if several and leaf.split and leaf.shape
+        else placeholder(leaf.shape or (), leaf.dtype)
+        for leaf in step.arguments.leaves
+    ]
+    (data,), _ = jax.tree.unflatten(step.arguments.structure, leaves)
+    return tuple(data) if isinstance(data, list | tuple) else (data,)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+
+
+def _search(
+    model: keras.Model,
+    batch: tuple[Any, ...],
+    machine: Target,
+    like: Strategy,
+    count: int,
+    assumptions: Assumptions | None,
+    *,
+    compiles: bool,
+) -> PlanSearch:
+    layout_map: Any = _layout_map_of(like)
+    sizes = _model_sizes(like, layout_map, machine)
+    blocks = repeated_blocks(model)
+    precisions = (None, _MIXED) if is_float32(model) else (None,)
+    forms = [
+        Form(policy, precision)
+        for precision, policy in itertools.product(
+            precisions, (None, *_REMAT) if blocks else (None,)
+        )
+    ]
+    global_batch = jax.tree.leaves(batch)[0].shape[0]
+    name = type(like).__name__
+    if name not in ("MultiWorkerMirroredStrategy", "TPUStrategy"):
+        name = "MultiWorkerMirroredStrategy" if machine.num_hosts > 1 else "MirroredStrategy"
+    candidates = list_candidates(machine, global_batch, forms, strategy=name, model_sizes=sizes)
+    if not candidates:
+        raise ValueError(
+            explain(
+                f"A global batch of {global_batch} cannot be split over {machine.num_devices} "
+                "devices.",
+                expected="a multiple of the number of replicas.",
+                fix="use another global batch, or a layout_map that several devices share.",
+                code="SG306",
+            )
+        )
+    layouts = {size: _layouts(layout_map, machine, size) for size in sizes}
+    work = workload_of(model, batch, machine, forms, layouts=layouts, blocks=blocks)
+    ranked = _ranked(
+        Choice(one, estimate(one, work, machine, assumptions), machine) for one in candidates
+    )
+    best = ranked[:count]
+    notes: list[str] = []
+    if compiles and (install := missing_compiler(machine.accelerator.platform)):
+        notes.append(f"Estimates: the compiler for {machine.name} is missing ({install}).")
+    elif compiles:
+        best = _ranked(_compiled(one, model, batch, layout_map, assumptions) for one in best)
+    return PlanSearch(model.name, machine, global_batch, tuple(best), len(candidates), tuple(notes))
+
+
+def _ranked(choices: Iterable[Choice]) -> list[Choice]:
+    """Sorts choices: those that fit first, then the fastest, then those with fewer settings."""
+
+    def key(one: Choice) -> Any:
+        if not one.fits:
+            return (True, one.memory_bytes, one.step_s)
+        speed = round(math.log(max(one.step_s, _SHORTEST_S)) / _TOLERANCE)
+        return (False, speed, one.candidate.num_settings, one.memory_bytes)
+
+    return sorted(choices, key=key)
+
+
+def _layout_map_of(like: Strategy) -> Any:
+    recreate: Any = getattr(like, "recreate", None)
+    return None if recreate is None else recreate.keywords.get("layout_map")
+
+
+def _model_sizes(like: Strategy, layout_map: Any, machine: Target) -> list[int]:
+    """Returns the numbers of devices per replica for which there is a layout."""
+    if layout_map is None:
+        return [1]
+    if getattr(layout_map, "device_mesh", None) is not None:
+        return sorted({1, like.topology.num_logical_devices})
+    per_host = min(machine.accelerator.devices_per_host, machine.num_devices)
+    return [size for size in range(1, per_host + 1) if per_host % size == 0]
+
+
+def _strategy(candidate: Candidate, layout_map: Any, machine: Target) -> MirroredStrategy:
+    """Returns a candidate's strategy on the abstract devices of the machine."""
+    size, shards = candidate.devices_per_replica, candidate.shard_size
+    with planning_for(machine.topology):
+        return MirroredStrategy(
+            shard_state=candidate.shard_state,
+            shard_size=shards if candidate.shard_state else None,
+            devices_per_replica=size if size > 1 else None,
+            layout_map=layout_map if size > 1 else None,
+        )
+
+
+def _layouts(layout_map: Any, machine: Target, size: int) -> VariableLayouts | None:
+    if layout_map is None or size == 1:
+        return None
+    with planning_for(machine.topology):
+        topology = MirroredStrategy(devices_per_replica=size).topology
+    return VariableLayouts(layout_map, topology)
+
+
+def _compiled(
+    choice: Choice,
+    model: keras.Model,
+    batch: tuple[Any, ...],
+    layout_map: Any,
+    assumptions: Assumptions | None,
+) -> Choice:
+    machine, form = choice.target, choice.candidate.form
+    assumed = assumptions or assumptions_of(machine)
+    planned = _strategy(choice.candidate, layout_map, machine)
+    with (
+        computing_as(model, form.remat, form.precision),
+        training_step(model, batch, planned) as step,
+    ):
+        plan = plan_step(step, machine, title=model.name, assumptions=assumed)
+    return dataclasses.replace(choice, plan=plan)

@@ -1,0 +1,370 @@
+"""Memory and costs of a traced step, before any compiler has seen it.
+
+Results of *heavy* operations (products, reductions, lookups) and operands of products are arrays in
+memory. Everything else is taken to be fused: it keeps the arrays alive that it is computed from. A
+sum of two arrays is an array, too, so that a residual stream is one array and not all its terms.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from jax.extend.core import Literal
+
+from stratagem.planning.flops import product_flops
+from stratagem.planning.operation_costs import OperationCost
+
+__all__ = ["TracedCosts", "trace_costs"]
+
+_BODIES = {"checkpoint", "remat", "remat2", "scan", "while", "cond"}
+_PRODUCTS = {"dot_general", "conv_general_dilated"}
+_HEAVY = {
+    *_BODIES,
+    *_PRODUCTS,
+    *("gather", "scatter", "scatter-add", "scatter_add", "sort", "top_k", "argmax", "argmin"),
+    *("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "cumsum", "random_bits"),
+    *("reduce_window_sum", "reduce_window_max", "select_and_scatter_add", "pallas_call"),
+    *("dot_product_attention_fwd_wrapper", "dot_product_attention_bwd_wrapper"),
+}
+_INLINED = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
+_SUMS = {"add", "add_any", "sub"}
+_LAYOUT = {
+    *("convert_element_type", "reshape", "transpose", "squeeze", "copy", "expand_dims"),
+    *("name", "optimization_barrier", "reduce_precision"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedCosts:
+    """Costs of a traced step of one device.
+
+    Args:
+        operations: products and memory accesses.
+        activation_bytes: most bytes of arrays at once, without gradients of weights.
+        with_gradients_bytes: the same, if gradients stay until the end of the step.
+        divided_share: share of these activations that the devices of a replica divide.
+        summed_bytes: bytes of partial products that these devices sum.
+        host_bytes: bytes that go to the memory of the host, and come back.
+    """
+
+    operations: tuple[OperationCost, ...]
+    activation_bytes: float
+    with_gradients_bytes: float
+    divided_share: float
+    summed_bytes: float
+    host_bytes: float
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of all products."""
+        return sum(one.times * one.flops for one in self.operations)
+
+
+@dataclasses.dataclass
+class _Array:
+    """An array in memory, from one operation to another."""
+
+    size: int
+    num_bytes: float
+    begin: int
+    end: int
+    is_divided: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class _Value:
+    """A value of the trace: arrays it is computed from, or the input that it is."""
+
+    sources: frozenset[int] = frozenset()
+    weight: int | None = None  # index of the input, unless more than its dtype was changed
+    is_divided: bool = False
+    is_stored: bool = True  # an array as it is, but for its layout
+    is_in_kernel: bool = False
+    is_on_host: bool = False
+
+
+@dataclasses.dataclass
+class _Sums:
+    """Sums over a trace, inner ones included."""
+
+    operations: list[OperationCost] = dataclasses.field(default_factory=list[OperationCost])
+    host_bytes: float = 0.0
+    summed_bytes: float = 0.0
+
+    def add(self, other: _Sums, times: float) -> None:
+        self.host_bytes += times * other.host_bytes
+        self.summed_bytes += times * other.summed_bytes
+        self.operations += [
+            dataclasses.replace(one, times=times * one.times) for one in other.operations
+        ]
+
+
+def trace_costs(
+    jaxpr: Any,
+    weights: Mapping[int, int],
+    *,
+    divisions: Mapping[int, frozenset[int]] | None = None,
+    attention_share: float | None = None,
+) -> TracedCosts:
+    """Returns the costs of a step of one replica.
+
+    Args:
+        jaxpr: closed jaxpr of the step.
+        weights: for the index of each input that is trained, the index of its new value.
+        divisions: axes of an input that the devices of a replica divide.
+        attention_share: FLOPs of a fused kernel of attention as a share of those of the trace,
+            whose scores are then no arrays; None without such a kernel.
+    """
+    divided = divisions or {}
+    inner = jaxpr.jaxpr
+    inputs = [_Value(weight=i, is_divided=i in divided) for i in range(len(inner.invars))]
+    walk = _Walk(inner, inputs, divided, attention_share)
+    gradients = {
+        one
+        for source, target in weights.items()
+        for one in walk.value(inner.outvars[target]).sources
+        if walk.arrays[one].size == math.prod(inner.invars[source].aval.shape)
+    }
+    activations, share = walk.peak(gradients, keeps_gradients=False)
+    return TracedCosts(
+        operations=tuple(walk.sums.operations),
+        activation_bytes=activations,
+        with_gradients_bytes=walk.peak(gradients, keeps_gradients=True)[0],
+        divided_share=share,
+        summed_bytes=walk.sums.summed_bytes,
+        host_bytes=walk.sums.host_bytes,
+    )
+
+
+class _Walk:
+    """One pass over a jaxpr."""
+
+    def __init__(
+        self,
+        jaxpr: Any,
+        inputs: Sequence[_Value],
+        divisions: Mapping[int, frozenset[int]],
+        attention_share: float | None,
+    ) -> None:
+        self.arrays: list[_Array] = []
+        self.sums = _Sums()
+        self._divisions, self._attention_share = divisions, attention_share
+        self._values: dict[Any, _Value] = dict(zip(jaxpr.invars, inputs, strict=True))
+        self._time = 0
+        self._run(jaxpr)
+
+    def value(self, var: Any) -> _Value:
+        """Returns the facts about a variable of the jaxpr."""
+        return _Value() if isinstance(var, Literal) else self._values.get(var, _Value())
+
+    def peak(self, gradients: Iterable[int], *, keeps_gradients: bool) -> tuple[float, float]:
+        """Returns the most bytes at once, and the share of them that is divided."""
+        kept = set(gradients)
+        changes = [[0.0, 0.0] for _ in range(self._time + 2)]
+        for index, one in enumerate(self.arrays):
+            if index in kept and not keeps_gradients:
+                continue
+            end = self._time if index in kept else one.end
+            # Gradients are summed in float32.
+            size = max(one.num_bytes, 4 * one.size) if index in kept else one.num_bytes
+            for at, sign in ((one.begin, 1), (end + 1, -1)):
+                changes[at][0] += sign * size
+                changes[at][1] += sign * size * one.is_divided
+        most = now = divided = share = 0.0
+        for all_bytes, divided_bytes in changes:
+            now, divided = now + all_bytes, divided + divided_bytes
+            if now > most:
+                most, share = now, divided / now
+        return most, share
+
+    def _run(self, jaxpr: Any) -> None:
+        for eqn in jaxpr.eqns:
+            self._time += 1
+            name = eqn.primitive.name
+            if name in _INLINED and (body := _body(eqn)) is not None:
+                self._inline(eqn, body)
+            elif name == "device_put":
+                self._move(eqn)
+            elif name in _HEAVY:
+                self._compute(eqn)
+            else:
+                self._fuse(eqn)
+
+    def _inline(self, eqn: Any, body: Any) -> None:
+        for inner, outer in zip(body.invars, eqn.invars, strict=True):
+            self._values[inner] = self.value(outer)
+        self._run(body)
+        for outer, inner in zip(eqn.outvars, body.outvars, strict=True):
+            self._values[outer] = self.value(inner)
+
+    def _move(self, eqn: Any) -> None:
+        """Follows arrays to the host and back."""
+        to_host = "host" in str(eqn.params).lower()
+        for source, var in zip(eqn.invars, eqn.outvars, strict=True):
+            self._use(self.value(source))
+            if to_host:
+                self.sums.host_bytes += _num_bytes(var)
+                self._values[var] = _Value(is_on_host=True)
+            elif self.value(source).is_on_host:
+                self._store(var)
+            else:
+                self._values[var] = self.value(source)
+
+    def _fuse(self, eqn: Any) -> None:
+        values = [self.value(var) for var in eqn.invars]
+        sources = frozenset[int]().union(*(one.sources for one in values))
+        has_terms = self._is_sum_of_arrays(eqn, values)
+        is_layout = eqn.primitive.name in _LAYOUT
+        first = values[0] if values else _Value()
+        for var in eqn.outvars:
+            is_in_kernel = any(one.is_in_kernel for one in values)
+            if has_terms and not is_in_kernel:
+                for one in values:
+                    self._use(one)
+                self._store(var, is_divided=all(one.is_divided for one in values if one.sources))
+                continue
+            self._values[var] = _Value(
+                sources,
+                first.weight if eqn.primitive.name == "convert_element_type" else None,
+                any(one.is_divided for one in values),
+                is_layout and first.is_stored,
+                is_in_kernel,
+            )
+
+    def _is_sum_of_arrays(self, eqn: Any, values: Sequence[_Value]) -> bool:
+        """Returns True for a sum whose terms are computed from arrays of its own size."""
+        if eqn.primitive.name not in _SUMS:
+            return False
+        size = math.prod(eqn.outvars[0].aval.shape)
+        return all(any(self.arrays[i].size >= size for i in one.sources) for one in values)
+
+    def _compute(self, eqn: Any) -> None:
+        name = eqn.primitive.name
+        if name in _BODIES:
+            self._compute_body(eqn)
+            return
+        if name in _PRODUCTS:
+            for var in eqn.invars:
+                self._require_stored(var)
+        values = [self.value(var) for var in eqn.invars]
+        for one in values:
+            self._use(one)
+        is_score = name == "dot_general" and self._is_score(eqn)
+        is_divided = self._is_divided(eqn, values)
+        flops = sum(product_flops(_OneEquation([eqn])).values())  # pyright: ignore[reportArgumentType]
+        if self._attention_share is not None and _is_of_activations(eqn, values):
+            flops *= self._attention_share
+        accessed = sum(self._read_bytes(var) for var in eqn.invars)
+        accessed += 0 if is_score else sum(map(_num_bytes, eqn.outvars))
+        dtype = str(eqn.invars[0].aval.dtype)
+        self.sums.operations.append(OperationCost(dtype, flops, round(accessed)))
+        for var in eqn.outvars:
+            if is_score:
+                sources = frozenset[int]().union(*(one.sources for one in values))
+                self._values[var] = _Value(
+                    sources, is_divided=is_divided, is_stored=False, is_in_kernel=True
+                )
+            else:
+                self._store(var, is_divided=is_divided)
+
+    def _compute_body(self, eqn: Any) -> None:
+        values = [self.value(var) for var in eqn.invars]
+        for one in values:
+            self._use(one)
+        found: list[tuple[float, float, _Sums, Any]] = []
+        for body, offset in _bodies(eqn):
+            inputs = [
+                _Value(weight=one.weight, is_divided=one.is_divided, is_on_host=one.is_on_host)
+                for one in values[offset : offset + len(body.invars)]
+            ]
+            walk = _Walk(body, inputs, self._divisions, self._attention_share)
+            found.append((*walk.peak((), keeps_gradients=False), walk.sums, walk))
+        if not found:
+            return
+        size, share, sums, walk = max(found, key=lambda one: one[0])
+        self.sums.add(sums, eqn.params["length"] if eqn.primitive.name == "scan" else 1)
+        for part, is_divided in ((size * share, True), (size * (1 - share), False)):
+            self.arrays.append(_Array(0, part, self._time, self._time, is_divided))
+        for var in eqn.outvars:
+            self._store(var)
+
+    def _store(self, var: Any, *, is_divided: bool = False) -> None:
+        array = _Array(
+            math.prod(var.aval.shape), _num_bytes(var), self._time, self._time, is_divided
+        )
+        self.arrays.append(array)
+        self._values[var] = _Value(frozenset((len(self.arrays) - 1,)), None, is_divided)
+
+    def _require_stored(self, var: Any) -> None:
+        """Stores an operand of a product that is computed from arrays in a fused operation."""
+        value = self.value(var)
+        if value.sources and not value.is_stored and not value.is_in_kernel:
+            self._use(value)
+            self._store(var, is_divided=value.is_divided)
+
+    def _use(self, value: _Value) -> None:
+        for one in value.sources:
+            self.arrays[one].end = self._time
+
+    def _read_bytes(self, var: Any) -> float:
+        value = self.value(var)
+        if not value.sources:
+            return 0.0 if isinstance(var, Literal) else _num_bytes(var)
+        return sum(self.arrays[one].num_bytes for one in value.sources)
+
+    def _is_score(self, eqn: Any) -> bool:
+        """Returns True for scores of attention that a kernel keeps: larger than both operands."""
+        (_, _), (batch, _) = eqn.params["dimension_numbers"]
+        size = math.prod(eqn.outvars[0].aval.shape)
+        largest = max(math.prod(var.aval.shape) for var in eqn.invars)
+        return self._attention_share is not None and bool(batch) and size > largest
+
+    def _is_divided(self, eqn: Any, values: Sequence[_Value]) -> bool:
+        """Returns whether the devices of a replica divide a result; counts sums of parts."""
+        if eqn.primitive.name == "dot_general":
+            contracted, _ = eqn.params["dimension_numbers"]
+            for value, axes in zip(values, contracted, strict=True):
+                divided = self._divisions.get(-1 if value.weight is None else value.weight)
+                if divided:
+                    is_partial = not divided.isdisjoint(axes)
+                    self.sums.summed_bytes += is_partial * _num_bytes(eqn.outvars[0])
+                    return not is_partial
+        return any(one.is_divided for one in values)
+
+
+@dataclasses.dataclass
+class _OneEquation:
+    """A jaxpr of one equation, for `product_flops`."""
+
+    eqns: list[Any]
+
+
+def _is_of_activations(eqn: Any, values: Sequence[_Value]) -> bool:
+    if eqn.primitive.name != "dot_general":
+        return False
+    _, (batch, _) = eqn.params["dimension_numbers"]
+    return bool(batch) and all(one.weight is None for one in values)
+
+
+def _body(eqn: Any) -> Any:
+    """Returns the jaxpr of a call, or None."""
+    found = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr", eqn.params.get("fun_jaxpr")))
+    return getattr(found, "jaxpr", found)
+
+
+def _bodies(eqn: Any) -> list[tuple[Any, int]]:
+    """Returns jaxprs inside an operation, and the index of the operand that is their first."""
+    if eqn.primitive.name == "cond":
+        return [(one.jaxpr, 1) for one in eqn.params["branches"]]
+    if eqn.primitive.name == "while":
+        return [(eqn.params["body_jaxpr"].jaxpr, eqn.params["cond_nconsts"])]
+    body = _body(eqn)
+    return [] if body is None else [(body, 0)]
+
+
+def _num_bytes(var: Any) -> float:
+    shape, dtype = getattr(var.aval, "shape", ()), getattr(var.aval, "dtype", None)
+    return math.prod(shape) * getattr(dtype, "itemsize", 4)

@@ -1,0 +1,121 @@
+"""Costs of a model, from traces of its step on one abstract device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import keras
+
+from stratagem.execution.programs.step_capture import CapturedStep
+from stratagem.keras.training.planned_forms import computing_as, repeated_blocks
+from stratagem.keras.training.planned_models import training_step
+from stratagem.planning.candidate_costs import Weight, Workload
+from stratagem.planning.candidates import Form
+from stratagem.planning.planned_strategy import planned_strategy
+from stratagem.planning.programs import variables_of
+from stratagem.planning.targets import Target
+from stratagem.planning.traced_costs import trace_costs
+from stratagem.topology.abstract_devices import placeholder
+from stratagem.variables import VariableLayouts
+
+__all__ = ["workload_of"]
+
+
+def workload_of(
+    model: keras.Model,
+    batch: tuple[Any, ...],
+    machine: Target,
+    forms: Sequence[Form],
+    *,
+    layouts: Mapping[int, VariableLayouts | None] | None = None,
+    blocks: Sequence[Any] | None = None,
+) -> Workload:
+    """Traces a model's step on one device in each form, and returns what it costs.
+
+    Args:
+        model: a compiled model.
+        batch: the global batch, as shapes.
+        machine: whose devices share the batch.
+        forms: forms to trace.
+        layouts: layouts by number of devices per replica.
+        blocks: repeated blocks; None to find them.
+    """
+    blocks = repeated_blocks(model) if blocks is None else blocks
+    whole = jax.tree.leaves(batch)[0].shape[0]
+    num_examples = max(1, whole // machine.num_devices)
+    part = jax.tree.map(
+        lambda leaf: placeholder((num_examples, *leaf.shape[1:]), leaf.dtype), batch
+    )
+    one = planned_strategy(machine.of_size(1), None)
+    costs: dict[tuple[Form, int], Any] = {}
+    weights: list[Weight] = []
+    for form in forms:
+        inside = computing_as(model, form.remat, form.precision)
+        with inside, training_step(model, part, one) as step:
+            divided = {
+                size: _divided(step, given) for size, given in (layouts or {1: None}).items()
+            }
+            for size, axes in divided.items():
+                inputs = {
+                    i: axes[id(getattr(step.trace, source)[index])]
+                    for i, (source, index) in enumerate(step.trace.inputs)
+                    if source in ("written", "read_only")
+                    and id(getattr(step.trace, source)[index]) in axes
+                }
+                costs[form, size] = trace_costs(
+                    step.trace.jaxpr,
+                    _trained(step),
+                    divisions=inputs,
+                )
+            weights = weights or _weights(step, divided)
+    sizes = [sum(math.prod(one.shape) for one in block.weights) for block in blocks]
+    largest = max((one.size for one in weights if one.is_trained), default=0)
+    return Workload(
+        weights=weights,
+        costs=costs,
+        num_examples=num_examples,
+        global_batch=whole,
+        block_size=max([largest, *sizes]),
+        num_blocks=len(blocks) or max(sum(len(one.shape) > 1 for one in weights) // 4, 1),
+        example_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(part)) / num_examples,
+    )
+
+
+def _trained(step: CapturedStep) -> dict[int, int]:
+    """Returns the output of each trained weight by its input."""
+    return {
+        i: index
+        for i, (source, index) in enumerate(step.trace.inputs)
+        if source == "written" and step.trace.written[index].trainable
+    }
+
+
+def _divided(step: CapturedStep, layouts: VariableLayouts | None) -> dict[int, frozenset[int]]:
+    """Returns the axes of each variable that a layout divides within replicas."""
+    found: dict[int, frozenset[int]] = {}
+    for variable in variables_of(step.trace) if layouts is not None else ():
+        owner = getattr(variable, "slot_of", None) or variable
+        shape = tuple(variable.shape)
+        division = layouts.division(owner.path, shape, is_trainable=False) if layouts else None
+        if division is not None:
+            axes = {i for i in range(len(shape)) if not division.is_free(i)}
+            found[id(variable)] = frozenset(axes)
+    return found
+
+
+def _weights(
+    step: CapturedStep, divided: Mapping[int, Mapping[int, frozenset[int]]]
+) -> list[Weight]:
+    slots = {id(v) for optimizer in step.optimizers for v in optimizer.variables}
+    found: list[Weight] = []
+    for variable in variables_of(step.trace):
+        is_slot, shape = id(variable) in slots, tuple(variable.shape)
+        size = math.prod(shape) * jax.numpy.dtype(variable.dtype).itemsize
+        axes = {count: named.get(id(variable), frozenset()) for count, named in divided.items()}
+        is_trained = bool(variable.trainable) and not is_slot
+        weight = Weight(shape, 0 if is_slot else size, size if is_slot else 0, is_trained, axes)
+        found.append(weight)
+    return found

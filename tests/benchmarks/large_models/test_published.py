@@ -1,0 +1,45 @@
+"""Published figures beside estimates: the rows, a small one, the table and the picture."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import pytest
+
+from benchmarks.large_models.cases import Decoder
+from benchmarks.large_models.published import compare, draw, make_table, read_rows
+
+_SMALL = Decoder(64, 4, 2, 128, 5, 96)
+
+
+def test_rows_have_the_weights_that_their_names_say() -> None:
+    billions = {row.model: row.sizes.num_parameters / 1e9 for row in read_rows()}
+    for model, count in billions.items():
+        said = float(model.split()[-1].removesuffix("B"))
+        assert count == pytest.approx(said, rel=0.04), model
+    assert sum(row.calibrates for row in read_rows()) == 3
+
+
+def test_a_throughput_in_flops_is_one_in_tokens() -> None:
+    """MaxText prints both for Llama 3.1 8B: 417.4 TFLOP/s and 7,207 tokens/s."""
+    row = next(row for row in read_rows() if row.target.name == "v6e:16x16")
+    weights = row.sizes.num_parameters - row.sizes.vocabulary * row.sizes.width
+    per_token = 6 * (weights + 2 * row.sizes.num_layers * row.sizes.width * row.length)
+    assert per_token * row.tokens == pytest.approx(417.4e12, rel=0.001)
+
+
+def test_table_and_picture(tmp_path) -> None:
+    rows = [
+        dataclasses.replace(row, sizes=_SMALL, length=32, batch=2)
+        for row in read_rows()
+        if row.target.name in ("8xH100", "v6e:2x4", "64xA100")
+    ]
+    with jax.numpy_dtype_promotion("standard"):  # jax.nn scales by a NumPy scalar
+        found = [compare(row) for row in rows[-3:]]
+    assert all(0 < one["step_s"] < 1 and one["fits"] for one in found)
+    table = make_table(found)
+    assert len(table.splitlines()) == 2 + len(found)
+    assert rows[-1].model in table
+    draw(tmp_path / "published.png", found)
+    assert (tmp_path / "published.png").read_bytes().startswith(b"\x89PNG")
