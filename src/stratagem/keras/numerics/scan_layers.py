@@ -18,8 +18,8 @@ def scan_layers(
 ) -> list[keras.layers.Layer]:
     """Makes steps compute equal layers that follow each other by one `jax.lax.scan`.
 
-    The program of a step then has one of these layers, so that it is traced, lowered and compiled
-    in about the same time for any number of them. Variables stay as they are, with their names and
+    The program of a step then has one of these layers, and is traced and compiled faster. Only the
+    updates of variables grow with their number. Variables stay as they are, with their names and
     values. Without `layers`, the repeated blocks of the model are taken, such as the decoder layers
     of a KerasHub backbone. Call it before the first step, with or without a strategy, before or
     after `sg.remat`. It is not saved with the model. Layers that are called on their own, as in
