@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 from stratagem.topology import REPLICA_AXIS, Topology
 from stratagem.topology.devices import find_groups
 from stratagem.topology.groups import adjacent_groups, check_groups, prime_factors
+from stratagem.topology.shards import replicas_span_processes
 from stratagem.values import PerReplica
 
 
@@ -88,23 +89,21 @@ def test_group_may_have_several_processes(size) -> None:
     ]
     topology = Topology.of_groups(groups)
     assert topology.spans_processes
-    assert topology.replicas_span_processes
+    assert replicas_span_processes(topology)
     count = size // 2
     assert topology.processes_of_inputs == tuple(
         tuple(range(first, first + count)) for first in range(0, 4, count)
     )
     assert topology.local_replica_ids == (0,)  # of process 0
-    assert [d.number for d in topology.local_devices_of(0)] == [0, 1]
     assert [d.number for d in topology.local_devices] == [0]
 
 
 def test_processes_feed_their_own_replicas(two_of_four) -> None:
     assert two_of_four.processes_of_inputs == ((0,),)
-    assert not two_of_four.replicas_span_processes
+    assert not replicas_span_processes(two_of_four)
     topology = Topology.of_groups([[OfProcess(index, index)] for index in range(3)])
     assert topology.processes_of_inputs == ((0,), (1,), (2,))
-    assert not topology.replicas_span_processes
-    assert len(two_of_four.of_devices.devices) == 8
+    assert not replicas_span_processes(topology)
 
 
 def test_neighbours_of_each_process_form_groups() -> None:

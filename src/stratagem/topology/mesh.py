@@ -124,7 +124,7 @@ class Topology:
             return (0,)
         if not self.spans_processes:
             return tuple(range(len(self.devices)))
-        return tuple(index for index in range(self.num_replicas) if self.local_devices_of(index))
+        return tuple(index for index in range(self.num_replicas) if self._local_devices_of(index))
 
     @property
     def num_local_replicas(self) -> int:
@@ -136,7 +136,7 @@ class Topology:
         """First local device of each local replica; None for JAX's default device."""
         if self.devices is None:
             return None
-        return tuple(self.local_devices_of(index)[0] for index in self.local_replica_ids)
+        return tuple(self._local_devices_of(index)[0] for index in self.local_replica_ids)
 
     @property
     def num_logical_devices(self) -> int:
@@ -163,7 +163,7 @@ class Topology:
             return ()
         return self.groups[replica_id] if self.groups else (self.devices[replica_id],)
 
-    def local_devices_of(self, replica_id: int) -> tuple[jax.Device, ...]:
+    def _local_devices_of(self, replica_id: int) -> tuple[jax.Device, ...]:
         """Returns the devices of a replica in this process; () for JAX's default device."""
         devices = self.devices_of(replica_id)
         if not self.spans_processes:
@@ -184,16 +184,6 @@ class Topology:
             own = [device.process_index for device in self.devices_of(replica_id)]
             found.setdefault(tuple(dict.fromkeys(own or [0])))
         return tuple(found)
-
-    @property
-    def replicas_span_processes(self) -> bool:
-        """True if each replica has devices of several processes."""
-        return self.spans_processes and len(self.processes_of_inputs[0]) > 1
-
-    @property
-    def of_devices(self) -> Topology:
-        """The topology with a replica on each of these devices."""
-        return Topology(self.all_devices)
 
     @property
     def is_abstract(self) -> bool:
@@ -242,7 +232,7 @@ class Topology:
             if value.sharding.is_equivalent_to(self.replicated, value.ndim):
                 return value
             value = value.addressable_data(0)
-        own = [one for index in self.local_replica_ids for one in self.local_devices_of(index)]
+        own = [one for index in self.local_replica_ids for one in self._local_devices_of(index)]
         parts = [jax.device_put(value, device) for device in own]
         return jax.make_array_from_single_device_arrays(parts[0].shape, self.replicated, parts)
 
@@ -260,7 +250,7 @@ class Topology:
         parts = [
             jax.device_put(array[(*rows, slice(index, index + 1))], device)
             for index, replica_id in enumerate(self.local_replica_ids)
-            for device in self.local_devices_of(replica_id)
+            for device in self._local_devices_of(replica_id)
         ]
         return jax.make_array_from_single_device_arrays(shape, sharding, parts)
 
@@ -286,7 +276,7 @@ class Topology:
             parts = [
                 jax.device_put(_with_replica_axis(value), device)
                 for value, replica_id in zip(values, self.local_replica_ids, strict=True)
-                for device in self.local_devices_of(replica_id)
+                for device in self._local_devices_of(replica_id)
             ]
             shape = (self.num_replicas, *parts[0].shape[1:])
             return jax.make_array_from_single_device_arrays(shape, self.stacked, parts)

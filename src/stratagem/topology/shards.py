@@ -28,6 +28,7 @@ __all__ = [
     "put_shards",
     "put_slices",
     "replica_copy",
+    "replicas_span_processes",
 ]
 
 
@@ -67,19 +68,24 @@ def copied_to_device(value: np.ndarray[Any, Any], device: Any, sharding: Shardin
     return copy if is_there else jax.device_put(copy, target)
 
 
+def replicas_span_processes(topology: Topology) -> bool:
+    """Returns True if each replica has devices of several processes."""
+    return topology.spans_processes and len(topology.processes_of_inputs[0]) > 1
+
+
 def replica_copy(array: jax.Array, topology: Topology, replica_id: int) -> jax.Array:
     """Returns the whole value of a local replica, on its first device of this process.
 
     `array` is replicated, has one component per replica, or is sharded within replicas. If the
     replica spans processes, all processes must ask for a sharded value together.
     """
-    devices = topology.local_devices_of(replica_id)
-    is_sole = len(topology.devices_of(replica_id)) < 2
-    if array.is_fully_replicated or is_sole or _is_whole(array, topology, replica_id):
-        first = devices[0] if devices else None
+    devices = topology.devices_of(replica_id)
+    if array.is_fully_replicated or len(devices) < 2 or _is_whole(array, devices):
+        own = topology.local_devices
+        first = None if own is None else own[topology.local_replica_ids.index(replica_id)]
         (part,) = [shard.data for shard in array.addressable_shards if shard.device == first]
         return part
-    if topology.replicas_span_processes:
+    if replicas_span_processes(topology):
         return compute_on_every_process(array)
     return jax.device_put(_assemble(array, set(devices)), devices[0])
 
@@ -133,10 +139,10 @@ def creating_on_host(is_large: bool) -> Generator[None]:
             yield
 
 
-def _is_whole(array: jax.Array, topology: Topology, replica_id: int) -> bool:
+def _is_whole(array: jax.Array, devices: tuple[jax.Device, ...]) -> bool:
     """Returns True if every device of a replica has the whole value."""
     indices = array.sharding.devices_indices_map(array.shape)
-    return len({str(indices[device]) for device in topology.devices_of(replica_id)}) == 1
+    return len({str(indices[device]) for device in devices}) == 1
 
 
 def _assemble(array: jax.Array, devices: object) -> np.ndarray[Any, Any]:

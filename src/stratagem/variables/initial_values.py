@@ -74,7 +74,7 @@ def _take_first(
         is_component = stored.ndim > len(variable.shape)
         held = np.asarray(local_copy(stored, topology))
     own = held[0] if is_component else held
-    each = topology.of_devices  # processes may have one replica together
+    each = Topology(topology.all_devices)  # processes may have one replica together
     value = compute_on_every_process(each.stack([own] * each.num_local_replicas), _first)
     if is_component:
         variable.storage = topology.stack([value] * topology.num_local_replicas)

@@ -16,7 +16,7 @@ from stratagem.logs import warn_on_one_worker
 from stratagem.messages import explain
 from stratagem.rendering import size_text
 from stratagem.topology import REPLICA_AXIS, SHARD_AXIS, Topology
-from stratagem.topology.shards import put_shards
+from stratagem.topology.shards import put_shards, replicas_span_processes
 from stratagem.variables.kind import VariableKind
 from stratagem.variables.mesh_axes import axis_names
 from stratagem.variables.registry import home_of
@@ -317,7 +317,7 @@ def is_in_parts(variable: object, topology: Topology) -> bool:
     It has a store, or is divided over the devices of replicas that span processes.
     """
     is_divided = getattr(variable, "division", None) is not None
-    return store_of(variable) is not None or (is_divided and topology.replicas_span_processes)
+    return store_of(variable) is not None or (is_divided and replicas_span_processes(topology))
 
 
 def put_stored(variable: object, value: object, topology: Topology) -> Any:

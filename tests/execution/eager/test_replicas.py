@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.topology import Topology
+from stratagem.execution.eager import replicas
 
 
 @pytest.fixture(params=[2, 3])
@@ -285,6 +285,6 @@ def test_replicas_may_hold_different_numbers_of_rows_of_a_table() -> None:
 
 
 def test_replicas_that_span_processes_are_refused(strategy, monkeypatch) -> None:
-    monkeypatch.setattr(Topology, "replicas_span_processes", True)
+    monkeypatch.setattr(replicas, "replicas_span_processes", lambda topology: True)
     with pytest.raises(NotImplementedError, match="op by op on replicas that span several"):
         strategy.run(own_id)

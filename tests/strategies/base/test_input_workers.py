@@ -71,7 +71,8 @@ def test_a_running_service_is_used(servers) -> None:
 
 def _strategy(executor: type, *, spans_processes: bool, replicas_span: bool = False) -> Any:
     topology = types.SimpleNamespace(
-        spans_processes=spans_processes, replicas_span_processes=replicas_span
+        spans_processes=spans_processes,
+        processes_of_inputs=((0, 1),) if replicas_span else ((0,), (1,)),
     )
     return types.SimpleNamespace(executor=object.__new__(executor), topology=topology)
 

@@ -37,6 +37,7 @@ from stratagem.execution.tracing.returned_values import as_values, rebuilt
 from stratagem.summary.collector import Collector
 from stratagem.summary.host_callbacks import forward_summaries
 from stratagem.topology import Topology, require_exact_integers
+from stratagem.topology.shards import replicas_span_processes
 from stratagem.values import regroup, select_replica
 from stratagem.values.regrouping import is_array
 from stratagem.variables import agree_on_initial_values
@@ -55,7 +56,7 @@ def run_eagerly(strategy: Strategy, fn: _Step, args: Sequence[Any], kwargs: dict
         raise eager_abstract(strategy)
     if strategy.placement.is_remote:
         raise eager_remote()
-    if strategy.topology.replicas_span_processes:
+    if replicas_span_processes(strategy.topology):
         raise eager_over_processes()
     if strategy.topology.devices is None:
         return _run_plainly(strategy, fn, args, kwargs)

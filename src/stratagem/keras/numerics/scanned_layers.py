@@ -41,8 +41,7 @@ def scanned_layer(original: Callable[..., Any]) -> Any:
         mode = remat_mode(self)
         call = original(self, layer_call, *args, **kwargs)
         chain: Any = mode.chain if isinstance(mode, LayerRemat) else None
-        place = None if chain is None else chain.place_of(self)
-        if place is None:
+        if chain is None or (place := chain.place_of(self)) is None:
             return call
         if place == 0 and not is_compiled():
             chain.leave()

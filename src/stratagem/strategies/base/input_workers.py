@@ -15,6 +15,7 @@ from stratagem.input.sources import Source
 from stratagem.messages import explain
 from stratagem.options import AutoShardPolicy, InputOptions
 from stratagem.process_group import current_group
+from stratagem.topology.shards import replicas_span_processes
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
@@ -73,7 +74,7 @@ def _check(strategy: Strategy, options: InputOptions, *, has_service: bool) -> N
                 fix="omit input_workers.",
             )
         )
-    if strategy.topology.replicas_span_processes:
+    if replicas_span_processes(strategy.topology):
         raise ValueError(
             explain(
                 f"input_workers={options.input_workers} was passed to a strategy whose replicas "
