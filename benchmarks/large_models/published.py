@@ -91,7 +91,7 @@ def _row(group: dict[str, Any], fields: dict[str, Any]) -> PublishedRow:
 def compare(row: PublishedRow) -> dict[str, Any]:
     """Returns published and estimated figures of a row."""
     num_devices = row.target.num_devices
-    candidate = planning.Candidate(
+    candidate = planning.PlanCandidate(
         strategy="MirroredStrategy",
         num_replicas=num_devices,
         devices_per_replica=1,

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from stratagem.planning import Assumptions, Candidate, Form, assumptions_of, parse_target
+from stratagem.planning import Assumptions, Form, PlanCandidate, assumptions_of, parse_target
 from stratagem.planning.candidate_costs import Weight, Workload, estimate
 from stratagem.planning.candidates import list_candidates
 from stratagem.planning.operation_costs import OperationCost
@@ -28,15 +28,15 @@ def _work(size: int, costs: TracedCosts = _COSTS, batch: int = 64) -> Workload:
     return Workload([weight], {(Form(), 1): costs}, 1, batch, 2**20, 16)
 
 
-def _best(work: Workload, target: str) -> Candidate:
+def _best(work: Workload, target: str) -> PlanCandidate:
     machine = parse_target(target)
     found = list_candidates(machine, work.global_batch, [Form()], strategy="MirroredStrategy")
     estimates = {one: estimate(one, work, machine) for one in found}
     return min(found, key=lambda one: (not estimates[one].fits, estimates[one].step_s))
 
 
-def _candidate(shard_state: str | None, shard_size: int = 8) -> Candidate:
-    return Candidate(
+def _candidate(shard_state: str | None, shard_size: int = 8) -> PlanCandidate:
+    return PlanCandidate(
         strategy="MirroredStrategy",
         num_replicas=8,
         devices_per_replica=1,

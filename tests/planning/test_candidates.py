@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 import stratagem as sg
-from stratagem.planning import Candidate, Form, parse_target
+from stratagem.planning import Form, PlanCandidate, parse_target
 from stratagem.planning.candidates import list_candidates
 from stratagem.topology.abstract_devices import planning_for
 
 _TARGET = parse_target("8xH100")
 
 
-def _candidates(batch: int = 64, sizes=(1, 2)) -> list[Candidate]:
+def _candidates(batch: int = 64, sizes=(1, 2)) -> list[PlanCandidate]:
     forms = [Form(), Form("full", "mixed_bfloat16")]
     return list_candidates(_TARGET, batch, forms, strategy="MirroredStrategy", model_sizes=sizes)
 

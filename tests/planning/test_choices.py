@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from stratagem.planning import Candidate, Choice, Form, PlanSearch, parse_target
+from stratagem.planning import Form, PlanCandidate, PlanChoice, PlanSearch, parse_target
 from stratagem.planning.candidate_costs import Estimate
 
 _TARGET = parse_target("8xH100")
 _LINKS = "collectives over NVLink"
 
 
-def _choice() -> Choice:
-    candidate = Candidate(
+def _choice() -> PlanChoice:
+    candidate = PlanCandidate(
         strategy="MirroredStrategy",
         num_replicas=8,
         devices_per_replica=1,
@@ -25,7 +25,7 @@ def _choice() -> Choice:
         form=Form(),
     )
     seconds = {"compute": 1.0, _LINKS: 0.5, "host link": 0.0}
-    return Choice(candidate, Estimate(2**30, 1.0, 0.4, True, "compute", seconds), _TARGET)
+    return PlanChoice(candidate, Estimate(2**30, 1.0, 0.4, True, "compute", seconds), _TARGET)
 
 
 def _plan(*, fits: bool = True, reduction_s: float = 0.1) -> Any:

@@ -100,12 +100,8 @@ def command(
             return
         plan = _make_plan(step, script, target, global_batch, links)
         comparison = None if profile is None else plan.compare(profile)
-        fields = plan.to_dict()
-        if comparison is not None:
-            fields["comparison"] = comparison.to_dict()
-        if output is not None:
-            output.parent.mkdir(parents=True, exist_ok=True)
-            output.write_text(json.dumps(fields, indent=2) + "\n")
+        fields = plan.to_dict() | ({"comparison": comparison.to_dict()} if comparison else {})
+        _write(output, fields)
         if plot is not None:
             plotting.draw(plan, plot)
         if link_map is not None:
@@ -118,6 +114,12 @@ def command(
     report.show(plan)
     if comparison is not None:
         report.show_comparison(comparison)
+
+
+def _write(output: Path | None, fields: object) -> None:
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(fields, indent=2) + "\n")
 
 
 def _captured(

@@ -2,8 +2,8 @@
 
 from stratagem.planning.accelerators import ACCELERATORS, Accelerator
 from stratagem.planning.candidate_costs import assumptions_of
-from stratagem.planning.candidates import Candidate, Form
-from stratagem.planning.choices import Choice, PlanSearch
+from stratagem.planning.candidates import Form, PlanCandidate
+from stratagem.planning.choices import PlanChoice, PlanSearch
 from stratagem.planning.comparison import ComparedPart, Comparison
 from stratagem.planning.global_batch import with_global_batch
 from stratagem.planning.link_map import LINK_METHODS, LinkMap, LinkMethod, link_map
@@ -20,8 +20,6 @@ __all__ = [
     "ACCELERATORS",
     "Accelerator",
     "Assumptions",
-    "Candidate",
-    "Choice",
     "ComparedPart",
     "Comparison",
     "CompilerMemory",
@@ -31,6 +29,8 @@ __all__ = [
     "LinkMethod",
     "MemoryPlan",
     "Plan",
+    "PlanCandidate",
+    "PlanChoice",
     "PlanSearch",
     "Reduction",
     "Schedule",

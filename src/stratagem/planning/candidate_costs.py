@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from stratagem.planning.candidates import Candidate, Form
+from stratagem.planning.candidates import Form, PlanCandidate
 from stratagem.planning.schedule import Reduction
 from stratagem.planning.step_time import Assumptions, message_s, operations_s
 from stratagem.planning.targets import Target
@@ -19,9 +19,9 @@ from stratagem.planning.traced_costs import TracedCosts
 from stratagem.variables import is_worth_sharding
 
 __all__ = [
+    "Estimate",
     "HOST_BYTES_PER_S",
     "PRODUCT_SHARES",
-    "Estimate",
     "Weight",
     "Workload",
     "assumptions_of",
@@ -125,7 +125,7 @@ def assumptions_of(target: Target, **given: float) -> Assumptions:
 
 
 def estimate(
-    candidate: Candidate, work: Workload, target: Target, assumed: Assumptions | None = None
+    candidate: PlanCandidate, work: Workload, target: Target, assumed: Assumptions | None = None
 ) -> Estimate:
     """Returns the memory and the time of a candidate.
 
@@ -139,7 +139,7 @@ def estimate(
     assumed = assumed or assumptions_of(target)
     costs = work.costs[candidate.form, candidate.devices_per_replica]
     examples = work.global_batch / candidate.num_replicas / work.num_examples
-    parts = _Parts(candidate, work, costs, examples)
+    parts = _CandidateParts(candidate, work, costs, examples)
     computing_s = examples * operations_s(costs.operations, target, assumed)
     computing_s /= candidate.devices_per_replica
     update_s = 2 * parts.updated_bytes() / (kind.memory_bytes_per_s * assumed.memory_share)
@@ -167,10 +167,10 @@ def estimate(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Parts:
+class _CandidateParts:
     """Sizes on one device."""
 
-    candidate: Candidate
+    candidate: PlanCandidate
     work: Workload
     costs: TracedCosts
     examples: float
@@ -234,14 +234,16 @@ class _Parts:
 
 
 def _sent(
-    parts: _Parts, target: Target, assumed: Assumptions, computing_s: float
+    parts: _CandidateParts, target: Target, assumed: Assumptions, computing_s: float
 ) -> tuple[float, float, bool]:
     """Returns seconds of messages that nothing hides, of all, and whether hosts exchange most."""
     candidate, work = parts.candidate, parts.work
     size, shards, copies = candidate.devices_per_replica, candidate.shard_size, candidate.mesh[0]
-    inside = _Messages(target, assumed, range(0, shards * size, size))
-    across = _Messages(target, assumed, range(0, candidate.num_replicas * size, shards * size))
-    within = _Messages(target, assumed, range(size))
+    inside = _CandidateMessages(target, assumed, range(0, shards * size, size))
+    across = _CandidateMessages(
+        target, assumed, range(0, candidate.num_replicas * size, shards * size)
+    )
+    within = _CandidateMessages(target, assumed, range(size))
     whole = parts.of_weights(_FLOAT32_BYTES, is_sharded=False)
     gathered = parts.of_weights(parts.compute_bytes, is_sharded=False)
     behind_s = bare_s = 0.0
@@ -270,7 +272,7 @@ def _sent(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Messages:
+class _CandidateMessages:
     """Messages in a group of devices."""
 
     target: Target

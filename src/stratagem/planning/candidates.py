@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from stratagem.planning.targets import Target
 
-__all__ = ["Candidate", "Form", "list_candidates"]
+__all__ = ["Form", "PlanCandidate", "list_candidates"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Form:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Candidate:
+class PlanCandidate:
     """One way to train a model on a machine.
 
     Args:
@@ -52,7 +52,7 @@ class Candidate:
         form: rematerialization and precision.
 
     Example:
-        >>> candidate = sg.planning.Candidate(
+        >>> candidate = sg.planning.PlanCandidate(
         ...     strategy="MirroredStrategy", num_replicas=8, devices_per_replica=1, shard_size=4,
         ...     shard_state="all", form=sg.planning.Form("full"))
         >>> candidate.mesh
@@ -105,7 +105,7 @@ def list_candidates(
     *,
     strategy: str,
     model_sizes: Sequence[int] = (1,),
-) -> list[Candidate]:
+) -> list[PlanCandidate]:
     """Returns all candidates whose replicas can split the batch.
 
     Args:
@@ -115,7 +115,7 @@ def list_candidates(
         strategy: name of the strategy's class.
         model_sizes: numbers of devices that a layout may be divided over.
     """
-    found: list[Candidate] = []
+    found: list[PlanCandidate] = []
     for size, form in itertools.product(model_sizes, forms):
         num_replicas = target.num_devices // size
         if target.num_devices % size or global_batch % num_replicas:
@@ -123,7 +123,7 @@ def list_candidates(
         shardings: list[tuple[str | None, int]] = [(None, 1)]
         shardings += itertools.product(("optimizer", "all"), _shard_sizes(num_replicas))
         found += [
-            Candidate(
+            PlanCandidate(
                 strategy=strategy,
                 num_replicas=num_replicas,
                 devices_per_replica=size,

@@ -10,17 +10,17 @@ from rich.table import Table
 from rich.text import Text
 
 from stratagem.planning.candidate_costs import Estimate
-from stratagem.planning.candidates import Candidate
+from stratagem.planning.candidates import PlanCandidate
 from stratagem.planning.report import time_text
 from stratagem.planning.result import Plan
 from stratagem.planning.targets import Target
 from stratagem.rendering import as_text, size_text
 
-__all__ = ["Choice", "PlanSearch", "show_search"]
+__all__ = ["PlanChoice", "PlanSearch", "show_search"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class PlanChoice:
     """A candidate with its estimate and, if it was compiled, its plan, whose figures count.
 
     Args:
@@ -40,7 +40,7 @@ class Choice:
     Source: specific to Stratagem.
     """
 
-    candidate: Candidate
+    candidate: PlanCandidate
     estimate: Estimate
     target: Target
     plan: Plan | None = None
@@ -128,7 +128,7 @@ class PlanSearch:
     title: str
     target: Target
     global_batch: int
-    choices: tuple[Choice, ...]
+    choices: tuple[PlanChoice, ...]
     num_candidates: int
     notes: tuple[str, ...] = ()
 
@@ -136,7 +136,7 @@ class PlanSearch:
         return as_text([self.headline, _table(self), *_lines(self)])
 
     @property
-    def best(self) -> Choice:
+    def best(self) -> PlanChoice:
         """The first choice."""
         return self.choices[0]
 

@@ -28,10 +28,9 @@ def capture_script(
 ) -> CapturedStep:
     """Runs a script up to its first training step, on abstract devices of a target.
 
-    Its strategies have the target's replicas, and its variables take no memory. Data loading and
-    model building run as usual. The first step of `fit`, `train_on_batch`, `strategy.run` or
-    `run_steps` that changes a trainable variable ends the script; its `finally` clauses run. Its
-    output goes to standard error.
+    Variables take no memory. Data loading and model building run as usual. The first step of `fit`,
+    `train_on_batch`, `strategy.run` or `run_steps` that changes a trainable variable ends the
+    script; its `finally` clauses run. Its output goes to standard error.
 
     Args:
         script: path of a Python file.
@@ -67,9 +66,8 @@ def capture_script(
 
     Source: specific to Stratagem.
     """
-    path = _existing_file(script)
     planning = planning_for(target.topology, shard_state, MirroredStrategy, shard_size)
-    with _as_main_program(path, arguments), planning:
+    with _as_main_program(path := _existing_file(script), arguments), planning:
         return _first_step(path, shard_state)
 
 

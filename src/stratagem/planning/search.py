@@ -9,15 +9,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
-import keras
 
 from stratagem.execution.programs.step_capture import CapturedStep
 from stratagem.keras.training.planned_forms import computing_as, is_float32, repeated_blocks
 from stratagem.keras.training.planned_models import is_model, training_step
 from stratagem.messages import explain
 from stratagem.planning.candidate_costs import assumptions_of, estimate
-from stratagem.planning.candidates import Candidate, Form, list_candidates
-from stratagem.planning.choices import Choice, PlanSearch
+from stratagem.planning.candidates import Form, PlanCandidate, list_candidates
+from stratagem.planning.choices import PlanChoice, PlanSearch
 from stratagem.planning.compilers import missing_compiler
 from stratagem.planning.planned_strategy import planned_strategy
 from stratagem.planning.planner import plan_step
@@ -84,29 +83,9 @@ def search(
     """
     machine = parse_target(target)
     _check_count(count)
-    if not isinstance(batch, tuple):
-        raise TypeError(
-            explain(
-                f"batch={batch!r} is of type {type(batch).__name__}.",
-                expected="a tuple (x, y).",
-                fix="pass batch=(images, labels).",
-            )
-        )
-    one = machine.of_size(1)
-    if not is_model(model) and callable(model):
-        with planning_for(one.topology), planned_strategy(one, None).scope():
-            model = model()
-    if not is_model(model):
-        raise TypeError(
-            explain(
-                f"search received or built {model!r} of type {type(model).__name__}.",
-                expected="a compiled Keras model, or a function that returns one.",
-                fix="pass the model.",
-            )
-        )
-    own: Any = getattr(model, "distribute_strategy", None)
-    like = strategy or own
-    shapes = jax.tree.map(lambda leaf: placeholder(leaf.shape, leaf.dtype), batch)
+    shapes = _shapes_of(batch)
+    model = _built(model, machine.of_size(1))
+    like = strategy or getattr(model, "distribute_strategy", None)
     return _search(model, shapes, machine, like, count, assumptions, compiles=compiles)
 
 
@@ -155,6 +134,44 @@ def search_step(
     Source: specific to Stratagem.
     """
     _check_count(count)
+    model = _model_of(step, title)
+    batch = _global_batch(step)
+    found = _search(model, batch, target, step.strategy, count, assumptions, compiles=compiles)
+    return dataclasses.replace(found, title=title)
+
+
+def _shapes_of(batch: object) -> tuple[Any, ...]:
+    """Returns a batch as shapes; raises TypeError if it is no tuple."""
+    if not isinstance(batch, tuple):
+        raise TypeError(
+            explain(
+                f"batch={batch!r} is of type {type(batch).__name__}.",
+                expected="a tuple (x, y).",
+                fix="pass batch=(images, labels).",
+            )
+        )
+    shapes: Any = jax.tree.map(lambda leaf: placeholder(leaf.shape, leaf.dtype), batch)
+    return shapes
+
+
+def _built(model: Any, one: Target) -> Any:
+    """Returns a model, built on one device if it is a function; raises TypeError for others."""
+    if not is_model(model) and callable(model):
+        with planning_for(one.topology), planned_strategy(one, None).scope():
+            model = model()
+    if not is_model(model):
+        raise TypeError(
+            explain(
+                f"search received or built {model!r} of type {type(model).__name__}.",
+                expected="a compiled Keras model, or a function that returns one.",
+                fix="pass the model.",
+            )
+        )
+    return model
+
+
+def _model_of(step: CapturedStep, title: str) -> Any:
+    """Returns the model that a step of `fit` trains; raises ValueError for other steps."""
     model = getattr(getattr(step.fn, "__self__", None), "model", None)
     if not is_model(model):
         raise ValueError(
@@ -165,9 +182,7 @@ def search_step(
                 code="SG801",
             )
         )
-    batch = _global_batch(step)
-    found = _search(model, batch, target, step.strategy, count, assumptions, compiles=compiles)
-    return dataclasses.replace(found, title=title)
+    return model
 
 
 def _check_count(count: int) -> None:
@@ -190,15 +205,16 @@ def _global_batch(step: CapturedStep) -> tuple[Any, ...]:
         else placeholder(leaf.shape or (), leaf.dtype)
         for leaf in step.arguments.leaves
     ]
-    (data,), _ = jax.tree.unflatten(step.arguments.structure, leaves)
-    return tuple(data) if isinstance(data, list | tuple) else (data,)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    arguments: Any = jax.tree.unflatten(step.arguments.structure, leaves)[0]
+    (data,) = arguments
+    return (*data,) if isinstance(data, list | tuple) else (data,)
 
 
 def _search(
-    model: keras.Model,
+    model: Any,
     batch: tuple[Any, ...],
     machine: Target,
-    like: Strategy,
+    like: Any,
     count: int,
     assumptions: Assumptions | None,
     *,
@@ -232,7 +248,7 @@ def _search(
     layouts = {size: _layouts(layout_map, machine, size) for size in sizes}
     work = workload_of(model, batch, machine, forms, layouts=layouts, blocks=blocks)
     ranked = _ranked(
-        Choice(one, estimate(one, work, machine, assumptions), machine) for one in candidates
+        PlanChoice(one, estimate(one, work, machine, assumptions), machine) for one in candidates
     )
     best = ranked[:count]
     notes: list[str] = []
@@ -243,10 +259,10 @@ def _search(
     return PlanSearch(model.name, machine, global_batch, tuple(best), len(candidates), tuple(notes))
 
 
-def _ranked(choices: Iterable[Choice]) -> list[Choice]:
+def _ranked(choices: Iterable[PlanChoice]) -> list[PlanChoice]:
     """Sorts choices: those that fit first, then the fastest, then those with fewer settings."""
 
-    def key(one: Choice) -> Any:
+    def key(one: PlanChoice) -> Any:
         if not one.fits:
             return (True, one.memory_bytes, one.step_s)
         speed = round(math.log(max(one.step_s, _SHORTEST_S)) / _TOLERANCE)
@@ -270,7 +286,7 @@ def _model_sizes(like: Strategy, layout_map: Any, machine: Target) -> list[int]:
     return [size for size in range(1, per_host + 1) if per_host % size == 0]
 
 
-def _strategy(candidate: Candidate, layout_map: Any, machine: Target) -> MirroredStrategy:
+def _strategy(candidate: PlanCandidate, layout_map: Any, machine: Target) -> MirroredStrategy:
     """Returns a candidate's strategy on the abstract devices of the machine."""
     size, shards = candidate.devices_per_replica, candidate.shard_size
     with planning_for(machine.topology):
@@ -291,12 +307,12 @@ def _layouts(layout_map: Any, machine: Target, size: int) -> VariableLayouts | N
 
 
 def _compiled(
-    choice: Choice,
-    model: keras.Model,
+    choice: PlanChoice,
+    model: Any,
     batch: tuple[Any, ...],
     layout_map: Any,
     assumptions: Assumptions | None,
-) -> Choice:
+) -> PlanChoice:
     machine, form = choice.target, choice.candidate.form
     assumed = assumptions or assumptions_of(machine)
     planned = _strategy(choice.candidate, layout_map, machine)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import keras
 
 from stratagem.execution.programs.step_capture import CapturedStep
 from stratagem.keras.training.planned_forms import computing_as, repeated_blocks
@@ -25,7 +24,7 @@ __all__ = ["workload_of"]
 
 
 def workload_of(
-    model: keras.Model,
+    model: Any,
     batch: tuple[Any, ...],
     machine: Target,
     forms: Sequence[Form],
@@ -59,17 +58,8 @@ def workload_of(
                 size: _divided(step, given) for size, given in (layouts or {1: None}).items()
             }
             for size, axes in divided.items():
-                inputs = {
-                    i: axes[id(getattr(step.trace, source)[index])]
-                    for i, (source, index) in enumerate(step.trace.inputs)
-                    if source in ("written", "read_only")
-                    and id(getattr(step.trace, source)[index]) in axes
-                }
-                costs[form, size] = trace_costs(
-                    step.trace.jaxpr,
-                    _trained(step),
-                    divisions=inputs,
-                )
+                inputs = _divided_inputs(step, axes)
+                costs[form, size] = trace_costs(step.trace.jaxpr, _trained(step), divisions=inputs)
             weights = weights or _weights(step, divided)
     sizes = [sum(math.prod(one.shape) for one in block.weights) for block in blocks]
     largest = max((one.size for one in weights if one.is_trained), default=0)
@@ -82,6 +72,15 @@ def workload_of(
         num_blocks=len(blocks) or max(sum(len(one.shape) > 1 for one in weights) // 4, 1),
         example_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(part)) / num_examples,
     )
+
+
+def _divided_inputs(step: CapturedStep, axes: Mapping[int, Any]) -> dict[int, Any]:
+    """Returns the divided axes of each input that is a variable with any."""
+    return {
+        i: axes[id(getattr(step.trace, source)[index])]
+        for i, (source, index) in enumerate(step.trace.inputs)
+        if source in ("written", "read_only") and id(getattr(step.trace, source)[index]) in axes
+    }
 
 
 def _trained(step: CapturedStep) -> dict[int, int]:

@@ -22,10 +22,10 @@ from stratagem.keras.private import (
 )
 from stratagem.messages import explain
 
-__all__ = ["Chain", "find_chains"]
+__all__ = ["LayerChain", "find_chains"]
 
 
-class Chain:
+class LayerChain:
     """Equal layers that a graph calls one after the other.
 
     `places` are the arguments that take the output of the layer before: positions, or names. Only
@@ -85,7 +85,7 @@ class Chain:
 
     def scan_in_calls(self) -> None:
         """Makes calls of the graph known to the chain."""
-        self.graph.call = _Call(self.graph.call, self)
+        self.graph.call = _GraphCallOfChain(self.graph.call, self)
 
 
 class _Calls(threading.local):
@@ -93,10 +93,10 @@ class _Calls(threading.local):
     scan: Any = None
 
 
-class _Call:
+class _GraphCallOfChain:
     """The `call` of a graph with a chain."""
 
-    def __init__(self, original: Callable[..., Any], chain: Chain) -> None:
+    def __init__(self, original: Callable[..., Any], chain: LayerChain) -> None:
         functools.update_wrapper(self, original)
         self._original, self._chain = original, chain
 
@@ -105,11 +105,11 @@ class _Call:
             return self._original(*args, **kwargs)
 
 
-def find_chains(model: Any, layers: Sequence[Any]) -> list[Chain]:
+def find_chains(model: Any, layers: Sequence[Any]) -> list[LayerChain]:
     """Returns the chains that some layers form. Raises ValueError for a layer that is in none."""
     graphs = [graph for one in flatten_layers(model) if (graph := graph_of(one)) is not None]
     left = {id(layer): layer for layer in layers}
-    chains: list[Chain] = []
+    chains: list[LayerChain] = []
     for graph in graphs:
         for run in _runs(graph, left):
             chains.append(_chain(graph, run))
@@ -152,7 +152,7 @@ def _runs(graph: Any, layers: Mapping[int, Any]) -> list[list[GraphCall]]:
     return runs
 
 
-def _chain(graph: Any, run: Sequence[GraphCall]) -> Chain:
+def _chain(graph: Any, run: Sequence[GraphCall]) -> LayerChain:
     first, first_output = run[0].operation, run[0].outputs[0]
     places = _places(run[0], run[1])
     for before, call in itertools.pairwise(run):
@@ -173,7 +173,7 @@ def _chain(graph: Any, run: Sequence[GraphCall]) -> Chain:
                     fix="choose equal ones with layers=, or make the layers equal.",
                 )
             )
-    return Chain(graph, [call.operation for call in run], places)
+    return LayerChain(graph, [call.operation for call in run], places)
 
 
 def _arguments(call: GraphCall) -> dict[int | str, Any]:

@@ -14,7 +14,7 @@ import jax
 import keras
 
 from stratagem.execution import ReplicaScope
-from stratagem.keras.numerics.layer_chains import Chain
+from stratagem.keras.numerics.layer_chains import LayerChain
 from stratagem.keras.numerics.rematerialization import is_compiled
 from stratagem.keras.private import (
     LayerRemat,
@@ -56,7 +56,7 @@ def scanned_layer(original: Callable[..., Any]) -> Any:
 class _Scan:
     """One call of a chain."""
 
-    def __init__(self, chain: Chain, call: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    def __init__(self, chain: LayerChain, call: Callable[..., Any], args: Any, kwargs: Any) -> None:
         self._chain, self._call, self._args, self._kwargs = chain, call, args, kwargs
         self._first = chain.layers[0]
         self._mask = get_keras_mask(chain.carried(args, kwargs))

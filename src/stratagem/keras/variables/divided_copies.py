@@ -40,6 +40,7 @@ class DividedCopies:
     _dtype: Any
     path: str
     trainable: bool
+    _require_own_replica: Callable[[], None]
 
     @property
     def division(self) -> Division | None:
@@ -77,7 +78,7 @@ class DividedCopies:
         with creating_on_host(is_in_parts and not isinstance(value, jax.Array)):
             return above._convert_to_tensor(value, dtype=dtype)
 
-    def takes_slices(self, value: object) -> bool:
+    def _takes_slices(self, value: object) -> bool:
         """Returns True for a large array on the host whose slices become this variable's shards."""
         if not isinstance(value, np.ndarray) or self.local_copy is not None:
             return False
@@ -87,8 +88,15 @@ class DividedCopies:
         is_large = value.nbytes >= _MIN_SLICED_BYTES and value.shape == tuple(self._shape)
         return is_in_shards and is_shared and is_large and current_function_trace() is None
 
-    def store_slices(self, value: Any) -> None:
-        """Sets the value by shards; neither a device nor JAX's host memory holds the whole."""
+    def assigned_in_slices(self, value: Any) -> bool:
+        """Sets a large value by shards: neither a device nor JAX's host memory holds the whole.
+
+        Returns False for other values.
+        """
+        if not self._takes_slices(value):
+            return False
+        self._require_own_replica()
         self.stored = put_slices(value, self.stored.sharding, self._dtype)
         self.initial_digest = initial_digest(value, self._home.strategy.topology)
         self._initial = None  # process 0 would hold the whole until the first step
+        return True

@@ -74,6 +74,15 @@ class StoredValue:
         else:
             self.stored = self.store.put(value)
 
+    @property
+    def unplaced(self) -> Any:
+        """The value as it is stored, or as an `sg.function` traces it.
+
+        KerasHub reads it of each weight before it loads them: no copies on all devices for that.
+        """
+        is_placed = self.store is None or current_function_trace() is not None
+        return self.storage if is_placed else self.stored
+
     def _computable(self) -> Any:
         """The value for operations outside of the strategy's programs."""
         if self.store is None or self.stored is None or not self.store.is_pinned:

@@ -115,8 +115,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
         )
         self._home = Home(strategy, kind, parsed)
         self._is_table = is_making_table()
-        is_summed = parsed is VariableAggregation.SUM
-        self._starts_once = is_summed and is_making_state_of_metric()
+        self._starts_once = parsed is VariableAggregation.SUM and is_making_state_of_metric()
         self.slot_of = owner_of_new_slot()
         self.whole = WholeValue()
         super().__init__(
@@ -134,9 +133,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
 
     @property
     def _value(self) -> Any:
-        # KerasHub reads it of each weight before it loads them: no copies on all devices for that.
-        is_as_stored = self.store is None or current_function_trace() is not None
-        return self.storage if is_as_stored else self.stored
+        return self.unplaced
 
     @_value.setter
     def _value(self, value: object) -> None:
@@ -211,8 +208,8 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
         """True if a read here runs a program on all processes."""
         if self._home.kind is not VariableKind.ON_READ or self._value_in_scope() is not None:
             return False
-        is_traced = isinstance(jnp.zeros(()), Tracer)  # while Keras infers shapes
-        return is_multi_process(self.storage) and not is_traced
+        # Keras infers shapes while it traces.
+        return is_multi_process(self.storage) and not isinstance(jnp.zeros(()), Tracer)
 
     def store_whole(self, value: object) -> None:
         """Sets the value of all copies; for an ON_READ variable, of all components."""
@@ -269,9 +266,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
         """Sets a value that must be provably equal on all replicas, without aggregation."""
         if (rows := self.assigned_as_rows(value)) is not None:
             return rows
-        if not self._has_scope() and self.takes_slices(value):
-            self._require_own_replica()
-            self.store_slices(value)
+        if not self._has_scope() and self.assigned_in_slices(value):
             return value
         result = super().assign(value if self._has_scope() else unshared(value))
         is_own = self._home.aggregation is VariableAggregation.NONE
