@@ -8,6 +8,7 @@ import numpy as np
 import stratagem.keras.private as package
 from stratagem.keras.private import (
     access,
+    graphs,
     iterators,
     optimizers,
     process_state,
@@ -23,7 +24,7 @@ def _model():
 
 
 def test_the_package_exports_its_rooms() -> None:
-    rooms = (iterators, optimizers, process_state, trainers, variables)
+    rooms = (graphs, iterators, optimizers, process_state, trainers, variables)
     names = [name for room in rooms for name in room.__all__]
     assert len(names) == len(set(names))
     assert set(names) <= set(package.__all__)
@@ -73,3 +74,18 @@ def test_seed_and_names_are_restored() -> None:
 def test_layers_of_a_model_are_listed_flat() -> None:
     model = _model()
     assert model.get_layer("dense") in variables.flatten_layers(model)
+
+
+def test_calls_of_a_graph_are_those_of_its_layers_in_order() -> None:
+    first = keras.Input((3,))
+    dense = keras.layers.Dense(3, name="dense")
+    hidden = dense(first)
+    outputs = keras.layers.Add(name="add")([first, dense(hidden)])
+    graph = graphs.graph_of(keras.Model(first, outputs))
+    calls = graphs.graph_calls(graph)
+    assert [call.operation.name for call in calls] == ["dense", "dense", "add"]
+    assert [len(call.tensors) for call in calls] == [1, 1, 2]
+    assert calls[1].tensors[0] is calls[0].outputs[0]
+    assert graphs.graph_output_ids(graph) == {id(calls[2].outputs[0])}
+    assert graphs.graph_of(dense) is None
+    assert graphs.graph_of(_model()) is not None
