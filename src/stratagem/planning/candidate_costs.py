@@ -116,7 +116,7 @@ def assumptions_of(target: Target, **given: float) -> Assumptions:
 
     Example:
         >>> sg.planning.assumptions_of(sg.planning.parse_target("v5e:4x4")).compute_share
-        0.88
+        0.77
 
     Source: specific to Stratagem.
     """
