@@ -153,9 +153,7 @@ def _search(
     machine = planning.parse_target(target)
     assumed = planning.assumptions_of(machine, **_given(links))
     found = planning.search_step(step, machine, title=title, count=num_results, assumptions=assumed)
-    if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(found.to_dict(), indent=2) + "\n")
+    _write(output, found.to_dict())
     if as_json:
         print_json(found.to_dict())
         return

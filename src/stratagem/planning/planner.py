@@ -36,7 +36,7 @@ from stratagem.strategies.base.strategy import Strategy
 from stratagem.topology.abstract_devices import placeholder, planning_for
 from stratagem.variables import ShardedState, require_layouts_used
 
-__all__ = ["plan", "plan_step"]
+__all__ = ["arrays_of", "plan", "plan_step"]
 
 
 def plan(
@@ -87,11 +87,12 @@ def plan(
     machine = parse_target(target)
     name = getattr(model_or_step, "name", None) or getattr(model_or_step, "__name__", "step")
     like = strategy or _default_strategy(model_or_step)
-    with _captured_step(model_or_step, _arrays_of(batch), machine, like, shard_state) as step:
+    with _captured_step(model_or_step, arrays_of(batch), machine, like, shard_state) as step:
         return plan_step(step, machine, title=str(name), assumptions=assumptions)
 
 
-def _arrays_of(batch: Any) -> Any:
+def arrays_of(batch: Any) -> Any:
+    """Returns a batch with placeholders for shapes; raises TypeError if it is no tuple."""
     if not isinstance(batch, tuple):
         raise TypeError(
             explain(

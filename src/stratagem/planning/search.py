@@ -19,7 +19,7 @@ from stratagem.planning.candidates import Form, PlanCandidate, list_candidates
 from stratagem.planning.choices import PlanChoice, PlanSearch
 from stratagem.planning.compilers import missing_compiler
 from stratagem.planning.planned_strategy import planned_strategy
-from stratagem.planning.planner import plan_step
+from stratagem.planning.planner import arrays_of, plan_step
 from stratagem.planning.step_time import Assumptions
 from stratagem.planning.targets import Target, parse_target
 from stratagem.planning.workloads import workload_of
@@ -83,7 +83,7 @@ def search(
     """
     machine = parse_target(target)
     _check_count(count)
-    shapes = _shapes_of(batch)
+    shapes = jax.tree.map(lambda leaf: placeholder(leaf.shape, leaf.dtype), arrays_of(batch))
     model = _built(model, machine.of_size(1))
     like = strategy or getattr(model, "distribute_strategy", None)
     return _search(model, shapes, machine, like, count, assumptions, compiles=compiles)
@@ -98,7 +98,7 @@ def search_step(
     assumptions: Assumptions | None = None,
     compiles: bool = True,
 ) -> PlanSearch:
-    """Does the same for the captured step of a script, which trains with `fit`.
+    """Finds the fastest settings for the captured step of a script that trains with `fit`.
 
     Args:
         step: the step.
@@ -138,20 +138,6 @@ def search_step(
     batch = _global_batch(step)
     found = _search(model, batch, target, step.strategy, count, assumptions, compiles=compiles)
     return dataclasses.replace(found, title=title)
-
-
-def _shapes_of(batch: object) -> tuple[Any, ...]:
-    """Returns a batch as shapes; raises TypeError if it is no tuple."""
-    if not isinstance(batch, tuple):
-        raise TypeError(
-            explain(
-                f"batch={batch!r} is of type {type(batch).__name__}.",
-                expected="a tuple (x, y).",
-                fix="pass batch=(images, labels).",
-            )
-        )
-    shapes: Any = jax.tree.map(lambda leaf: placeholder(leaf.shape, leaf.dtype), batch)
-    return shapes
 
 
 def _built(model: Any, one: Target) -> Any:
