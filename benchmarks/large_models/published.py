@@ -26,7 +26,7 @@ from benchmarks.large_models.jax_decoder import weight_shapes
 from stratagem.planning.candidate_costs import Weight, Workload, estimate
 from stratagem.planning.traced_costs import TracedCosts, trace_costs
 
-__all__ = ["PublishedRow", "compare", "draw", "make_table", "read_rows"]
+__all__ = ["PublishedRow", "compare", "draw", "make_table", "picked_loss", "read_rows"]
 
 _FIGURES = Path(__file__).with_name("published.toml")
 # A fused kernel computes the scores once more in the backward pass (7 products for 6), and half of
@@ -174,10 +174,40 @@ def _loss(weights: Any, tokens: Any, labels: Any, row: PublishedRow) -> Any:
     for one in weights["blocks"]:
         x = block(x, one)
     logits = _normalized(x, weights["norm"]) @ weights["logits"].astype("bfloat16")
-    chosen = jax.nn.log_softmax(logits.astype("float32"))
     if row.picks_rows:
-        return -jnp.mean(jnp.take_along_axis(chosen, labels[..., None], axis=-1))
+        return picked_loss(jax.checkpoint(lambda one: one.astype("float32"))(logits), labels)
+    chosen = jax.nn.log_softmax(logits.astype("float32"))
     return -jnp.mean(jnp.sum(chosen * jax.nn.one_hot(labels, row.sizes.vocabulary), axis=-1))
+
+
+@jax.custom_vjp
+def picked_loss(logits: Any, labels: Any) -> Any:
+    """Cross-entropy as PyTorch computes it op by op: every result is an array in memory."""
+    return _picked_loss_forward(logits, labels)[0]
+
+
+def _picked_loss_forward(logits: Any, labels: Any) -> tuple[Any, Any]:
+    chosen = jax.checkpoint(jax.nn.log_softmax)(logits)
+    loss = -jnp.mean(jnp.take_along_axis(chosen, labels[..., None], axis=-1))
+    return loss, (chosen, labels)
+
+
+def _picked_loss_backward(saved: tuple[Any, Any], gradient: Any) -> tuple[Any, None]:
+    chosen, labels = saved
+
+    @jax.checkpoint
+    def of_picks(gradient: Any) -> Any:
+        picks = jax.nn.one_hot(labels, chosen.shape[-1])
+        return -gradient / labels.size * picks
+
+    @jax.checkpoint
+    def of_logits(chosen: Any, picked: Any) -> Any:
+        return picked - jnp.exp(chosen) * jnp.sum(picked, axis=-1, keepdims=True)
+
+    return of_logits(chosen, of_picks(gradient)), None
+
+
+picked_loss.defvjp(_picked_loss_forward, _picked_loss_backward)
 
 
 def _normalized(x: Any, scale: Any) -> Any:

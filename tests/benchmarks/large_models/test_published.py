@@ -5,10 +5,18 @@ from __future__ import annotations
 import dataclasses
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from benchmarks.large_models.cases import Decoder
-from benchmarks.large_models.published import compare, draw, make_table, read_rows
+from benchmarks.large_models.published import (
+    compare,
+    draw,
+    make_table,
+    picked_loss,
+    read_rows,
+)
 
 _SMALL = Decoder(64, 4, 2, 128, 5, 96)
 
@@ -43,3 +51,25 @@ def test_table_and_picture(tmp_path) -> None:
     assert rows[-1].model in table
     draw(tmp_path / "published.png", found)
     assert (tmp_path / "published.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_loss_of_pytorch_is_the_cross_entropy_and_has_three_arrays_of_logits() -> None:
+    logits = np.random.default_rng(0).normal(size=(2, 3, 5)).astype("float32")
+    labels = np.array([[0, 4, 2], [1, 1, 3]])
+
+    def reference(logits):
+        picked = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], axis=-1)
+        return -jnp.mean(picked)
+
+    expected = jax.value_and_grad(reference)(logits)
+    found = jax.value_and_grad(lambda one: picked_loss(one, labels))(logits)
+    assert found[0] == pytest.approx(expected[0])
+    np.testing.assert_allclose(found[1], expected[1], atol=1e-6)
+
+    row = next(row for row in read_rows() if row.picks_rows)
+    row = dataclasses.replace(row, sizes=Decoder(64, 4, 2, 128, 5, 8192), length=256, batch=4)
+    fused = dataclasses.replace(row, picks_rows=False)
+    with jax.numpy_dtype_promotion("standard"):
+        more = compare(row)["memory_gib"] - compare(fused)["memory_gib"]
+    array_gib = 4 * 4 * 256 * 8192 / 2**30
+    assert 1.9 * array_gib < more < 3 * array_gib
