@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -57,12 +58,12 @@ def test_loss_of_pytorch_is_the_cross_entropy_and_has_three_arrays_of_logits() -
     logits = np.random.default_rng(0).normal(size=(2, 3, 5)).astype("float32")
     labels = np.array([[0, 4, 2], [1, 1, 3]])
 
-    def reference(logits):
+    def reference(logits: jax.Array) -> jax.Array:
         picked = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], axis=-1)
         return -jnp.mean(picked)
 
     expected = jax.value_and_grad(reference)(logits)
-    found = jax.value_and_grad(lambda one: picked_loss(one, labels))(logits)
+    found = jax.value_and_grad(functools.partial(picked_loss, labels=labels))(logits)
     assert found[0] == pytest.approx(expected[0])
     np.testing.assert_allclose(found[1], expected[1], atol=1e-6)
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 from jax.sharding import Mesh, PartitionSpec
 
 from stratagem.execution.analysis.replication import inner_jaxprs
@@ -234,3 +234,55 @@ def test_recomputation_waits_for_the_backward_pass() -> None:
     assert "checkpoint" not in names
     assert names.count("tanh") == 4 + 4  # computed again
     assert "optimization_barrier" in names
+
+
+def test_gradients_of_a_layer_are_summed_before_the_next_but_one_gathers() -> None:
+    """Otherwise their operands, or they themselves, would stay in memory for longer."""
+    num_layers, width = 5, 32
+
+    def stack(*args: Any) -> Any:
+        batch = args[-1]
+        layer = jax.checkpoint(lambda x, first, second: jnp.tanh(jnp.tanh(x @ first) @ second))
+        for place in range(num_layers):
+            batch = layer(batch, *args[2 * place : 2 * place + 2])
+        return jnp.sum(batch)
+
+    count = 2 * num_layers
+    weights = [jnp.ones((width, width))] * count
+    step = jax.make_jaxpr(jax.grad(stack, argnums=range(count)))(*weights, jnp.ones((4, width)))
+    replica = LateStep(
+        step.jaxpr,
+        [*[sharded(0)] * count, None],
+        is_steady=[*[True] * count, False],
+        sums={place: sharded(0) for place in range(count)},
+        updates=[],
+        first_handed=count,
+        returned=range(count),
+    )
+
+    def run(*values: Any) -> list[Any]:
+        return replica.outputs(dict(enumerate(values)))[0]
+
+    specs = (*[spec(0)] * count, COPIED)
+    mapped = jax.shard_map(
+        run, mesh=MESH, in_specs=specs, out_specs=[spec(0)] * count, check_vma=False
+    )
+    (inner,) = jax.make_jaxpr(mapped)(*weights, jnp.ones((4, width))).jaxpr.eqns
+    jaxpr = inner.params["jaxpr"]
+    needs: dict[Any, set[int]] = {}
+    sums = set[int]()
+    at_gathers: list[tuple[set[int], set[int]]] = []  # sums that came before; awaited ones
+    for eqn in jaxpr.eqns:
+        variables = [one for one in eqn.invars if isinstance(one, Var)]
+        awaited = set[int]().union(*(needs.get(one, set()) for one in variables))
+        if eqn.primitive.name == "reduce_scatter":
+            awaited.add(len(sums))
+            sums |= awaited
+        elif eqn.primitive.name == "all_gather":
+            at_gathers.append((set(sums), awaited))
+        needs.update(dict.fromkeys(eqn.outvars, awaited))
+    assert len(sums) == count
+    for place in range(1, len(at_gathers)):
+        (older, _), (newer, awaited) = at_gathers[place - 1 : place + 1]
+        assert awaited >= older & newer
+    assert len(at_gathers[-1][1]) == count - 4  # all but those of the last two layers

@@ -96,7 +96,8 @@ class Gathers:
         self._started: dict[_Key, list[Any]] = collections.defaultdict(list)
         self._kept: collections.OrderedDict[_Key, Any] = collections.OrderedDict()
         self._num_uses = 0
-        self._sums: list[tuple[Any, Any, int]] = []
+        self._sums: list[tuple[Any, Any]] = []
+        self._newest_sums: list[tuple[Any, Any]] = []
 
     def bind(self, eqns: Sequence[JaxprEqn], values: Mapping[Any, Any]) -> list[Any]:
         """Evaluates operations of a jaxpr as a jaxpr of their own; returns all their results."""
@@ -141,12 +142,9 @@ class Gathers:
         """Returns the values, none of which is available before all are."""
         return jax.lax.optimization_barrier([*values])
 
-    def wait_for(self, holder: Any, key: Any, addend_bytes: int) -> None:
-        """Lets later operations wait for `holder[key]`, so that few gradients are in memory.
-
-        `addend_bytes` is the size of the gradient that it is computed from.
-        """
-        self._sums.append((holder, key, addend_bytes))
+    def wait_for(self, holder: Any, key: Any) -> None:
+        """Lets later operations wait for `holder[key]`, so that few gradients are in memory."""
+        self._newest_sums.append((holder, key))
 
     def evaluate(self, eqn: JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any]:
         """Evaluates an operation with the weights that it reads."""
@@ -240,13 +238,12 @@ class Gathers:
         return self._starts[self._num_uses - 1]
 
     def _awaited(self) -> list[tuple[Any, Any]]:
-        """Returns the oldest sums and updates, but not the newest within the limit."""
-        total, place = 0, len(self._sums)
-        while place > 0 and total <= self._limits.ahead_bytes:
-            place -= 1
-            total += self._sums[place][-1]
-        awaited, self._sums = self._sums[:place], self._sums[place:]
-        return [(holder, key) for holder, key, _ in awaited]
+        """Returns the sums and updates that an operation waits for.
+
+        Those that came after the last operation with weights are sent behind this one.
+        """
+        awaited, self._sums, self._newest_sums = self._sums, self._newest_sums, []
+        return awaited
 
     def _whole(self, value: Any) -> Any:
         if isinstance(value, WeightShard):

@@ -8,9 +8,8 @@ from typing import Any
 
 from stratagem.execution.late_gathers.exchanges import Sharded
 from stratagem.execution.late_gathers.gathers import Gathers
-from stratagem.execution.late_gathers.gradient_products import GradientProduct
 from stratagem.execution.late_gathers.shard_updates import ShardUpdate
-from stratagem.execution.late_gathers.weights import WeightShard, num_bytes
+from stratagem.execution.late_gathers.weights import WeightShard
 
 __all__ = ["Sums"]
 
@@ -48,15 +47,14 @@ class Sums:
     def add(self, atom: Any, value: Any, *, is_summed: bool) -> None:
         """Sums an addend that is not summed yet, and runs the updates that waited for it only."""
         sharded = None if is_summed else self.addends.get(atom)
-        size_bytes = num_bytes(value.aval if isinstance(value, GradientProduct) else value)
         self.values[atom] = value if sharded is None else self._gathers.scatter(value, sharded)
         if sharded is not None and atom not in self._readers:
-            self._gathers.wait_for(self.values, atom, size_bytes)
+            self._gathers.wait_for(self.values, atom)
         for place in self._readers.get(atom, ()):
             self._waiting[place].discard(atom)
             if not self._waiting[place]:
                 self._update(place)
-                self._gathers.wait_for(self.updated[place], 0, size_bytes)
+                self._gathers.wait_for(self.updated[place], 0)
 
     def _update(self, place: int) -> None:
         update, atoms = self._updates[place]
