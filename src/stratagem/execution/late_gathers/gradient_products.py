@@ -27,7 +27,7 @@ __all__ = ["GradientProduct", "product_chain", "readers_of"]
 # Smaller messages, or smaller parts of one for a replica, would not use the links, and thinner
 # products not the arithmetic units: a product of n rows does n operations for each byte of a
 # bfloat16 operand, and v5e can do 240, H100 295.
-_MIN_BLOCK_BYTES, _MIN_PART_BYTES = 2**24, 2**17
+_MIN_BLOCK_BYTES, _MIN_PART_BYTES = 2**26, 2**17
 _MIN_BLOCK_ROWS = 512
 # What a product's result passes through on its way to the output.
 _LAYOUTS = ("transpose", "convert_element_type")
