@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -236,22 +237,24 @@ def test_recomputation_waits_for_the_backward_pass() -> None:
     assert "optimization_barrier" in names
 
 
-def test_gradients_of_a_layer_are_summed_before_the_next_but_one_gathers() -> None:
-    """Otherwise their operands, or they themselves, would stay in memory for longer."""
-    num_layers, width = 5, 32
+def test_a_layer_gathers_its_last_weight_after_the_sums_of_the_layer_before() -> None:
+    """Otherwise gradients or their operands would stay in memory during a whole layer."""
+    num_layers, num_products, width = 4, 4, 32
 
     def stack(*args: Any) -> Any:
+        @jax.checkpoint
+        def layer(x: Any, *weights: Any) -> Any:
+            return functools.reduce(lambda y, one: jnp.tanh(y @ one), weights, x)
+
         batch = args[-1]
-        layer = jax.checkpoint(lambda x, first, second: jnp.tanh(jnp.tanh(x @ first) @ second))
-        for place in range(num_layers):
-            batch = layer(batch, *args[2 * place : 2 * place + 2])
+        for first in range(0, num_layers * num_products, num_products):
+            batch = layer(batch, *args[first : first + num_products])
         return jnp.sum(batch)
 
-    count = 2 * num_layers
-    weights = [jnp.ones((width, width))] * count
-    step = jax.make_jaxpr(jax.grad(stack, argnums=range(count)))(*weights, jnp.ones((4, width)))
+    count = num_layers * num_products
+    values = [*[jnp.ones((width, width))] * count, jnp.ones((4, width))]
     replica = LateStep(
-        step.jaxpr,
+        jax.make_jaxpr(jax.grad(stack, argnums=range(count)))(*values).jaxpr,
         [*[sharded(0)] * count, None],
         is_steady=[*[True] * count, False],
         sums={place: sharded(0) for place in range(count)},
@@ -259,30 +262,27 @@ def test_gradients_of_a_layer_are_summed_before_the_next_but_one_gathers() -> No
         first_handed=count,
         returned=range(count),
     )
-
-    def run(*values: Any) -> list[Any]:
-        return replica.outputs(dict(enumerate(values)))[0]
-
-    specs = (*[spec(0)] * count, COPIED)
     mapped = jax.shard_map(
-        run, mesh=MESH, in_specs=specs, out_specs=[spec(0)] * count, check_vma=False
+        lambda *values: replica.outputs(dict(enumerate(values)))[0],
+        mesh=MESH,
+        in_specs=(*[spec(0)] * count, COPIED),
+        out_specs=[spec(0)] * count,
+        check_vma=False,
     )
-    (inner,) = jax.make_jaxpr(mapped)(*weights, jnp.ones((4, width))).jaxpr.eqns
-    jaxpr = inner.params["jaxpr"]
-    needs: dict[Any, set[int]] = {}
+    (inner,) = jax.make_jaxpr(mapped)(*values).jaxpr.eqns
+    needs: dict[Any, set[int]] = {}  # the sums that each value waits for
     sums = set[int]()
-    at_gathers: list[tuple[set[int], set[int]]] = []  # sums that came before; awaited ones
-    for eqn in jaxpr.eqns:
+    at_last_gather: dict[int, set[int]] = {}  # by the number of sums that came before
+    for eqn in inner.params["jaxpr"].eqns:
         variables = [one for one in eqn.invars if isinstance(one, Var)]
         awaited = set[int]().union(*(needs.get(one, set()) for one in variables))
         if eqn.primitive.name == "reduce_scatter":
             awaited.add(len(sums))
             sums |= awaited
         elif eqn.primitive.name == "all_gather":
-            at_gathers.append((set(sums), awaited))
+            at_last_gather[len(sums)] = awaited
         needs.update(dict.fromkeys(eqn.outvars, awaited))
     assert len(sums) == count
-    for place in range(1, len(at_gathers)):
-        (older, _), (newer, awaited) = at_gathers[place - 1 : place + 1]
-        assert awaited >= older & newer
-    assert len(at_gathers[-1][1]) == count - 4  # all but those of the last two layers
+    assert {number: len(one) for number, one in at_last_gather.items()} == {
+        number: number for number in range(0, count, num_products)
+    }

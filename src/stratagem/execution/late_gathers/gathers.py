@@ -96,8 +96,7 @@ class Gathers:
         self._started: dict[_Key, list[Any]] = collections.defaultdict(list)
         self._kept: collections.OrderedDict[_Key, Any] = collections.OrderedDict()
         self._num_uses = 0
-        self._sums: list[tuple[Any, Any]] = []
-        self._newest_sums: list[tuple[Any, Any]] = []
+        self._sums: list[tuple[Any, Any, int]] = []
 
     def bind(self, eqns: Sequence[JaxprEqn], values: Mapping[Any, Any]) -> list[Any]:
         """Evaluates operations of a jaxpr as a jaxpr of their own; returns all their results."""
@@ -142,9 +141,12 @@ class Gathers:
         """Returns the values, none of which is available before all are."""
         return jax.lax.optimization_barrier([*values])
 
-    def wait_for(self, holder: Any, key: Any) -> None:
-        """Lets later operations wait for `holder[key]`, so that few gradients are in memory."""
-        self._newest_sums.append((holder, key))
+    def wait_for(self, holder: Any, key: Any, num_hiding: int) -> None:
+        """Lets operations with weights wait for `holder[key]`, so that few gradients are in memory.
+
+        The sum can be sent behind the next `num_hiding` of them.
+        """
+        self._sums.append((holder, key, self._num_uses + 1 + num_hiding))
 
     def evaluate(self, eqn: JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any]:
         """Evaluates an operation with the weights that it reads."""
@@ -238,11 +240,9 @@ class Gathers:
         return self._starts[self._num_uses - 1]
 
     def _awaited(self) -> list[tuple[Any, Any]]:
-        """Returns the sums and updates that an operation waits for.
-
-        Those that came after the last operation with weights are sent behind this one.
-        """
-        awaited, self._sums, self._newest_sums = self._sums, self._newest_sums, []
+        """Returns the sums and updates that the current operation waits for."""
+        awaited = [(holder, key) for holder, key, use in self._sums if use <= self._num_uses]
+        self._sums = [one for one in self._sums if one[-1] > self._num_uses]
         return awaited
 
     def _whole(self, value: Any) -> Any:

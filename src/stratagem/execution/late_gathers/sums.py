@@ -8,6 +8,7 @@ from typing import Any
 
 from stratagem.execution.late_gathers.exchanges import Sharded
 from stratagem.execution.late_gathers.gathers import Gathers
+from stratagem.execution.late_gathers.gradient_products import GradientProduct
 from stratagem.execution.late_gathers.shard_updates import ShardUpdate
 from stratagem.execution.late_gathers.weights import WeightShard
 
@@ -47,14 +48,19 @@ class Sums:
     def add(self, atom: Any, value: Any, *, is_summed: bool) -> None:
         """Sums an addend that is not summed yet, and runs the updates that waited for it only."""
         sharded = None if is_summed else self.addends.get(atom)
+        is_product = isinstance(value, GradientProduct)
+        is_in_blocks = is_product and sharded is not None and value.num_blocks(sharded) > 1
+        num_hiding = (
+            1 if is_in_blocks else 2
+        )  # a block is also sent behind the next block's product
         self.values[atom] = value if sharded is None else self._gathers.scatter(value, sharded)
         if sharded is not None and atom not in self._readers:
-            self._gathers.wait_for(self.values, atom)
+            self._gathers.wait_for(self.values, atom, num_hiding)
         for place in self._readers.get(atom, ()):
             self._waiting[place].discard(atom)
             if not self._waiting[place]:
                 self._update(place)
-                self._gathers.wait_for(self.updated[place], 0)
+                self._gathers.wait_for(self.updated[place], 0, num_hiding)
 
     def _update(self, place: int) -> None:
         update, atoms = self._updates[place]
