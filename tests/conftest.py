@@ -144,9 +144,11 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks whole files, whose promises hold on every version, and what `make test` leaves out."""
-    # The tests of a part, and those of another number of replicas, are not all.
+    # The tests of a part, and those of another number of replicas, are not all; and all rows of
+    # what is given by its id run.
     is_part = any("::" in argument for argument in config.args)
-    if not (is_part or any(name.startswith("STRATAGEM_TEST_") for name in os.environ)):
+    is_all = not (is_part or any(name.startswith("STRATAGEM_TEST_") for name in os.environ))
+    if is_all:
         missing = missing_nightly_rows({item.nodeid for item in items})
         if missing:
             raise pytest.UsageError(f"tests/nightly.txt names tests that don't exist: {missing}")
@@ -155,7 +157,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.slow)
         if item.path.relative_to(_TESTS).as_posix() in _COMPATIBILITY_FILES:
             item.add_marker(pytest.mark.compatibility)
-    if not is_part:  # the rows of a test that is given by its id all run
+    if is_all:
         for item in spare_combinations(items):
             item.add_marker(pytest.mark.slow)
 

@@ -58,15 +58,18 @@ def spare_combinations(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     """Quick rows whose values of each `parametrize` and fixture all occur in other quick rows.
 
     Those of a function with at most four such rows, or marked `every_combination`, are not spare.
+    Rows that run op by op are chosen by themselves: runs of other versions leave them out.
     """
-    functions: dict[str, list[pytest.Item]] = {}
+    functions: dict[tuple[str, bool], list[tuple[pytest.Item, Sequence[str]]]] = {}
     for item in items:
         if hasattr(item, "callspec") and not any(map(item.get_closest_marker, _NOT_CHOSEN_FROM)):
-            functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    spare: list[pytest.Item] = []
-    for name, rows in functions.items():
-        if len(rows) > _MOST_ROWS:
             # An id for each `parametrize` and each fixture with parameters.
-            chosen = covering_rows(name, [row.callspec._idlist for row in rows])  # type: ignore[attr-defined]
-            spare += [row for index, row in enumerate(rows) if index not in chosen]
+            ids = item.callspec._idlist
+            key = (item.nodeid.partition("[")[0], "eager" in ids)
+            functions.setdefault(key, []).append((item, ids))
+    spare: list[pytest.Item] = []
+    for (name, _), rows in functions.items():
+        if len(rows) > _MOST_ROWS:
+            chosen = covering_rows(name, [ids for _, ids in rows])
+            spare += [item for index, (item, _) in enumerate(rows) if index not in chosen]
     return spare

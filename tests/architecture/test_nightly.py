@@ -69,8 +69,16 @@ def test_function_always_runs_the_same_rows_and_another_one_others() -> None:
 def test_combinations_are_left_out_of_each_function_by_itself() -> None:
     rows = [Row(name, values) for name in ("test_one", "test_two") for values in PRODUCT]
     spare = spare_combinations([*rows, SimpleNamespace(nodeid="test_without_parameters")])
-    assert [row.nodeid.partition("[")[0] for row in spare].count("test_one") == 30
-    assert len(spare) == 60
+    assert [row.nodeid.partition("[")[0] for row in spare].count("test_one") == 24
+    assert len(spare) == 48
+
+
+@pytest.mark.parametrize("way", ["compiled", "eager"])
+def test_rows_of_each_way_to_run_have_each_value(way) -> None:
+    rows = [Row("test_one", values) for values in PRODUCT]
+    spare = {row.nodeid for row in spare_combinations(rows)}
+    left = [row.callspec._idlist for row in rows if row.nodeid not in spare]
+    assert {value for row in left if way in row for value in row} == {*"abc", *"123456", way}
 
 
 @pytest.mark.parametrize(
