@@ -35,7 +35,7 @@ import pytest
 
 import stratagem
 from tests.process_state import ProcessState
-from tests.slow_rows import NIGHTLY, missing_nightly_rows
+from tests.slow_rows import NIGHTLY, missing_nightly_rows, spare_combinations
 
 # Background jobs of a shell and of nohup ignore some signals, and so would what a test starts.
 for _signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
@@ -143,10 +143,12 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks whole files, whose promises hold on every version, and the tests of nightly.txt."""
-    # The tests of a part, and those of another number of replicas, are not all.
+    """Marks whole files, whose promises hold on every version, and what `make test` leaves out."""
+    # The tests of a part, and those of another number of replicas, are not all; and all rows of
+    # what is given by its id run.
     is_part = any("::" in argument for argument in config.args)
-    if not (is_part or any(name.startswith("STRATAGEM_TEST_") for name in os.environ)):
+    is_all = not (is_part or any(name.startswith("STRATAGEM_TEST_") for name in os.environ))
+    if is_all:
         missing = missing_nightly_rows({item.nodeid for item in items})
         if missing:
             raise pytest.UsageError(f"tests/nightly.txt names tests that don't exist: {missing}")
@@ -155,6 +157,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.slow)
         if item.path.relative_to(_TESTS).as_posix() in _COMPATIBILITY_FILES:
             item.add_marker(pytest.mark.compatibility)
+    if is_all:
+        for item in spare_combinations(items):
+            item.add_marker(pytest.mark.slow)
 
 
 _KEEP_PROGRAMS_S = 60.0

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ast
 import builtins
+import collections
 import dataclasses
 import functools
+import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import stratagem.errors
 from tests.architecture.source_tree import Module
@@ -84,11 +86,27 @@ def belongs(expectation: Expectation, message: Message) -> bool:
 def untested(messages: Iterable[Message], expectations: Iterable[Expectation]) -> list[str]:
     """The messages in which no test looks for anything."""
     expected = set(expectations)
+    # Most messages are found by words that they share with a text, without a look at all texts.
+    sharing = collections.defaultdict[tuple[str, ...], list[Expectation]](list)
+    for expectation in expected:
+        for run in _runs_of_words(_one_line(expectation.text)):
+            sharing[run].append(expectation)
     return [
         f"{message.where}: {message.error}: {message.texts[0].replace(HOLE, '{}')}"
         for message in messages
-        if not any(belongs(expectation, message) for expectation in expected)
+        if not any(
+            belongs(expectation, message)
+            for expectation in itertools.chain(_near(message, sharing), expected)
+        )
     ]
+
+
+def _near(
+    message: Message, sharing: Mapping[tuple[str, ...], Sequence[Expectation]]
+) -> Iterator[Expectation]:
+    for text in message.texts:
+        for run in _runs_of_words(text):
+            yield from sharing.get(run, ())
 
 
 def _overlaps(wanted: str, template: str) -> bool:

@@ -376,6 +376,7 @@ def test_rule_accepts_a_module_that_keeps_it(rule) -> None:
     assert rule(from_text(GOOD, "stratagem.values.x")) == []
 
 
+@pytest.mark.every_combination
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 @pytest.mark.parametrize("name", ["stratagem", "stratagem.cli.x", "stratagem.compat.x"])
 def test_lazy_rooms_may_import_the_package_inside_a_function(rule, name) -> None:

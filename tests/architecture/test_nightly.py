@@ -1,11 +1,15 @@
-"""The list of tests that `make test` leaves out names tests that exist."""
+"""The tests and the combinations of parameters that `make test` leaves out."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
-from tests.slow_rows import NIGHTLY, missing_nightly_rows
+import pytest
+
+from tests.slow_rows import NIGHTLY, covering_rows, missing_nightly_rows, spare_combinations
 
 _ROOT = Path(__file__).parents[2]
 _ROW = re.compile(r"(tests/[\w/]+\.py)::(test_\w+)(\[.+\])?")
@@ -28,3 +32,71 @@ def test_row_of_a_collected_file_that_names_no_test_is_found() -> None:
     of_file = [other for other in NIGHTLY if other.startswith(f"{file}::")]
     assert missing_nightly_rows([f"{file}::test_other", *of_file]) == []
     assert missing_nightly_rows([f"{file}::test_other", *set(of_file) - {row}]) == [row]
+
+
+class Row:
+    """What the choice sees of a row: ids of its parameters, and its markers."""
+
+    def __init__(self, function: str, values: tuple[str, ...], marker: str | None = None) -> None:
+        self.nodeid = f"{function}[{'-'.join(values)}]"
+        self.callspec = SimpleNamespace(_idlist=values)
+        self._marker = marker
+
+    def get_closest_marker(self, name: str) -> bool:
+        return name == self._marker
+
+
+PRODUCT = [*itertools.product("abc", "123456", ["eager", "compiled"])]
+
+
+@pytest.mark.parametrize("rows", [PRODUCT, PRODUCT[::5], [("a",), ("b",)], [("a", "b-c")]])
+def test_chosen_rows_have_each_value(rows) -> None:
+    chosen = [rows[index] for index in covering_rows("test_one", rows)]
+    assert {*map(frozenset, zip(*chosen, strict=True))} == {
+        *map(frozenset, zip(*rows, strict=True))
+    }
+
+
+def test_product_is_covered_by_as_many_rows_as_its_longest_column() -> None:
+    assert len(covering_rows("test_one", PRODUCT)) == 6
+
+
+def test_function_always_runs_the_same_rows_and_another_one_others() -> None:
+    chosen = {name: covering_rows(name, PRODUCT) for name in ("test_one", "test_two")}
+    assert chosen["test_one"] == covering_rows("test_one", PRODUCT) != chosen["test_two"]
+
+
+def test_combinations_are_left_out_of_each_function_by_itself() -> None:
+    rows = [Row(name, values) for name in ("test_one", "test_two") for values in PRODUCT]
+    spare = spare_combinations([*rows, SimpleNamespace(nodeid="test_without_parameters")])
+    assert [row.nodeid.partition("[")[0] for row in spare].count("test_one") == 24
+    assert len(spare) == 48
+
+
+@pytest.mark.parametrize("way", ["compiled", "eager"])
+def test_rows_of_each_way_to_run_have_each_value(way) -> None:
+    rows = [Row("test_one", values) for values in PRODUCT]
+    spare = {row.nodeid for row in spare_combinations(rows)}
+    left = [row.callspec._idlist for row in rows if row.nodeid not in spare]
+    assert {value for row in left if way in row for value in row} == {*"abc", *"123456", way}
+
+
+@pytest.mark.parametrize(
+    ("values", "marker"),
+    [
+        (PRODUCT[:4], None),  # few rows
+        ([(value,) for value in "abcdefgh"], None),  # each has a value of its own
+        (PRODUCT, "every_combination"),
+        (PRODUCT, "slow"),  # left out already
+    ],
+)
+def test_rows_that_are_not_left_out(values, marker) -> None:
+    assert spare_combinations([Row("test_one", row, marker) for row in values]) == []
+
+
+def test_slow_rows_cover_nothing() -> None:
+    slow = [Row("test_one", values, "slow") for values in PRODUCT if values[0] == "a"]
+    quick = [Row("test_one", values) for values in PRODUCT if values[0] != "a"]
+    spare = {row.nodeid for row in spare_combinations([*slow, *quick])}
+    left = [row.callspec._idlist for row in quick if row.nodeid not in spare]
+    assert {value for row in left for value in row} == {*"bc", *"123456", "eager", "compiled"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -111,10 +112,13 @@ def _has_test(test: str) -> bool:
     path = _ROOT / file
     if not path.is_file() or not path.name.startswith("test_"):
         return False
+    return function.startswith("test_") and function in _functions_of(path)
+
+
+@functools.cache
+def _functions_of(path: Path) -> set[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    return any(
-        isinstance(node, ast.FunctionDef) and node.name == function for node in tree.body
-    ) and function.startswith("test_")
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
 def test_every_recorded_name_of_tensorflow_has_a_row() -> None:

@@ -135,3 +135,9 @@ def _gradients(model: LinearModel, x: Any, y: Any, weights: Any) -> tuple[Any, A
 
 def _assert_close(measured: Any, expected: Any) -> None:
     np.testing.assert_allclose(np.asarray(measured), expected, rtol=1e-4, atol=2e-5)
+
+
+def test_one_loop_is_that_of_one_device() -> None:
+    """The property above by one example, for runs that leave out what takes long."""
+    check = test_loss_gradients_and_metrics_are_those_of_one_device.hypothesis.inner_test
+    check(num_examples=5, batch_size=4, num_replicas=2, optimizer="momentum", way="function")

@@ -14,7 +14,6 @@ from tests.parameter_server.clusters import local_strategy
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-    pytest.mark.compatibility,
 ]
 
 RNG = np.random.default_rng(0)
@@ -65,6 +64,7 @@ def assert_same(model: keras.Model, other: keras.Model) -> None:
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize(
     ("make", "data", "options"),
     [
@@ -112,6 +112,7 @@ def test_workers_of_several_devices_split_their_batches(make) -> None:
         assert_same(model, mirrored)
 
 
+@pytest.mark.compatibility
 def test_evaluation_counts_every_example_once_on_any_number_of_workers() -> None:
     alone = dense()
     with local_strategy(num_workers=3) as strategy:
@@ -161,6 +162,7 @@ def test_single_batches_give_their_own_numbers() -> None:
         np.testing.assert_allclose(model.predict_on_batch(X), alone.predict_on_batch(X), rtol=1e-5)
 
 
+@pytest.mark.compatibility
 def test_endless_data_need_steps() -> None:
     def endless():
         while True:

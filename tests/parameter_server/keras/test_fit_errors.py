@@ -16,7 +16,6 @@ from tests.parameter_server.clusters import local_strategy
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-    pytest.mark.compatibility,
 ]
 
 X = np.random.default_rng(0).normal(size=(120, 3)).astype("float32")
@@ -54,6 +53,7 @@ def make(strategy: RemoteStateStrategy) -> Any:
     return model
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("kind", ["fit", "evaluate", "predict"])
 def test_error_in_long_data_is_raised_once(strategy, kind) -> None:
     model = make(strategy)

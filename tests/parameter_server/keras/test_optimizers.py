@@ -22,12 +22,12 @@ from tests.parameter_server.keras.trained_models import (
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-    pytest.mark.compatibility,
 ]
 
 optimizers = keras.optimizers
 
 
+@pytest.mark.compatibility
 def test_model_that_is_compiled_again_begins_with_a_new_optimizer() -> None:
     x, y = np.concatenate(X), np.concatenate(Y)
     fitted: dict[str, Any] = {"batch_size": 40, "epochs": 2, "shuffle": False, "verbose": 0}
