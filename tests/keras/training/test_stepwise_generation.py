@@ -25,5 +25,5 @@ def test_columns_follow_each_other_up_to_the_end(stops: tuple[int, ...] | None) 
 
 
 def test_prompts_that_fill_the_length_yield_nothing() -> None:
-    prompts = Letters().generate_preprocess(["abc", "abd"], 3)
+    prompts = Letters().generate_preprocess(["abc", "abe"], 3)
     assert list(generate_stepwise(Decoder(), prompts, None, 1)) == []

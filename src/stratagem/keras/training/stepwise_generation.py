@@ -39,7 +39,7 @@ class Tokens(NamedTuple):
     end: int
 
 
-class _Loop(NamedTuple):
+class _SamplerLoop(NamedTuple):
     """Variables of a sampler's loop between two programs."""
 
     variables: Any
@@ -76,14 +76,19 @@ class _Programs:
         self._begin = jax.jit(self._traced_begin, static_argnames="stop_token_ids")
         self._advance = functools.cache(self._compiled_advance)
 
-    def begin(self, strategy: Strategy | None, prompts: Any, stop_token_ids: Any) -> _Loop:
+    def begin(self, strategy: Strategy | None, prompts: Any, stop_token_ids: Any) -> _SamplerLoop:
         """Returns the loop before its first token."""
         state = self._read(strategy)
         return self._begin(prompts, state, stop_token_ids=stop_token_ids)
 
     def advance(
-        self, strategy: Strategy | None, prompts: Any, stop_token_ids: Any, loop: _Loop, count: int
-    ) -> tuple[Any, _Loop]:
+        self,
+        strategy: Strategy | None,
+        prompts: Any,
+        stop_token_ids: Any,
+        loop: _SamplerLoop,
+        count: int,
+    ) -> tuple[Any, _SamplerLoop]:
         """Computes up to `count` tokens more; returns the generate step's results so far."""
         leaves, structure = jax.tree.flatten(loop)
         places = None if strategy is None else tuple(leaf.sharding for leaf in leaves)
@@ -118,15 +123,15 @@ class _Programs:
         with reading_as_stored(strategy):
             return [variable.value for variable in self._variables()]
 
-    def _traced_begin(self, prompts: Any, state: Any, stop_token_ids: Any) -> _Loop:
+    def _traced_begin(self, prompts: Any, state: Any, stop_token_ids: Any) -> _SamplerLoop:
         def keep(cond: Any, body: Any, loop_vars: Any, maximum_iterations: Any, **_: Any) -> Any:
             remaining = jnp.asarray(maximum_iterations, "int32")
             # The loop is donated; without copies, JAX would return prompts themselves.
             copies = jax.tree.map(jnp.copy, tuple(loop_vars))
-            kept.append(_Loop(copies, remaining, _is_done(cond, loop_vars, remaining)))
+            kept.append(_SamplerLoop(copies, remaining, _is_done(cond, loop_vars, remaining)))
             return loop_vars
 
-        kept: list[_Loop] = []
+        kept: list[_SamplerLoop] = []
         self._generate_step(keep, prompts, state, stop_token_ids)
         if len(kept) != 1:
             raise ValueError(_no_loop(self._model(), f"calls run_loop {len(kept)} times"))
@@ -136,8 +141,8 @@ class _Programs:
         return kept[0]
 
     def _traced_advance(
-        self, loop: _Loop, prompts: Any, state: Any, count: Any, stop_token_ids: Any
-    ) -> tuple[Any, _Loop, list[Any]]:
+        self, loop: _SamplerLoop, prompts: Any, state: Any, count: Any, stop_token_ids: Any
+    ) -> tuple[Any, _SamplerLoop, list[Any]]:
         """Traces the whole step; the compiler drops what leads to the loop, as nothing reads it."""
 
         def resume(
@@ -151,11 +156,13 @@ class _Programs:
                 **more,
             )
             remaining = loop.remaining - steps
-            resumed.append(_Loop(tuple(variables), remaining, _is_done(cond, variables, remaining)))
+            resumed.append(
+                _SamplerLoop(tuple(variables), remaining, _is_done(cond, variables, remaining))
+            )
             return tuple(variables)
 
         run_loop = self._model().sampler.run_loop
-        resumed: list[_Loop] = []
+        resumed: list[_SamplerLoop] = []
         outputs, seeds = self._generate_step(resume, prompts, state, stop_token_ids)
         return (outputs[TOKEN_IDS], outputs[_PADDING_MASK]), resumed[0], seeds
 
