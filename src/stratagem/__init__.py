@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from stratagem.keras import apply_gradients as apply_gradients
     from stratagem.keras import compile as compile
     from stratagem.keras import compute_average_loss as compute_average_loss
+    from stratagem.keras import generate_stream as generate_stream
     from stratagem.keras import profile as profile
     from stratagem.keras import remat as remat
     from stratagem.keras import scale_regularization_loss as scale_regularization_loss
@@ -207,6 +208,7 @@ __all__ = [
     "explain_recompiles",
     "feature_column",
     "function",
+    "generate_stream",
     "get_replica_context",
     "get_strategy",
     "goodput",

@@ -91,6 +91,7 @@ PUBLIC_NAMES: dict[str, tuple[str, str | None]] = {
     "explain_recompiles": ("stratagem.execution", "explain_recompiles"),
     "function": ("stratagem.execution", "function"),
     "all_gather": ("stratagem.context", "all_gather"),
+    "generate_stream": ("stratagem.keras", "generate_stream"),
     "get_replica_context": ("stratagem.context", "get_replica_context"),
     "get_strategy": ("stratagem.context", "get_strategy"),
     "goodput": ("stratagem.goodput", None),

@@ -6,6 +6,7 @@ from stratagem.keras.callbacks.backup_and_restore import BackupAndRestore  # iso
 from stratagem.keras.callbacks.profile import profile  # isort: skip
 from stratagem.keras.training.dataset_creator import DatasetCreator  # isort: skip
 from stratagem.keras.numerics.losses import compute_average_loss, scale_regularization_loss  # isort: skip
+from stratagem.keras.training.generate_stream import generate_stream  # isort: skip
 from stratagem.keras.training.lowering import lower_training_step  # isort: skip
 from stratagem.keras.training.model import compile, strategy_of  # isort: skip
 from stratagem.keras.numerics.optimizer import apply_gradients  # isort: skip
@@ -35,6 +36,7 @@ __all__ = [
     "chunked_softmax_cross_entropy",
     "compile",
     "compute_average_loss",
+    "generate_stream",
     "lower_training_step",
     "profile",
     "remat",

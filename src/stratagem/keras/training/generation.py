@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
     from stratagem.topology import Topology
 
-__all__ = ["generating_with_shards"]
+__all__ = ["generating_with_shards", "place_prompts"]
 
 _METHOD = "make_generate_function"
 _wrapped_classes: set[type] = {keras.Model}
@@ -62,6 +62,14 @@ def _making_with_shards(original: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
+def place_prompts(generate: object, prompts: Any) -> tuple[Strategy | None, Any]:
+    """Returns prompts on the devices that a generate function uses.
+
+    The strategy is that whose variables are then read as they are stored; None to read them whole.
+    """
+    return generate.place(prompts) if isinstance(generate, _Generation) else (None, prompts)
+
+
 class _Generation:
     """A generate function that computes on the devices of all replicas."""
 
@@ -73,19 +81,26 @@ class _Generation:
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Generates; the results are on the first replica's device."""
+        strategy, (args, kwargs) = self.place((args, kwargs))
+        if strategy is None:
+            return self._generate(*args, **kwargs)
+        with reading_as_stored(strategy):
+            outputs = self._generate(*args, **kwargs)
+        devices = strategy.topology.devices
+        assert devices is not None
+        return jax.device_put(outputs, devices[0])
+
+    def place(self, inputs: Any) -> tuple[Strategy | None, Any]:
+        """Returns inputs on the strategy's devices; None if all replicas would compute the same."""
         topology = self._strategy.topology
-        leaves, structure = jax.tree.flatten((args, kwargs))
+        leaves, structure = jax.tree.flatten(inputs)
         arrays = [leaf for leaf in leaves if _is_array(leaf)]
         is_split = topology.num_replicas > 1 and _divides_rows(arrays, topology.num_replicas)
         if not is_split and not self._is_in_parts:
-            return self._generate(*args, **kwargs)  # all replicas would compute the same
+            return None, inputs
         rows = topology.stacked if is_split else topology.replicated
         placed = [_placed(leaf, rows, topology) if _is_array(leaf) else leaf for leaf in leaves]
-        args, kwargs = jax.tree.unflatten(structure, placed)
-        with reading_as_stored(self._strategy):
-            outputs = self._generate(*args, **kwargs)
-        assert topology.devices is not None
-        return jax.device_put(outputs, topology.devices[0])
+        return self._strategy, jax.tree.unflatten(structure, placed)
 
 
 def _strategy_of(model: keras.Model, variables: Iterable[keras.Variable]) -> Any:
