@@ -50,9 +50,8 @@ class Sums:
         sharded = None if is_summed else self.addends.get(atom)
         is_product = isinstance(value, GradientProduct)
         is_in_blocks = is_product and sharded is not None and value.num_blocks(sharded) > 1
-        num_hiding = (
-            1 if is_in_blocks else 2
-        )  # a block is also sent behind the next block's product
+        # A block is also sent behind the product of the next one.
+        num_hiding = 1 if is_in_blocks else 2
         self.values[atom] = value if sharded is None else self._gathers.scatter(value, sharded)
         if sharded is not None and atom not in self._readers:
             self._gathers.wait_for(self.values, atom, num_hiding)
