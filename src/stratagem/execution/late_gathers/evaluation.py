@@ -29,6 +29,7 @@ from stratagem.execution.late_gathers.loops import (
     stacked_shards,
     summed_stacks,
 )
+from stratagem.execution.late_gathers.row_lookups import GradientRows, RowLookup, row_chain
 from stratagem.execution.late_gathers.sums import Sums
 from stratagem.execution.late_gathers.weights import (
     Deferred,
@@ -149,6 +150,8 @@ class Evaluation:
                     eqn.outvars, self._evaluate_inner(eqn, inner, inputs), strict=True
                 )
             ]
+        elif (lookup := RowLookup.of(eqn, inputs)) is not None:
+            results = [self._gathers.look_up(lookup, inputs)]
         else:
             results = self._gathers.evaluate(eqn, inputs)
         self._values.update(zip(eqn.outvars, results, strict=True))
@@ -163,11 +166,16 @@ class Evaluation:
 
     def _defer_product(self, eqn: JaxprEqn) -> bool:
         """Leaves a product to its sum; returns False for other operations."""
-        chain = product_chain(eqn, self._readers)
-        if not (chain and self._is_only_summed(result := chain[-1].outvars[0])):
+        if chain := product_chain(eqn, self._readers):
+            kind = GradientProduct
+        elif chain := row_chain(eqn, self._readers):
+            kind = GradientRows
+        else:
+            return False
+        if not self._is_only_summed(result := chain[-1].outvars[0]):
             return False
         self._flush()
-        self._values[result] = GradientProduct(chain, [self._read(atom) for atom in eqn.invars])
+        self._values[result] = kind(chain, [self._read(atom) for atom in eqn.invars])
         self._in_products.update(map(id, chain[1:]))
         return True
 

@@ -18,6 +18,7 @@ from stratagem.execution.analysis.retracing import scan_counts
 from stratagem.execution.late_gathers.exchanges import Sharded
 from stratagem.execution.late_gathers.gradient_products import GradientProduct
 from stratagem.execution.late_gathers.loops import is_sliced
+from stratagem.execution.late_gathers.row_lookups import RowLookup
 from stratagem.execution.late_gathers.shard_updates import ShardUpdate
 from stratagem.execution.late_gathers.weights import (
     Deferred,
@@ -122,14 +123,12 @@ class Gathers:
         count = addend.num_blocks(sharded)
         if count == 1:
             return sharded.scatter(self.whole(addend))
-        place, blocks = addend.blocks(sharded, count)
         shards: list[Any] = []
-        for block in blocks:
-            operands = [*addend.inputs]
-            operands[place] = block
+        for block in addend.blocks(sharded, count, self.bind):
+            operand = block.operand
             if len(shards) > 1:  # two blocks are in memory, and one may be sent
-                operands[place], shards[-2] = self.barrier([block, shards[-2]])
-            shards.append(sharded.scatter(self._product(addend, operands)))
+                operand, shards[-2] = self.barrier([operand, shards[-2]])
+            shards.append(sharded.scatter(block.compute(operand)))
         return jnp.concatenate(shards, sharded.axis)
 
     def update(self, update: ShardUpdate, inputs: Sequence[Any]) -> list[Any]:
@@ -154,6 +153,11 @@ class Gathers:
         values = [self._whole(one) for one in inputs]
         self._forget()
         return self._bind_one(eqn, values)
+
+    def look_up(self, lookup: RowLookup, inputs: Sequence[Any]) -> Any:
+        """Returns rows of a weight, of which two blocks at a time are in memory."""
+        _, ids = self._start(lookup.eqn, inputs)
+        return lookup.rows(ids, self)
 
     def evaluate_loop(
         self, eqn: JaxprEqn, inputs: Sequence[Any], loop: Callable[[Sequence[Any]], Any]
@@ -189,7 +193,7 @@ class Gathers:
     def whole(self, value: Any) -> Any:
         """Returns an output: a weight is gathered, and a product computed."""
         if isinstance(value, GradientProduct):
-            return self._product(value, value.inputs)
+            return value.value(value.inputs, self.bind)
         if not isinstance(value, Late):
             return value
         self._start(None, ())
@@ -200,11 +204,6 @@ class Gathers:
     def layer(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context for the operations of one recomputed layer."""
         return contextlib.nullcontext()
-
-    def _product(self, product: GradientProduct, operands: Sequence[Any]) -> Any:
-        pairs = zip(product.eqns[0].invars, operands, strict=True)
-        values = {atom: value for atom, value in pairs if not is_literal(atom)}
-        return self.bind(product.eqns, values)[-1]
 
     def _bind_one(self, eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
         pairs = zip(eqn.invars, values, strict=True)
@@ -351,6 +350,11 @@ class RecordedGathers(Gathers):
     def barrier(self, values: Sequence[Any]) -> Sequence[Any]:
         """Returns the values."""
         return values
+
+    def look_up(self, lookup: RowLookup, inputs: Sequence[Any]) -> Any:
+        """Returns the type of the rows."""
+        self._start(lookup.eqn, inputs)
+        return lookup.eqn.outvars[0].aval
 
     def _next_starts(self) -> Sequence[_Gather]:
         self._uses.append([])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
 
 
-__all__ = ["GradientProduct", "product_chain", "readers_of"]
+__all__ = [
+    "Bind",
+    "Block",
+    "GradientProduct",
+    "chain_to_output",
+    "product_chain",
+    "readers_of",
+    "smallest_block_bytes",
+]
 
 # Smaller messages, or smaller parts of one for a replica, would not use the links, and thinner
 # products not the arithmetic units: a product of n rows does n operations for each byte of a
@@ -31,6 +39,22 @@ _MIN_BLOCK_BYTES, _MIN_PART_BYTES = 2**26, 2**17
 _MIN_BLOCK_ROWS = 512
 # What a product's result passes through on its way to the output.
 _LAYOUTS = ("transpose", "convert_element_type")
+
+# Evaluates operations of a jaxpr with given values; returns all their results.
+Bind = Callable[[Sequence["JaxprEqn"], Mapping[Any, Any]], list[Any]]
+
+
+def smallest_block_bytes(num_shards: int) -> int:
+    """Returns the size of the smallest block that uses the links."""
+    return max(_MIN_BLOCK_BYTES, num_shards * _MIN_PART_BYTES)
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A part of a gradient that is computed from an operand of its own."""
+
+    operand: Any
+    compute: Callable[[Any], Any]
 
 
 @dataclasses.dataclass(eq=False)
@@ -55,17 +79,27 @@ class GradientProduct:
         if any(sharded.logical_spec[sharded.axis : sharded.axis + 1]):
             return 1  # the devices of a replica have parts of what would be cut
         rows = self.aval.shape[sharded.axis]
-        smallest_bytes = max(_MIN_BLOCK_BYTES, sharded.count * _MIN_PART_BYTES)
-        most = min(num_bytes(self.aval) // smallest_bytes, rows // _MIN_BLOCK_ROWS)
+        most = num_bytes(self.aval) // smallest_block_bytes(sharded.count)
+        most = min(most, rows // _MIN_BLOCK_ROWS)
         shard_rows = rows // sharded.count
         return next(one for one in range(max(most, 1), 0, -1) if shard_rows % one == 0)
 
-    def blocks(self, sharded: Sharded, count: int) -> tuple[int, list[Any]]:
-        """Returns the place of the operand that is cut, and its blocks."""
+    def blocks(self, sharded: Sharded, count: int, bind: Bind) -> list[Block]:
+        """Returns the blocks; each has a part of the operand that is cut."""
         found = self._operand(sharded.axis)
         assert found is not None
         place, axis = found
-        return place, _blocks_of(self.inputs[place], axis, sharded.count, count)
+
+        def compute(block: Any) -> Any:
+            return self.value([*self.inputs[:place], block, *self.inputs[place + 1 :]], bind)
+
+        cut = _blocks_of(self.inputs[place], axis, sharded.count, count)
+        return [Block(one, compute) for one in cut]
+
+    def value(self, operands: Sequence[Any], bind: Bind) -> Any:
+        """Computes the result from operands."""
+        pairs = zip(self.eqns[0].invars, operands, strict=True)
+        return bind(self.eqns, {atom: one for atom, one in pairs if not is_literal(atom)})[-1]
 
     def _operand(self, axis: int) -> tuple[int, int] | None:
         """Returns the operand that has an axis of the result, and the axis there."""
@@ -106,18 +140,23 @@ def readers_of(jaxpr: Jaxpr) -> Mapping[Any, Sequence[JaxprEqn | None]]:
 def product_chain(
     eqn: JaxprEqn, readers: Mapping[Any, Sequence[JaxprEqn | None]]
 ) -> list[JaxprEqn]:
-    """Returns a product and the changes of layout up to an output.
+    """Returns a product and the changes of layout up to an output; nothing for others."""
+    is_product = eqn.primitive.name == "dot_general"
+    return chain_to_output(eqn, readers, _LAYOUTS) if is_product else []
 
-    Returns nothing for other operations, and for results that anything else reads.
+
+def chain_to_output(
+    eqn: JaxprEqn, readers: Mapping[Any, Sequence[JaxprEqn | None]], names: Sequence[str]
+) -> list[JaxprEqn]:
+    """Returns an operation and those of some names up to an output.
+
+    Returns nothing if anything else reads one of the results.
     """
-    chain = [eqn] if eqn.primitive.name == "dot_general" else []
-    while chain:
-        reading = readers[chain[-1].outvars[0]]
-        if len(reading) != 1:
-            return []
+    chain = [eqn]
+    while len(reading := readers[chain[-1].outvars[0]]) == 1:
         if reading[0] is None:
             return chain
-        if reading[0].primitive.name not in _LAYOUTS:
+        if reading[0].primitive.name not in names:
             return []
         chain.append(reading[0])
     return []

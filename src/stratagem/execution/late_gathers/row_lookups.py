@@ -1,0 +1,188 @@
+"""Lookups in a large weight that is sharded by rows, and their gradient, in blocks of rows.
+
+Neither the whole table nor its whole gradient is in memory. A block has equally many rows of each
+shard.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax.lax import GatherScatterMode
+
+from stratagem.execution.late_gathers.exchanges import Sharded
+from stratagem.execution.late_gathers.gradient_products import (
+    Bind,
+    Block,
+    GradientProduct,
+    chain_to_output,
+    smallest_block_bytes,
+)
+from stratagem.execution.late_gathers.weights import (
+    Deferred,
+    WeightShard,
+    inner_jaxpr,
+    is_literal,
+    narrowing_cast,
+    num_bytes,
+    shape_of,
+)
+
+if TYPE_CHECKING:
+    from jax.extend.core import JaxprEqn
+
+
+__all__ = ["GradientRows", "RowLookup", "row_chain"]
+
+
+class _Exchange(Protocol):
+    def gather(self, value: Any, shard: WeightShard, dtype: Any) -> Any: ...
+
+    def barrier(self, values: Sequence[Any]) -> Sequence[Any]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class RowLookup:
+    """A lookup of rows by ids, in more than one block."""
+
+    eqn: JaxprEqn
+    shard: WeightShard
+    table: Any  # its type, in the dtype of the rows
+
+    @classmethod
+    def of(cls, eqn: JaxprEqn, inputs: Sequence[Any]) -> RowLookup | None:
+        """Returns the lookup that an operation is; None for other operations and small tables."""
+        if eqn.primitive.name != "gather" or not _takes_rows(eqn):
+            return None
+        table = inputs[0]
+        aval: Any = eqn.invars[0].aval
+        if isinstance(table, Deferred) and narrowing_cast(table) is not None:
+            table = table.inputs[0]
+        if not isinstance(table, WeightShard):
+            return None
+        return cls(eqn, table, aval) if len(_row_blocks(aval, table.sharded)) > 1 else None
+
+    def rows(self, ids: Any, exchange: _Exchange) -> Any:
+        """Returns the rows; the next block is gathered while rows are taken from one."""
+        mode, fill_value = self.eqn.params["mode"], self.eqn.params["fill_value"]
+        shard, table = self.shard, self.table
+        ids = _valid(ids[..., 0], mode, table.shape[0])
+        if fill_value is None:
+            fill_value = jnp.nan if jnp.issubdtype(table.dtype, jnp.inexact) else 0
+        rows = jnp.full(shape_of(self.eqn.outvars[0]), fill_value, table.dtype)
+        blocks = _row_blocks(table, shard.sharded)
+        parts = [jax.lax.slice_in_dim(shard.value, *one) for one in blocks]
+        gathered = [exchange.gather(parts[0], shard, table.dtype)]
+        for place, (first, end) in enumerate(blocks):
+            for part in parts[place + 1 : place + 2]:
+                part, rows = exchange.barrier([part, rows])
+                gathered.append(exchange.gather(part, shard, table.dtype))
+            local_ids, is_here = _in_block(ids, first, end, shard.sharded, table.shape[0])
+            taken = jnp.take(gathered.pop(0), local_ids, axis=0, mode="clip")
+            is_here = is_here.reshape(*is_here.shape, *[1] * (rows.ndim - is_here.ndim))
+            rows = jnp.where(is_here, taken, rows)
+        return rows
+
+
+class GradientRows(GradientProduct):
+    """The gradient of a lookup: rows that are added to zeros, and then cast."""
+
+    def num_blocks(self, sharded: Sharded) -> int:
+        """Returns the number of blocks that a sum in shards is computed in; 1 for small ones."""
+        return len(_row_blocks(self.aval, sharded))
+
+    def blocks(self, sharded: Sharded, count: int, bind: Bind) -> list[Block]:
+        """Returns the blocks; each adds the rows that belong to it."""
+        adding = _adding_of(self.eqns[0])
+        assert adding is not None
+        eqn, ids, updates = adding
+        ids = _valid(self.inputs[ids][..., 0], eqn.params["mode"], self.aval.shape[0])
+        found: list[Block] = []
+        for first, end in _row_blocks(self.aval, sharded):
+            num_rows = (end - first) * sharded.count
+            local_ids, is_here = _in_block(ids, first, end, sharded, self.aval.shape[0])
+            outside = jnp.full((), num_rows, ids.dtype)
+            added = functools.partial(self._added, bind, self.inputs[updates], num_rows)
+            found.append(Block(jnp.where(is_here, local_ids, outside), added))
+        return found
+
+    def _added(self, bind: Bind, updates: Any, num_rows: int, local_ids: Any) -> Any:
+        zeros = jnp.zeros((num_rows, *self.aval.shape[1:]), updates.dtype)
+        value = zeros.at[local_ids].add(updates, mode="drop")
+        casts = self.eqns[1:]
+        return bind(casts, {casts[0].invars[0]: value})[-1] if casts else value
+
+
+def row_chain(eqn: JaxprEqn, readers: Mapping[Any, Sequence[JaxprEqn | None]]) -> list[JaxprEqn]:
+    """Returns an addition of rows to zeros and the casts up to an output; nothing for others."""
+    if _adding_of(eqn) is None:
+        return []
+    return chain_to_output(eqn, readers, ("convert_element_type",))
+
+
+def _takes_rows(eqn: JaxprEqn) -> bool:
+    """Returns True for a lookup of whole rows by their number."""
+    dims, table, ids = eqn.params["dimension_numbers"], *map(shape_of, eqn.invars[:2])
+    num_ids = len(ids) - 1
+    return (
+        dims.collapsed_slice_dims == dims.start_index_map == (0,)
+        and not (dims.operand_batching_dims or dims.start_indices_batching_dims)
+        and dims.offset_dims == tuple(range(num_ids, num_ids + len(table) - 1))
+        and tuple(eqn.params["slice_sizes"]) == (1, *table[1:])
+    )
+
+
+def _adding_of(eqn: JaxprEqn) -> tuple[JaxprEqn, int, int] | None:
+    """Returns the addition of whole rows to zeros that a call is, and the places of its inputs.
+
+    The places are those of ids and rows.
+    """
+    inner = inner_jaxpr(eqn)
+    names = [one.primitive.name for one in inner.eqns] if inner is not None else []
+    if inner is None or names != ["broadcast_in_dim", "scatter-add"]:
+        return None
+    zeros, adding = inner.eqns
+    value: Any = zeros.invars[0]
+    table, ids, updates = adding.invars
+    places: list[Any] = [*inner.invars]
+    dims, num_ids = adding.params["dimension_numbers"], len(shape_of(ids)) - 1
+    is_of_rows = (
+        is_literal(value)
+        and not value.val
+        and table is zeros.outvars[0]
+        and inner.outvars == [adding.outvars[0]]
+        and dims.inserted_window_dims == dims.scatter_dims_to_operand_dims == (0,)
+        and not (dims.operand_batching_dims or dims.scatter_indices_batching_dims)
+        and dims.update_window_dims == tuple(range(num_ids, len(shape_of(updates))))
+        and shape_of(updates)[num_ids:] == shape_of(table)[1:]
+        and {ids, updates} <= {*places}
+    )
+    return (adding, places.index(ids), places.index(updates)) if is_of_rows else None
+
+
+def _row_blocks(aval: Any, sharded: Sharded) -> list[tuple[int, int]]:
+    """Returns the first row of each block in every shard, and its end."""
+    num_rows, rest = divmod(aval.shape[0], sharded.count)
+    is_simple = sharded.axis == 0 and not rest and not any(sharded.logical_spec)
+    most = num_bytes(aval) // smallest_block_bytes(sharded.count) if is_simple else 1
+    count = max(1, min(most, num_rows))
+    size = math.ceil(num_rows / count)
+    return [(first, min(first + size, num_rows)) for first in range(0, num_rows, size)]
+
+
+def _valid(ids: Any, mode: Any, num_rows: int) -> Any:
+    return jnp.clip(ids, 0, num_rows - 1) if mode == GatherScatterMode.CLIP else ids
+
+
+def _in_block(ids: Any, first: int, end: int, sharded: Sharded, num_rows: int) -> tuple[Any, Any]:
+    """Returns the places of rows in a gathered block, and whether they are there."""
+    shard_rows = jnp.asarray(num_rows // sharded.count, ids.dtype)
+    owners, places = jnp.divmod(ids, shard_rows)
+    is_here = (ids >= 0) & (ids < num_rows) & (places >= first) & (places < end)
+    return owners * (end - first) + places - first, is_here
