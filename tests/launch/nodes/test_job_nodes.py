@@ -65,7 +65,7 @@ def plan_own(tasks, *, cluster) -> tuple[TaskPlan, ...]:
 
 @pytest.fixture(autouse=True)
 def limits(monkeypatch) -> None:
-    monkeypatch.setenv("STRATAGEM_JOIN_TIMEOUT_S", "0.05")
+    monkeypatch.setenv("STRATAGEM_JOIN_TIMEOUT_S", "60")
     monkeypatch.setattr(job_nodes, "_POLL_S", 0.0)
 
 
@@ -122,7 +122,8 @@ def test_each_node_with_input_workers_has_a_task_for_them(monkeypatch) -> None:
 def test_fewer_nodes_are_enough_after_the_last_call(monkeypatch) -> None:
     meeting = Meeting(node(1))
     nodes = nodes_of(meeting, 2, 3)
-    with pytest.raises(UnavailableError):  # the limit comes before the last call here
+    with monkeypatch.context() as context, pytest.raises(UnavailableError):
+        context.setenv("STRATAGEM_JOIN_TIMEOUT_S", "0.05")  # comes before the last call here
         nodes.wait(1, lambda: False)
     monkeypatch.setattr(job_nodes, "_LAST_CALL_S", 0.0)
     assert nodes.wait(1, lambda: False) == 2
@@ -142,7 +143,8 @@ def test_restart_waits_for_the_least_number_only() -> None:
     assert meeting.sent[-1] == (2, {"kind": "ports", "start": 1, "count": 1})
 
 
-def test_missing_nodes_are_named_with_the_limit() -> None:
+def test_missing_nodes_are_named_with_the_limit(monkeypatch) -> None:
+    monkeypatch.setenv("STRATAGEM_JOIN_TIMEOUT_S", "0.05")
     lost = node(1)
     lost.reason = "no answer from its node for 15 s"
     words = (

@@ -75,7 +75,18 @@ def test_damaged_journal_has_the_first_records_or_is_refused(journal, tmp_path, 
     if changed.startswith(journal.read_bytes()[:20]):
         # A record that was doubled is intact too.
         assert all(one in wanted for one in got)
-    assert num_dropped or path.read_bytes()[: len(changed)] == changed
+    # The head of an earlier version is renewed.
+    assert num_dropped or path.read_bytes()[20 : len(changed)] == changed[20:]
+
+
+def test_refused_journal_of_an_earlier_version_keeps_its_head(journal, tmp_path) -> None:
+    path = tmp_path / "journal"
+    whole = journal.read_bytes()
+    changed = whole[:18] + b"2" + whole[19:21] + bytes([whole[21] ^ 1]) + whole[22:]
+    path.write_bytes(changed)
+    with pytest.raises(DataLossError, match="fails its checksum"):
+        Journal(path)
+    assert path.read_bytes() == changed
 
 
 @fuzz

@@ -162,13 +162,12 @@ class Journal(Closing):
         """Finds all records, and drops a damaged end."""
         messages = _Messages(self._path, self._file)
         size = messages.size_bytes
-        self._check_head(bytes(messages.part(0, len(_HEAD))))
+        head = bytes(messages.part(0, len(_HEAD)))
+        self._check_head(head)
         place = len(_HEAD)
         while place < size and (record := messages.record(place)):
             messages.add(*record)
             place = record[1]
-        if size >= len(_HEAD) and bytes(messages.part(0, len(_HEAD))) == _EARLIER_HEAD:
-            self._renew_head()
         if size < len(_HEAD):
             self._file.truncate(0)
             write_all(self._file, _HEAD)
@@ -176,6 +175,8 @@ class Journal(Closing):
             sync_folder(self._path.parent)
         elif place < size:
             self._drop(messages, place)
+        if head == _EARLIER_HEAD:  # a refused journal is not changed
+            self._renew_head()
         self._file.seek(0, os.SEEK_END)
         return messages
 
