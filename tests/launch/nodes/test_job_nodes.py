@@ -122,9 +122,10 @@ def test_each_node_with_input_workers_has_a_task_for_them(monkeypatch) -> None:
 def test_fewer_nodes_are_enough_after_the_last_call(monkeypatch) -> None:
     meeting = Meeting(node(1))
     nodes = nodes_of(meeting, 2, 3)
-    with monkeypatch.context() as context, pytest.raises(UnavailableError):
-        context.setenv("STRATAGEM_JOIN_TIMEOUT_S", "0.05")  # comes before the last call here
+    monkeypatch.setenv("STRATAGEM_JOIN_TIMEOUT_S", "0.05")  # comes before the last call here
+    with pytest.raises(UnavailableError):
         nodes.wait(1, lambda: False)
+    monkeypatch.setenv("STRATAGEM_JOIN_TIMEOUT_S", "60")
     monkeypatch.setattr(job_nodes, "_LAST_CALL_S", 0.0)
     assert nodes.wait(1, lambda: False) == 2
     nodes.begin(0, plan_own, is_warm=False)
