@@ -104,7 +104,7 @@ def _parses(program: str) -> bool:
     return True
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(programs().filter(_parses))
 def test_any_program_parses_and_a_second_run_changes_nothing(program) -> None:
     after = rewrite(program).after

@@ -142,6 +142,25 @@ def test_next_block_waits_for_the_rows_of_the_one_before() -> None:
         assert any(earlier < one < later for one in barriers)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_rows_outside_a_table_of_integers_are_those_of_jax(dtype) -> None:
+    table = jnp.arange(NUM_ROWS * 8).reshape(NUM_ROWS, 8).astype(dtype)
+    closed = jax.make_jaxpr(lambda table, ids: jnp.take(table, ids, axis=0))(table, IDS[0])
+    sharded = Sharded(0, PartitionSpec(), TOPOLOGY)
+    step = LateStep(
+        closed.jaxpr, [sharded, None], [True, False], {}, [], first_handed=1, returned=[0]
+    )
+
+    def run(table: Any, ids: Any) -> Any:
+        return step.outputs(dict(zip(range(2), (table, ids[0]), strict=True)))[0][0][None]
+
+    mapped = jax.shard_map(
+        run, mesh=MESH, in_specs=(SPLIT, SPLIT), out_specs=SPLIT, check_vma=False
+    )
+    assert counts(mapped, table, IDS)[0] > 1
+    np.testing.assert_array_equal(jax.jit(mapped)(table, IDS), jnp.take(table, IDS, axis=0))
+
+
 def test_rows_of_several_axes() -> None:
     table = jnp.arange(8.0 * 4 * 3).reshape(8, 4, 3)
     ids = np.array([[[1, 7]], [[3, 1]]])

@@ -73,8 +73,7 @@ class RowLookup:
         mode, fill_value = self.eqn.params["mode"], self.eqn.params["fill_value"]
         shard, table = self.shard, self.table
         ids = _valid(ids[..., 0], mode, table.shape[0])
-        if fill_value is None:
-            fill_value = jnp.nan if jnp.issubdtype(table.dtype, jnp.inexact) else 0
+        fill_value = _default_fill(table.dtype) if fill_value is None else fill_value
         rows = jnp.full(shape_of(self.eqn.outvars[0]), fill_value, table.dtype)
         blocks = _row_blocks(table, shard.sharded)
         parts = [jax.lax.slice_in_dim(shard.value, *one) for one in blocks]
@@ -174,6 +173,14 @@ def _row_blocks(aval: Any, sharded: Sharded) -> list[tuple[int, int]]:
     count = max(1, min(most, num_rows))
     size = math.ceil(num_rows / count)
     return [(first, min(first + size, num_rows)) for first in range(0, num_rows, size)]
+
+
+def _default_fill(dtype: Any) -> Any:
+    """Returns the value of rows outside a table, as `jax.lax.gather` documents it."""
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.nan
+    limits = jnp.iinfo(dtype)
+    return limits.min if jnp.issubdtype(dtype, jnp.signedinteger) else limits.max
 
 
 def _valid(ids: Any, mode: Any, num_rows: int) -> Any:
