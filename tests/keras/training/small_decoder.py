@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,7 +11,21 @@ import keras
 import numpy as np
 from keras import ops
 
-__all__ = ["Decoder", "Letters", "Sampler"]
+import stratagem as sg
+
+__all__ = ["DEVICES", "STRATEGIES", "Decoder", "Letters", "Sampler"]
+
+DEVICES = [f"cpu:{index}" for index in range(4)]
+_LAYOUTS = {".*hidden/kernel": (None, "logical"), ".*output/kernel": ("logical", None)}
+STRATEGIES: dict[str, Callable[[], Any]] = {
+    "mirrored": lambda: sg.MirroredStrategy(DEVICES),
+    "sharded": lambda: sg.MirroredStrategy(DEVICES, shard_state="all"),
+    "layouts": lambda: sg.MirroredStrategy(DEVICES, devices_per_replica=2, layout_map=_LAYOUTS),
+    "both": lambda: sg.MirroredStrategy(
+        DEVICES, devices_per_replica=2, layout_map=_LAYOUTS, shard_state="all"
+    ),
+    "pinned": lambda: sg.CentralStorageStrategy(DEVICES, parameter_device="pinned_host"),
+}
 
 _VOCABULARY_SIZE, _WIDTH = 32, 64
 

@@ -13,21 +13,10 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from tests.keras.training.small_decoder import Decoder, Letters, Sampler
+from tests.keras.training.small_decoder import STRATEGIES, Decoder, Letters, Sampler
 from tests.slow_rows import slow_but_for
 
-_DEVICES = [f"cpu:{index}" for index in range(4)]
-_LAYOUTS = {".*hidden/kernel": (None, "logical"), ".*output/kernel": ("logical", None)}
-_STRATEGIES: dict[str, Callable[[], Any]] = {
-    "none": lambda: None,
-    "mirrored": lambda: sg.MirroredStrategy(_DEVICES),
-    "sharded": lambda: sg.MirroredStrategy(_DEVICES, shard_state="all"),
-    "layouts": lambda: sg.MirroredStrategy(_DEVICES, devices_per_replica=2, layout_map=_LAYOUTS),
-    "both": lambda: sg.MirroredStrategy(
-        _DEVICES, devices_per_replica=2, layout_map=_LAYOUTS, shard_state="all"
-    ),
-    "pinned": lambda: sg.CentralStorageStrategy(_DEVICES, parameter_device="pinned_host"),
-}
+_STRATEGIES: dict[str, Callable[[], Any]] = {"none": lambda: None, **STRATEGIES}
 _TEXTS = ["ab", "cde", "fghi", "jk"]
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,20 +18,10 @@ from keras import ops
 import stratagem as sg
 from stratagem.variables import VariableKind
 from tests.keras.replicas import kind_of
+from tests.keras.training.small_decoder import DEVICES, STRATEGIES
 from tests.slow_rows import slow_but_for
 
-_DEVICES = [f"cpu:{index}" for index in range(4)]
 _VOCABULARY_SIZE, _WIDTH, _LENGTH = 32, 64, 2
-_LAYOUTS = {".*hidden/kernel": (None, "logical"), ".*output/kernel": ("logical", None)}
-_STRATEGIES: dict[str, Callable[[], Any]] = {
-    "mirrored": lambda: sg.MirroredStrategy(_DEVICES),
-    "sharded": lambda: sg.MirroredStrategy(_DEVICES, shard_state="all"),
-    "layouts": lambda: sg.MirroredStrategy(_DEVICES, devices_per_replica=2, layout_map=_LAYOUTS),
-    "both": lambda: sg.MirroredStrategy(
-        _DEVICES, devices_per_replica=2, layout_map=_LAYOUTS, shard_state="all"
-    ),
-    "pinned": lambda: sg.CentralStorageStrategy(_DEVICES, parameter_device="pinned_host"),
-}
 
 
 class _Sampler:
@@ -142,26 +131,26 @@ def _expected() -> list[np.ndarray]:
     return _generated(_made())
 
 
-@pytest.mark.parametrize("name", slow_but_for(("mirrored", "both"), _STRATEGIES))
+@pytest.mark.parametrize("name", slow_but_for(("mirrored", "both"), STRATEGIES))
 def test_tokens_equal_those_without_a_strategy(name: str) -> None:
-    tokens = _generated(_made(_STRATEGIES[name]()))
+    tokens = _generated(_made(STRATEGIES[name]()))
     assert all(map(np.array_equal, tokens, _expected()))
     assert len({each.tobytes() for each in tokens}) == 3
 
 
 @pytest.mark.parametrize("name", ["mirrored", "sharded"])
 def test_program_gets_the_arrays_that_variables_hold(name: str) -> None:
-    model = _made(_STRATEGIES[name](), _OwnFunction)
+    model = _made(STRATEGIES[name](), _OwnFunction)
     model.generate(_prompts())
     read = [*model.trainable_variables, *model.non_trainable_variables]
     same = [one is variable.stored for one, variable in zip(model.received, read, strict=True)]
     assert same == [kind_of(variable) is not VariableKind.ON_READ for variable in read]
-    assert all(len(one.devices()) == len(_DEVICES) for one in model.received)
+    assert all(len(one.devices()) == len(DEVICES) for one in model.received)
     assert all(len(variable.value.devices()) == 1 for variable in read)
 
 
 def test_calls_of_one_shape_compile_once() -> None:
-    model = _made(_STRATEGIES["sharded"]())
+    model = _made(STRATEGIES["sharded"]())
     before = model.generate(_prompts())
     model.fit(_prompts(), _prompts(), batch_size=8, verbose=0)
     compiled: list[str] = []
@@ -178,9 +167,9 @@ def test_calls_of_one_shape_compile_once() -> None:
 @pytest.mark.parametrize("kind", ["one row", "host", "eager"])
 def test_other_models_read_their_weights_on_one_device(kind: str) -> None:
     strategies = {
-        "host": lambda: sg.CentralStorageStrategy(_DEVICES, parameter_device="cpu:7"),
+        "host": lambda: sg.CentralStorageStrategy(DEVICES, parameter_device="cpu:7"),
     }
-    model = _made(strategies.get(kind, _STRATEGIES["mirrored"])())
+    model = _made(strategies.get(kind, STRATEGIES["mirrored"])())
     model.run_eagerly = kind == "eager"
     num_rows = 1 if kind == "one row" else 8
     tokens = model.generate(_prompts(num_rows))
