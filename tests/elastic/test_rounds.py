@@ -116,7 +116,8 @@ class _Training:
                 return
             if is_committed:
                 self.logs[index].append(float(total[0]))
-                num_last += len(group.view.members) == 2 and self.logs[index][-1] == total[-1]
+                # Not the view: it may have changed since, on this member only.
+                num_last += len(group.participants) == 2 and self.logs[index][-1] == total[-1]
 
     def join(self, index: int) -> None:
         self._threads[index].join(30)

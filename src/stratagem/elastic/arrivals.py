@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
+from stratagem.elastic.closing_sockets import close_after_use
 from stratagem.elastic.peer_connections import Brokenness, PeerLostError
 
 __all__ = ["Arrivals", "ArrivalsThread", "Chosen", "RoundChoice"]
@@ -193,7 +194,10 @@ class ArrivalsThread:
 
 
 class Arrivals:
-    """A member's connection to the one that chooses the participants."""
+    """A member's connection to the one that chooses the participants.
+
+    One thread uses it; any thread may close it.
+    """
 
     def __init__(self, members: Sequence[int], connection: socket.socket) -> None:
         self._members, self._connection = tuple(members), connection
@@ -201,6 +205,7 @@ class Arrivals:
         self._chosen: dict[int, Chosen] = {}
         self._has_ended = False
         self.passed_by_all = 0
+        self._use = threading.RLock()
         _make_immediate(connection)
 
     def arrive(self, number: int, check: Brokenness) -> tuple[int, ...]:
@@ -214,16 +219,15 @@ class Arrivals:
     def wait(self, number: int, check: Brokenness) -> tuple[int, ...]:
         """Returns the participants of a round once they are chosen; raises as `arrive`."""
         begun_s = time.monotonic()
-        while True:
-            found = self.chosen(number)
-            if found is not None:
-                return found
-            if self._has_ended:
-                raise PeerLostError("the connection to the lowest member was closed")
-            poller = select.poll()
-            poller.register(self._connection, select.POLLIN)
-            if not poller.poll(_POLL_S * 1000):
-                check(time.monotonic() - begun_s)
+        with self._use:
+            while (found := self.chosen(number)) is None:
+                if self._has_ended:
+                    raise PeerLostError("the connection to the lowest member was closed")
+                poller = select.poll()
+                poller.register(self._connection, select.POLLIN)
+                if not poller.poll(_POLL_S * 1000):
+                    check(time.monotonic() - begun_s)
+        return found
 
     def passed(self, number: int) -> None:
         """Reports that this member has all values of a round."""
@@ -240,11 +244,12 @@ class Arrivals:
 
     def close(self) -> None:
         """Closes the connection."""
-        self._connection.close()
+        close_after_use([self._connection], self._use)
 
     def _notify(self, kind: int, number: int) -> None:
         try:
-            self._connection.send(_NOTICE.pack(kind, number))
+            with self._use:
+                self._connection.send(_NOTICE.pack(kind, number))
         except OSError as error:
             # Choices that were sent before can still be read.
             self._has_ended = self._has_ended or not self._can_read()
@@ -259,7 +264,8 @@ class Arrivals:
         size = _CHOSEN.size + len(self._members)
         while not self._has_ended:
             try:
-                part = self._connection.recv(4096)
+                with self._use:
+                    part = self._connection.recv(4096)
             except BlockingIOError:
                 break
             except OSError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import select
 import socket
 import struct
+import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from stratagem.elastic.closing_sockets import close_after_use
 from stratagem.elastic.exchange_times import ExchangeTimes
 from stratagem.elastic.feed import Feed
 from stratagem.run_events.wait_clock import WaitClock
@@ -43,7 +45,10 @@ class DivergedError(RuntimeError):
 
 
 class PeerConnections:
-    """Non-blocking sockets to the other members of a view."""
+    """Non-blocking sockets to the other members of a view.
+
+    One thread uses them; any thread may close them.
+    """
 
     def __init__(
         self,
@@ -60,6 +65,7 @@ class PeerConnections:
         self._round, self._name, self._op = 0, "", 0
         self._active, self._scale, self._peers = self._members, 1.0, tuple(sockets)
         self._feed = Feed(self._sockets)
+        self._use = threading.RLock()
         for one in self._sockets.values():
             one.settimeout(0)
 
@@ -80,8 +86,7 @@ class PeerConnections:
     def close(self) -> None:
         """Closes all connections, by which the other members learn that the view is broken."""
         self._feed.close()
-        for one in self._sockets.values():
-            one.close()
+        close_after_use(self._sockets.values(), self._use)
 
     def barrier(self, flag: int = 0) -> list[int]:
         """Returns the flags of all members, each a byte, once all have called it."""
@@ -222,17 +227,18 @@ class PeerConnections:
     ) -> None:
         begun_s = time.monotonic()
         self._times.begin_swap()
-        while sending or receiving:
-            moved = False
-            for peer in self._feed.free_of(sending):
-                moved |= self._send(peer, sending)
-            for peer in list(receiving):
-                moved |= self._receive(peer, receiving)
-            if not moved:
-                self._wait(sending.keys(), receiving.keys())
-                waited_s = time.monotonic() - begun_s
-                if waited_s > _POLL_S:
-                    self._check(waited_s)
+        with self._use:
+            while sending or receiving:
+                moved = False
+                for peer in self._feed.free_of(sending):
+                    moved |= self._send(peer, sending)
+                for peer in list(receiving):
+                    moved |= self._receive(peer, receiving)
+                if not moved:
+                    self._wait(sending.keys(), receiving.keys())
+                    waited_s = time.monotonic() - begun_s
+                    if waited_s > _POLL_S:
+                        self._check(waited_s)
         self._times.end_swap()
 
     def _send(self, peer: int, sending: dict[int, list[memoryview]]) -> bool:
