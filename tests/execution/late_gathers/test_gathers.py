@@ -10,7 +10,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from stratagem.execution.late_gathers.exchanges import Sharded
-from stratagem.execution.late_gathers.gathers import GatherLimits, RecordedGathers
+from stratagem.execution.late_gathers.gathers import GatherLimits
+from stratagem.execution.late_gathers.recorded_gathers import RecordedGathers
 from stratagem.execution.late_gathers.weights import WeightShard
 from stratagem.topology import Topology
 
@@ -95,4 +96,4 @@ def test_limits_are_those_of_the_largest_recomputed_layer() -> None:
         with gathers.layer():
             for number in numbers:
                 gathers.evaluate(product, [batch, weights[number]])
-    assert gathers.limits() == GatherLimits(2 * SIZE_BYTES, SIZE_BYTES)
+    assert gathers.limits() == GatherLimits(2 * SIZE_BYTES, SIZE_BYTES, 2 * SIZE_BYTES)

@@ -199,8 +199,8 @@ def fitted_weights(strategy: Any) -> list[Any]:
 def test_fit_is_that_of_one_device(monkeypatch) -> None:
     monkeypatch.setattr(gradient_products, "_MIN_BLOCK_BYTES", 2048)
     gathers: list[int] = []
-    of = RowLookup.rows
-    monkeypatch.setattr(RowLookup, "rows", lambda *args: (gathers.append(1), of(*args))[1])
+    of = RowLookup.value
+    monkeypatch.setattr(RowLookup, "value", lambda *args: (gathers.append(1), of(*args))[1])
     devices = jax.devices()[:2]
     found = fitted_weights(sg.MirroredStrategy(devices, shard_state="all"))
     expected = fitted_weights(sg.OneDeviceStrategy(devices[0]))

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from jax.extend.core import Jaxpr
 
 from stratagem.execution.analysis.retracing import scan_counts
+from stratagem.execution.late_gathers.early_outputs import is_small
 from stratagem.execution.late_gathers.exchanges import Sharded
-from stratagem.execution.late_gathers.gathers import Gathers, RecordedGathers
+from stratagem.execution.late_gathers.gathers import Gathers
 from stratagem.execution.late_gathers.gradient_products import (
     GradientProduct,
     product_chain,
@@ -29,7 +30,8 @@ from stratagem.execution.late_gathers.loops import (
     stacked_shards,
     summed_stacks,
 )
-from stratagem.execution.late_gathers.row_lookups import GradientRows, RowLookup, row_chain
+from stratagem.execution.late_gathers.recorded_gathers import RecordedGathers
+from stratagem.execution.late_gathers.row_lookups import GradientRows, row_chain
 from stratagem.execution.late_gathers.sums import Sums
 from stratagem.execution.late_gathers.weights import (
     Deferred,
@@ -91,6 +93,7 @@ class Evaluation:
             self._evaluate(eqn)
             self._compute_saved(eqn.outvars)
             self._add_sums(eqn.outvars)
+            self._finish_outputs(eqn.outvars)
         self._flush()
         return [self._read(atom) for atom in self._jaxpr.outvars]
 
@@ -118,6 +121,17 @@ class Evaluation:
                 is_product = isinstance(value, GradientProduct)
                 value = value if is_product else self._gathers.whole(value)
                 self._sums.add(atom, value, is_summed=atom in self._summed)
+
+    def _finish_outputs(self, atoms: Sequence[Any]) -> None:
+        """Lets later operations with weights wait for small outputs of the step."""
+        found = [atom for atom in atoms if None in self._readers[atom] and is_small(atom)]
+        if self._sums is None or not found:
+            return
+        self._flush()
+        for atom in found:
+            is_value = not isinstance(self._values[atom], Late | GradientProduct)
+            if is_value and atom not in self._sums.addends and not self.is_steady(atom):
+                self._gathers.wait_for(self._values, atom, num_hiding=1)
 
     def _read(self, atom: Any) -> Any:
         return atom.val if is_literal(atom) else self._values[atom]
@@ -150,8 +164,8 @@ class Evaluation:
                     eqn.outvars, self._evaluate_inner(eqn, inner, inputs), strict=True
                 )
             ]
-        elif (lookup := RowLookup.of(eqn, inputs)) is not None:
-            results = [self._gathers.look_up(lookup, inputs)]
+        elif (operation := self._gathers.large_operation(eqn, inputs)) is not None:
+            results = [self._gathers.in_blocks(operation, inputs)]
         else:
             results = self._gathers.evaluate(eqn, inputs)
         self._values.update(zip(eqn.outvars, results, strict=True))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 from jax.sharding import PartitionSpec
 
 from stratagem.topology import REPLICA_AXIS, Topology
 
-__all__ = ["Sharded"]
+if TYPE_CHECKING:
+    from stratagem.execution.late_gathers.weights import WeightShard
+
+__all__ = ["BlockExchange", "Sharded"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,3 +65,15 @@ class Sharded:
             axis_names=set(self.topology.logical_axes),
             check_vma=False,
         )(value)
+
+
+class BlockExchange(Protocol):
+    """Gathers of the blocks of a weight, in an order."""
+
+    def gather(self, value: Any, shard: WeightShard, dtype: Any) -> Any:
+        """Gathers a part of a shard in a dtype."""
+        ...
+
+    def barrier(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Returns the values, none of which is available before all are."""
+        ...

@@ -5,21 +5,22 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-from collections.abc import Callable, Generator, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
 from stratagem.execution.analysis.retracing import scan_counts
-from stratagem.execution.late_gathers.exchanges import Sharded
+from stratagem.execution.late_gathers.exchanges import BlockExchange, Sharded
 from stratagem.execution.late_gathers.gradient_products import GradientProduct
 from stratagem.execution.late_gathers.loops import is_sliced
 from stratagem.execution.late_gathers.row_lookups import RowLookup
 from stratagem.execution.late_gathers.shard_updates import ShardUpdate
+from stratagem.execution.late_gathers.weight_products import WeightProduct
 from stratagem.execution.late_gathers.weights import (
     Deferred,
     Late,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
 
 
-__all__ = ["GatherLimits", "Gathers", "RecordedGathers"]
+__all__ = ["GatherLimits", "Gathers", "LargeOperation", "Loop", "WeightGather"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,15 +43,17 @@ class GatherLimits:
 
     `kept_bytes` of the weights gathered last are kept, for operations that read them again.
     Gathers start up to `ahead_bytes` before their weights are needed, or one operation ahead.
-    Zero starts a gather with the operation that needs it.
+    Zero starts a gather with the operation that needs it. Weights of more than `whole_bytes` are
+    multiplied in blocks.
     """
 
     kept_bytes: int = 0
     ahead_bytes: int = 0
+    whole_bytes: float = math.inf
 
 
 @dataclasses.dataclass(frozen=True)
-class _Gather:
+class WeightGather:
     """A gather of a weight in a dtype."""
 
     shard: WeightShard
@@ -58,6 +61,7 @@ class _Gather:
 
     @property
     def key(self) -> _Key:
+        """Names the gathered weight, of which copies are equal."""
         return self.shard.place, self.dtype
 
     @property
@@ -67,6 +71,19 @@ class _Gather:
 
 
 _Key = tuple[Any, Any]
+
+
+class LargeOperation(Protocol):
+    """An operation with a weight that is gathered in blocks."""
+
+    @property
+    def eqn(self) -> JaxprEqn:
+        """The operation as it was traced."""
+        ...
+
+    def value(self, inputs: Sequence[Any], exchange: BlockExchange) -> Any:
+        """Computes the result from the other inputs."""
+        ...
 
 
 class Loop(Protocol):
@@ -89,7 +106,7 @@ class Gathers:
     """
 
     def __init__(
-        self, frame: Jaxpr, limits: GatherLimits, starts: Sequence[Sequence[_Gather]]
+        self, frame: Jaxpr, limits: GatherLimits, starts: Sequence[Sequence[WeightGather]]
     ) -> None:
         self._frame = frame
         self._limits = limits
@@ -154,10 +171,14 @@ class Gathers:
         self._forget()
         return self._bind_one(eqn, values)
 
-    def look_up(self, lookup: RowLookup, inputs: Sequence[Any]) -> Any:
-        """Returns rows of a weight, of which two blocks at a time are in memory."""
-        _, ids = self._start(lookup.eqn, inputs)
-        return lookup.rows(ids, self)
+    def large_operation(self, eqn: JaxprEqn, inputs: Sequence[Any]) -> LargeOperation | None:
+        """Returns the operation with a weight that is not gathered as a whole; None for others."""
+        lookup = RowLookup.of(eqn, inputs)
+        return lookup or WeightProduct.of(eqn, inputs, self._limits.whole_bytes)
+
+    def in_blocks(self, operation: LargeOperation, inputs: Sequence[Any]) -> Any:
+        """Returns the result of an operation, for which two blocks of a weight are in memory."""
+        return operation.value(self._start(operation.eqn, inputs), self)
 
     def evaluate_loop(
         self, eqn: JaxprEqn, inputs: Sequence[Any], loop: Callable[[Sequence[Any]], Any]
@@ -234,7 +255,7 @@ class Gathers:
             holder[key] = next(waited)
         return inputs
 
-    def _next_starts(self) -> Sequence[_Gather]:
+    def _next_starts(self) -> Sequence[WeightGather]:
         self._num_uses += 1
         return self._starts[self._num_uses - 1]
 
@@ -246,22 +267,22 @@ class Gathers:
 
     def _whole(self, value: Any) -> Any:
         if isinstance(value, WeightShard):
-            return self._weight(_Gather(value, value.value.dtype))
+            return self._weight(WeightGather(value, value.value.dtype))
         if not isinstance(value, Deferred):
             return value
         if (dtype := narrowing_cast(value)) is not None:  # sends fewer bytes
-            return self._weight(_Gather(value.inputs[0], dtype))
+            return self._weight(WeightGather(value.inputs[0], dtype))
         inputs = [self._whole(one) for one in value.inputs]
         return self._bind_one(value.eqn, inputs)[value.place]
 
-    def _weight(self, one: _Gather) -> Any:
+    def _weight(self, one: WeightGather) -> Any:
         if one.key in self._kept:
             self._kept.move_to_end(one.key)
             return self._kept[one.key]
         whole = self._kept[one.key] = self._arrived(one)
         return whole
 
-    def _arrived(self, one: _Gather) -> Any:
+    def _arrived(self, one: WeightGather) -> Any:
         """Returns the result of a gather that was started."""
         return self._started[one.key].pop(0)
 
@@ -270,102 +291,6 @@ class Gathers:
         total = sum(map(num_bytes, self._kept.values()))
         while total > self._limits.kept_bytes:
             total -= num_bytes(self._kept.popitem(last=False)[1])
-
-
-class RecordedGathers(Gathers):
-    """Records which weights each operation reads. Computes types only."""
-
-    def __init__(self, frame: Jaxpr, limits: GatherLimits | None = None) -> None:
-        super().__init__(frame, limits or GatherLimits(), ())
-        self._uses: list[list[_Gather]] = []
-        self._layers: list[list[int]] = []
-
-    def limits(self) -> GatherLimits:
-        """Returns limits of one recomputed layer, the largest: its weights, and one weight ahead.
-
-        Without such layers they are the largest weight. The first and the last layer of a language
-        model may be as large as many others, and are not counted beside recomputed ones.
-        """
-        sizes = max(self._layers, key=sum, default=[]) or [one.num_bytes for one in self.all]
-        ahead_bytes = max(sizes, default=0)
-        return GatherLimits(sum(sizes) if self._layers else ahead_bytes, ahead_bytes)
-
-    @contextlib.contextmanager
-    def layer(self) -> Generator[None]:
-        """Counts the weights that a layer gathers."""
-        first = len(self._uses)
-        yield
-        found = {one.key: one.num_bytes for use in self._uses[first:] for one in use}
-        self._layers.append([*found.values()])
-
-    @property
-    def all(self) -> list[_Gather]:
-        """All gathers in order."""
-        return [one for use in self._uses for one in use]
-
-    def schedule(self) -> list[list[_Gather]]:
-        """Returns, for each operation that reads weights, the gathers that start with it."""
-        starts: list[list[_Gather]] = [[] for _ in self._uses]
-        sizes = [sum(one.num_bytes for one in use) for use in self._uses]
-        first, ahead_bytes = 0, 0  # read after the operation `first`
-        for place, gathers in enumerate(self._uses):
-            ahead_bytes += sizes[place] if place > first else 0
-            while ahead_bytes > self._limits.ahead_bytes and first < place - 1:
-                first += 1
-                ahead_bytes -= sizes[first]
-            starts[first if self._limits.ahead_bytes else place] += gathers
-        return starts
-
-    def bind(self, eqns: Sequence[JaxprEqn], values: Mapping[Any, Any]) -> list[Any]:
-        """Returns the types of the results."""
-        return [atom.aval for eqn in eqns for atom in eqn.outvars]
-
-    def gather(self, value: Any, shard: WeightShard, dtype: Any) -> Any:
-        """Returns the type of a gathered weight."""
-        shape = list(value.shape)
-        shape[shard.sharded.axis] *= shard.sharded.count
-        return ShapedArray(tuple(shape), dtype)
-
-    def stack(self, shards: Sequence[Any], dtype: Any) -> Any:
-        """Returns the type of a stack."""
-        return ShapedArray((len(shards), *shards[0].shape), dtype)
-
-    def scan(self, eqn: JaxprEqn, loop: Loop, inputs: Sequence[Any]) -> list[Any]:
-        """Returns the types of the results."""
-        num_consts, num_carry = scan_counts(eqn)
-        slices = [ShapedArray(one.shape[1:], one.dtype) for one in inputs[num_consts + num_carry :]]
-        results = loop.record([*inputs[: num_consts + num_carry], *slices])
-        length = eqn.params["length"]
-        stacks = [ShapedArray((length, *one.shape), one.dtype) for one in results[num_carry:]]
-        return [*(atom.aval for atom in eqn.outvars[:num_carry]), *stacks]
-
-    def scatter(self, addend: Any, sharded: Sharded) -> Any:
-        """Returns a type; nothing depends on its shape."""
-        return self.whole(addend)
-
-    def update(self, update: ShardUpdate, inputs: Sequence[Any]) -> list[Any]:
-        """Returns the types of the new values."""
-        return [atom.aval for atom in update.jaxpr.outvars]
-
-    def barrier(self, values: Sequence[Any]) -> Sequence[Any]:
-        """Returns the values."""
-        return values
-
-    def look_up(self, lookup: RowLookup, inputs: Sequence[Any]) -> Any:
-        """Returns the type of the rows."""
-        self._start(lookup.eqn, inputs)
-        return lookup.eqn.outvars[0].aval
-
-    def _next_starts(self) -> Sequence[_Gather]:
-        self._uses.append([])
-        return ()
-
-    def _arrived(self, one: _Gather) -> Any:
-        self._uses[-1].append(one)
-        return self.gather(one.shard.value, one.shard, one.dtype)
-
-    def _awaited(self) -> list[tuple[Any, Any]]:
-        return []
 
 
 def _can_wait(eqn: JaxprEqn | None, place: int, value: Any) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 from jax.extend.core import Jaxpr
 
+from stratagem.execution.late_gathers.early_outputs import with_early_outputs
 from stratagem.execution.late_gathers.evaluation import Evaluation, scheduled
 from stratagem.execution.late_gathers.exchanges import Sharded
 from stratagem.execution.late_gathers.gathers import Gathers
@@ -54,6 +55,10 @@ class LateStep:
             read |= {self.jaxpr.invars[i] for kind, i in update.sources if kind == "input"}
         return [place for place, invar in enumerate(self.jaxpr.invars) if invar in read]
 
+    @functools.cached_property
+    def _ordered(self) -> Jaxpr:
+        return with_early_outputs(self.jaxpr)
+
     def outputs(self, inputs: Mapping[int, Any]) -> tuple[list[Any], list[list[Any]]]:
         """Returns the outputs of the jaxpr, and the new shards of each update.
 
@@ -79,7 +84,7 @@ class LateStep:
         )
         steady = {invar for invar, is_one in zip(invars, self.is_steady, strict=True) if is_one}
         at_once = {atom: _gathered_if_small(value, gathers) for atom, value in values.items()}
-        outputs = Evaluation(gathers, self.jaxpr, at_once, steady, sums).outputs()
+        outputs = Evaluation(gathers, self._ordered, at_once, steady, sums).outputs()
         for place in self.sums:
             outputs[place] = sums.values[outvars[place]]
         updated = [sums.updated[place] for place in range(len(self.updates))]

@@ -10,13 +10,13 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax.lax import GatherScatterMode
 
-from stratagem.execution.late_gathers.exchanges import Sharded
+from stratagem.execution.late_gathers.exchanges import BlockExchange, Sharded
 from stratagem.execution.late_gathers.gradient_products import (
     Bind,
     Block,
@@ -41,12 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["GradientRows", "RowLookup", "row_chain"]
 
 
-class _Exchange(Protocol):
-    def gather(self, value: Any, shard: WeightShard, dtype: Any) -> Any: ...
-
-    def barrier(self, values: Sequence[Any]) -> Sequence[Any]: ...
-
-
 @dataclasses.dataclass(frozen=True)
 class RowLookup:
     """A lookup of rows by ids, in more than one block."""
@@ -68,11 +62,11 @@ class RowLookup:
             return None
         return cls(eqn, table, aval) if len(_row_blocks(aval, table.sharded)) > 1 else None
 
-    def rows(self, ids: Any, exchange: _Exchange) -> Any:
+    def value(self, inputs: Sequence[Any], exchange: BlockExchange) -> Any:
         """Returns the rows; the next block is gathered while rows are taken from one."""
         mode, fill_value = self.eqn.params["mode"], self.eqn.params["fill_value"]
         shard, table = self.shard, self.table
-        ids = _valid(ids[..., 0], mode, table.shape[0])
+        ids = _valid(inputs[1][..., 0], mode, table.shape[0])
         fill_value = _default_fill(table.dtype) if fill_value is None else fill_value
         rows = jnp.full(shape_of(self.eqn.outvars[0]), fill_value, table.dtype)
         blocks = _row_blocks(table, shard.sharded)
