@@ -70,11 +70,13 @@ class RowLookup:
         fill_value = _default_fill(table.dtype) if fill_value is None else fill_value
         rows = jnp.full(shape_of(self.eqn.outvars[0]), fill_value, table.dtype)
         blocks = _row_blocks(table, shard.sharded)
-        parts = [jax.lax.slice_in_dim(shard.value, *one) for one in blocks]
-        gathered = [exchange.gather(parts[0], shard, table.dtype)]
+        source = shard.value
+        gathered = [exchange.gather(jax.lax.slice_in_dim(source, *blocks[0]), shard, table.dtype)]
         for place, (first, end) in enumerate(blocks):
-            for part in parts[place + 1 : place + 2]:
-                part, rows = exchange.barrier([part, rows])
+            for following in blocks[place + 1 : place + 2]:
+                # The whole shard waits: a block of it that waited would be a copy.
+                source, rows = exchange.barrier([source, rows])
+                part = jax.lax.slice_in_dim(source, *following)
                 gathered.append(exchange.gather(part, shard, table.dtype))
             local_ids, is_here = _in_block(ids, first, end, shard.sharded, table.shape[0])
             taken = jnp.take(gathered.pop(0), local_ids, axis=0, mode="clip")

@@ -78,20 +78,24 @@ class WeightProduct:
 
     def value(self, inputs: Sequence[Any], exchange: BlockExchange) -> Any:
         """Returns the result; the next block is gathered while the product of one is computed."""
-        own_axis, blocks = self.order[self.axis], self._blocks()
-        parts = [jax.lax.slice_in_dim(self.shard.value, *one, axis=own_axis) for one in blocks]
-        # No earlier than the operand is there.
-        parts[0], operand = exchange.barrier([parts[0], inputs[1 - self.place]])
-        gathered = [exchange.gather(parts[0], self.shard, self.dtype)]
+        blocks = self._blocks()
+        # No gather begins before the operand is there.
+        shard, operand = exchange.barrier([self.shard.value, inputs[1 - self.place]])
+        gathered = [self._gathered(shard, blocks[0], exchange)]
         aval = self._result
         total = jnp.zeros(aval.shape, aval.dtype if self._is_part else self._sum_dtype)
         for place, block in enumerate(blocks):
-            for part in parts[place + 1 : place + 2]:
-                part, total = exchange.barrier([part, total])
-                gathered.append(exchange.gather(part, self.shard, self.dtype))
+            for following in blocks[place + 1 : place + 2]:
+                # The whole shard waits: a block of it that waited would be a copy.
+                shard, total = exchange.barrier([shard, total])
+                gathered.append(self._gathered(shard, following, exchange))
             weight = jax.lax.transpose(gathered.pop(0), self.order)
             total = self._with_block(total, operand, weight, block)
         return total.astype(aval.dtype)
+
+    def _gathered(self, shard: Any, block: tuple[int, int], exchange: BlockExchange) -> Any:
+        part = jax.lax.slice_in_dim(shard, *block, axis=self.order[self.axis])
+        return exchange.gather(part, self.shard, self.dtype)
 
     def _with_block(self, total: Any, operand: Any, weight: Any, block: tuple[int, int]) -> Any:
         contracted, _ = self.eqn.params["dimension_numbers"]
