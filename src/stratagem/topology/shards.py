@@ -36,7 +36,7 @@ __all__ = [
 # Smaller values take little memory, and a call for each device takes longer than one for all.
 MIN_SLICED_BYTES = 2**20
 # Malloc keeps what whole arrays and old shards took, in pieces that do not fit the next ones.
-_RELEASED_BYTES = 2**26
+_RELEASED_BYTES = 2**25
 
 _sliced_bytes = 0
 
@@ -125,6 +125,10 @@ def assemble_on_host(array: object) -> np.ndarray[Any, Any]:
     """Returns the value of the local shards, assembled on the host."""
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         return _assemble(array, array.sharding.addressable_devices)
+    if isinstance(array, jax.Array) and not array.is_fully_replicated:
+        # JAX stores the whole with the array object for the next call, so this takes another one.
+        pieces = [shard.data for shard in array.addressable_shards]
+        array = jax.make_array_from_single_device_arrays(array.shape, array.sharding, pieces)
     return np.asarray(array)
 
 

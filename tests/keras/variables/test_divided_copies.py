@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import itertools
+import sys
+import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +19,7 @@ import pytest
 import stratagem as sg
 from stratagem.keras.variables.initial_value import draws_same_again
 from stratagem.topology import shards
+from tests.fresh_process import run_fresh
 
 # Keras 3.15 converts its own variables in a manner that NumPy 2 warns about.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
@@ -112,7 +116,7 @@ def test_other_shapes_are_refused() -> None:
         variable.assign(np.ones(_SHAPE[::-1], np.float32))
 
 
-def test_weights_of_a_file_arrive_in_slices(tmp_path: Any, copied_bytes: list[int]) -> None:
+def test_weights_of_a_file_arrive_in_slices(tmp_path: Path, copied_bytes: list[int]) -> None:
     def made() -> Any:
         return keras.Sequential([keras.Input((1024,)), keras.layers.Dense(512)])
 
@@ -128,6 +132,16 @@ def test_weights_of_a_file_arrive_in_slices(tmp_path: Any, copied_bytes: list[in
     again.load_weights(tmp_path / "back.weights.h5")
     for one, other in zip(plain.get_weights(), again.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_values_that_were_read_are_not_kept() -> None:
+    variable = _variable(_STRATEGIES["sharded"]())
+    tracemalloc.start()
+    for _ in range(2):
+        np.asarray(variable)
+    kept_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept_bytes < variable.stored.nbytes / 2
 
 
 def test_keras_hub_finds_shards_where_it_looks_for_a_value() -> None:
@@ -195,3 +209,45 @@ def test_freed_memory_is_released_after_many_bytes(monkeypatch: pytest.MonkeyPat
     for _ in range(3):
         variable.assign(value)
     assert released == [1]
+
+
+_LOADING = """
+import gc
+import pathlib
+import jax
+jax.config.update("jax_num_cpu_devices", 8)
+import keras
+import stratagem as sg
+
+def status_mib(key):
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key)) / 1024
+
+def make(count):
+    layers = [keras.layers.Dense(2048, kernel_initializer="zeros") for _ in range(count)]
+    return keras.Sequential([keras.Input((2048,)), *layers])
+
+with sg.MirroredStrategy(shard_state="all").scope():
+    warm = make(1)
+    warm.save_weights("warm.weights.h5")
+    warm.load_weights("warm.weights.h5")
+    before = status_mib("VmRSS")
+    model = make(24)
+    model.save_weights("whole.weights.h5")
+    gc.collect()
+    pathlib.Path("/proc/self/clear_refs").write_text("5")
+    for _ in range(3):
+        model.load_weights("whole.weights.h5")
+print("peak:", status_mib("VmHWM") - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="no /proc")
+def test_reading_weights_takes_the_memory_of_shards_and_one_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (line,) = run_fresh(_LOADING, JAX_PLATFORMS="cpu")
+    array_mib = 2048**2 * 4 / 2**20
+    assert float(line.split("peak:")[1]) < 1.2 * 24 * array_mib + array_mib
