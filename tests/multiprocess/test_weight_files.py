@@ -31,6 +31,10 @@ def test_files_are_read_and_written_by_tensors(tmp_path: Path) -> None:
         with np.load(tmp_path / f"process-{rank}.npz") as seen:
             assert seen["checksum"] == pytest.approx(total)
             assert seen["own"] == 12 * _TENSOR_BYTES
+            # Each process drew other numbers, and then took those of process 0.
+            # An array of them is stacked for all devices of this process. No array is kept.
+            assert seen["build"] < seen["own"] + 12 * _TENSOR_BYTES, rank
+            assert np.all(seen["draws"] == (rank == 0))
             # The shards exist before. A gathered value is on a device, on the host, and written.
             assert seen["load"] < 0.2 * seen["own"] + _TENSOR_BYTES, rank
             assert seen["save"] < 5 * _TENSOR_BYTES, rank

@@ -18,7 +18,9 @@ ALONE: Any = types.SimpleNamespace(spans_processes=False)
 
 
 def variable(path: str, shape: tuple[int, ...] = (2,), digest: int = 1, dtype="float32") -> Any:
-    return types.SimpleNamespace(path=path, shape=shape, dtype=dtype, initial_digest=digest)
+    return types.SimpleNamespace(
+        path=path, shape=shape, dtype=dtype, initial_digest=digest, drop_initial=lambda: None
+    )
 
 
 class Group:

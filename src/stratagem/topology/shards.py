@@ -12,6 +12,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import Sharding, SingleDeviceSharding
 
+from stratagem.host_memory import release_freed_memory
 from stratagem.topology.lockstep import compute_on_every_process
 from stratagem.topology.mesh import Topology
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from jax.typing import DTypeLike
 
 __all__ = [
+    "MIN_SLICED_BYTES",
     "assemble_on_host",
     "copied_to_device",
     "creating_on_host",
@@ -31,6 +33,13 @@ __all__ = [
     "replicas_span_processes",
 ]
 
+# Smaller values take little memory, and a call for each device takes longer than one for all.
+MIN_SLICED_BYTES = 2**20
+# Malloc keeps what whole arrays and old shards took, in pieces that do not fit the next ones.
+_RELEASED_BYTES = 2**25
+
+_sliced_bytes = 0
+
 
 def put_shards(value: object, sharding: Sharding) -> jax.Array:
     """Puts an array, the same on all processes, on devices by shards, never whole on a device."""
@@ -41,6 +50,9 @@ def put_shards(value: object, sharding: Sharding) -> jax.Array:
             return value
         value = assemble_on_host(value)
     host = np.asarray(value)
+    if host.nbytes >= MIN_SLICED_BYTES:
+        # JAX for CPU would use the array's memory for its slices, and so hold the whole.
+        return put_slices(host, sharding, host.dtype)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
@@ -54,7 +66,17 @@ def put_slices(value: Any, sharding: Sharding, dtype: DTypeLike) -> jax.Array:
         copied_to_device(np.asarray(value[index]).astype(dtype, copy=False), device, sharding)
         for device, index in indices.items()
     ]
+    _release_after(value.size * np.dtype(dtype).itemsize)
     return jax.make_array_from_single_device_arrays(value.shape, sharding, placed)
+
+
+def _release_after(num_bytes: int) -> None:
+    """Counts bytes that were sent in slices, and releases freed memory once they are many."""
+    global _sliced_bytes
+    _sliced_bytes += num_bytes
+    if _sliced_bytes >= _RELEASED_BYTES:
+        _sliced_bytes = 0
+        release_freed_memory()
 
 
 def copied_to_device(value: np.ndarray[Any, Any], device: Any, sharding: Sharding) -> jax.Array:
@@ -103,6 +125,10 @@ def assemble_on_host(array: object) -> np.ndarray[Any, Any]:
     """Returns the value of the local shards, assembled on the host."""
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         return _assemble(array, array.sharding.addressable_devices)
+    if isinstance(array, jax.Array) and not array.is_fully_replicated:
+        # JAX stores the whole with the array object for the next call, so this takes another one.
+        pieces = [shard.data for shard in array.addressable_shards]
+        array = jax.make_array_from_single_device_arrays(array.shape, array.sharding, pieces)
     return np.asarray(array)
 
 

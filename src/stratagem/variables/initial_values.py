@@ -47,9 +47,11 @@ def agree_on_initial_values(registry: VariableRegistry, topology: Topology) -> N
             if mine[1:3] != theirs[1:3]:
                 raise _different(label, theirs, group.identity.label, mine)
     for index, variable in enumerate(variables):
-        held = variable.take_initial() if is_in_parts(variable, topology) else None
         if len({others[index][3] for others in received}) > 1:
+            held = variable.take_initial() if is_in_parts(variable, topology) else None
             _take_first(variable, held, topology)
+        else:
+            variable.drop_initial()
 
 
 def initial_digest(value: object, topology: Topology) -> int:

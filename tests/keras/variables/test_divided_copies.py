@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
+import sys
+import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,7 +17,9 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.keras.variables.initial_value import draws_same_again
 from stratagem.topology import shards
+from tests.fresh_process import run_fresh
 
 # Keras 3.15 converts its own variables in a manner that NumPy 2 warns about.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
@@ -28,6 +35,26 @@ _STRATEGIES: dict[str, Callable[[], Any]] = {
     ),
     "pinned": lambda: sg.CentralStorageStrategy(_DEVICES, parameter_device="pinned_host"),
 }
+# Of Keras, by name and arguments.
+_INITIALIZERS = [
+    ("Zeros", {}),
+    ("Ones", {}),
+    ("Constant", {"value": 0.3}),
+    ("RandomNormal", {"mean": 0.3}),
+    ("TruncatedNormal", {"mean": 0.1}),
+    ("RandomUniform", {"minval": -0.3, "maxval": 0.7}),
+    ("VarianceScaling", {"distribution": "untruncated_normal"}),
+    ("GlorotUniform", {}),
+    ("GlorotNormal", {}),
+    ("LecunNormal", {}),
+    ("LecunUniform", {}),
+    ("HeNormal", {}),
+    ("HeUniform", {}),
+    ("Orthogonal", {}),
+    ("Identity", {}),
+]
+_CONSTANTS = {"Zeros", "Ones", "Constant", "Identity"}
+_QUICK = {"Zeros", "Constant", "GlorotUniform"}
 
 
 def _variable(strategy: Any, dtype: str = "float32") -> Any:
@@ -56,6 +83,7 @@ def copied_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("name", _STRATEGIES)
 def test_each_device_gets_its_slice(name: str, copied_bytes: list[int]) -> None:
     variable = _variable(_STRATEGIES[name]())
+    copied_bytes.clear()
     sharding, value = variable.stored.sharding, _value()
     variable.assign(value)
     shard_bytes = int(np.prod(sharding.shard_shape(_SHAPE))) * 4
@@ -88,7 +116,7 @@ def test_other_shapes_are_refused() -> None:
         variable.assign(np.ones(_SHAPE[::-1], np.float32))
 
 
-def test_weights_of_a_file_arrive_in_slices(tmp_path: Any, copied_bytes: list[int]) -> None:
+def test_weights_of_a_file_arrive_in_slices(tmp_path: Path, copied_bytes: list[int]) -> None:
     def made() -> Any:
         return keras.Sequential([keras.Input((1024,)), keras.layers.Dense(512)])
 
@@ -96,6 +124,7 @@ def test_weights_of_a_file_arrive_in_slices(tmp_path: Any, copied_bytes: list[in
     plain.save_weights(tmp_path / "plain.weights.h5")
     with _STRATEGIES["sharded"]().scope():
         model = made()
+    copied_bytes.clear()
     model.load_weights(tmp_path / "plain.weights.h5")
     assert max(copied_bytes) == plain.layers[0].kernel.value.nbytes / len(_DEVICES)
     model.save_weights(tmp_path / "back.weights.h5")
@@ -105,6 +134,120 @@ def test_weights_of_a_file_arrive_in_slices(tmp_path: Any, copied_bytes: list[in
         np.testing.assert_array_equal(one, other)
 
 
+def test_values_that_were_read_are_not_kept() -> None:
+    variable = _variable(_STRATEGIES["sharded"]())
+    tracemalloc.start()
+    for _ in range(2):
+        np.asarray(variable)
+    kept_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept_bytes < variable.stored.nbytes / 2
+
+
 def test_keras_hub_finds_shards_where_it_looks_for_a_value() -> None:
     variable = _variable(_STRATEGIES["sharded"]())
     assert variable._value is variable.stored
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        pytest.param(*one, id=one[0], marks=() if one[0] in _QUICK else pytest.mark.slow)
+        for one in _INITIALIZERS
+    ],
+)
+def test_initial_values_are_those_of_one_device(kind: str, arguments: dict[str, Any]) -> None:
+    seed = {} if kind in _CONSTANTS else {"seed": 7}
+    initializer = getattr(keras.initializers, kind)(**arguments, **seed)
+    for dtype in ("float32", "bfloat16") if kind in _CONSTANTS else ("float32",):
+        expected = np.asarray(initializer(_SHAPE, dtype=dtype))
+        for name in ("sharded", "both"):
+            with _STRATEGIES[name]().scope():
+                variable = keras.Variable(initializer, shape=_SHAPE, dtype=dtype, name="weight")
+            assert variable.stored.sharding.shard_shape(_SHAPE) != _SHAPE
+            np.testing.assert_array_equal(np.asarray(variable), expected)
+
+
+@pytest.mark.parametrize("kind", ["zeros", "ones", "random_normal"])
+def test_shards_of_an_initial_value_do_not_hold_the_whole(kind: str) -> None:
+    with _STRATEGIES["sharded"]().scope():
+        variable = keras.Variable(kind, shape=_SHAPE, name="weight")
+    gc.collect()
+    whole = [array for array in jax.live_arrays("cpu") if array.shape == _SHAPE]
+    assert all(array is variable.stored for array in whole)
+    shards = sorted(one.data.unsafe_buffer_pointer() for one in variable.stored.addressable_shards)
+    shard_bytes = variable.stored.nbytes // len(shards)
+    # Slices of one array would be adjacent.
+    assert any(second != first + shard_bytes for first, second in itertools.pairwise(shards))
+
+
+@pytest.mark.parametrize(
+    ("initializer", "is_same"),
+    [
+        (keras.initializers.GlorotUniform(), True),  # Keras chooses a seed once
+        (keras.initializers.Orthogonal(seed=1), True),
+        (keras.initializers.RandomNormal(seed=keras.random.SeedGenerator(1)), False),
+        (keras.initializers.Zeros(), False),
+        (lambda shape, dtype: np.random.normal(size=shape), False),
+    ],
+)
+def test_initializers_that_draw_the_same_again_are_known(initializer: Any, is_same: bool) -> None:
+    assert draws_same_again(initializer) is is_same
+    if is_same:
+        first, second = initializer((64, 8)), initializer((64, 8))
+        np.testing.assert_array_equal(first, second)
+
+
+def test_freed_memory_is_released_after_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    released: list[int] = []
+    monkeypatch.setattr(shards, "release_freed_memory", lambda: released.append(1))
+    monkeypatch.setattr(shards, "_sliced_bytes", 0)
+    monkeypatch.setattr(shards, "_RELEASED_BYTES", 3 * 2**20)
+    variable, value = _variable(_STRATEGIES["sharded"](), "bfloat16"), _value()  # 1 MiB
+    variable.assign(value)
+    assert not released
+    for _ in range(3):
+        variable.assign(value)
+    assert released == [1]
+
+
+_LOADING = """
+import gc
+import pathlib
+import jax
+jax.config.update("jax_num_cpu_devices", 8)
+import keras
+import stratagem as sg
+
+def status_mib(key):
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key)) / 1024
+
+def make(count):
+    layers = [keras.layers.Dense(2048, kernel_initializer="zeros") for _ in range(count)]
+    return keras.Sequential([keras.Input((2048,)), *layers])
+
+with sg.MirroredStrategy(shard_state="all").scope():
+    warm = make(1)
+    warm.save_weights("warm.weights.h5")
+    warm.load_weights("warm.weights.h5")
+    before = status_mib("VmRSS")
+    model = make(24)
+    model.save_weights("whole.weights.h5")
+    gc.collect()
+    pathlib.Path("/proc/self/clear_refs").write_text("5")
+    for _ in range(3):
+        model.load_weights("whole.weights.h5")
+print("peak:", status_mib("VmHWM") - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="no /proc")
+def test_reading_weights_takes_the_memory_of_shards_and_one_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (line,) = run_fresh(_LOADING, JAX_PLATFORMS="cpu")
+    array_mib = 2048**2 * 4 / 2**20
+    assert float(line.split("peak:")[1]) < 1.2 * 24 * array_mib + array_mib

@@ -47,13 +47,18 @@ def checksum(model: Any) -> float:
     return sum(float(np.asarray(one, np.float64).sum()) for one in model.weights)
 
 
+keras.utils.set_random_seed(1 + jax.process_index())  # otherwise that of process 0
 warm = make_model(2)
 warm.save_weights(folder / "warm.weights.h5")
 warm.load_weights(folder / "warm.weights.h5")
-model = make_model(24)
-found: dict[str, Any] = {
-    "load": peak_bytes(lambda: model.load_weights(folder / "plain.weights.h5"))
-}
+models: list[Any] = []
+found: dict[str, Any] = {"build": peak_bytes(lambda: models.append(make_model(24)))}
+model = models[0]
+found["draws"] = [
+    np.array_equal(np.asarray(layer.kernel), layer.kernel_initializer(layer.kernel.shape))
+    for layer in model.layers
+]
+found["load"] = peak_bytes(lambda: model.load_weights(folder / "plain.weights.h5"))
 found["save"] = peak_bytes(lambda: model.save_weights(folder / "back.weights.h5"))
 own = [shard.data.nbytes for one in model.weights for shard in one.stored.addressable_shards]
 found |= {"own": sum(own), "checksum": checksum(model)}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
+import keras
 import numpy as np
 
 from stratagem.context.function_trace import current_function_trace
-from stratagem.topology.shards import creating_on_host, put_slices
+from stratagem.topology.shards import MIN_SLICED_BYTES, creating_on_host, put_slices
 from stratagem.variables import Division, Home, Store, VariableKind, initial_digest
 
 if TYPE_CHECKING:
@@ -18,8 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DividedCopies"]
 
-# Smaller values take little memory, and Keras's own assignment checks and converts them.
-_MIN_SLICED_BYTES = 2**20
+_CONSTANTS = (keras.initializers.Zeros, keras.initializers.Ones, keras.initializers.Constant)
 
 
 class DividedCopies:
@@ -65,11 +66,19 @@ class DividedCopies:
     def initial_value(self, initializer: Callable[..., Any], dtype: DTypeLike) -> Any:
         """Returns the initial value; on the host where no device needs have room for the whole.
 
+        A large constant takes no memory.
+
         Args:
             initializer: of Keras.
             dtype: of the variable.
         """
-        with creating_on_host(self.division is not None or self.store is not None):
+        is_in_parts = self.division is not None or self.store is not None
+        with creating_on_host(is_in_parts):
+            if is_in_parts and type(initializer) in _CONSTANTS:
+                number = np.asarray(initializer((), dtype=dtype))
+                num_bytes = number.nbytes * math.prod(self._shape)
+                if number.ndim == 0 and num_bytes >= MIN_SLICED_BYTES:
+                    return np.broadcast_to(number, self._shape)
             return self._convert_to_tensor(initializer(self._shape, dtype=dtype))
 
     def _convert_to_tensor(self, value: object, dtype: object = None) -> Any:
@@ -85,7 +94,7 @@ class DividedCopies:
         stored = self.stored
         is_in_shards = isinstance(stored, jax.Array) and not stored.is_fully_replicated
         is_shared = self._home.kind is not VariableKind.ON_READ
-        is_large = value.nbytes >= _MIN_SLICED_BYTES and value.shape == tuple(self._shape)
+        is_large = value.nbytes >= MIN_SLICED_BYTES and value.shape == tuple(self._shape)
         return is_in_shards and is_shared and is_large and current_function_trace() is None
 
     def assigned_in_slices(self, value: Any) -> bool:

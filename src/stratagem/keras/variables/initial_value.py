@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jax.typing import DTypeLike
 
 
-__all__ = ["as_initializer"]
+__all__ = ["as_initializer", "draws_same_again"]
 
 
 def as_initializer(value: object, dtype: DTypeLike | None) -> tuple[Any, Any, Any]:
@@ -55,3 +55,10 @@ def as_initializer(value: object, dtype: DTypeLike | None) -> tuple[Any, Any, An
         return jax.lax.convert_element_type(own, dtype or array.dtype)
 
     return initializer, array.shape, keras.backend.standardize_dtype(array.dtype)
+
+
+def draws_same_again(initializer: object) -> bool:
+    """Returns True for an initializer of Keras with a seed of its own."""
+    kind = type(initializer)
+    is_of_keras = getattr(keras.initializers, kind.__name__, None) is kind
+    return is_of_keras and isinstance(getattr(initializer, "seed", None), int)

@@ -15,6 +15,7 @@ from stratagem.context.function_trace import current_function_trace
 from stratagem.execution import current_scope, is_worth_rows
 from stratagem.keras.private import get_stateless_scope, in_symbolic_scope
 from stratagem.keras.variables.explicit_placement import check_explicit_device
+from stratagem.keras.variables.initial_value import draws_same_again
 from stratagem.keras.variables.stored_reads import announce_gather, reading_as_stored
 from stratagem.topology.lockstep import is_multi_process
 from stratagem.topology.shards import assemble_on_host, local_copy
@@ -139,8 +140,11 @@ class StoredValue:
             return local_copy(self.stored, self._home.strategy.topology)
         return self.store.gather(self.stored)
 
-    def hold_initial(self, value: jax.Array | np.ndarray) -> None:
-        """Stores an initial value on this process until all processes agree on process 0's."""
+    def hold_initial(self, value: jax.Array | np.ndarray, initializer: object = None) -> None:
+        """Stores an initial value on this process until all processes agree on process 0's.
+
+        Numbers that Keras's own `initializer` draws again are not stored.
+        """
         if not self.is_in_parts or not is_multi_process(self.stored):
             return
         array = np.asarray(value)
@@ -149,6 +153,8 @@ class StoredValue:
         number = np.zeros((), array.dtype) if not is_first or not array.size else array.flat[0]
         if not is_first or np.all(array == number):
             array = np.broadcast_to(number, array.shape)
+        elif draws_same_again(initializer):
+            array = initializer
         self._initial = (self.stored, array)
 
     def take_initial(self) -> np.ndarray[Any, Any] | None:
@@ -156,9 +162,16 @@ class StoredValue:
 
         Only process 0 has the numbers, others have the shape.
         """
-        stored, array = self._initial or (None, None)
+        variable: Any = self
+        stored, held = self._initial or (None, None)
+        self.drop_initial()
+        if stored is not self.stored:
+            return None
+        return np.asarray(variable.initial_value(held, self._dtype)) if callable(held) else held
+
+    def drop_initial(self) -> None:
+        """Drops the value of `hold_initial`: all processes have the same."""
         self._initial = None
-        return array if stored is self.stored else None
 
     @property
     def has_value(self) -> bool:

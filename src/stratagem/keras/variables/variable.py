@@ -245,7 +245,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
             self.storage = stored_components(stacked, topology)
         else:
             self._direct_assign(value)
-            self.hold_initial(value)
+            self.hold_initial(value, initializer)
 
     def assign(self, value: object) -> Any:
         """Sets the value; in a replica function by the variable's aggregation."""
