@@ -107,7 +107,7 @@ def draw(path: Path, results: Iterable[Facts], earlier: Iterable[Facts] = ()) ->
     )
     if not forms:
         return
-    figure = Figure(figsize=(4.2 * len(forms), 3.6), layout="constrained")
+    figure = Figure(figsize=(max(7.0, 4.2 * len(forms)), 3.6), layout="constrained")
     panels = figure.subplots(1, len(forms), squeeze=False, sharey=True)[0]
     for axes, form in zip(panels, forms, strict=True):
         _draw_form(axes, [one for one in found if (one["dtype"], one["recomputes"]) == form])
@@ -146,6 +146,7 @@ def _draw_form(axes: Any, found: Sequence[Facts]) -> None:
         if points:
             style = "--" if side == _BEFORE else "-"
             axes.plot(*zip(*points, strict=True), style, marker="o", color=color, label=side)
+    axes.set_xticks(sorted({int(one["decoder"].split()[0]) for one in found}))
     axes.set_xlabel("layers", fontsize=9)
     axes.set_ylim(bottom=0)
     axes.grid(color="#e6e6e6", linewidth=0.8)
