@@ -35,7 +35,7 @@ import pytest
 
 import stratagem
 from tests.process_state import ProcessState
-from tests.slow_rows import NIGHTLY, missing_nightly_rows, spare_combinations
+from tests.slow_rows import is_nightly, missing_rows, spare_combinations
 
 # Background jobs of a shell and of nohup ignore some signals, and so would what a test starts.
 for _signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
@@ -149,11 +149,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     is_part = any("::" in argument for argument in config.args)
     is_all = not (is_part or any(name.startswith("STRATAGEM_TEST_") for name in os.environ))
     if is_all:
-        missing = missing_nightly_rows({item.nodeid for item in items})
+        missing = missing_rows({item.nodeid for item in items})
         if missing:
-            raise pytest.UsageError(f"tests/nightly.txt names tests that don't exist: {missing}")
+            lists = "tests/nightly.txt and tests/quick_rows.txt"
+            raise pytest.UsageError(f"{lists} name tests that don't exist: {missing}")
     for item in items:
-        if item.nodeid in NIGHTLY:
+        if is_nightly(item.nodeid):
             item.add_marker(pytest.mark.slow)
         if item.path.relative_to(_TESTS).as_posix() in _COMPATIBILITY_FILES:
             item.add_marker(pytest.mark.compatibility)
