@@ -76,6 +76,9 @@ _COMPATIBILITY_FILES = (
 
 _TESTS = Path(__file__).parent
 
+_RULES = "tests/architecture/"
+_RUN_ALONE = ("tests/architecture/test_docstring_examples.py",)
+
 # Relative tolerance of one operation's result. A GPU multiplies float32 matrices in TF32.
 _RELATIVE_TOLERANCE = {
     "cpu": {"float64": 1e-12, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2},
@@ -161,6 +164,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if is_all:
         for item in spare_combinations(items):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Gives one worker all rules of the source: it parses the repository once."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return _RULES if file.startswith(_RULES) and file not in _RUN_ALONE else file
+
+    return Scheduling(config, log)
 
 
 _KEEP_PROGRAMS_S = 60.0
