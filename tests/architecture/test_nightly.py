@@ -16,7 +16,7 @@ _ROOT = Path(__file__).parents[2]
 _ROW = re.compile(r"(tests/[\w/]+\.py)::(test_\w+)(\[.+\])?")
 
 
-@pytest.mark.parametrize("name", ["nightly.txt", "quick_rows.txt"])
+@pytest.mark.parametrize("name", ["nightly.txt", "quick_rows.txt", "versions.txt"])
 def test_each_line_is_a_test_that_exists(name) -> None:
     lines = (_ROOT / "tests" / name).read_text(encoding="utf-8").splitlines()
     rows = [line for line in lines if not line.startswith("#")]
@@ -34,6 +34,11 @@ def test_no_line_is_in_vain() -> None:
     assert not [row for row in rows if row.partition("[")[0] in functions]
     by_hand = {row.partition("[")[0] for row in QUICK_ROWS}
     assert not [row for row in NIGHTLY if row.partition("[")[0] in by_hand]
+
+
+def test_tests_of_other_versions_are_quick() -> None:
+    rows = (_ROOT / "tests/versions.txt").read_text(encoding="utf-8").splitlines()
+    assert not [row for row in rows if slow_rows.is_nightly(row)]
 
 
 @pytest.fixture
