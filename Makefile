@@ -270,7 +270,7 @@ types: $(MAIN) ## pyright, strict on src/
 	.venv/bin/pyright
 
 .PHONY: compatibility
-compatibility: test-oldest test-newest ## tests/versions.txt on the oldest and the newest versions
+compatibility: test-newest test-oldest ## tests/versions.txt on the oldest and the newest versions
 
 .PHONY: test-oldest
 test-oldest: $(OLDEST) ## tests/versions.txt on the lowest versions that pyproject.toml allows

@@ -60,7 +60,7 @@ hypothesis.settings.load_profile("ours")
 if "STRATAGEM_TEST_REPLICAS" in os.environ:  # what joining a cluster changes belongs to the process
     stratagem.MultiWorkerMirroredStrategy()
 
-# What runs on the oldest and the newest versions too: what depends on JAX's and Keras's insides.
+# What runs each night on the oldest and the newest versions too: uses of JAX's and Keras's insides.
 _COMPATIBILITY_FILES = (
     "contract/test_aggregation.py",
     "contract/test_merge_call.py",
