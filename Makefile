@@ -51,13 +51,14 @@ FUZZ := .venv-fuzz/.complete
 DOCS := .venv-docs/.complete
 
 # What is run op by op depends little on versions.
-COMPATIBILITY := -m "compatibility and not slow" -k "not eager"
+COMPATIBILITY := -m compatibility -k "not eager"
 
 # Tests that wait for processes leave cores idle. A file's tests share what is dear to make. Files
 # keep their order: sorted by the number of tests, those with one long test would come last.
 IN_PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
-# These wait for nothing, and `make test` has the runs of two environments at the same time.
-COMPUTING := --numprocesses 2 --dist loadfile
+# A test or two for each use of JAX's and Keras's insides. These wait for nothing, and `make test` has
+# the runs of two environments at the same time.
+VERSIONS := --numprocesses 0 @tests/versions.txt
 
 # What the tests run is small: most of their time is XLA's, which here compiles for no speed, and
 # each program once for all processes. `make clean` removes the programs.
@@ -269,18 +270,22 @@ types: $(MAIN) ## pyright, strict on src/
 	.venv/bin/pyright
 
 .PHONY: compatibility
-compatibility: test-oldest test-newest ## the compatibility tests on the oldest and the newest versions
+compatibility: test-newest test-oldest ## tests/versions.txt on the oldest and the newest versions
 
 .PHONY: test-oldest
-test-oldest: $(OLDEST) ## compatibility tests on the lowest versions that pyproject.toml allows
-	$(QUICKLY) $(LIGHTLY) .venv-oldest/bin/python -m pytest --quiet $(COMPUTING) $(HANGS) $(COMPATIBILITY)
+test-oldest: $(OLDEST) ## tests/versions.txt on the lowest versions that pyproject.toml allows
+	$(QUICKLY) $(LIGHTLY) .venv-oldest/bin/python -m pytest --quiet $(HANGS) $(VERSIONS)
+
+.PHONY: test-oldest-all
+test-oldest-all: $(OLDEST) ## all compatibility tests on the lowest versions, slow to run
+	$(QUICKLY) $(LIGHTLY) .venv-oldest/bin/python -m pytest $(IN_PARALLEL) $(HANGS) $(COMPATIBILITY)
 
 .PHONY: test-newest
-test-newest: ## compatibility tests on the newest Python, JAX and Keras of the lock
+test-newest: ## tests/versions.txt on the newest Python, JAX and Keras of the lock
 	@if test -n "$(NEWEST_PYTHON)"; then \
-		$(MAKE) --silent $(NEWEST) && $(QUICKLY) $(LIGHTLY) .venv-newest/bin/python -m pytest --quiet $(COMPUTING) $(HANGS) $(COMPATIBILITY); \
+		$(MAKE) --silent $(NEWEST) && $(QUICKLY) $(LIGHTLY) .venv-newest/bin/python -m pytest --quiet $(HANGS) $(VERSIONS); \
 	else \
-		echo "Skipped: the compatibility tests on the newest JAX. It needs Python 3.12 or 3.13, and"; \
+		echo "Skipped: the tests on the newest JAX. It needs Python 3.12 or 3.13, and"; \
 		echo "neither is on PATH or under pyenv. The main environment has the newest for its Python."; \
 	fi
 

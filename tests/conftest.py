@@ -35,7 +35,7 @@ import pytest
 
 import stratagem
 from tests.process_state import ProcessState
-from tests.slow_rows import NIGHTLY, missing_nightly_rows, spare_combinations
+from tests.slow_rows import is_nightly, missing_rows, spare_combinations
 
 # Background jobs of a shell and of nohup ignore some signals, and so would what a test starts.
 for _signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
@@ -60,7 +60,7 @@ hypothesis.settings.load_profile("ours")
 if "STRATAGEM_TEST_REPLICAS" in os.environ:  # what joining a cluster changes belongs to the process
     stratagem.MultiWorkerMirroredStrategy()
 
-# What runs on the oldest and the newest versions too: what depends on JAX's and Keras's insides.
+# What runs each night on the oldest and the newest versions too: uses of JAX's and Keras's insides.
 _COMPATIBILITY_FILES = (
     "contract/test_aggregation.py",
     "contract/test_merge_call.py",
@@ -75,6 +75,9 @@ _COMPATIBILITY_FILES = (
 )
 
 _TESTS = Path(__file__).parent
+
+_RULES = "tests/architecture/"
+_RUN_ALONE = ("tests/architecture/test_docstring_examples.py",)
 
 # Relative tolerance of one operation's result. A GPU multiplies float32 matrices in TF32.
 _RELATIVE_TOLERANCE = {
@@ -149,17 +152,33 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     is_part = any("::" in argument for argument in config.args)
     is_all = not (is_part or any(name.startswith("STRATAGEM_TEST_") for name in os.environ))
     if is_all:
-        missing = missing_nightly_rows({item.nodeid for item in items})
+        missing = missing_rows({item.nodeid for item in items})
         if missing:
-            raise pytest.UsageError(f"tests/nightly.txt names tests that don't exist: {missing}")
+            lists = "tests/nightly.txt and tests/quick_rows.txt"
+            raise pytest.UsageError(f"{lists} name tests that don't exist: {missing}")
     for item in items:
-        if item.nodeid in NIGHTLY:
+        if is_nightly(item.nodeid):
             item.add_marker(pytest.mark.slow)
         if item.path.relative_to(_TESTS).as_posix() in _COMPATIBILITY_FILES:
             item.add_marker(pytest.mark.compatibility)
     if is_all:
         for item in spare_combinations(items):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Gives one worker all rules of the source: it parses the repository once."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return _RULES if file.startswith(_RULES) and file not in _RUN_ALONE else file
+
+    return Scheduling(config, log)
 
 
 _KEEP_PROGRAMS_S = 60.0

@@ -9,14 +9,35 @@ from typing import Any
 
 import pytest
 
-_LIST = Path(__file__).with_name("nightly.txt").read_text(encoding="utf-8")
-NIGHTLY = frozenset(line for line in _LIST.splitlines() if not line.startswith("#"))
+
+def _read(name: str) -> frozenset[str]:
+    lines = Path(__file__).with_name(name).read_text(encoding="utf-8").splitlines()
+    return frozenset(line for line in lines if not line.startswith("#"))
 
 
-def missing_nightly_rows(ids: Collection[str]) -> list[str]:
-    """Rows of the files of these tests that name none of them, which would run in `make test`."""
+NIGHTLY = _read("nightly.txt")
+QUICK_ROWS = _read("quick_rows.txt")
+
+
+def _function(test: str) -> str:
+    return test.partition("[")[0]
+
+
+_CHOSEN_BY_HAND = frozenset(map(_function, QUICK_ROWS))
+
+
+def is_nightly(test: str) -> bool:
+    """True for a test, or a row of one, that only `make test-slow` runs; takes its id."""
+    if test in NIGHTLY or _function(test) in NIGHTLY:
+        return True
+    return _function(test) in _CHOSEN_BY_HAND and test not in QUICK_ROWS
+
+
+def missing_rows(ids: Collection[str]) -> list[str]:
+    """Lines of both lists about the files of these tests that name none of them."""
     files = {name.partition("::")[0] for name in ids}
-    return sorted(row for row in NIGHTLY - set(ids) if row.partition("::")[0] in files)
+    unknown = (NIGHTLY | QUICK_ROWS) - set(ids) - set(map(_function, ids))
+    return sorted(row for row in unknown if row.partition("::")[0] in files)
 
 
 def slow_but_for(quick: Collection[str], rows: Iterable[Any]) -> list[Any]:

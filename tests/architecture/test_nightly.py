@@ -9,14 +9,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.slow_rows import NIGHTLY, covering_rows, missing_nightly_rows, spare_combinations
+from tests import slow_rows
+from tests.slow_rows import NIGHTLY, QUICK_ROWS, covering_rows, spare_combinations
 
 _ROOT = Path(__file__).parents[2]
 _ROW = re.compile(r"(tests/[\w/]+\.py)::(test_\w+)(\[.+\])?")
 
 
-def test_each_line_is_a_test_that_exists() -> None:
-    lines = (_ROOT / "tests/nightly.txt").read_text(encoding="utf-8").splitlines()
+@pytest.mark.parametrize("name", ["nightly.txt", "quick_rows.txt", "versions.txt"])
+def test_each_line_is_a_test_that_exists(name) -> None:
+    lines = (_ROOT / "tests" / name).read_text(encoding="utf-8").splitlines()
     rows = [line for line in lines if not line.startswith("#")]
     assert rows == sorted(set(rows))
     for row in rows:
@@ -26,12 +28,44 @@ def test_each_line_is_a_test_that_exists() -> None:
         assert f"def {match[2]}(" in source, row
 
 
-def test_row_of_a_collected_file_that_names_no_test_is_found() -> None:
-    row = min(NIGHTLY)
-    file = row.partition("::")[0]
-    of_file = [other for other in NIGHTLY if other.startswith(f"{file}::")]
-    assert missing_nightly_rows([f"{file}::test_other", *of_file]) == []
-    assert missing_nightly_rows([f"{file}::test_other", *set(of_file) - {row}]) == [row]
+def test_no_line_is_in_vain() -> None:
+    functions = {row.partition("[")[0] for row in NIGHTLY if row.partition("[")[0] in NIGHTLY}
+    rows = [*QUICK_ROWS, *(row for row in NIGHTLY if "[" in row)]
+    assert not [row for row in rows if row.partition("[")[0] in functions]
+    by_hand = {row.partition("[")[0] for row in QUICK_ROWS}
+    assert not [row for row in NIGHTLY if row.partition("[")[0] in by_hand]
+
+
+def test_tests_of_other_versions_are_quick() -> None:
+    rows = (_ROOT / "tests/versions.txt").read_text(encoding="utf-8").splitlines()
+    assert not [row for row in rows if slow_rows.is_nightly(row)]
+
+
+@pytest.fixture
+def lists(monkeypatch) -> None:
+    whole = {"a.py::test_whole", "a.py::test_rows[1]"}
+    of_files = {"NIGHTLY": whole, "QUICK_ROWS": {"a.py::test_few[x]"}}
+    for name, rows in of_files.items():
+        monkeypatch.setattr(slow_rows, name, frozenset(rows))
+    monkeypatch.setattr(slow_rows, "_CHOSEN_BY_HAND", frozenset({"a.py::test_few"}))
+
+
+ROWS = ["whole[1]", "rows[1]", "rows[2]", "few[x]", "few[y]", "whole_other", "few"]
+
+
+@pytest.mark.usefixtures("lists")
+def test_lines_name_tests_or_rows_and_quick_rows_the_only_ones() -> None:
+    left_out = [row for row in ROWS if slow_rows.is_nightly(f"a.py::test_{row}")]
+    assert left_out == ["whole[1]", "rows[1]", "few[y]", "few"]
+
+
+@pytest.mark.usefixtures("lists")
+def test_line_of_a_collected_file_that_names_no_test_is_found() -> None:
+    of_file = {"a.py::test_whole[1]", "a.py::test_rows[1]", "a.py::test_few[x]", "a.py::test_other"}
+    assert slow_rows.missing_rows(of_file) == []
+    assert slow_rows.missing_rows(of_file - {"a.py::test_few[x]"}) == ["a.py::test_few[x]"]
+    assert slow_rows.missing_rows(of_file - {"a.py::test_whole[1]"}) == ["a.py::test_whole"]
+    assert slow_rows.missing_rows({"b.py::test_rows[2]"}) == []
 
 
 class Row:
