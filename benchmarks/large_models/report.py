@@ -148,6 +148,7 @@ def _draw_form(axes: Any, found: Sequence[Facts]) -> None:
             axes.plot(*zip(*points, strict=True), style, marker="o", color=color, label=side)
     axes.set_xticks(sorted({int(one["decoder"].split()[0]) for one in found}))
     axes.set_xlabel("layers", fontsize=9)
+    axes.margins(y=0.1)
     axes.set_ylim(bottom=0)
     axes.grid(color="#e6e6e6", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
