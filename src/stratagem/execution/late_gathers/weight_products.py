@@ -39,8 +39,8 @@ _MIN_BLOCK_COLUMNS = 512
 class WeightProduct:
     """A product of an array and a weight, in more than one block along an axis of the weight.
 
-    The axis is one that replicas do not share. A block is a part of the result if the axis is in
-    the result, and else an addend.
+    The axis is not the sharded one. A block is a part of the result if the axis is in the result,
+    and else an addend.
     """
 
     eqn: JaxprEqn
