@@ -33,7 +33,7 @@ def test_weights_and_slots_are_sharded_over_both_axes(name: str) -> None:
     assert len(large) == 8
     for variable in large:
         parts = [shard.data.shape for shard in variable.stored.addressable_shards]
-        # The layouts of Gemma divide heads: of two key heads, pairs of the four devices have copies.
+        # Gemma's layouts divide heads: pairs of four devices have copies of two key heads.
         count = 4 if variable.shape[0] == 2 else 8
         assert np.prod(variable.shape) == count * np.prod(parts[0]), variable.path
     for slot in model.optimizer.variables[2:]:
