@@ -14,7 +14,7 @@ from stratagem.topology import REPLICA_AXIS, Topology
 if TYPE_CHECKING:
     from stratagem.execution.late_gathers.weights import WeightShard
 
-__all__ = ["BlockExchange", "Sharded"]
+__all__ = ["BlockExchange", "Sharded", "fold_blocks"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,3 +77,26 @@ class BlockExchange(Protocol):
     def barrier(self, values: Sequence[Any]) -> Sequence[Any]:
         """Returns the values, none of which is available before all are."""
         ...
+
+
+def fold_blocks(
+    blocks: Sequence[tuple[int, int]],
+    gathered: Callable[[Any, tuple[int, int]], Any],
+    step: Callable[[Any, Any, tuple[int, int]], Any],
+    initial: tuple[Any, Any],
+    exchange: BlockExchange,
+) -> Any:
+    """Returns a result to which each gathered block of a shard was added, one after the other.
+
+    The next block is gathered beside the step of one. `initial` has the shard and the first result.
+    """
+    shard, result = initial
+    following = gathered(shard, blocks[0])
+    for place, block in enumerate(blocks):
+        value = following
+        if place + 1 < len(blocks):
+            # The whole shard waits: a block of it that waited would be a copy.
+            shard, result = exchange.barrier([shard, result])
+            following = gathered(shard, blocks[place + 1])
+        result = step(result, value, block)
+    return result

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.lax import GatherScatterMode
 
-from stratagem.execution.late_gathers.exchanges import BlockExchange, Sharded
+from stratagem.execution.late_gathers.exchanges import BlockExchange, Sharded, fold_blocks
 from stratagem.execution.late_gathers.gradient_products import (
     Bind,
     Block,
@@ -69,20 +69,18 @@ class RowLookup:
         ids = _valid(inputs[1][..., 0], mode, table.shape[0])
         fill_value = _default_fill(table.dtype) if fill_value is None else fill_value
         rows = jnp.full(shape_of(self.eqn.outvars[0]), fill_value, table.dtype)
-        blocks = _row_blocks(table, shard.sharded)
-        source = shard.value
-        gathered = [exchange.gather(jax.lax.slice_in_dim(source, *blocks[0]), shard, table.dtype)]
-        for place, (first, end) in enumerate(blocks):
-            for following in blocks[place + 1 : place + 2]:
-                # The whole shard waits: a block of it that waited would be a copy.
-                source, rows = exchange.barrier([source, rows])
-                part = jax.lax.slice_in_dim(source, *following)
-                gathered.append(exchange.gather(part, shard, table.dtype))
-            local_ids, is_here = _in_block(ids, first, end, shard.sharded, table.shape[0])
-            taken = jnp.take(gathered.pop(0), local_ids, axis=0, mode="clip")
+
+        def gathered(source: Any, block: tuple[int, int]) -> Any:
+            return exchange.gather(jax.lax.slice_in_dim(source, *block), shard, table.dtype)
+
+        def with_block(rows: Any, block_rows: Any, block: tuple[int, int]) -> Any:
+            local_ids, is_here = _in_block(ids, *block, shard.sharded, table.shape[0])
+            taken = jnp.take(block_rows, local_ids, axis=0, mode="clip")
             is_here = is_here.reshape(*is_here.shape, *[1] * (rows.ndim - is_here.ndim))
-            rows = jnp.where(is_here, taken, rows)
-        return rows
+            return jnp.where(is_here, taken, rows)
+
+        blocks = _row_blocks(table, shard.sharded)
+        return fold_blocks(blocks, gathered, with_block, (shard.value, rows), exchange)
 
 
 class GradientRows(GradientProduct):

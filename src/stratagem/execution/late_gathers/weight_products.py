@@ -7,6 +7,7 @@ and need not be in memory as a whole.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from stratagem.execution.late_gathers.exchanges import BlockExchange
+from stratagem.execution.late_gathers.exchanges import BlockExchange, fold_blocks
 from stratagem.execution.late_gathers.gradient_products import smallest_block_bytes
 from stratagem.execution.late_gathers.weights import (
     Deferred,
@@ -78,22 +79,19 @@ class WeightProduct:
 
     def value(self, inputs: Sequence[Any], exchange: BlockExchange) -> Any:
         """Returns the result; the next block is gathered while the product of one is computed."""
-        blocks = self._blocks()
         # No gather begins before the operand is there.
         shard, operand = exchange.barrier([self.shard.value, inputs[1 - self.place]])
-        gathered = [self._gathered(shard, blocks[0], exchange)]
         aval = self._result
-        total = jnp.zeros(aval.shape, aval.dtype if self._is_part else self._sum_dtype)
-        for place, block in enumerate(blocks):
-            for following in blocks[place + 1 : place + 2]:
-                # The whole shard waits: a block of it that waited would be a copy.
-                shard, total = exchange.barrier([shard, total])
-                gathered.append(self._gathered(shard, following, exchange))
-            weight = jax.lax.transpose(gathered.pop(0), self.order)
-            total = self._with_block(total, operand, weight, block)
+        zeros = jnp.zeros(aval.shape, aval.dtype if self._is_part else self._sum_dtype)
+
+        def with_block(total: Any, weight: Any, block: tuple[int, int]) -> Any:
+            return self._with_block(total, operand, jax.lax.transpose(weight, self.order), block)
+
+        gathered = functools.partial(self._gathered, exchange)
+        total = fold_blocks(self._blocks(), gathered, with_block, (shard, zeros), exchange)
         return total.astype(aval.dtype)
 
-    def _gathered(self, shard: Any, block: tuple[int, int], exchange: BlockExchange) -> Any:
+    def _gathered(self, exchange: BlockExchange, shard: Any, block: tuple[int, int]) -> Any:
         part = jax.lax.slice_in_dim(shard, *block, axis=self.order[self.axis])
         return exchange.gather(part, self.shard, self.dtype)
 
