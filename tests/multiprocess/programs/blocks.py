@@ -26,9 +26,9 @@ products = []
 value_of = WeightProduct.value
 
 
-def recorded(self: WeightProduct, *arguments: Any) -> Any:
+def recorded(self: WeightProduct, inputs: Any, exchange: Any) -> Any:
     products.append(self.shard.value.shape)
-    return value_of(self, *arguments)
+    return value_of(self, inputs, exchange)
 
 
 WeightProduct.value = recorded
@@ -50,7 +50,7 @@ rng = np.random.default_rng(0)
 x = rng.normal(size=(22, 8)).astype("float32")
 y = rng.integers(0, NUM_TOKENS, (22, 1))
 history = model.fit(x, y, batch_size=8, epochs=2, verbose=0, shuffle=False).history
-results = {"loss": np.array(history["loss"]), "products": np.array(products)}
+results: dict[str, Any] = {"loss": np.array(history["loss"]), "products": np.array(products)}
 for variable in model.weights:
     results[variable.path] = np.asarray(variable)
 np.savez(folder / f"process-{jax.process_index()}.npz", **results)
