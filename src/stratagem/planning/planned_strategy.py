@@ -35,7 +35,6 @@ def planned_strategy(
         shard_state = like.placement.shard_state
     size = like.topology.num_logical_devices
     layouts: Any = like.placement.layouts
-    groups: Any = [list(range(size)), list(range(size, 2 * size))] if size > 1 else None
     with planning_for(machine.topology):
         if like.local_updates is not None:
             return LocalUpdateStrategy(like.local_updates, ["cpu:0", "cpu:1"])  # all planned ones
@@ -46,10 +45,11 @@ def planned_strategy(
         if isinstance(like.placement, UniformPlacement) and shard_state is None:
             return CentralStorageStrategy()
         return MirroredStrategy(
-            groups,
+            None,
             like.cross_device_ops,
             shard_state=shard_state,
             layout_map=layouts,
             shard_size=like.topology.shard_size,
+            devices_per_replica=size,
             sequence_axis=like.sequence_axis,
         )

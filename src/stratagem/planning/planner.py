@@ -32,6 +32,7 @@ from stratagem.planning.step_time import (
     predict_scaling,
 )
 from stratagem.planning.targets import Target, parse_target
+from stratagem.planning.used_machine import used_machine
 from stratagem.strategies.base.strategy import Strategy
 from stratagem.topology.abstract_devices import placeholder, planning_for
 from stratagem.variables import ShardedState, require_layouts_used
@@ -209,7 +210,7 @@ def plan_step(
 
     Source: specific to Stratagem.
     """
-    target, more_notes = _used_machine(step, target)
+    target, more_notes = used_machine(step, target)
     _check_rules(step)
     _check_local_copies(step)
     compiled = compile_step(step, target)
@@ -342,34 +343,6 @@ def _flops(step: CapturedStep) -> dict[str, float]:
 def _shard_state(step: CapturedStep) -> str | None:
     placement = step.strategy.placement
     return placement.shard_state if isinstance(placement, ShardedState) else None
-
-
-def _used_machine(step: CapturedStep, target: Target) -> tuple[Target, list[str]]:
-    """Returns the part of the machine that the step uses, with notes about it."""
-    notes: list[str] = []
-    num_used = len(step.strategy.topology.all_devices or ())
-    if num_used != target.num_devices:
-        target = target.of_size(num_used)
-        devices = "device" if num_used == 1 else "devices"
-        notes.append(f"The plan is for {num_used} {devices}, as the strategy uses.")
-    method = step.strategy.local_updates
-    if method is not None and num_used > 1:
-        notes.append(
-            f"Replicas synchronize every {method.least_period} steps. "
-            "Communication is a step's mean."
-        )
-    placement = step.strategy.placement
-    if not (placement is None or isinstance(placement, ShardedState)) and target.num_hosts > 1:
-        notes.append(
-            "This strategy places variables from a single process that has all devices. The plan "
-            f"assumes one process for {target.num_hosts} hosts, which does not exist."
-        )
-    if step.strategy.topology.groups is not None:
-        notes.append(
-            "FLOPs per device assume that the devices of a replica split its products evenly. "
-            "Products that are not sharded run on every device in full."
-        )
-    return target, notes
 
 
 def _num_examples(step: CapturedStep) -> int:

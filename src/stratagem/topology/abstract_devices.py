@@ -194,8 +194,9 @@ def planned_groups(num_named: int, size: int) -> tuple[tuple[Any, ...], ...] | N
         raise ValueError(
             explain(
                 f"Replicas of {size} devices do not fit on hosts of {per_host} devices.",
-                expected="groups that fill a host evenly: a replica cannot span hosts.",
-                fix="use groups of another size, or plan for another machine.",
+                expected="groups of devices of one process that fill its host evenly.",
+                fix="use groups of another size, or MultiWorkerMirroredStrategy("
+                f"devices_per_replica={size}), whose replicas may span hosts.",
                 code="SG801",
             )
         )
