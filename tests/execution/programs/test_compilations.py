@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -92,6 +93,27 @@ def test_a_callable_object_has_reasons_too() -> None:
     for rows in (4, 3):
         strategy.run(total, args=(np.ones(rows, np.float32),))
     assert strategy_reasons(strategy) == ["first call", "args[0]: float32[4] -> float32[3]"]
+
+
+def test_random_keys_and_narrow_numbers_have_reasons() -> None:
+    """Keys of `jax.random.key` have a dtype that NumPy does not know."""
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+    keys = jax.random.split(jax.random.key(0), 3)
+
+    def identity(x):
+        return x
+
+    numbers = jnp.ones(3, jnp.bfloat16), jnp.ones(3, jnp.int4)
+    per_replica = strategy.run(identity, args=(keys[0],))
+    for argument in (per_replica, keys, *numbers):
+        strategy.run(identity, args=(argument,))
+    assert strategy_reasons(strategy) == [
+        "first call",
+        "args[0]: key<fry>[] -> key<fry>[2]",  # one for each replica
+        "args[0]: key<fry>[2] -> key<fry>[3]",
+        "args[0]: key<fry>[3] -> bfloat16[3]",
+        "args[0]: bfloat16[3] -> int4[3]",
+    ]
 
 
 def strategy_reasons(strategy) -> list[str]:

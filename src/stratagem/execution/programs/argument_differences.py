@@ -6,7 +6,6 @@ import reprlib
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from stratagem.execution.tracing.arguments import Leaf, Static
 
@@ -72,4 +71,4 @@ def _text(kind: Any) -> str:
         return reprlib.repr(static.value)
     shape, dtype = (kind.shape or (), kind.dtype) if isinstance(kind, Leaf) else kind[:2]
     sizes = ",".join(map(str, shape))
-    return f"{np.dtype(dtype).name}[{sizes}]"
+    return f"{dtype}[{sizes}]"
