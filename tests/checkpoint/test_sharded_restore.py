@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -141,3 +142,22 @@ def test_processes_that_find_other_files_get_the_whole(
     entry = {"path": "large", "shape": [1024, 512], "dtype": "float32"}
     values = [SavedValue(("state", "large"), variable, "state_state", entry | {"shard_shape": []})]
     assert (("state", "large") in ShardedRestore(Path(path), values)) == is_same
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_without_memory_one_value_at_a_time_is_on_the_host(
+    fits: bool, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(sharded_restore, "fits_in_memory", lambda size_bytes: fits)
+    count = 6
+    with sg.MirroredStrategy(jax.devices()[:4], shard_state="all").scope():
+        state = {str(index): sg.Variable(LARGE) for index in range(count)}
+    restored = sg.train.Checkpoint(state=state)
+    path = restored.save(tmp_path / "ckpt")
+    restored.restore(path)  # modules that are imported
+    tracemalloc.start()
+    restored.restore(path)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (peak_bytes > count * LARGE.nbytes) == fits
+    assert fits or peak_bytes < 2 * LARGE.nbytes

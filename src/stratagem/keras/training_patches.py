@@ -15,8 +15,12 @@ from stratagem.keras.training import (
     model,
     several_processes,
 )
+from stratagem.keras.training.model_methods import wrapping_methods
 
 __all__ = ["TRAINING_PATCHES"]
+
+# KerasHub's, which write several files.
+_SAVING_METHODS = ("export_to_transformers", "save_task_weights", "save_to_preset")
 
 # By heading. Where a name stands twice, the second replacement wraps the first.
 TRAINING_PATCHES: dict[str, tuple[Patch, ...]] = {
@@ -84,7 +88,7 @@ TRAINING_PATCHES: dict[str, tuple[Patch, ...]] = {
         Patch(
             keras.Model,
             "__new__",
-            generation.generating_with_shards,
+            wrapping_methods(generation.generating_with_shards, "make_generate_function"),
             "models of KerasHub generate with weights where they are stored",
         ),
     ),
@@ -97,6 +101,12 @@ TRAINING_PATCHES: dict[str, tuple[Patch, ...]] = {
                 "the chief writes, and all processes return when the file is complete",
             )
             for name in ("save", "save_weights", "export")
+        ),
+        Patch(
+            keras.Model,
+            "__new__",
+            wrapping_methods(several_processes.saved_once, *_SAVING_METHODS),
+            "the same for presets and exports of models of KerasHub",
         ),
     ),
     "The epoch iterator as an attribute of the model": (

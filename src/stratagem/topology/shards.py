@@ -31,6 +31,7 @@ __all__ = [
     "put_slices",
     "replica_copy",
     "replicas_span_processes",
+    "same_shards",
 ]
 
 # Smaller values take little memory, and a call for each device takes longer than one for all.
@@ -125,11 +126,18 @@ def assemble_on_host(array: object) -> np.ndarray[Any, Any]:
     """Returns the value of the local shards, assembled on the host."""
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         return _assemble(array, array.sharding.addressable_devices)
-    if isinstance(array, jax.Array) and not array.is_fully_replicated:
-        # JAX stores the whole with the array object for the next call, so this takes another one.
-        pieces = [shard.data for shard in array.addressable_shards]
-        array = jax.make_array_from_single_device_arrays(array.shape, array.sharding, pieces)
-    return np.asarray(array)
+    return np.asarray(same_shards(array) if isinstance(array, jax.Array) else array)
+
+
+def same_shards(array: jax.Array) -> jax.Array:
+    """Returns another array of the same shards, to be read whole.
+
+    JAX stores the whole on the host with the array that is read, for the next read.
+    """
+    if isinstance(array, Tracer) or array.is_fully_replicated or not array.is_fully_addressable:
+        return array
+    pieces = [shard.data for shard in array.addressable_shards]
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, pieces)
 
 
 def local_shards(array: jax.Array) -> np.ndarray[Any, Any]:

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from stratagem.topology import Topology
 from stratagem.topology.lockstep import compute_on_every_process, is_multi_process, replicate_to_all
-from stratagem.topology.shards import put_shards
+from stratagem.topology.shards import put_shards, same_shards
 from stratagem.variables.layouts import Division
 from stratagem.variables.row_exchange import exchanged_rows
 from stratagem.variables.single_device_store import take_rows
@@ -101,7 +101,8 @@ class ShardedStore:
         if is_multi_process(stored):
             is_copied = stored.is_fully_replicated
             return stored.addressable_data(0) if is_copied else compute_on_every_process(stored)
-        return jax.device_put(self.load(stored), next(iter(self.topology.devices or ())))
+        loaded = same_shards(self.load(stored))
+        return jax.device_put(loaded, next(iter(self.topology.devices or ())))
 
     def replicate(self, stored: jax.Array, topology: Topology) -> jax.Array:
         """Returns a copy on each replica's device."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -65,10 +66,11 @@ class Scripted:
 
     def __init__(self, process_id: int, messages: list[Any]) -> None:
         self.process_id, self.messages = process_id, messages
+        self.identity = Identity(process_id, ("worker 0", "worker 1"), "localhost", 0)
         self.sent: list[Any] = []
 
     def exchange(self, name: str, value: Any) -> list[Any]:
-        assert name == "model.save"
+        assert name in {"model.save", "model.save_to_preset"}
         self.sent.append(value)
         return [value if self.process_id == 0 else self.messages.pop(0), None]
 
@@ -114,3 +116,47 @@ def test_other_processes_join_the_gathers() -> None:
     done = written_by_first("model.save", group, variables, pytest.fail)
     assert done == (None, None, "full")
     assert [one.count for one in variables.values()] == [0, 2]
+
+
+class Preset(keras.Model):
+    """Saves as a model of KerasHub does: other files, then weights by `save_weights`."""
+
+    def save_to_preset(self, folder: Path) -> None:
+        folder.mkdir()  # fails if two processes do
+        (folder / "config.json").touch()
+        self.save_weights(folder / "model.weights.h5")
+
+
+def _preset(group: Any, monkeypatch: pytest.MonkeyPatch) -> Preset:
+    topology = SimpleNamespace(spans_processes=True)
+    variables = SimpleNamespace(live=list)
+    home = SimpleNamespace(strategy=SimpleNamespace(topology=topology, variables=variables))
+    monkeypatch.setattr(several_processes, "current_group", lambda: group)
+    monkeypatch.setattr(several_processes, "home_of", lambda variable: home)
+    inputs = keras.Input((1,))
+    return Preset(inputs, keras.layers.Dense(1)(inputs))
+
+
+# Keras 3.15 converts its own variables in a manner that NumPy 2 warns about.
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
+@pytest.mark.parametrize("process_id", [0, 1])
+def test_process_0_writes_all_files_of_a_preset(
+    process_id: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Scripted(process_id, [_message(None)])
+    _preset(group, monkeypatch).save_to_preset(tmp_path / "preset")
+    files = sorted(path.name for path in tmp_path.glob("*/*"))
+    assert files == (["config.json", "model.weights.h5"] if process_id == 0 else [])
+    assert group.sent == [_message(None) if process_id == 0 else None]  # one exchange, at the end
+
+
+def test_errors_of_process_0_are_raised_on_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Scripted(0, [])
+    with pytest.raises(FileNotFoundError):
+        _preset(group, monkeypatch).save_to_preset(tmp_path / "missing" / "preset")
+    assert "FileNotFoundError" in group.sent[-1]["error"]
+    group = Scripted(1, [_message(None, group.sent[-1]["error"])])
+    with pytest.raises(RuntimeError, match=r"worker 0 failed in model\.save_to_preset: File"):
+        _preset(group, monkeypatch).save_to_preset(tmp_path / "preset")

@@ -7,7 +7,6 @@ compiled program.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -28,26 +27,10 @@ if TYPE_CHECKING:
 
 __all__ = ["generating_with_shards", "place_prompts"]
 
-_METHOD = "make_generate_function"
-_wrapped_classes: set[type] = {keras.Model}
 
+def generating_with_shards(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a model's `make_generate_function`."""
 
-def generating_with_shards(original: Callable[..., Any]) -> Any:
-    """Returns `Model.__new__` that wraps `make_generate_function` of each class once."""
-
-    def create(cls: type, *args: object, **kwargs: object) -> Any:
-        for base in cls.__mro__:
-            if issubclass(base, keras.Model) and base not in _wrapped_classes:
-                _wrapped_classes.add(base)
-                make = base.__dict__.get(_METHOD)
-                if inspect.isfunction(make):
-                    setattr(base, _METHOD, _making_with_shards(make))
-        return original(cls, *args, **kwargs)
-
-    return staticmethod(create)
-
-
-def _making_with_shards(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def make(self: keras.Model, *args: object, **kwargs: object) -> Any:
         generate = original(self, *args, **kwargs)

@@ -1,7 +1,7 @@
 """Progress bars and file writes by one process for all.
 
-Every process calls `save`, `save_weights` or `export` of a model, the chief writes, and all return
-when the file is there.
+Every process calls `save`, `save_weights` or `export` of a model, or `save_to_preset` of a model of
+KerasHub, the chief writes, and all return when the files are there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import keras
 
 from stratagem.keras.training.callback_support import CHIEF_ONLY, listed
 from stratagem.keras.training.data_lengths import data_lengths, require_equal_lengths
-from stratagem.keras.variables.stored_reads import announcing_gathers
+from stratagem.keras.variables.stored_reads import announces_gathers, announcing_gathers
 from stratagem.messages import explain
 from stratagem.options import VariableAggregation
 from stratagem.process_group import agree_on_random_state, current_group
@@ -65,7 +65,7 @@ def _make_folders(callbacks: Sequence[Any]) -> None:
 
 
 def saved_once(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps Keras's saving method `original` so that only the chief writes."""
+    """Wraps a saving method of models so that only the chief writes."""
     name = original.__name__
 
     @functools.wraps(original)
@@ -73,7 +73,12 @@ def saved_once(original: Callable[..., Any]) -> Callable[..., Any]:
         homes = [home_of(variable) for variable in self.variables]
         strategy = next((home.strategy for home in homes if home is not None), None)
         group = current_group()
-        if group is None or strategy is None or not strategy.topology.spans_processes:
+        if (
+            group is None
+            or strategy is None
+            or not strategy.topology.spans_processes
+            or announces_gathers()  # called by another saving method, on the chief
+        ):
             return original(self, *args, **kwargs)
         _gather_components(strategy)
         write = functools.partial(original, self, *args, **kwargs)
@@ -83,7 +88,7 @@ def saved_once(original: Callable[..., Any]) -> Callable[..., Any]:
         if text is not None:
             raise RuntimeError(
                 explain(
-                    f"{group.identity.labels[0]} failed to write the file of model.{name}: {text}",
+                    f"{group.identity.labels[0]} failed in model.{name}: {text}",
                     expected="a path that process 0 can write to.",
                     fix="read the full error in the log of process 0.",
                 )

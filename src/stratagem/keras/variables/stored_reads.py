@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
-__all__ = ["announce_gather", "announcing_gathers", "reading_as_stored", "reads_as_stored"]
+__all__ = [
+    "announce_gather",
+    "announces_gathers",
+    "announcing_gathers",
+    "reading_as_stored",
+    "reads_as_stored",
+]
 
 _strategy: ContextVar[Strategy | None] = ContextVar("strategy read as stored", default=None)
 _announce: ContextVar[Callable[[Any], None] | None] = ContextVar("announce gather", default=None)
@@ -45,6 +51,11 @@ def announcing_gathers(announce: Callable[[Any], None]) -> Generator[None]:
         yield
     finally:
         _announce.reset(token)
+
+
+def announces_gathers() -> bool:
+    """Returns True in `announcing_gathers`."""
+    return _announce.get() is not None
 
 
 def announce_gather(variable: object) -> None:
