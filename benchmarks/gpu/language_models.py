@@ -1,7 +1,7 @@
 """Command: all of language models on one GPU: `python -m benchmarks.gpu.language_models`.
 
-Sides, checks, plans for more cards and the report are processes, one after the other. A call with
-the folder of an earlier one does only what is missing there.
+Sides, checks, programs for more cards and the report are processes, one after the other. A call
+with the folder of an earlier one does only what is missing there.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.gpu_profile.parts import Part, run_parts
+from benchmarks.large_models.cases import Case
 
 __all__ = ["CHECKS", "main"]
 
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--parts", default=",".join(_KEPT_S), help="of sides, checks and cards")
     parser.add_argument("--only", default="llama", help="sides, as for benchmarks.gpu")
     parser.add_argument("--checks", default=",".join(CHECKS), help="names, as for tests.gpu")
-    parser.add_argument("--chip", default="H200", help="of the plans for 8 and 64 cards")
+    parser.add_argument("--chip", default="H200", help="of the programs for 8 and 64 cards")
     parser.add_argument("--tiny", action="store_true", help="small sizes, on the CPU")
     parsed = parser.parse_args(arguments)
     chosen = parsed.parts.split(",")
@@ -51,12 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if parsed.tiny:
         os.environ["STRATAGEM_GPU_CHECKS_ON"] = "cpu"
     end_s = time.monotonic() + parsed.budget_s - _REPORT_S
-    waiting = [name for name in _KEPT_S if name in chosen and not _is_done(name, parsed)]
+    waiting = [name for name in _KEPT_S if name in chosen and not _has_passed(name, parsed)]
     while waiting:
         name = waiting.pop(0)
         limit_s = end_s - time.monotonic() - sum(_KEPT_S[other] for other in waiting)
         if limit_s > 0:
-            run_parts([Part(name, _command(name, parsed, limit_s), limit_s + _END_S)], output)
+            commands = _commands(name, parsed, limit_s)
+            parts = [Part(key, command, limit_s + _END_S) for key, command in commands.items()]
+            run_parts(parts, output, at_once=len(parts))
         else:
             print(f"{name}: no time is left", flush=True)
         if name == "sides":
@@ -64,26 +67,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _print_summaries(output)
 
 
-def _is_done(name: str, parsed: argparse.Namespace) -> bool:
-    """Returns True if no time needs to be kept for a part."""
-    if name == "checks":
-        paths = [parsed.output / name / f"{check}.json" for check in parsed.checks.split(",")]
-        return all(path.is_file() and json.loads(path.read_text())["passed"] for path in paths)
-    return name == "cards" and (parsed.output / "cards" / "summary.md").is_file()
+def _has_passed(name: str, parsed: argparse.Namespace) -> bool:
+    """Returns True for the checks if all have passed before."""
+    paths = [parsed.output / "checks" / f"{check}.json" for check in parsed.checks.split(",")]
+    return name == "checks" and all(
+        path.is_file() and json.loads(path.read_text(encoding="utf-8"))["passed"] for path in paths
+    )
 
 
-def _command(name: str, parsed: argparse.Namespace, limit_s: float) -> list[str]:
-    """Returns the arguments of the interpreter for a part."""
+def _commands(name: str, parsed: argparse.Namespace, limit_s: float) -> dict[str, list[str]]:
+    """Returns the arguments of the interpreter for each process of a part."""
     tiny = ["--tiny"] if parsed.tiny else []
+    folder = ["--output", str(parsed.output / name)]
     if name == "sides":
         sizes = ["--device-gb", "130", "--round-s", "5", "--gated", "--budget-s", f"{limit_s:.0f}"]
-        folder = ["--output", str(parsed.output / "sides")]
-        return ["-m", "benchmarks.gpu", "--only", parsed.only, "--resume", *sizes, *folder, *tiny]
+        sides = ["-m", "benchmarks.gpu", "--only", parsed.only, "--resume"]
+        return {name: [*sides, *sizes, *folder, *tiny]}
     if name == "checks":
         limit = ["--processes", "2", "--limit", f"{limit_s:.0f}"]
-        return ["-m", "tests.gpu", "--resume", *limit, *parsed.checks.split(",")]
-    folder = ["--output", str(parsed.output / "cards")]
-    return ["-m", "benchmarks.gpu.cards", "--chip", parsed.chip, *folder, *tiny]
+        return {name: ["-m", "tests.gpu", "--resume", *limit, *parsed.checks.split(",")]}
+    decoder, length = ("tiny", 16) if parsed.tiny else ("1B", 2048)
+    cases = [
+        Case(decoder, f"{count}x{parsed.chip}", "shard_state=all", "mixed_bfloat16", length=length)
+        for count in (8, 64)
+    ]
+    compiler = ["-m", "benchmarks.large_models", "--full", *folder]
+    return {f"cards-{case.machine}": [*compiler, "--case", case.as_json()] for case in cases}
 
 
 def _report(output: Path) -> None:

@@ -22,7 +22,9 @@ assert register
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
     """The parts that the command would run."""
     started: list[Part] = []
-    monkeypatch.setattr(language_models, "run_parts", lambda parts, output: started.extend(parts))
+    monkeypatch.setattr(
+        language_models, "run_parts", lambda parts, output, at_once=1: started.extend(parts)
+    )
     for name in ("STRATAGEM_GPU_RESULTS", "STRATAGEM_GPU_CHECKS_ON"):
         monkeypatch.setenv(name, "")
     return started
@@ -54,8 +56,14 @@ def test_parts_share_the_budget_and_the_report_follows_the_sides(
 ) -> None:
     _write(tmp_path / "sides" / "results.json", {"sides": []})
     main(["--output", str(tmp_path), "--budget-s", "570"])
-    assert [part.name for part in parts] == ["sides", "report", "checks", "cards"]
-    sides, _, checks, cards = parts
+    assert [part.name for part in parts] == [
+        "sides",
+        "report",
+        "checks",
+        "cards-8xH200",
+        "cards-64xH200",
+    ]
+    sides, _, checks, cards, _ = parts
     assert 400 < sides.limit_s < checks.limit_s - 100
     assert cards.limit_s < 570
     assert "--resume" in sides.arguments
@@ -69,9 +77,8 @@ def test_a_rerun_keeps_no_time_for_checks_that_passed(parts: list[Part], tmp_pat
     assert "checks" in [part.name for part in parts]
     first = parts[0].limit_s
     _write(tmp_path / "checks" / f"{CHECKS[-1]}.json", {"passed": True})
-    _write(tmp_path / "cards" / "summary.md", "")
     parts.clear()
-    main(["--output", str(tmp_path)])
+    main(["--output", str(tmp_path), "--parts", "sides,checks"])
     assert [part.name for part in parts] == ["sides"]
     assert parts[0].limit_s > first + 100
 
