@@ -24,6 +24,7 @@ class SideOptions:
         attention: of a Llama: "causal", or "mask" for the mask that KerasHub passes to the kernel.
         loss: of a Llama: "whole", or "chunks" of the vocabulary.
         remat: policy of `sg.remat` for the blocks of a Llama; "" keeps all activations.
+        accumulation: batches of a Llama whose mean gradient makes an update.
         optimizer_memory: of a Llama's optimizer state: "device" or "pinned_host".
         compiled: mode of `torch.compile`; "" for eager PyTorch.
         num_rounds: of measurement; 0 for the first step only.
@@ -46,6 +47,7 @@ class SideOptions:
     attention: str = "causal"
     loss: str = "whole"
     remat: str = ""
+    accumulation: int = 1
     optimizer_memory: str = "device"
     compiled: str = ""
     num_rounds: int = 3

@@ -86,6 +86,8 @@ _DEVICE = {"data": "device"}
 _CHUNKS = {"loss": "chunks"}
 _PINNED = {"optimizer_memory": "pinned_host"}
 _8K = {"model": "llama1b-8k"}
+_BY_4 = {"accumulation": 4}
+_MASK = {"attention": "mask"}
 
 _ALL = (
     _side("mlp", "fit, 100 a call", _OURS, 1, 13, 2, steps_per_call=100),
@@ -131,11 +133,15 @@ _ALL = (
     _side("llama1b", "JAX by hand, 4 a call", "jax_llama", 1, 75, 95, steps_per_call=4),
     _side("llama1b", "torch.compile", _TORCH_LLAMA, 1, 90, 90, **_COMPILED),
     _side("llama1b", "fit, chunked loss", _OUR_LLAMA, 1, 75, 80, steps_per_call=4, **_CHUNKS),
-    _side("llama1b", "Keras fit, 1 a call", "keras_llama_side", 1, 75, 100, attention="mask"),
+    _side("llama1b", "Keras fit, 1 a call", "keras_llama_side", 1, 75, 100, **_MASK),
+    _side("llama1b", "fit, 4 an update", _OUR_LLAMA, 2, 75, 105, steps_per_call=4, **_BY_4),
+    _side("llama1b", "JAX, 4 an update", "jax_llama", 2, 75, 105, steps_per_call=4, **_BY_4),
+    _side("llama1b", "torch.compile, 4 an update", _TORCH_LLAMA, 2, 90, 95, **_COMPILED, **_BY_4),
+    _side("llama1b", "Keras fit, 4 an update", "keras_llama_side", 2, 75, 115, **_MASK, **_BY_4),
     _side("llama1b", "Trainer", "trainer_llama", 2, 45, 100),
     _side("llama1b", "PyTorch eager", _TORCH_LLAMA, 2, 40, 100),
     _side("llama1b", "fit, remat dots", _OUR_LLAMA, 2, 75, 70, steps_per_call=4, remat="dots"),
-    _side("llama1b", "fit, mask", _OUR_LLAMA, 2, 75, 100, steps_per_call=4, attention="mask"),
+    _side("llama1b", "fit, mask", _OUR_LLAMA, 2, 75, 100, steps_per_call=4, **_MASK),
     _side("llama1b", "fit, pinned optimizer state", _OUR_LLAMA, 2, 75, 90, **_PINNED),
     _side("llama1b", "fit, 8192 tokens", _OUR_LLAMA, 2, 80, 80, steps_per_call=4, **_8K, **_CHUNKS),
     _side("llama1b", "Keras fit, 8192 tokens", "keras_llama_side", 3, 80, 100, **_8K),
@@ -143,6 +149,7 @@ _ALL = (
     _side("llama1b", "fit, 1 a call", _OUR_LLAMA, 3, 75, 95),
     _side("llama1b", "Keras fit, causal kernel", "keras_llama_side", 3, 75, 95),
     _side("llama1b", "Trainer, compiled", "trainer_llama", 3, 90, 90, **_COMPILED),
+    _side("llama1b", "Trainer, 4 an update", "trainer_llama", 3, 45, 105, **_BY_4),
     _side("llama8b-lora", "fit, chunked loss", _OUR_LLAMA, 2, 110, 90, **_CHUNKS),
     _side("llama8b-lora", "peft, torch.compile", _TORCH_LLAMA, 2, 110, 95, **_COMPILED),
     _side("llama8b-lora", "peft, eager", _TORCH_LLAMA, 3, 45, 105),

@@ -73,9 +73,11 @@ def test_generated_tokens_are_those_of_the_mask() -> None:
     np.testing.assert_array_equal(*generated)
 
 
-def _losses(prepare: Any, name: str = "llama1b", **options: Any) -> list[float]:
-    model = dataclasses.replace(model_of(name, is_tiny=True), learning_rate=1e-3)
-    given = SideOptions(model=name, result="", begun_s=0.0, platform="cpu", **options)
+_TRAINED = dataclasses.replace(model_of("llama1b", is_tiny=True), learning_rate=1e-3)
+
+
+def _losses(prepare: Any, model: GpuModel = _TRAINED, **options: Any) -> list[float]:
+    given = SideOptions(model=model.name, result="", begun_s=0.0, platform="cpu", **options)
     training = prepare(given, model)
     return [training.first_call(), training.train(2)]
 
@@ -83,6 +85,11 @@ def _losses(prepare: Any, name: str = "llama1b", **options: Any) -> list[float]:
 @functools.cache  # not a fixture: those of a module run before types may be promoted
 def _by_hand() -> list[float]:
     return _losses(jax_llama.prepare, steps_per_call=4)
+
+
+@functools.cache
+def _summed_by_hand() -> list[float]:
+    return _losses(jax_llama.prepare, steps_per_call=4, accumulation=4)
 
 
 @pytest.mark.slow
@@ -108,6 +115,30 @@ def test_losses_of_keras_are_those_of_the_scan_by_hand() -> None:
 
 
 @pytest.mark.slow
+def test_gradients_of_four_batches_by_hand_are_those_of_one_large_batch() -> None:
+    large = dataclasses.replace(_TRAINED, batch_size=8, steps_per_epoch=2)
+    expected = _losses(jax_llama.prepare, model=large)
+    assert expected[1] < expected[0]
+    np.testing.assert_allclose(_summed_by_hand(), expected, rtol=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("side", "options"),
+    [
+        (stratagem_llama, {"steps_per_call": 4}),
+        (stratagem_llama, {"steps_per_call": 4, "optimizer_memory": "pinned_host"}),
+        (keras_llama_side, {"steps_per_call": 4, "attention": "mask"}),
+    ],
+    ids=["fit", "fit, pinned_host", "Keras fit"],
+)
+def test_gradients_of_four_batches_are_those_by_hand(side: Any, options: dict[str, Any]) -> None:
+    found = _losses(side.prepare, accumulation=4, **options)
+    np.testing.assert_allclose(found, _summed_by_hand(), rtol=2e-3)
+
+
+@pytest.mark.slow
 def test_lora_trains_under_the_strategy() -> None:
-    first, last = _losses(stratagem_llama.prepare, "llama8b-lora", loss="chunks")
+    model = dataclasses.replace(model_of("llama8b-lora", is_tiny=True), learning_rate=1e-3)
+    first, last = _losses(stratagem_llama.prepare, model, loss="chunks")
     assert last < first

@@ -35,8 +35,8 @@ def prepare(options: SideOptions, model: GpuModel) -> Training:
         state = State(parameters, others, zeros, jax.tree.map(jnp.copy, zeros), jnp.int32(0))
     num_parameters = sum(one.size for one in parameters)
     del parameters, others, zeros
-    program = _compile(network, model, options.steps_per_call)
-    calls = _calls(model, options.steps_per_call, device)
+    program = _compile(network, model, options)
+    calls = _calls(model, options, device)
 
     def first_call() -> float:
         nonlocal state
@@ -64,33 +64,57 @@ def prepare(options: SideOptions, model: GpuModel) -> Training:
     )
 
 
-def _compile(network: Any, model: GpuModel, steps_per_call: int) -> Callable[..., Any]:
-    def one(state: State, batch: tuple[Any, Any]) -> tuple[State, Any]:
+def _compile(network: Any, model: GpuModel, options: SideOptions) -> Callable[..., Any]:
+    def gradient(
+        parameters: list[Any], others: list[Any], batch: tuple[Any, Any]
+    ) -> tuple[Any, list[Any], list[Any]]:
+        """Returns the loss, the other state and the gradients of a batch."""
         tokens, labels = batch
         inputs = {"token_ids": tokens, "padding_mask": jnp.ones_like(tokens)}
 
         def loss_of(parameters: list[Any]) -> tuple[Any, list[Any]]:
-            logits, others = network.stateless_call(parameters, state.others, inputs, training=True)
+            logits, after = network.stateless_call(parameters, others, inputs, training=True)
             log_probabilities = jax.nn.log_softmax(logits.astype(jnp.float32))
             chosen = jnp.take_along_axis(log_probabilities, labels[..., None], axis=-1)
-            return -chosen.mean(), others
+            return -chosen.mean(), after
 
-        (loss, others), gradients = jax.value_and_grad(loss_of, has_aux=True)(state.parameters)
+        (loss, after), gradients = jax.value_and_grad(loss_of, has_aux=True)(parameters)
+        return loss, after, gradients
+
+    def mean_gradient(state: State, batches: tuple[Any, Any]) -> tuple[Any, list[Any], list[Any]]:
+        """Returns the losses of batches, the other state, and the mean of their gradients."""
+
+        def add(sums: tuple[Any, Any], batch: tuple[Any, Any]) -> tuple[Any, Any]:
+            others, totals = sums
+            loss, others, gradients = gradient(state.parameters, others, batch)
+            return (others, jax.tree.map(jnp.add, totals, gradients)), loss
+
+        zeros = jax.tree.map(jnp.zeros_like, state.parameters)
+        (others, totals), losses = jax.lax.scan(add, (state.others, zeros), batches)
+        return losses, others, [one / options.accumulation for one in totals]
+
+    def one(state: State, data: tuple[Any, Any]) -> tuple[State, Any]:
+        if options.accumulation > 1:
+            loss, others, gradients = mean_gradient(state, data)
+        else:
+            loss, others, gradients = gradient(state.parameters, state.others, data)
         decayed = [one * (1 - model.learning_rate * _DECAY) for one in state.parameters]
         state = state._replace(parameters=decayed)
         return adam(state, gradients, others, model.learning_rate), loss
 
     def many(state: State, tokens: Any, labels: Any) -> tuple[State, Any]:
-        if steps_per_call == 1:
+        if options.steps_per_call == options.accumulation:
             return one(state, (tokens, labels))
         return jax.lax.scan(one, state, (tokens, labels))
 
     return jax.jit(many, donate_argnums=0)
 
 
-def _calls(model: GpuModel, steps_per_call: int, device: Any) -> list[Any]:
+def _calls(model: GpuModel, options: SideOptions, device: Any) -> list[Any]:
     """Returns tokens and labels of each call of an epoch, on the device."""
-    shape = (-1, steps_per_call, model.batch_size) if steps_per_call > 1 else (-1, model.batch_size)
+    num_updates = options.steps_per_call // options.accumulation
+    loops = [count for count in (num_updates, options.accumulation) if count > 1]
+    shape = (-1, *loops, model.batch_size)
     arrays = [array.reshape(*shape, array.shape[-1]) for array in model.arrays()]
     return [jax.device_put(call, device) for call in zip(*arrays, strict=True)]
 

@@ -70,9 +70,10 @@ def _attend(masked: Any, query: Any, key: Any, value: Any, attention_mask: Any =
     )
 
 
-def make_optimizer(model: GpuModel) -> keras.optimizers.Optimizer:
+def make_optimizer(model: GpuModel, accumulation: int) -> keras.optimizers.Optimizer:
     """Returns Keras's AdamW; only weights of matrices would decay in earnest training."""
-    return keras.optimizers.AdamW(model.learning_rate)
+    steps = accumulation if accumulation > 1 else None
+    return keras.optimizers.AdamW(model.learning_rate, gradient_accumulation_steps=steps)
 
 
 def keras_arrays(model: GpuModel) -> tuple[dict[str, Any], Any]:

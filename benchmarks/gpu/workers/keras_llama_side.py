@@ -19,7 +19,7 @@ def prepare(options: SideOptions, model: GpuModel) -> Training:
     device = find_device(options.platform)
     network = build_llama(model, attention=options.attention)
     network.compile(
-        make_optimizer(model),
+        make_optimizer(model, options.accumulation),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         weighted_metrics=None,
         steps_per_execution=options.steps_per_call,

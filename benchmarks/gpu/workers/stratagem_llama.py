@@ -31,7 +31,7 @@ def prepare(options: SideOptions, model: GpuModel) -> Training:
         if options.remat:
             sg.remat(network, options.remat)
         network.compile(
-            make_optimizer(model),
+            make_optimizer(model, options.accumulation),
             loss,
             weighted_metrics=None,
             steps_per_execution=options.steps_per_call,

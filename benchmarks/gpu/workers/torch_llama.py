@@ -88,7 +88,10 @@ def prepare(options: SideOptions, model: GpuModel) -> Training:
 def _step(
     network: Any, model: GpuModel, options: SideOptions, device: Any
 ) -> Callable[[Any, Any], Any]:
-    """Returns the training step; the loss is compiled together with the model."""
+    """Returns the step of a batch; the loss is compiled together with the model.
+
+    The last batch of each `options.accumulation` updates the weights.
+    """
 
     def loss_of(tokens: Any, labels: Any) -> Any:
         logits = network(input_ids=tokens).logits
@@ -105,12 +108,15 @@ def _step(
         fused=device.type == "cuda",
     )
 
+    batches = itertools.count(1)
+
     def step(tokens: Any, labels: Any) -> Any:
-        optimizer.zero_grad(set_to_none=True)
         with torch.autocast(device.type, torch.bfloat16):
             loss = loss_of(tokens, labels)
-        loss.backward()
-        optimizer.step()
+        (loss / options.accumulation).backward()
+        if next(batches) % options.accumulation == 0:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
     return step

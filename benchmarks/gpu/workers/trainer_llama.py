@@ -58,6 +58,7 @@ def prepare(options: SideOptions, model: GpuModel) -> Training:
     settings: dict[str, Any] = {
         "output_dir": str(Path(options.folder) / "trainer"),
         "per_device_train_batch_size": model.batch_size,
+        "gradient_accumulation_steps": options.accumulation,
         "learning_rate": model.learning_rate,
         "lr_scheduler_type": "constant",
         "max_grad_norm": 0.0,  # no side clips

@@ -77,4 +77,6 @@ def test_tables_and_plot(tmp_path: Path) -> None:
     text = (tmp_path / "report" / "tables.txt").read_text(encoding="utf-8")
     for part in ("10.000", "at most 0.2", "skipped: 3 s left", "33.4%", "3.21", "0.150"):
         assert part in text
+    assert "BERT: fit over the scan" in text
+    assert "ResNet-50" not in text  # none of its sides was run
     assert (tmp_path / "report" / "speeds.png").stat().st_size > 10_000

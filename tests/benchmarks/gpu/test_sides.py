@@ -23,11 +23,15 @@ def test_goals_name_sides() -> None:
         assert not goal.reference or goal.reference in _KEYS
 
 
-def test_calls_of_a_side_have_whole_epochs() -> None:
+def test_calls_and_updates_of_a_side_have_whole_epochs() -> None:
     for side in SIDES:
         if side.workload in MODELS:
             steps = side.options.get("steps_per_call", 1)
             assert MODELS[side.workload].steps_per_epoch % steps == 0
+            accumulation = side.options.get("accumulation", 1)
+            assert MODELS[side.workload].steps_per_epoch % accumulation == 0
+            if side.program == "jax_llama":
+                assert steps % accumulation == 0
 
 
 def test_names_select_workloads_and_beginnings_of_keys_by_priority() -> None:
