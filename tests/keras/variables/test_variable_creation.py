@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.keras.variables.variable_creation import adopt
+from stratagem.planning import parse_target
+from stratagem.topology.abstract_devices import planning_for
 from stratagem.variables import VariableKind
 from tests.keras.replicas import copies_of, kind_of, values_of
 from tests.parity.comparison import (
@@ -145,3 +148,27 @@ def test_layer_that_was_built_outside_is_named() -> None:
         model.compile(optimizer="sgd", loss="mse")
     with pytest.raises(ValueError, match="create or build 'stray' in `with"):
         model.fit(*regression(), verbose=0)
+
+
+@pytest.mark.parametrize("shard_state", [None, "all"])
+def test_no_value_is_drawn_for_abstract_devices(shard_state: str | None) -> None:
+    """Also if the variable moves to other abstract devices. A read draws it."""
+    drawn: list[Any] = []
+
+    def ones(shape: Any, dtype: Any = None) -> Any:
+        drawn.append(shape)
+        return keras.ops.ones(shape, dtype)
+
+    with planning_for(parse_target("1xH100").topology):
+        first = sg.OneDeviceStrategy("gpu:0")
+    with planning_for(parse_target("4xH100").topology):
+        second = sg.MirroredStrategy(shard_state=shard_state)
+    with first.scope():
+        variable = keras.Variable(ones, shape=(64, 32), dtype="bfloat16")
+    adopt(variable, second)
+    assert not drawn
+    assert variable.distribute_strategy is second
+    value = np.asarray(variable.value)
+    assert drawn == [(64, 32)]
+    np.testing.assert_array_equal(value, np.ones((64, 32), value.dtype))
+    assert value.dtype == "bfloat16"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
@@ -11,10 +11,6 @@ from stratagem.execution import is_table
 from stratagem.keras.variables.initial_value import as_initializer
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.variables import Home, VariableKind
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 __all__ = ["ValuelessVariable"]
 
@@ -46,9 +42,18 @@ class ValuelessVariable(DistributedVariable):
         """The shape of the input of a compiled step of the strategy."""
         return self.storage
 
-    def settle(self, home: Home, value: jax.Array | np.ndarray) -> None:
-        """Drops the value of a variable that joins the strategy, and retains its shape."""
-        self._beginning, _, _ = as_initializer(value, self._dtype)
+    @property
+    def initializer(self) -> Any:
+        """The function that draws an initial value, of a shape and a dtype."""
+        return self._beginning or self._initializer
+
+    def settle(self, home: Home, value: Any) -> None:
+        """Drops the value of a variable that joins the strategy, and retains its shape.
+
+        `value` is an array, or the initializer of a variable that had no value either.
+        """
+        has_value = not callable(value)
+        self._beginning = as_initializer(value, self._dtype)[0] if has_value else value
         self.store, self.has_rows = None, False  # of the previous strategy
         self._is_table = self._is_table or is_table(self)
         super().settle(home, value)
@@ -68,4 +73,4 @@ class ValuelessVariable(DistributedVariable):
 
     def _global_value(self) -> Any:
         self._require_own_replica()
-        return (self._beginning or self._initializer)(self._shape, dtype=self._dtype)
+        return self.initializer(self._shape, dtype=self._dtype)

@@ -174,7 +174,6 @@ def _request(args: tuple[Any, ...], kwargs: dict[str, Any], strategy: Strategy) 
 def adopt(variable: keras.Variable, strategy: Strategy) -> None:
     """Moves a plain Keras variable with a value to a strategy, in place."""
     moved: Any = variable
-    value = moved.value
     aggregation = parse_aggregation(moved.aggregation)
     synchronization = parse_synchronization(moved.synchronization)
     kind = choose_kind(
@@ -194,10 +193,15 @@ def adopt(variable: keras.Variable, strategy: Strategy) -> None:
         has_components=kind is VariableKind.ON_READ,
         is_summed=kind is VariableKind.ON_READ and aggregation is VariableAggregation.SUM,
     )
+    kind_of_variable = _class_of(request, strategy, is_here=strategy.placement.is_remote)
+    # No value is drawn for a strategy that has none: that of a large model takes minutes.
+    is_without = issubclass(kind_of_variable, ValuelessVariable)
+    both_without = is_without and isinstance(variable, ValuelessVariable)
+    value = variable.initializer if both_without else variable.value
     constraint = moved.constraint
     vars(moved).pop("_value", None)
     # Keras has created it, so that only its class can change.
-    moved.__class__ = _class_of(request, strategy, is_here=strategy.placement.is_remote)
+    moved.__class__ = kind_of_variable
     moved.constraint = constraint  # not every class allows one
     moved.settle(Home(strategy, kind, aggregation), value)
 
