@@ -30,6 +30,7 @@ from stratagem.keras.variables import (
     explicit_placement,
     made_in_scope,
     optimizer_slots,
+    planned_meshes,
     variable_creation,
 )
 
@@ -260,6 +261,20 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             "rematerialized_call",
             scanned_layers.scanned_layer,
             "the first layer of a scan computes all of them",
+        ),
+    ),
+    "Devices of a mesh": (
+        Patch(
+            keras.distribution,
+            "list_devices",
+            planned_meshes.listing_planned_devices,
+            "a planned script sees the devices that it is planned for",
+        ),
+        Patch(
+            keras.distribution.DeviceMesh,
+            "__init__",
+            planned_meshes.made_of_planned_devices,
+            "the same for a mesh of all devices",
         ),
     ),
     **TRAINING_PATCHES,

@@ -96,7 +96,8 @@ def _divided(step: CapturedStep, layouts: VariableLayouts | None) -> dict[int, f
     """Returns the axes of each variable that a layout divides within replicas."""
     found: dict[int, frozenset[int]] = {}
     for variable in variables_of(step.trace) if layouts is not None else ():
-        owner = getattr(variable, "slot_of", None) or variable
+        slot_of = getattr(variable, "slot_of", None)
+        owner = variable if slot_of is None else slot_of
         shape = tuple(variable.shape)
         division = layouts.division(owner.path, shape, is_trainable=False) if layouts else None
         if division is not None:
