@@ -102,12 +102,13 @@ def compare(row: PublishedRow) -> dict[str, Any]:
     block, ends = weight_shapes(row.sizes)
     shapes = [*ends.values(), *(list(block.values()) * row.sizes.num_layers)]
     weights = [Weight(one, 4 * int(np.prod(one)), 8 * int(np.prod(one))) for one in shapes]
+    size = max(row.sizes.num_layer_parameters, row.sizes.vocabulary * row.sizes.width)
     work = Workload(
         weights=weights,
         costs={(planning.Form(), 1): _costs(row)},
         num_examples=row.batch,
         global_batch=row.batch * num_devices,
-        block_size=max(row.sizes.num_layer_parameters, row.sizes.vocabulary * row.sizes.width),
+        block=[Weight((size,), 4 * size)],
         num_blocks=row.sizes.num_layers,
         example_bytes=8 * row.length,
     )

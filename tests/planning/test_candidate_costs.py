@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from stratagem.planning import Assumptions, Form, PlanCandidate, assumptions_of, parse_target
-from stratagem.planning.candidate_costs import Weight, Workload, estimate
+from stratagem.planning.candidate_costs import Estimate, Weight, Workload, estimate
 from stratagem.planning.candidates import list_candidates
 from stratagem.planning.operation_costs import OperationCost
 from stratagem.planning.traced_costs import TracedCosts
@@ -25,7 +25,8 @@ _COSTS = TracedCosts(
 def _work(size: int, costs: TracedCosts = _COSTS, batch: int = 64) -> Workload:
     weight = Weight((size, 1024), 4096 * size, 8192 * size)
     costs = dataclasses.replace(costs, with_gradients_bytes=costs.activation_bytes + 4096 * size)
-    return Workload([weight], {(Form(), 1): costs}, 1, batch, 2**20, 16)
+    block = [Weight((2**20,), 2**22)]
+    return Workload([weight], {(Form(), 1): costs}, 1, batch, block, 16)
 
 
 def _best(work: Workload, target: str) -> PlanCandidate:
@@ -56,6 +57,30 @@ def test_memory_of_state_is_arithmetic() -> None:
     assert whole == pytest.approx(16 / 8 * gib, rel=0.01)
     halves = estimate(_candidate("all", 2), work, target).memory_bytes
     assert halves == pytest.approx(16 / 2 * gib, rel=0.01)
+
+
+def test_frozen_weights_are_gathered_in_their_own_bytes() -> None:
+    """As the int8 base of a model that is tuned with LoRA: no gradient of it is sent or stored."""
+    size, target = 2**30, parse_target("8xH100")
+    trained, gib = Weight((1024,), 4096), 2**30
+
+    def found(base: Weight, *, is_sharded: bool = True) -> Estimate:
+        work = dataclasses.replace(_work(2**10), weights=[trained, base], block=[base])
+        candidate = _candidate("all") if is_sharded else _candidate(None, 1)
+        return estimate(candidate, work, target)
+
+    int8 = found(Weight((2**20, 1024), size, is_trained=False))
+    bfloat16 = found(Weight((2**20, 1024), 2 * size, is_trained=False))
+    float32 = found(Weight((2**20, 1024), 4 * size, is_trained=False))
+    # A shard, and the gathered weights of two blocks.
+    assert int8.memory_bytes == pytest.approx((1 / 8 + 2) * gib, rel=0.01)
+    assert bfloat16.memory_bytes == pytest.approx((2 / 8 + 4) * gib, rel=0.01)
+    assert float32.memory_bytes == pytest.approx((4 / 8 + 4) * gib, rel=0.01)
+    (sent,) = {name for name in int8.seconds if name.startswith("collectives")}
+    assert bfloat16.seconds[sent] == pytest.approx(2 * int8.seconds[sent], rel=0.1)
+    assert float32.seconds[sent] == pytest.approx(bfloat16.seconds[sent], rel=0.05)
+    replicated = found(Weight((2**20, 1024), size, is_trained=False), is_sharded=False)
+    assert replicated.seconds[sent] < 0.05 * int8.seconds[sent]
 
 
 def test_what_does_not_fit_replicated_is_sharded() -> None:

@@ -18,6 +18,6 @@ def test_a_model_with_adam() -> None:
     assert work.example_bytes == 4 * (8 + 4)
     assert [one.shape for one in work.weights if one.is_trained] == [(8, 4)]
     assert sum(one.slot_bytes for one in work.weights) == 2 * 4 * 32 + 8
-    assert work.block_size == 32
+    assert [one.shape for one in work.block] == [(8, 4)]
     # The product, and that for the gradient of the weight.
     assert work.costs[Form(), 1].flops == 2 * 2 * 8 * 8 * 4

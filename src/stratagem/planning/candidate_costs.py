@@ -64,21 +64,25 @@ class Weight:
         """Number of elements."""
         return math.prod(self.shape)
 
+    def gathered_bytes(self, compute_bytes: int) -> float:
+        """Returns the bytes in messages and products, whose elements have `compute_bytes`."""
+        return min(self.num_bytes, compute_bytes * self.size)
+
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
     """Costs of a model and its batch on any mesh.
 
     `costs` are of `num_examples` on one device, by form and number of devices per replica.
-    `block_size` is the number of elements of the largest block, whose weights are gathered
-    together; `num_blocks` says how often that happens.
+    `block` has the weights of the largest block, which are gathered together; `num_blocks` says
+    how often that happens.
     """
 
     weights: Sequence[Weight]
     costs: Mapping[tuple[Form, int], TracedCosts]
     num_examples: float
     global_batch: int
-    block_size: float
+    block: Sequence[Weight]
     num_blocks: int
     example_bytes: float = 0.0
 
@@ -197,10 +201,18 @@ class _CandidateParts:
             if one.is_trained or bytes_per_element is None
         )
 
+    def gathered_bytes(self) -> float:
+        """Returns the bytes of all weights in messages; frozen ones are needed, too."""
+        return sum(
+            self.held(one, one.gathered_bytes(self.compute_bytes), is_sharded=False)
+            for one in self.work.weights
+        )
+
     @property
     def compute_bytes(self) -> int:
-        """Bytes of an element in products."""
-        largest = max(self.costs.operations, key=lambda one: one.times * one.flops, default=None)
+        """Bytes of an element in products of floating-point numbers."""
+        products = [one for one in self.costs.operations if "float" in one.dtype]
+        largest = max(products, key=lambda one: one.times * one.flops, default=None)
         return 2 if largest is not None and largest.dtype in ("bfloat16", "float16") else 4
 
     def updated_bytes(self) -> float:
@@ -226,8 +238,10 @@ class _CandidateParts:
         gradients = self.of_weights(_FLOAT32_BYTES, is_sharded=state == "all")
         if state == "all":
             # The weights of two blocks, and the gradients of one that are not summed yet.
-            gathered = self.work.block_size * (2 * self.compute_bytes + _FLOAT32_BYTES)
-            return total + activations + gradients + gathered / size
+            block = self.work.block
+            gathered = 2 * sum(one.gathered_bytes(self.compute_bytes) for one in block)
+            late = _FLOAT32_BYTES * sum(one.size for one in block if one.is_trained)
+            return total + activations + gradients + (gathered + late) / size
         # Until they are summed, in the dtype of products; the most activations are there before.
         late = (self.costs.with_gradients_bytes - self.costs.activation_bytes) / size
         return total + activations + min(gradients, late) * self.compute_bytes / _FLOAT32_BYTES
@@ -245,7 +259,7 @@ def _sent(
     )
     within = _CandidateMessages(target, assumed, range(size))
     whole = parts.of_weights(_FLOAT32_BYTES, is_sharded=False)
-    gathered = parts.of_weights(parts.compute_bytes, is_sharded=False)
+    gathered = parts.gathered_bytes()
     behind_s = bare_s = 0.0
     if candidate.shard_state is None:
         behind_s += across.seconds("all-reduce", whole, work.num_blocks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -61,14 +62,14 @@ def workload_of(
                 inputs = _divided_inputs(step, axes)
                 costs[form, size] = trace_costs(step.trace.jaxpr, _trained(step), divisions=inputs)
             weights = weights or _weights(step, divided)
-    sizes = [sum(math.prod(one.shape) for one in block.weights) for block in blocks]
-    largest = max((one.size for one in weights if one.is_trained), default=0)
+    candidates = [[one] for one in weights if one.is_trained]
+    candidates += [[_weight(one) for one in block.weights] for block in blocks]
     return Workload(
         weights=weights,
         costs=costs,
         num_examples=num_examples,
         global_batch=whole,
-        block_size=max([largest, *sizes]),
+        block=max(candidates, key=lambda block: sum(one.size for one in block), default=[]),
         num_blocks=len(blocks) or max(sum(len(one.shape) > 1 for one in weights) // 4, 1),
         example_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(part)) / num_examples,
     )
@@ -112,10 +113,17 @@ def _weights(
     slots = {id(v) for optimizer in step.optimizers for v in optimizer.variables}
     found: list[Weight] = []
     for variable in variables_of(step.trace):
-        is_slot, shape = id(variable) in slots, tuple(variable.shape)
-        size = math.prod(shape) * jax.numpy.dtype(variable.dtype).itemsize
+        weight = _weight(variable)
+        if id(variable) in slots:
+            weight = dataclasses.replace(
+                weight, num_bytes=0, slot_bytes=weight.num_bytes, is_trained=False
+            )
         axes = {count: named.get(id(variable), frozenset()) for count, named in divided.items()}
-        is_trained = bool(variable.trainable) and not is_slot
-        weight = Weight(shape, 0 if is_slot else size, size if is_slot else 0, is_trained, axes)
-        found.append(weight)
+        found.append(dataclasses.replace(weight, divided=axes))
     return found
+
+
+def _weight(variable: Any) -> Weight:
+    shape = tuple(variable.shape)
+    num_bytes = math.prod(shape) * jax.numpy.dtype(variable.dtype).itemsize
+    return Weight(shape, num_bytes, is_trained=bool(variable.trainable))
