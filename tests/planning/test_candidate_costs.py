@@ -80,7 +80,7 @@ def test_frozen_weights_are_gathered_in_their_own_bytes() -> None:
     assert bfloat16.seconds[sent] == pytest.approx(2 * int8.seconds[sent], rel=0.1)
     assert float32.seconds[sent] == pytest.approx(bfloat16.seconds[sent], rel=0.05)
     replicated = found(Weight((2**20, 1024), size, is_trained=False), is_sharded=False)
-    assert replicated.seconds[sent] < 0.05 * int8.seconds[sent]
+    assert replicated.seconds[sent] < 0.1 * int8.seconds[sent]  # 16 small messages
 
 
 def test_what_does_not_fit_replicated_is_sharded() -> None:
