@@ -102,6 +102,14 @@ TRAINING_PATCHES: dict[str, tuple[Patch, ...]] = {
             )
             for name in ("save", "save_weights", "export")
         ),
+        *(
+            Patch(module, name, several_processes.saved_once, "the same for functions")
+            for module, name in (
+                (keras.saving, "save_model"),
+                (keras.saving, "save_weights"),
+                (keras.models, "save_model"),
+            )
+        ),
         Patch(
             keras.Model,
             "__new__",

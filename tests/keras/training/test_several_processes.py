@@ -70,7 +70,7 @@ class Scripted:
         self.sent: list[Any] = []
 
     def exchange(self, name: str, value: Any) -> list[Any]:
-        assert name in {"model.save", "model.save_to_preset"}
+        assert name.startswith(("model.save", "keras.saving.save_"))
         self.sent.append(value)
         return [value if self.process_id == 0 else self.messages.pop(0), None]
 
@@ -148,6 +148,34 @@ def test_process_0_writes_all_files_of_a_preset(
     files = sorted(path.name for path in tmp_path.glob("*/*"))
     assert files == (["config.json", "model.weights.h5"] if process_id == 0 else [])
     assert group.sent == [_message(None) if process_id == 0 else None]  # one exchange, at the end
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
+@pytest.mark.parametrize(
+    ("save", "name"),
+    [
+        (keras.saving.save_model, "model.keras"),
+        (keras.models.save_model, "model.keras"),
+        (keras.saving.save_weights, "model.weights.h5"),
+    ],
+    ids=["saving", "models", "weights"],
+)
+@pytest.mark.parametrize("process_id", [0, 1])
+def test_process_0_writes_the_file_of_a_function(
+    save: Any, name: str, process_id: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Scripted(process_id, [_message(None)])
+    save(model=_preset(group, monkeypatch), filepath=tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ([name] if process_id == 0 else [])
+    assert group.sent == [_message(None) if process_id == 0 else None]
+    group = Scripted(1, [_message(None, "OSError: full")])
+    with pytest.raises(RuntimeError, match=rf"failed in keras\.saving\.{save.__name__}: OSError"):
+        save(_preset(group, monkeypatch), tmp_path / name)
+
+
+def test_functions_refuse_other_objects_as_keras_does(tmp_path: Path) -> None:
+    with pytest.raises(AttributeError, match="'int' object has no attribute"):
+        keras.saving.save_model(1, tmp_path / "model.keras")
 
 
 def test_errors_of_process_0_are_raised_on_all(

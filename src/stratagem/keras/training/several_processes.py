@@ -1,7 +1,8 @@
 """Progress bars and file writes by one process for all.
 
-Every process calls `save`, `save_weights` or `export` of a model, or `save_to_preset` of a model of
-KerasHub, the chief writes, and all return when the files are there.
+Every process calls `save`, `save_weights` or `export` of a model, the functions of `keras.saving`,
+or `save_to_preset` of a model of KerasHub. The chief writes, and all return when the files are
+there.
 """
 
 from __future__ import annotations
@@ -65,12 +66,13 @@ def _make_folders(callbacks: Sequence[Any]) -> None:
 
 
 def saved_once(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a saving method of models so that only the chief writes."""
-    name = original.__name__
+    """Wraps a saving method or function of models so that only the chief writes."""
+    is_method = "." in original.__qualname__
+    name = f"{'model' if is_method else 'keras.saving'}.{original.__name__}"
 
     @functools.wraps(original)
-    def save(self: keras.Model, *args: object, **kwargs: object) -> Any:
-        homes = [home_of(variable) for variable in self.variables]
+    def save(model: keras.Model, *args: object, **kwargs: object) -> Any:
+        homes = [home_of(variable) for variable in getattr(model, "variables", ())]
         strategy = next((home.strategy for home in homes if home is not None), None)
         group = current_group()
         if (
@@ -79,16 +81,16 @@ def saved_once(original: Callable[..., Any]) -> Callable[..., Any]:
             or not strategy.topology.spans_processes
             or announces_gathers()  # called by another saving method, on the chief
         ):
-            return original(self, *args, **kwargs)
+            return original(model, *args, **kwargs)
         _gather_components(strategy)
-        write = functools.partial(original, self, *args, **kwargs)
-        result, error, text = written_by_first(f"model.{name}", group, _by_key(strategy), write)
+        write = functools.partial(original, model, *args, **kwargs)
+        result, error, text = written_by_first(name, group, _by_key(strategy), write)
         if error is not None:
             raise error
         if text is not None:
             raise RuntimeError(
                 explain(
-                    f"{group.identity.labels[0]} failed in model.{name}: {text}",
+                    f"{group.identity.labels[0]} failed in {name}: {text}",
                     expected="a path that process 0 can write to.",
                     fix="read the full error in the log of process 0.",
                 )
