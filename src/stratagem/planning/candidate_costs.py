@@ -240,8 +240,8 @@ class _CandidateParts:
             # The weights of two blocks, and the gradients of one that are not summed yet.
             block = self.work.block
             gathered = 2 * sum(one.gathered_bytes(self.compute_bytes) for one in block)
-            late = _FLOAT32_BYTES * sum(one.size for one in block if one.is_trained)
-            return total + activations + gradients + (gathered + late) / size
+            unsummed = _FLOAT32_BYTES * sum(one.size for one in block if one.is_trained)
+            return total + activations + gradients + (gathered + unsummed) / size
         # Until they are summed, in the dtype of products; the most activations are there before.
         late = (self.costs.with_gradients_bytes - self.costs.activation_bytes) / size
         return total + activations + min(gradients, late) * self.compute_bytes / _FLOAT32_BYTES

@@ -86,9 +86,10 @@ def fold_blocks(
     initial: tuple[Any, Any],
     exchange: BlockExchange,
 ) -> Any:
-    """Returns a result to which each gathered block of a shard was added, one after the other.
+    """Returns the result of steps, one for each gathered block of a shard.
 
-    The next block is gathered beside the step of one. `initial` has the shard and the first result.
+    The next block is gathered beside the step of this one. `initial` has the shard and the result
+    before the first step.
     """
     shard, result = initial
     following = gathered(shard, blocks[0])

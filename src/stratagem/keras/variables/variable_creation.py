@@ -193,15 +193,15 @@ def adopt(variable: keras.Variable, strategy: Strategy) -> None:
         has_components=kind is VariableKind.ON_READ,
         is_summed=kind is VariableKind.ON_READ and aggregation is VariableAggregation.SUM,
     )
-    kind_of_variable = _class_of(request, strategy, is_here=strategy.placement.is_remote)
+    variable_class = _class_of(request, strategy, is_here=strategy.placement.is_remote)
     # No value is drawn for a strategy that has none: that of a large model takes minutes.
-    is_without = issubclass(kind_of_variable, ValuelessVariable)
+    is_without = issubclass(variable_class, ValuelessVariable)
     both_without = is_without and isinstance(variable, ValuelessVariable)
     value = variable.initializer if both_without else variable.value
     constraint = moved.constraint
     vars(moved).pop("_value", None)
     # Keras has created it, so that only its class can change.
-    moved.__class__ = kind_of_variable
+    moved.__class__ = variable_class
     moved.constraint = constraint  # not every class allows one
     moved.settle(Home(strategy, kind, aggregation), value)
 
