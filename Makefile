@@ -259,11 +259,10 @@ test-slurm: $(MAIN) ## scripts of `stratagem slurm render` on a Slurm of three n
 	$(MAIN_QUICKLY) .venv/bin/python -m tests.slurm_cluster $(TESTS)
 
 .PHONY: lint
-lint: $(MAIN) ## ruff (rules and format), codespell, and the openings of docstrings
+lint: $(MAIN) ## ruff (rules and format) and codespell
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/codespell
-	.venv/bin/python -m tests.prose
 
 .PHONY: types
 types: $(MAIN) ## pyright, strict on src/

@@ -1,7 +1,6 @@
 """Lint, types and tests of what changed since a branch, for `make check`.
 
-A changed module runs its namesake test, or the tests that `shared_tests.toml` names for it, and
-every test file that imports it by its full name.
+A changed module runs the test file of its place and name, and every one that imports it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import functools
 import os
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,8 +17,7 @@ ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 # Whole rooms of slow tests are no check of a minute; `make test` runs them.
 MAX_TEST_FILES = 25
-SHARED_TESTS = ROOT / "tests" / "architecture" / "shared_tests.toml"
-ALWAYS = ("tests/architecture/test_layers.py", "tests/architecture/test_sizes.py")
+ALWAYS = ("tests/architecture/test_layers.py",)
 
 
 def changed_files(base: str) -> list[str]:
@@ -43,14 +40,6 @@ def namesake(path: str) -> str:
     return str(Path("tests", *rooms, f"test_{stem}.py"))
 
 
-def shared_tests(path: str) -> list[str]:
-    """Returns the test files named for a module of `src/stratagem` without a namesake test."""
-    place = str(Path(*Path(path).with_suffix("").parts[2:]))
-    table = tomllib.loads(SHARED_TESTS.read_text(encoding="utf-8"))
-    through = [table["through"][place]["test"]] if place in table["through"] else []
-    return [f"tests/{test}" for test in (*table["direct"].get(place, ()), *through)]
-
-
 def imported_modules(text: str) -> set[str]:
     """Returns every module, and every name in one, that a file imports."""
     found: set[str] = set()
@@ -68,7 +57,6 @@ def tests_of(changed: Iterable[str]) -> list[str]:
     changed = [name for name in changed if name.endswith(".py")]
     sources = [name for name in changed if name.startswith("src/stratagem/")]
     first = [name for name in map(namesake, sources) if (ROOT / name).is_file()]
-    first += [test for name in sources for test in shared_tests(name)]
     first += [name for name in changed if Path(name).name.startswith("test_")]
     modules = {module_name(name) for name in changed}
     importing = [name for name, imported in _imports_of_tests().items() if modules & imported]

@@ -11,18 +11,6 @@ def test_module_brings_its_namesake_and_the_tests_that_import_it() -> None:
     assert "tests/planning/test_placed_state.py" in found
 
 
-def test_module_without_a_namesake_brings_the_tests_of_its_row(monkeypatch, tmp_path) -> None:
-    table = tmp_path / "table.toml"
-    table.write_text(
-        '[direct]\n"a/b" = ["a/test_c.py", "a/test_d.py"]\n'
-        '[through]\n"a/e" = { module = "a/f", test = "a/test_f.py" }\n'
-    )
-    monkeypatch.setattr(changed, "SHARED_TESTS", table)
-    found = changed.tests_of(["src/stratagem/a/b.py", "src/stratagem/a/e.py"])
-    assert found == ["tests/a/test_c.py", "tests/a/test_d.py", "tests/a/test_f.py"]
-    assert changed.shared_tests("src/stratagem/a/g.py") == []
-
-
 def test_changed_test_is_run_itself() -> None:
     assert "tests/test_options.py" in changed.tests_of(["tests/test_options.py"])
 

@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 import stratagem as sg
-from tests.prose import check_page
 
 _ROOT = Path(__file__).parents[2]
 _FOLDER = _ROOT / "docs" / "tutorials"
@@ -150,11 +149,6 @@ def test_follows_the_rules(name: str) -> None:
 def test_is_written_so_that_a_change_is_a_small_difference(name: str) -> None:
     text = (_FOLDER / f"{name}.ipynb").read_text(encoding="utf-8")
     assert text == _canonical(json.loads(text))
-
-
-@pytest.mark.parametrize("name", _NAMES)
-def test_prose(name: str) -> None:
-    assert check_page(f"{name}.ipynb", _texts(_read(name))) == []
 
 
 @pytest.mark.parametrize("name", _NAMES)
