@@ -199,13 +199,30 @@ def programs_are_dropped() -> Iterator[None]:
         _dropped_s = time.monotonic()
 
 
+_HAS_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Notes that a test has failed: it may have ended anywhere, and left anything."""
+    report = yield
+    if report.failed:
+        item.stash[_HAS_FAILED] = True
+    return report
+
+
 @pytest.fixture(autouse=True)
-def unchanged_process() -> Iterator[None]:
-    """Fails a test that leaves a variable, a thread, a process, a strategy or a setting behind."""
+def unchanged_process(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test that leaves a variable, a thread, a process, a strategy or a setting behind.
+
+    It ends what was left: one failure makes no others. Of a test that failed, it only does that.
+    """
     before = ProcessState.now()
     yield
-    left = before.changes()
-    if left:
+    if request.node.stash.get(_HAS_FAILED, False):
+        before.restore()
+    elif left := before.changes():
+        before.restore()
         pytest.fail("the test left the process changed: " + "; ".join(left), pytrace=False)
 
 

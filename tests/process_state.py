@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import multiprocessing
 import os
+import subprocess
 import sys
 import threading
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import stratagem
+from stratagem.context import stack
+from stratagem.process_group import current as current_process_group
+from stratagem.run_events.wait_clock import wait_clock
 
 # pytest's own, set anew for each phase of a test.
 _FOREIGN_VARIABLES = ("PYTEST_CURRENT_TEST",)
-_JOIN_TIMEOUT_S = 20.0
+# For all threads of a test together; a busy machine may need most of it.
+_JOIN_TIMEOUT_S = 60.0
+# Of an object whose thread was left; which of these it has ends it.
+_WAYS_TO_END = ("close", "abandon", "stop", "shutdown", "cancel")
+# What a group or a run sets while it lasts, so that layers above need not know it.
+_WAIT_FLAGS = ("measures_transfers", "waits_for_all", "waits_for_data")
 
 
 def _environment() -> dict[str, str]:
@@ -36,7 +50,25 @@ def _settings() -> dict[str, Any]:
         "Keras distribution": keras.distribution.distribution() if loaded else None,
         "Keras dtype policy": keras.config.dtype_policy().name if loaded else "float32",
         "Keras floatx": keras.config.floatx() if loaded else "float32",
+        "process group": current_process_group.current_group(),
+        **{name: getattr(wait_clock, name) for name in _WAIT_FLAGS},
     }
+
+
+def _set_back(settings: dict[str, Any]) -> None:
+    """Gives settings their values; the current strategy is restored with the stack of contexts."""
+    stratagem.config.run_eagerly(settings["runs eagerly"])
+    for name in _WAIT_FLAGS:
+        setattr(wait_clock, name, settings[name])
+    group = settings["process group"]
+    current_process_group._groups[:] = [] if group is None else [group]
+    now, keras = _settings(), sys.modules.get("keras")
+    if now["Keras distribution"] is not settings["Keras distribution"]:
+        keras.distribution.set_distribution(settings["Keras distribution"])
+    if now["Keras dtype policy"] != settings["Keras dtype policy"]:
+        keras.config.set_dtype_policy(settings["Keras dtype policy"])
+    if now["Keras floatx"] != settings["Keras floatx"]:
+        keras.config.set_floatx(settings["Keras floatx"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +79,7 @@ class ProcessState:
     threads: frozenset[threading.Thread]
     processes: frozenset[int | None]
     settings: dict[str, Any]
+    contexts: tuple[Any, ...]
 
     @classmethod
     def now(cls) -> ProcessState:
@@ -60,15 +93,15 @@ class ProcessState:
             ),
             processes=frozenset(child.pid for child in multiprocessing.active_children()),
             settings=_settings(),
+            contexts=(*stack._stack.frames, stack._current_strategies.process),
         )
 
     def changes(self) -> list[str]:
         """Says what differs now; a thread that is about to end gets a moment to do so."""
-        new = [one for one in ProcessState.now().threads - self.threads if _counts(one)]
+        new = self._new_threads()
         if new:
             gc.collect()  # some end with the object that they work for
-        for thread in new:
-            thread.join(_JOIN_TIMEOUT_S)
+        _join(new, _JOIN_TIMEOUT_S)
         after = ProcessState.now()
         threads = sorted(thread.name for thread in after.threads - self.threads if _counts(thread))
         processes = sorted(str(pid) for pid in after.processes - self.processes)
@@ -78,6 +111,62 @@ class ProcessState:
             *(f"child process {pid} still runs" for pid in processes),
             *_differences("setting", self.settings, after.settings),
         ]
+
+    def restore(self) -> None:
+        """Ends what a test left, so that the tests after it find what it found."""
+        with _quietly():
+            _clear_variables(getattr(sys, "last_value", None))
+            gc.collect()
+            for thread in self._new_threads():
+                _end_owner(thread)
+            _join(self._new_threads(), 5.0)
+            gc.collect()
+        for child in multiprocessing.active_children():
+            if child.pid not in self.processes:
+                child.kill()
+                child.join()
+        for process in list(subprocess._active):  # type: ignore[attr-defined] # collected while they ran
+            process.kill()
+            process.wait()
+        for name in os.environ.keys() - self.environment.keys() - set(_FOREIGN_VARIABLES):
+            del os.environ[name]
+        os.environ.update(self.environment)
+        *stack._stack.frames[:], stack._current_strategies.process = self.contexts
+        _set_back(self.settings)
+
+    def _new_threads(self) -> list[threading.Thread]:
+        return [one for one in ProcessState.now().threads - self.threads if _counts(one)]
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """What is released here was reported before: sockets that nobody closed are no second error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _clear_variables(error: BaseException | None) -> None:
+    """A test that failed lives on in its traceback, and with it all that its variables hold."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+def _join(threads: list[threading.Thread], limit_s: float) -> None:
+    end_s = time.monotonic() + limit_s
+    for thread in threads:
+        thread.join(max(0.0, end_s - time.monotonic()))
+
+
+def _end_owner(thread: threading.Thread) -> None:
+    """Ends the object that a thread works for."""
+    owner = getattr(getattr(thread, "_target", None), "__self__", thread)
+    for name in _WAYS_TO_END:
+        if callable(end := getattr(owner, name, None)):
+            with contextlib.suppress(Exception):  # it may be half closed
+                end()
+            return
 
 
 def _counts(thread: threading.Thread) -> bool:

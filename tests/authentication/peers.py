@@ -9,7 +9,7 @@ import socket
 import time
 
 MODE = b"SGauth1\n"
-_LIMIT_S = 20.0
+_LIMIT_S = 120.0
 
 
 def key(purpose: str, secret: str = "") -> bytes:

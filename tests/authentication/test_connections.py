@@ -63,7 +63,7 @@ async def exchanged(server: Credentials, client: Credentials) -> bytes:
         reader, writer = await reach(port, client)
         try:
             writer.write(b"x" * 10**6)
-            return await asyncio.wait_for(reader.readexactly(10**6), 20)
+            return await asyncio.wait_for(reader.readexactly(10**6), 120)
         finally:
             writer.close()
             with contextlib.suppress(OSError):

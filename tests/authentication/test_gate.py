@@ -149,8 +149,8 @@ def test_a_connection_that_arrives_at_the_end_is_closed(admitted) -> None:
     """It is accepted in the same turn of the loop in which the loop stops."""
     held = threading.Event()
     with gate(admitted) as (made, port):
-        made._loop.call_soon_threadsafe(held.wait, 10)
-        late = socket.create_connection(("127.0.0.1", port), timeout=10)
+        made._loop.call_soon_threadsafe(held.wait, 120)
+        late = socket.create_connection(("127.0.0.1", port), timeout=120)
         made._loop.call_soon_threadsafe(made._loop.stop)
         held.set()
     with late:

@@ -41,7 +41,7 @@ def with_server(act: Callable[[socket.socket], Any], key: bytes = _KEY, mode: by
     with ours:
         server = threading.Thread(target=run)
         server.start()
-        ours.settimeout(20)
+        ours.settimeout(120)
         result = act(ours)
     server.join()
     return results[0], result
@@ -62,7 +62,7 @@ def with_client(act: Callable[[socket.socket], Any], key: bytes = _KEY, mode: by
         def serve() -> None:
             connection, _ = listener.accept()
             with connection:
-                connection.settimeout(20)
+                connection.settimeout(120)
                 act(connection)
 
         server = threading.Thread(target=serve)

@@ -12,7 +12,7 @@ from stratagem.preemption import Notice, NoticeSource
 from stratagem.process_group import GroupLimits, Identity
 from stratagem.process_group.announcements import Listener
 
-LIMIT_S = 20.0
+LIMIT_S = 120.0
 
 
 class Bell(NoticeSource):

@@ -256,7 +256,9 @@ def test_all_leave_after_one_step_whose_parts_wait_for_each_other(seed) -> None:
     """Real groups with one thread per process; a step ends when all have begun it."""
     chance = random.Random(seed)
     count = 3
-    groups = joined(count, GroupLimits(join_s=LIMIT_S, peer_s=10, stuck_s=600, barrier_s=LIMIT_S))
+    groups = joined(
+        count, GroupLimits(join_s=LIMIT_S, peer_s=LIMIT_S, stuck_s=600, barrier_s=LIMIT_S)
+    )
     bells = [Bell() for _ in range(count)]
     noticed = {index: chance.randrange(50) for index in chance.sample(range(count), 1 + seed % 2)}
     barrier = threading.Barrier(count)

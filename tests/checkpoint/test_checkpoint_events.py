@@ -10,15 +10,20 @@ from typing import Any
 import pytest
 
 import stratagem as sg
-from stratagem.checkpoint import checkpoint_events
+from stratagem.checkpoint import checkpoint_events, saving
 from stratagem.goodput import EventWriter
+from stratagem.run_events import writer
+from tests.run_events.test_wait_clock import ticking
 
 
 @pytest.fixture
 def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EventWriter]:
-    with EventWriter(tmp_path / "run", "worker", 0, num_processes=1, interval_s=0) as writer:
-        monkeypatch.setattr(checkpoint_events, "current_events", lambda: writer)
-        yield writer
+    with EventWriter(tmp_path / "run", "worker", 0, num_processes=1, interval_s=0) as made:
+        monkeypatch.setattr(checkpoint_events, "current_events", lambda: made)
+        clock = ticking()
+        for module in (checkpoint_events, saving):
+            monkeypatch.setattr(module, "time", clock)
+        yield made
 
 
 def recorded(folder: Path, *kinds: str) -> list[dict[str, Any]]:
@@ -82,6 +87,9 @@ def test_duration_of_a_backup_is_recorded_with_the_next_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = sg.checkpoint.MemoryBackup(sg.train.Checkpoint(value=sg.Variable(1.0)), tmp_path / "m")
+    clock = ticking()
+    monkeypatch.setattr(checkpoint_events, "time", clock)
+    monkeypatch.setattr(writer, "time", clock)
     with EventWriter(tmp_path / "run", "worker", 0, num_processes=1) as events:
         monkeypatch.setattr(checkpoint_events, "current_events", lambda: events)
         events.step(5)

@@ -23,6 +23,7 @@ from stratagem.collectives.compression_advice import (
 )
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.topology import Topology
+from tests.run_events.test_wait_clock import ticking
 
 FREE = dict.fromkeys(FORMS, 0.0)
 MATRIX, VECTOR = (1000, 1000), (1000,)
@@ -93,7 +94,8 @@ def test_advice_without_a_link_or_gradients() -> None:
     assert advice_lines([], link(1), 2)[-1] == "No gradients are summed."
 
 
-def test_coding_is_measured_for_each_form() -> None:
+def test_coding_is_measured_for_each_form(monkeypatch) -> None:
+    monkeypatch.setattr(compression_advice, "time", ticking())
     times_s = coding_times()
     assert set(times_s) == set(FORMS) - {"whole"}
     assert all(time_s > 0 and math.isfinite(time_s) for time_s in times_s.values())

@@ -13,15 +13,16 @@ import pytest
 from stratagem.collectives import elastic_rounds
 from stratagem.collectives.elastic_rounds import RoundOperation, Rounds, serve_rounds
 from stratagem.elastic import ElasticGroup
-from tests.elastic.members import started
+from stratagem.launch.plan.ports import free_ports
+from tests.elastic.members import Cluster
 
 
 @pytest.fixture
 def group() -> Iterator[ElasticGroup]:
-    (member,) = started(1)
-    serve_rounds(member)
-    yield member
-    member.close()
+    with Cluster(free_ports(1)) as cluster:
+        (member,) = cluster.started(1)
+        serve_rounds(member)
+        yield member
 
 
 def _all_operations(x: Any) -> Any:

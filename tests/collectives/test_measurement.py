@@ -19,6 +19,7 @@ from stratagem.collectives.measurement import (
 )
 from stratagem.topology import Topology
 from tests.collectives.sharing import served
+from tests.run_events.test_wait_clock import ticking
 
 TIMES_S = {
     algorithm.value: {str(size): place + size / 2**30 for size in SIZES_BYTES}
@@ -26,7 +27,8 @@ TIMES_S = {
 }
 
 
-def test_every_algorithm_is_timed_at_every_size() -> None:
+def test_every_algorithm_is_timed_at_every_size(monkeypatch) -> None:
+    monkeypatch.setattr(measurement, "time", ticking())
     times_s = measure_times(Topology(tuple(jax.devices()[:4])), (64, 256), num_rounds=1)
     assert set(times_s) == set(Algorithm) - {Algorithm.SHARED_MEMORY}
     for times in times_s.values():

@@ -209,7 +209,7 @@ def other_ray(folder: Path) -> Iterator[Setup]:
             started = descendants(head.pid)
             head.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                head.wait(20)
+                head.wait(120)
             for pid in (*started, head.pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

@@ -94,7 +94,7 @@ def test_one_that_begins_behind_the_others_is_no_participant() -> None:
 
 
 def _never(waited_s: float) -> None:
-    assert waited_s < 20
+    assert waited_s < 120
 
 
 @contextlib.contextmanager
@@ -138,7 +138,7 @@ def test_a_lost_member_ends_the_view_for_all_but_not_what_was_chosen_before() ->
         arrivals[2]._notify(1, 11)
         assert arrivals[1].arrive(11, _never) == (1, 2)
         arrivals[2].close()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while not arrivals[0]._has_ended and time.monotonic() < deadline:
             arrivals[0].chosen(12)
             time.sleep(0.01)

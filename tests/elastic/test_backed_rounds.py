@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from stratagem.authentication import Credentials
-from stratagem.elastic import ElasticGroup, backed_rounds, scale_of_sums
+from stratagem.elastic import ElasticGroup, backed_rounds, exchange_times, scale_of_sums
 from stratagem.elastic.backed_rounds import BackedRounds
 from stratagem.elastic.exchange_times import ExchangeTimes
 from stratagem.elastic.peer_connections import PeerConnections
-from stratagem.launch.plan.ports import free_ports
 from stratagem.run_events.wait_clock import WaitClock
-from tests.elastic.members import LIMITS, started
-from tests.process_group.members import listed, together
+from tests.process_group.members import together
+from tests.run_events.test_wait_clock import ticking
 
 _Log = list[tuple[tuple[int, ...], bytes]]
 _SIZE = 40_000  # a sum that is sent in shards
 
 
 @pytest.fixture
-def members() -> Iterator[list[ElasticGroup]]:
-    groups = started(4, num_backups=1)
-    yield groups
-    together(4, lambda index: groups[index].close())
+def members(make_cluster) -> list[ElasticGroup]:
+    return make_cluster(4, num_backups=1).started(4)
 
 
 def _value(member: int, number: int) -> np.ndarray:
@@ -95,11 +92,11 @@ class _Training:
 
     def wait(self, *members: int) -> None:
         for member in members:
-            self._threads[member].join(30)
+            self._threads[member].join(120)
             assert not self._threads[member].is_alive()
 
     def wait_for_round(self, member: int, number: int) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while len(self.logs[member]) < number and time.monotonic() < deadline:
             time.sleep(0.002)
         assert len(self.logs[member]) >= number
@@ -118,8 +115,8 @@ class _Training:
 @pytest.mark.parametrize("late", [0, 1, 3])
 def test_a_late_member_is_left_out_and_has_the_same_values(members, late) -> None:
     def pause(member: int, number: int) -> None:
-        if member == late and number in (3, 4):
-            time.sleep(0.4)
+        if member == late and number in (3, 4):  # it comes when the others have made the round
+            training.wait_for_round(1 if late == 0 else 0, number + 1)
 
     training = _Training(members, 8, pause)
     training.wait(0, 1, 2, 3)
@@ -135,6 +132,8 @@ def test_sums_of_members_at_random_moments_are_those_of_the_participants(members
     def pause(member: int, number: int) -> None:
         if chance[member].random() < 0.2:
             time.sleep(0.02)
+        if number == 30 and member == 3:
+            training.wait_for_round(0, 31)
 
     training = _Training(members, 60, pause)
     training.wait(0, 1, 2, 3)
@@ -146,7 +145,7 @@ def test_sums_of_members_at_random_moments_are_those_of_the_participants(members
 def test_a_late_member_learns_it_before_it_computes(members) -> None:
     log: _Log = []
     together(3, lambda member: _step(members[member], 0, [] if member else log))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while not members[3].is_late() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert members[3].is_late()
@@ -179,7 +178,7 @@ def test_a_member_that_lacks_too_much_is_waited_for(members, monkeypatch) -> Non
 
     def pause(member: int, number: int) -> None:
         if member == 3 and number == 1:
-            resumed.wait(20)
+            resumed.wait(120)
 
     training = _Training(members, 8, pause)
     training.wait_for_round(0, 3)
@@ -204,7 +203,7 @@ def test_rounds_are_delivered_although_a_participant_is_lost(members, lost) -> N
 
     def pause(member: int, number: int) -> None:
         if member == 3 and number == 2:
-            resumed.wait(20)
+            resumed.wait(120)
 
     training = _Training(members, 12, pause)
     training.wait_for_round(2, 6)
@@ -219,13 +218,13 @@ def test_rounds_are_delivered_although_a_participant_is_lost(members, lost) -> N
 
 
 @pytest.mark.usefixtures("abrupt")
-def test_members_lost_one_after_the_other_while_one_lacks_rounds_of_each_view() -> None:
-    groups = started(5, num_backups=1)
+def test_members_lost_one_after_the_other_while_one_lacks_rounds_of_each_view(make_cluster) -> None:
+    groups = make_cluster(5, num_backups=1).started(5)
     resumed = threading.Event()
 
     def pause(member: int, number: int) -> None:
         if member == 4 and number == 2:
-            resumed.wait(20)
+            resumed.wait(120)
 
     training = _Training(groups, 12, pause)
     training.wait_for_round(3, 4)
@@ -235,17 +234,16 @@ def test_members_lost_one_after_the_other_while_one_lacks_rounds_of_each_view() 
     groups[1].close()
     training.wait(2, 3, 4)
     training.check(2, 3, 4)
-    together(5, lambda index: groups[index].close())
 
 
 @pytest.mark.usefixtures("abrupt")
-def test_one_goes_on_by_itself_if_all_that_have_a_round_are_lost() -> None:
-    groups = started(2, num_backups=1)
+def test_one_goes_on_by_itself_if_all_that_have_a_round_are_lost(make_cluster) -> None:
+    groups = make_cluster(2, num_backups=1).started(2)
     resumed = threading.Event()
 
     def pause(member: int, number: int) -> None:
         if member == 1 and number == 2:
-            resumed.wait(20)
+            resumed.wait(120)
 
     groups[0]._connections._feed.send = lambda peers, message: None  # nothing is delivered
     training = _Training(groups, 6, pause)
@@ -256,18 +254,20 @@ def test_one_goes_on_by_itself_if_all_that_have_a_round_are_lost() -> None:
     participants = [one for one, _ in training.logs[1]]
     assert len(participants) == 6
     assert participants[2:] == [(1,)] * 4
-    groups[1].close()
 
 
-def test_those_that_leave_at_the_end_deliver_what_the_last_one_lacks() -> None:
-    groups = started(3, num_backups=1)
+def test_those_that_leave_at_the_end_deliver_what_the_last_one_lacks(make_cluster) -> None:
+    groups = make_cluster(3, num_backups=1).started(3)
+    others_made = threading.Event()
 
     def act(member: int) -> _Log:
         log: _Log = []
         for number in range(10):
             if member == 2 and number == 4:
-                time.sleep(0.3)
+                assert others_made.wait(120)
             assert _step(groups[member], number, log)
+            if member == 0 and number == 4:
+                others_made.set()
         groups[member].close()
         return log
 
@@ -276,10 +276,12 @@ def test_those_that_leave_at_the_end_deliver_what_the_last_one_lacks() -> None:
     assert third[4][0] == (0, 1)
 
 
-def test_one_that_is_left_out_waits_for_values_and_for_no_member() -> None:
-    groups = started(3, num_backups=1)
+def test_one_that_is_left_out_waits_for_values_and_for_no_member(make_cluster, monkeypatch) -> None:
+    monkeypatch.setattr(exchange_times, "time", ticking())
+    groups = make_cluster(3, num_backups=1).started(3)
     clocks = [WaitClock() for _ in groups]
     for group, clock in zip(groups, clocks, strict=True):
+        group._times.close()  # it measures by the clock of this process
         group._times = ExchangeTimes({0: "a", 1: "b", 2: "c"}, clock, waits_for_all=False)
         assert group._connections is not None
         group._connections._times = group._times
@@ -288,11 +290,11 @@ def test_one_that_is_left_out_waits_for_values_and_for_no_member() -> None:
     def act(member: int) -> None:
         log: _Log = []
         if member == 2:
-            are_done.wait(20)
+            are_done.wait(120)
         for number in range(3):
             assert _step(groups[member], number, log)
         if member != 2:
-            are_done.wait(20)
+            are_done.wait(120)
         assert [one for one, _ in log] == [(0, 1)] * 3
 
     together(3, act)
@@ -300,16 +302,12 @@ def test_one_that_is_left_out_waits_for_values_and_for_no_member() -> None:
     assert clocks[1].received_s.keys() == {"a"}
     assert (clocks[2].peers_s, clocks[2].received_s) == (0, {})
     assert clocks[2].transfer_s > 0
-    for group in groups:
-        group.close()
 
 
-def test_members_with_other_numbers_of_backups_are_refused() -> None:
-    ports = free_ports(2)
-    errors = together(
-        2,
-        lambda index: ElasticGroup(listed(index, ports), LIMITS, Credentials(), num_backups=index),
-    )
+def test_members_with_other_numbers_of_backups_are_refused(make_cluster) -> None:
+    cluster = make_cluster(2)
+    clusters = [dataclasses.replace(cluster, num_backups=index) for index in range(2)]
+    errors = together(2, lambda index: clusters[index].member(index))
     assert all("states that exclude each other" in str(error) for error in errors)
 
 

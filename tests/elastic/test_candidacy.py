@@ -252,7 +252,7 @@ def test_a_spare_of_a_group_that_ends_gets_the_reason(make_cluster) -> None:
         return False
 
     def end() -> None:
-        is_waiting.wait(20)
+        is_waiting.wait(120)
         for group in groups:
             group.close()
 

@@ -34,7 +34,7 @@ def test_a_socket_in_use_is_closed_when_its_user_has_noticed(make) -> None:
 
     def check(waited_s: float) -> None:
         is_in_use.set()
-        assert may_continue.wait(20)
+        assert may_continue.wait(120)
 
     operate, connections = make(own, check)
 
@@ -46,15 +46,15 @@ def test_a_socket_in_use_is_closed_when_its_user_has_noticed(make) -> None:
 
     user = threading.Thread(target=use)
     user.start()
-    assert is_in_use.wait(20)
+    assert is_in_use.wait(120)
     closer = threading.Thread(target=connections.close)
     closer.start()
     while other.recv(4096):  # until the connection has ended
         pass
     assert own.fileno() >= 0
     may_continue.set()
-    user.join(20)
-    closer.join(20)
+    user.join(120)
+    closer.join(120)
     assert len(errors) == 1
     assert own.fileno() == -1
     other.close()

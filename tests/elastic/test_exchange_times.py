@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import socket
-import time
+import threading
 
 import numpy as np
 import pytest
@@ -110,7 +111,8 @@ def test_broken_operation_counts_until_its_end(clock) -> None:
     assert (waits.peers_s, waits.transfer_s) == (0, 2.0)
 
 
-def test_members_measure_who_came_late() -> None:
+def test_members_measure_who_came_late(clock, monkeypatch) -> None:
+    """The late one computes for 300 seconds, of a clock that moves for nothing else."""
     sockets: list[dict[int, socket.socket]] = [{} for _ in _TASKS]
     for one, other in itertools.combinations(_TASKS, 2):
         sockets[one][other], sockets[other][one] = socket.socketpair()
@@ -121,26 +123,28 @@ def test_members_measure_who_came_late() -> None:
         for own in _TASKS
     ]
     own = np.ones(300_000, np.float32)
-    late_s = 0.3
+    wait_for_late = {member: threading.Event() for member in (0, 2)}
+    for member, begun in wait_for_late.items():
+        begin_swap = times[member].begin_swap
+        monkeypatch.setattr(
+            times[member], "begin_swap", lambda f=begin_swap, e=begun: (f(), e.set())
+        )
 
-    def add(member: int) -> float:
-        time.sleep(late_s if member == 1 else 0.0)
+    def add(member: int) -> None:
+        if member == 1:
+            assert all(begun.wait(120) for begun in wait_for_late.values())
+            clock.now_s += 300
         times[member].begin_operation(follows_work=True)
-        begin_s = time.monotonic()
         peers[member].reduce(own, np.empty_like(own), np.add)
-        took_s = time.monotonic() - begin_s
         times[member].end_operation()
-        return took_s
 
-    took_s = together(3, add)
+    with contextlib.ExitStack() as opened:
+        for one in peers:
+            opened.callback(one.close)
+        assert together(3, add) == [None] * 3
     for member, one in enumerate(clocks):
-        # The parts of an operation are all of it.
-        assert one.peers_s + one.transfer_s == pytest.approx(took_s[member], abs=0.02)
+        assert (one.peers_s, one.transfer_s) == (0 if member == 1 else 300, 0)
         assert sorted(one.received_s) == sorted(set(_TASKS.values()) - {_TASKS[member]})
-    assert clocks[0].peers_s > clocks[1].peers_s + late_s / 2
-    assert clocks[2].peers_s > clocks[1].peers_s + late_s / 2
-    for one in peers:
-        one.close()
 
 
 def test_a_group_that_has_ended_leaves_the_clock_as_it_was() -> None:

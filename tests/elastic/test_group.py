@@ -52,7 +52,7 @@ def test_a_member_that_computes_is_waited_for(members) -> None:
 
     def exchange(index: int) -> list:
         if index == 1:
-            began.wait(10)
+            began.wait(120)
             time.sleep(0.5)
         else:
             began.set()

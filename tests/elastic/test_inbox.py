@@ -11,7 +11,7 @@ import pytest
 from stratagem.elastic.inbox import DATA, PROBE, READY, REPORT, Inbox, Stage
 from stratagem.elastic.member_messages import receive_message
 
-_LIMIT_S = 20.0
+_LIMIT_S = 120.0
 Admit = Callable[[str], socket.socket]
 
 

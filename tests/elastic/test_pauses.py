@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from stratagem.elastic import rounds
 from stratagem.elastic.pauses import TrainingPauses
 from stratagem.elastic.views import View
-from stratagem.launch.plan.ports import free_ports
 from stratagem.run_events.records import MembersEvent
-from tests.elastic.members import Cluster, Training
+from tests.elastic.members import Training
+from tests.run_events.test_wait_clock import ticking
 
 _TASKS = {0: "worker 0", 1: "worker 1", 2: "worker 2"}
 _ALL = View(0, (0, 1, 2), incarnations=(5, 6, 7))
@@ -114,9 +115,10 @@ def test_without_a_folder_of_the_run_nothing_is_recorded() -> None:
     _train(pauses, 3, number=1)
 
 
-def test_members_of_a_group_record_a_loss_and_a_join(monkeypatch) -> None:
+def test_members_of_a_group_record_a_loss_and_a_join(make_cluster, monkeypatch) -> None:
     """Each member that stays records both; the one that joins records that it trains."""
-    cluster = Cluster(free_ports(3))
+    monkeypatch.setattr(rounds, "time", ticking())
+    cluster = make_cluster(3)
     groups = cluster.started(3)
     found: dict[int, list[MembersEvent]] = {}
 
@@ -148,8 +150,5 @@ def test_members_of_a_group_record_a_loss_and_a_join(monkeypatch) -> None:
         assert lost.monotonic_s < joined.monotonic_s
         for event in (lost, joined):
             assert event.pause_s is not None
-            assert event.pause_s > 0
             assert event.change_s > 0
     assert [_changes(event) for event in found[1]] == [([], [], 3)]
-    for training in trainings:
-        training.group.close()

@@ -21,7 +21,7 @@ _COUNT = 3
 
 
 def _never(waited_s: float) -> None:
-    assert waited_s < 20
+    assert waited_s < 120
 
 
 @pytest.fixture

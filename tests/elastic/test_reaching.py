@@ -41,7 +41,7 @@ def test_a_host_that_cannot_be_reached_may_run(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(reaching, "reach", unreachable)
     peers = _peers(1)
     assert not peers.is_lost(1)
-    peers._silent_since[1] -= _PEER_S
+    peers._silent_since[1] -= 2 * _PEER_S
     assert peers.is_lost(1)
     assert peers.is_silent(1)
 

@@ -15,7 +15,7 @@ from stratagem.elastic.views import View
 from tests.process_group.members import together
 
 _VIEW = View(4, (0, 2, 5), 9, (10, 12, 15))
-_LIMIT_S = 20.0
+_LIMIT_S = 120.0
 
 
 class _Peers:

@@ -285,7 +285,7 @@ def test_leaving_a_loop_early_leaves_no_thread_and_closes_the_source() -> None:
         break
     del dataset
     gc.collect()
-    assert is_closed.wait(10)  # the fixture of all tests looks for the thread
+    assert is_closed.wait(120)  # the fixture of all tests looks for the thread
 
 
 def _resident_bytes() -> int:

@@ -21,7 +21,7 @@ from stratagem.input.sources import as_source
 from stratagem.process_group import Group, GroupLimits
 from tests.process_group.members import joined, together
 
-_LIMITS = GroupLimits(join_s=20, peer_s=10, stuck_s=600, barrier_s=20)
+_LIMITS = GroupLimits(join_s=120, peer_s=120, stuck_s=600, barrier_s=120)
 _ALONE: Any = types.SimpleNamespace(num_local_replicas=1, processes_of_inputs=((0,), (1,)))
 _TOGETHER: Any = types.SimpleNamespace(num_local_replicas=1, processes_of_inputs=((0, 1),))
 # Process 0 reads so far ahead that it waits for what process 1 never reads.

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-_DEADLINE_S = 60
+_DEADLINE_S = 120
 _PAUSE_S = 0.01
 
 

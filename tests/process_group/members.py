@@ -32,6 +32,11 @@ def listed(index: int, ports: Sequence[int]) -> Identity:
     return dataclasses.replace(one, addresses=tuple(("127.0.0.1", port) for port in ports))
 
 
+def end_joining(limits: GroupLimits) -> None:
+    """Ends the wait of members with these limits for those that have not joined."""
+    object.__setattr__(limits, "join_s", 0.0)
+
+
 def together(count: int, act: Callable[[int], Any]) -> list[Any]:
     """Calls a function in `count` threads; returns each result or exception."""
     with concurrent.futures.ThreadPoolExecutor(count) as executor:

@@ -42,7 +42,7 @@ def test_process_on_the_host_of_process_0_gets_a_reachable_address(links, wanted
 
 
 def test_group_on_one_host_stays_on_loopback() -> None:
-    members = joined(3, GroupLimits(join_s=20))
+    members = joined(3, GroupLimits(join_s=120))
     try:
         assert [member.own_address for member in members] == ["127.0.0.1"] * 3
     finally:
@@ -52,7 +52,7 @@ def test_group_on_one_host_stays_on_loopback() -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "10.0.0.7"])
 def test_process_0_keeps_its_address_without_other_hosts(address) -> None:
-    port, limits = free_port(), GroupLimits(join_s=20)
+    port, limits = free_port(), GroupLimits(join_s=120)
 
     with concurrent.futures.ThreadPoolExecutor(2) as executor:
         joining = [executor.submit(Group, identity(i, 3, port), limits) for i in range(2)]

@@ -10,8 +10,8 @@ import pytest
 from stratagem.process_group import Group, GroupLimits
 from tests.process_group.members import joined, together
 
-_LIMIT_S = 20.0
-_LIMITS = GroupLimits(join_s=_LIMIT_S, peer_s=10, stuck_s=600, barrier_s=_LIMIT_S)
+_LIMIT_S = 120.0
+_LIMITS = GroupLimits(join_s=_LIMIT_S, peer_s=_LIMIT_S, stuck_s=600, barrier_s=_LIMIT_S)
 
 
 @pytest.fixture

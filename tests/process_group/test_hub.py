@@ -61,7 +61,7 @@ async def _serve(hub: Any, said: dict[str, Any], wire: _Wire) -> None:
 
 
 async def _next(wire: _Wire, kind: str) -> dict[str, Any]:
-    message = await asyncio.wait_for(read_frame(wire.received), 20)
+    message = await asyncio.wait_for(read_frame(wire.received), 120)
     assert message["kind"] == kind
     return message
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,17 +13,27 @@ import pytest
 
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.process_group import Activity, Group, GroupLimits
-from tests.process_group.members import free_port, identity, joined, together
+from tests.launch.waiting import until
+from tests.process_group.members import end_joining, free_port, identity, joined, together
 
-_LIMITS = GroupLimits(join_s=20, peer_s=1.5, stuck_s=1.5, barrier_s=20)
+# So long that a test which waited for it would be noticed.
+_LIMITS = GroupLimits(join_s=600, peer_s=600, stuck_s=600, barrier_s=600)
+
+
+@contextlib.contextmanager
+def _joined(limits: GroupLimits) -> Iterator[list[Group]]:
+    groups = joined(3, limits)
+    try:
+        yield groups
+    finally:
+        for group in groups:
+            group.abandon()
 
 
 @pytest.fixture
 def members() -> Iterator[list[Group]]:
-    groups = joined(3, _LIMITS)
-    yield groups
-    for group in groups:
-        group.abandon()
+    with _joined(_LIMITS) as groups:
+        yield groups
 
 
 def test_all_get_the_values_of_all_in_order(members) -> None:
@@ -68,14 +80,16 @@ def test_different_calls_are_reported_to_all(members) -> None:
         assert "called 'evaluate'" in str(error).splitlines()[0]
 
 
-def test_one_that_makes_no_progress_is_named_to_all_that_wait(members) -> None:
-    members[2].begin_step()
+def test_one_that_makes_no_progress_is_named_to_all_that_wait() -> None:
+    with _joined(dataclasses.replace(_LIMITS, stuck_s=1.5)) as members:
+        members[2].begin_step()
 
-    def wait(index: int) -> None:
-        number = members[index].begin_step()
-        members[index].wait_for_step(number, "train", lambda: False)
+        def wait(index: int) -> None:
+            number = members[index].begin_step()
+            members[index].wait_for_step(number, "train", lambda: False)
 
-    for error in together(2, wait):
+        errors = together(2, wait)
+    for error in errors:
         assert isinstance(error, DeadlineExceededError)
         assert "worker 2 (host2:1) has made no progress" in str(error)
         assert "STRATAGEM_STUCK_TIMEOUT_S" in str(error)
@@ -83,13 +97,16 @@ def test_one_that_makes_no_progress_is_named_to_all_that_wait(members) -> None:
 
 
 def test_missing_one_is_named_when_a_limit_of_the_call_is_over(members) -> None:
+    hub = members[0]._connection._hub
+
     def act(index: int) -> None:
         with (
             members[index].at(Activity.COMPILE, "program")
             if index == 1
             else contextlib.nullcontext()
         ):
-            if index != 1:
+            if index != 1:  # once process 0 has heard what the missing one does
+                until(lambda: hub._members[1].position.kind is Activity.COMPILE)
                 members[index].exchange("save", None, timeout_s=0.5, setting="my setting")
             else:
                 members[index].wait_for_verdict()
@@ -174,22 +191,37 @@ def test_transport_error_is_explained_by_the_lost_process(members) -> None:
 
 
 def test_broken_transport_of_living_members_says_that_all_answer(members) -> None:
+    members[0].limits = dataclasses.replace(_LIMITS, peer_s=0.5)  # here only
     error = members[0].explain_loss(OSError("reset by peer"))
     assert isinstance(error, UnavailableError)
     assert "worker 0 (host0:1) lost a connection to another process: reset by peer" in str(error)
 
 
 def test_process_that_does_not_join_is_named_after_progress(capsys) -> None:
-    port = free_port()
-    limits = GroupLimits(join_s=3.0, peer_s=5)
-    for error in together(2, lambda i: Group(identity(i, 3, port), limits)):
+    port, said = free_port(), []
+    limits = dataclasses.replace(_LIMITS)
+
+    def act(index: int) -> Group | None:
+        if index < 2:
+            return Group(identity(index, 3, port), limits)
+
+        def have_said() -> bool:
+            said.append(capsys.readouterr().err)
+            return all(
+                f"worker {one} (host{one}:1): 2 of 3 joined" in "".join(said) for one in (0, 1)
+            )
+
+        until(have_said)
+        return end_joining(limits)
+
+    *errors, _ = together(3, act)
+    for error in errors:
         assert isinstance(error, DeadlineExceededError)
         assert "2 of 3 joined" in str(error)
         assert "worker 2 (host2:1) did not" in str(error)
         assert "STRATAGEM_JOIN_TIMEOUT_S" in str(error)
-    output = capsys.readouterr().err
-    assert "worker 0 (host0:1): 2 of 3 joined, waiting for worker 2 (host2:1) for 2 s" in output
-    assert "worker 1 (host1:1): 2 of 3 joined" in output
+    waiting = r"worker 0 \(host0:1\): 2 of 3 joined, waiting for worker 2 \(host2:1\) for \d+ s"
+    assert re.search(waiting, "".join(said))
 
 
 def test_missing_process_0_is_named(capsys) -> None:
@@ -214,15 +246,25 @@ def test_taken_port_raises(members) -> None:
     ],
 )
 def test_process_with_a_wrong_identity_is_rejected_with_the_reason(make, message) -> None:
-    port = free_port()
-    limits = GroupLimits(join_s=1.5)
+    """The wrong one may come first, and then it is the other one that is rejected."""
+    port, is_rejected = free_port(), threading.Event()
+    right = [identity(index, 3, port, jax="0.10") for index in range(3)]
 
     def act(index: int) -> object:
-        if index < 2:
-            return Group(identity(index, 3, port, jax="0.10"), limits)
-        return Group(make(port), limits)
+        if index == 3:  # so that the others wait no longer
+            assert is_rejected.wait(120)
+            return Group(right[2], _LIMITS)
+        try:
+            return Group(right[index] if index < 2 else make(port), _LIMITS)
+        except ValueError:
+            is_rejected.set()
+            raise
 
-    errors = [error for error in together(3, act) if isinstance(error, ValueError)]
+    results = together(4, act)
+    for one in results:
+        if isinstance(one, Group):
+            one.abandon()
+    errors = [error for error in results if isinstance(error, ValueError)]
     assert errors
     for error in errors:
         assert re.search(message, str(error))

@@ -185,7 +185,7 @@ def head(folder: Path) -> Iterator[Head]:
 
     thread = threading.Thread(target=serve)
     thread.start()
-    assert is_ready.wait(10.0)
+    assert is_ready.wait(120)
     try:
         yield made
     finally:

@@ -237,7 +237,7 @@ def test_signal_ends_the_job_and_then_this_process(fake_head, monkeypatch) -> No
         signal.signal(signal.SIGTERM, before)
     assert (raised.value.code, received) == (143, [signal.SIGTERM])
     assert fake_head.stopped == ["job0"]
-    assert fake_head.processes["job0"].wait(timeout=20) != 0
+    assert fake_head.processes["job0"].wait(timeout=120) != 0
 
 
 def test_clients_take_turns(fake_head, monkeypatch, capfd, tmp_path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 import types
 
 import pytest
@@ -16,6 +18,13 @@ class FakeTime:
     def __init__(self, monkeypatch, owner=module) -> None:
         self.now_s = 100.0
         monkeypatch.setattr(owner, "time", types.SimpleNamespace(monotonic=lambda: self.now_s))
+
+
+def ticking() -> types.SimpleNamespace:
+    """In place of the module `time`: each look at the clock is a millisecond after the last."""
+    looks = itertools.count(1)
+    look = lambda: next(looks) / 1000  # noqa: E731
+    return types.SimpleNamespace(monotonic=look, perf_counter=look, time=look, sleep=time.sleep)
 
 
 @pytest.fixture

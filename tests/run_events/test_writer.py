@@ -56,7 +56,7 @@ def test_every_event_has_its_kind_and_its_fields(tmp_path) -> None:
     with open_writer(tmp_path / "new" / "run", attempt=3) as writer:
         writer.restored(10, Path("backup") / "1")
         writer.kept(0.25)
-        writer.step(12, num_steps=2, duration_s=1e-9)
+        writer.step(12, num_steps=2, duration_s=0)
         writer.save_started(12, is_asynchronous=True)
         writer.save_ended(12, stall_s=0.25, duration_s=2, is_asynchronous=True, failed="disk full")
         writer.notice("SIGTERM")
@@ -85,7 +85,7 @@ def test_every_event_has_its_kind_and_its_fields(tmp_path) -> None:
             "kind": "step",
             "step": 12,
             "num_steps": 2,
-            "duration_s": 1e-9,
+            "duration_s": 0.0,
             "keeping_s": 0.25,
             "waited_s": None,
             "idle_s": None,

@@ -13,7 +13,7 @@ from tests.process_group.members import joined
 
 @pytest.fixture
 def group(monkeypatch) -> Iterator[Group]:
-    (member,) = joined(1, GroupLimits(join_s=20))
+    (member,) = joined(1, GroupLimits(join_s=120))
     monkeypatch.setattr(lockstep, "current_group", lambda: member)
     yield member
     member.abandon()

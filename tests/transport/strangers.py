@@ -20,7 +20,7 @@ _PIECE_BYTES = 2**16
 def connect(address: str) -> socket.socket:
     """A connection to a server's TCP address."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=10)
+    return socket.create_connection((host, int(port)), timeout=120)
 
 
 def greeting(mechanism: bytes) -> bytes:

@@ -16,7 +16,7 @@ from stratagem.transport.wire import Message
 from tests.fresh_process import run_fresh
 from tests.transport.cut_connection import CutLine
 
-_LIMIT_S = 30
+_LIMIT_S = 120
 _HEADER = b'{"kind":"x","fields":{},"arrays":[]}'
 
 
@@ -264,7 +264,7 @@ connections = Connections(keys, [listener.address])
 assert connections.ask(0, Message("x")).kind == "x"
 hold = threading.Thread(target=connections.ask, args=(0, Message("hold")), daemon=True)
 hold.start()
-assert is_held.wait(30)
+assert is_held.wait(120)
 """
 
 
@@ -287,12 +287,12 @@ import sys
 child = os.fork()
 if not child:
     for _ in range(3):
-        assert connections.ask(0, Message("child"), timeout_s=30.0).kind == "child"
+        assert connections.ask(0, Message("child"), timeout_s=120.0).kind == "child"
     connections.close()
     listener.close()
     {ends}
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-assert connections.ask(0, Message("parent"), timeout_s=30.0).kind == "parent"
+assert connections.ask(0, Message("parent"), timeout_s=120.0).kind == "parent"
 print("end")
 """
     assert run_fresh(_PAIR + program) == ["end"]
@@ -308,13 +308,13 @@ from stratagem.transport.listener import Listener
 from stratagem.transport.wire import Message
 keys, both = ClusterKeys.make(), threading.Barrier(2)
 def handle(request):
-    both.wait(30)
+    both.wait(120)
     request.answer(request.message)
 listener = Listener(keys, handle)
 connections = Connections(keys, [listener.address])
 child = os.fork()
 name = "parent" if child else "child"
-assert connections.ask(0, Message("x", {"name": name}), timeout_s=30.0).fields == {"name": name}
+assert connections.ask(0, Message("x", {"name": name}), timeout_s=120.0).fields == {"name": name}
 if not child:
     os._exit(0)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

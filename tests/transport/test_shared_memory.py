@@ -195,7 +195,7 @@ def test_large_batches_use_memory_that_is_released(monkeypatch) -> None:
         is_alive = weakref.ref(held[-1]["large"])
         del held, batch, one, got, kept
         assert is_alive() is None
-    deadline_s = time.monotonic() + 30.0
+    deadline_s = time.monotonic() + 120
     while _mapped_bytes() > before_bytes:
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
@@ -422,7 +422,7 @@ def test_memory_of_a_killed_client_is_released_though_no_other_one_comes(monkeyp
         assert _mapped_bytes() - before_bytes >= 400_000
         client.kill()
         client.communicate()
-        deadline_s = time.monotonic() + 30.0
+        deadline_s = time.monotonic() + 120
         while _mapped_bytes() > before_bytes:
             assert time.monotonic() < deadline_s
             time.sleep(0.05)

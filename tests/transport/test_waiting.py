@@ -25,7 +25,7 @@ from stratagem.transport.server_connections import ServerConnection
 from stratagem.transport.wire import Message
 from tests.transport.cut_connection import CutLine
 
-_LIMIT_S = 30
+_LIMIT_S = 120
 
 
 class Recording:

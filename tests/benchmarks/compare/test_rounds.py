@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from benchmarks.runner import Effort
 from benchmarks.worker_process import WorkerError
 from tests.benchmarks.compare.trees import make_tree
 from tests.benchmarks.sides import fake_case, fake_side
+from tests.run_events.test_wait_clock import ticking
 
 EFFORT = Effort(num_rounds=3, round_s=4.0, start_limit_s=30.0, answer_limit_s=30.0)
 SUBJECT = TrainingSubject(fake_case(fake_side("ours")))
@@ -44,14 +44,19 @@ def test_each_start_is_reported_at_its_end(tmp_path: Path) -> None:
     assert lines == [f"start {number} of 2: case: ours: 2.000" for number in (1, 2)]
 
 
-def test_work_around_the_measured_part_counts_for_the_length_of_a_round() -> None:
+def test_work_around_the_measured_part_counts_for_the_length_of_a_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As in a sum by each algorithm, where only the chosen one is measured."""
+    clock = ticking()
+    monkeypatch.setattr(rounds, "time", clock)
 
     def measure() -> float:
-        time.sleep(0.02)
+        for _ in range(20):
+            clock.perf_counter()
         return 0.001
 
-    assert 0.02 <= rounds._elapsed_s(measure) < 1.0
+    assert rounds._elapsed_s(measure) == pytest.approx(0.021)
     assert rounds._elapsed_s(lambda: 5.0) == 5.0
 
 

@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
+from stratagem.doctor.network import probes
 from stratagem.doctor.network.agent import Agent, listen
 from stratagem.doctor.network.hosts import SurveyedHost
 from stratagem.doctor.network.probes import Reason
 from stratagem.frames import frame
+from tests.run_events.test_wait_clock import ticking
 
 
 def _agent(hosts: list[SurveyedHost], index: int) -> Agent:
-    return Agent(hosts, index, 5.0, lambda: {"versions": {"jax": str(index)}})
+    return Agent(hosts, index, 120.0, lambda: {"versions": {"jax": str(index)}})
 
 
 async def _answers_of_first(*orders: dict[str, Any]) -> list[dict[str, Any]]:
@@ -30,7 +32,8 @@ async def _answers_of_first(*orders: dict[str, Any]) -> list[dict[str, Any]]:
     return answers
 
 
-def test_orders_are_carried_out() -> None:
+def test_orders_are_carried_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "time", ticking())
     facts, reach, owns, echo, sent = asyncio.run(
         _answers_of_first(
             {"kind": "facts"},
@@ -91,7 +94,7 @@ def test_foreign_connection_is_closed(text: bytes) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", agent.free_port)
         writer.write(text)
         writer.write_eof()
-        received = await asyncio.wait_for(reader.read(), 5)
+        received = await asyncio.wait_for(reader.read(), 120)
         writer.close()
         await agent.close()
         return received

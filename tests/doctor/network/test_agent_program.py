@@ -46,4 +46,4 @@ def test_orders_are_answered_until_the_end(has_end: bool) -> None:
             process.stdin.write(frame({"kind": "end"}))
         process.stdin.close()
         assert process.stdout.read() == b""
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0

@@ -44,11 +44,11 @@ def test_the_last_of_two_threads_ends_the_pause() -> None:
     def trace() -> None:
         with paused_garbage_collection():
             inside.set()
-            may_leave.wait(10)
+            may_leave.wait(120)
 
     thread = threading.Thread(target=trace)
     thread.start()
-    assert inside.wait(10)
+    assert inside.wait(120)
     with paused_garbage_collection():
         pass
     assert not gc.isenabled()

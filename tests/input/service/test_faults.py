@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import threading
 import time
@@ -14,9 +15,10 @@ import pytest
 import stratagem as sg
 from stratagem.input.service import DispatcherConfig, WorkerConfig, consumer
 from stratagem.parameter_server.server.journal import Journal
-from tests.input.service.servers import SILENCE_MS, input_servers, kill_worker, values
+from tests.input.service.servers import input_servers, kill_worker, values
+from tests.launch.waiting import until
 
-_LIMIT_S = 60
+_LIMIT_S = 120
 
 
 def _slow(number: int) -> np.ndarray:
@@ -51,8 +53,7 @@ def test_killed_workers_and_late_ones_change_nothing(seed) -> None:
         for number, batch in enumerate(batches):
             found.append(batch.item())
             if number in (20, 90):
-                killed = servers.workers.pop(chance.randrange(len(servers.workers)))
-                kill_worker(killed)
+                servers.kill_worker(chance.randrange(len(servers.workers)))
                 servers.workers.append(servers.add_worker())
         assert sorted(found) == list(range(300))
 
@@ -74,7 +75,7 @@ def test_several_consumers_share_a_job_while_a_worker_is_killed() -> None:
             for batch in distributed:
                 found[number].append(batch.item())
                 if number == 0 and len(found[0]) == 10:
-                    kill_worker(servers.workers.pop(0))
+                    servers.kill_worker(0)
 
         threads = [threading.Thread(target=consume, args=(number,)) for number in range(3)]
         for thread in threads:
@@ -98,7 +99,7 @@ def test_coordinated_reads_go_on_after_the_loss_of_a_worker() -> None:
             for batch in distributed:
                 steps[index].append(batch.item())
                 if index == 0 and len(steps[0]) == 9:
-                    kill_worker(servers.workers.pop(1))
+                    servers.kill_worker(1)
 
         threads = [threading.Thread(target=consume, args=(index,)) for index in range(2)]
         for thread in threads:
@@ -117,7 +118,7 @@ def test_data_that_cannot_be_read_again_are_lost_at_most_once_with_a_warning() -
     with input_servers(1) as servers:
         batches = iter(servers.distribute(sg.input.Dataset(Batches())))
         found = [next(batches).item() for _ in range(10)]
-        kill_worker(servers.workers.pop())
+        servers.kill_worker()
         servers.workers.append(servers.add_worker())
         with pytest.warns(RuntimeWarning, match="The rest of 1 splits was lost"):
             found += _numbers(batches)
@@ -162,7 +163,7 @@ def test_a_worker_that_reads_again_what_arrived_is_not_stuck() -> None:
         batches = iter(servers.distribute(dataset, exactly_once=True))
         found = [next(batches).item() for _ in range(110)]
         servers.workers.append(servers.add_worker())
-        kill_worker(servers.workers.pop(0))  # the other one skips 110 batches, for 550 ms
+        servers.kill_worker(0)  # the other one skips 110 batches, for 550 ms
         assert sorted(found + _numbers(batches)) == list(range(150))
 
 
@@ -171,18 +172,27 @@ def test_a_consumer_that_was_silent_returns_nothing_that_others_may_have() -> No
         distributed = servers.distribute(_slow_dataset(), job_name="j", exactly_once=True)
         batches: Any = iter(distributed)
         next(batches)
-        consumer = batches._consumer
-        asked, consumer.client.ask = consumer.client.ask, _never  # as if it were frozen
-        time.sleep(3 * SILENCE_MS / 1000)
+        consumer, dispatching = batches._consumer, servers.dispatcher._dispatching
+        is_thawed = threading.Event()
+
+        def never(*args: Any, **fields: Any) -> Any:
+            assert is_thawed.wait(_LIMIT_S)
+            raise sg.errors.UnavailableError("this consumer was silent for too long")
+
+        asked, consumer.client.ask = consumer.client.ask, never  # as if it were frozen
+
+        def is_lost() -> bool:
+            for name in [*dispatching._members.heard_s]:
+                dispatching._members.heard_s[name] = -math.inf
+            return servers.dispatcher.describe()["jobs"][0]["num_consumers"] == 0
+
+        until(is_lost)
+        consumer._heard_s = -math.inf  # so long ago
         consumer.client.ask = asked
+        is_thawed.set()
         with pytest.raises(sg.errors.UnavailableError, match="silent for too long"):
             list(batches)
         assert servers.dispatcher.describe()["jobs"][0]["num_consumers"] == 0
-
-
-def _never(*args: Any, **fields: Any) -> Any:
-    time.sleep(3 * SILENCE_MS / 1000)
-    raise sg.errors.UnavailableError("this consumer was silent for too long")
 
 
 def test_a_dispatcher_that_comes_back_with_its_journal_continues(tmp_path) -> None:
@@ -207,13 +217,14 @@ def test_a_dispatcher_that_comes_back_twice_notices_a_worker_that_is_killed(tmp_
             if number in (20, 90):
                 servers.restart_dispatcher()
             if number == 91:
-                kill_worker(servers.workers.pop(0))
+                servers.kill_worker(0)
         assert sorted(found) == list(range(300))
 
 
 @pytest.mark.slow
 def test_a_worker_that_is_lost_with_the_dispatcher_is_noticed(tmp_path) -> None:
-    with input_servers(2, work_dir=str(tmp_path), fault_tolerant_mode=True) as servers:
+    given = {"work_dir": str(tmp_path), "fault_tolerant_mode": True, "worker_timeout_ms": 5000}
+    with input_servers(2, **given) as servers:
         batches = iter(servers.distribute(_slow_dataset(), exactly_once=True))
         found = [next(batches).item() for _ in range(20)]
         kill_worker(servers.workers.pop(0))
@@ -234,8 +245,21 @@ def test_a_dispatcher_without_a_journal_has_forgotten_the_job() -> None:
         assert sorted(_numbers(distributed)) == list(range(300))
 
 
-def test_no_worker_is_an_error(monkeypatch) -> None:
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Consumers that wait a second for a worker."""
+    init = consumer.JobConsumer.__init__
+
+    def made(self: Any, *arguments: Any, **options: Any) -> None:
+        init(self, *arguments, **options)
+        self._silence_s = 0.5
+
     monkeypatch.setattr(consumer, "LEAST_PATIENCE_S", 1.0)
+    monkeypatch.setattr(consumer.JobConsumer, "__init__", made)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_no_worker_is_an_error() -> None:
     with input_servers(0) as servers:
         distributed = servers.distribute(_slow_dataset(), exactly_once=True)
         with pytest.raises(sg.errors.UnavailableError, match="has had no input worker for"):
@@ -243,16 +267,14 @@ def test_no_worker_is_an_error(monkeypatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_comes_in_time_is_no_error_and_the_loss_of_the_last_one_is(
-    monkeypatch,
-) -> None:
-    monkeypatch.setattr(consumer, "LEAST_PATIENCE_S", 1.0)
+@pytest.mark.usefixtures("impatient")
+def test_a_worker_that_comes_in_time_is_no_error_and_the_loss_of_the_last_one_is() -> None:
     with input_servers(0) as servers:
         distributed = servers.distribute(_slow_dataset(), exactly_once=True)
         timer = threading.Timer(0.3, lambda: servers.workers.append(servers.add_worker()))
         timer.start()
         assert sorted(_numbers(distributed)) == list(range(300))
-        kill_worker(servers.workers.pop())
+        servers.kill_worker()
         with pytest.raises(sg.errors.UnavailableError, match="has had no input worker for"):
             list(distributed)
 
@@ -272,10 +294,12 @@ def test_a_journal_that_cannot_be_written_is_an_error(tmp_path, monkeypatch) -> 
 
 
 def test_a_dispatcher_that_is_lost_for_good_is_an_error(monkeypatch) -> None:
-    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "1")
     with input_servers(1) as servers:
-        batches = iter(servers.distribute(_slow_dataset()))
+        batches: Any = iter(servers.distribute(_slow_dataset()))
         next(batches)
+        monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "1")
+        heard_s = batches._consumer._heard_s
+        until(lambda: batches._consumer._heard_s > heard_s)  # what it asks now has this limit
         servers.dispatcher.stop()
         with pytest.raises(sg.errors.UnavailableError, match=r"Input dispatcher 0 at .* gave no"):
             list(batches)

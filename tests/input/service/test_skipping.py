@@ -12,7 +12,7 @@ import pytest
 import stratagem as sg
 from stratagem.input.service.job import ServiceJob
 from stratagem.input.service.service_client import ServiceClient
-from tests.input.service.servers import input_servers, kill_worker
+from tests.input.service.servers import input_servers
 
 _POISON = {0, 7, 131, 199}
 _SILENCE_MS = 60_000  # No part is lost by silence.
@@ -100,7 +100,7 @@ def test_a_batch_is_skipped_once_by_all_workers_that_meet_it() -> None:
             )
         )
         found = [next(batches).item() for _ in range(7)]
-        kill_worker(killed := servers.workers.pop())
+        killed = servers.kill_worker()
         with ServiceClient(servers.target) as client:
             client.ask("lose_worker", address=killed.address)
         servers.workers.append(servers.add_worker())

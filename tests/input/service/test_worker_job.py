@@ -16,7 +16,7 @@ from stratagem.input.service.worker_job import WorkerJob
 from stratagem.transport.listener import Request
 from stratagem.transport.wire import Message
 
-_LIMIT_S = 30
+_LIMIT_S = 120
 
 
 class _Dispatcher:
@@ -143,7 +143,8 @@ def test_it_reads_ahead_as_far_as_the_limits() -> None:
         (WindowLimits(9, 1), 1),
     ):
         job = _job(_Dispatcher(), limits, num_bytes=2**13 - 1 if expected == 3 else 8)
-        time.sleep(0.1)
+        _wait(lambda job=job, expected=expected: job._window_batches == expected)
+        time.sleep(0.05)  # in which it reads no further
         assert job._window_batches == expected
         job.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,9 @@ from stratagem.goodput import read_run
 from stratagem.keras.training import step_events
 from stratagem.run_events import process_writer
 from stratagem.run_events.records import StepEvent
+from stratagem.run_events.wait_clock import wait_clock
 from stratagem.topology.lockstep import last_program, wait_for_program
+from tests.launch.waiting import until
 from tests.parity.comparison import Scope, mirrored
 
 ROWS = 22
@@ -127,6 +130,8 @@ def test_wait_for_data_is_in_the_lines(
             return 8
 
         def __getitem__(self, index: int) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                until(lambda: wait_clock.waits_for_data)  # else it would be beside a step
             time.sleep(0.05)
             return np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
 
@@ -134,7 +139,6 @@ def test_wait_for_data_is_in_the_lines(
     assert _whole(lines()) == (8, 8)
     (process,) = read_run(tmp_path).processes
     found = [event for event in process.events if isinstance(event, StepEvent)]
-    # Some of it passes while the first step is compiled.
     assert sum(event.input_s or 0.0 for event in found) > 0.1
     assert all((event.input_s or 0.0) <= event.elapsed_s for event in found)
     assert {event.transfer_s for event in found} == {None}

@@ -171,12 +171,12 @@ def test_staleness_is_how_many_updates_came_between(served) -> None:
     def other() -> None:
         served.pull(["v"])
         steps[0].set()
-        steps[1].wait(30)
+        steps[1].wait(120)
         served.push({"v": np.ones(3, np.float32)})
 
     thread = threading.Thread(target=other)
     thread.start()
-    steps[0].wait(30)
+    steps[0].wait(120)
     for _ in range(2):
         served.pull(["v"])
         served.push({"v": np.ones(3, np.float32)})

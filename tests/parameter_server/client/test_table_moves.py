@@ -20,6 +20,7 @@ from stratagem.parameter_server.server.tables.policies import LeastFrequent
 from stratagem.parameter_server.server.tables.table_versions import TableVersions
 from stratagem.parameter_server.server.updates import ASYNCHRONOUS
 from tests.parameter_server.table_clusters import OPTIONS, TableCluster, table_cluster
+from tests.run_events.test_wait_clock import ticking
 
 ADMITTING = {"admission": {"kind": "AfterSightings", "sightings": 2}}
 AGING = {"eviction": {"kind": "NotSeenFor", "steps": 20}}
@@ -38,7 +39,8 @@ def names(cluster: TableCluster) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("options", [{}, ADMITTING, {"storage_dtype": "int8"}])
-def test_state_is_that_of_a_table_that_was_never_moved(options) -> None:
+def test_state_is_that_of_a_table_that_was_never_moved(options, monkeypatch) -> None:
+    monkeypatch.setattr(table_moves, "time", ticking())
     with table_cluster(3, **options) as cluster, table_cluster(1, **options) as plain:
         for place, num_servers in enumerate((2, 3, 1, 3)):
             steps = range(8 * place, 8 * place + 8)

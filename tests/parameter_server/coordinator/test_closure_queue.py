@@ -71,7 +71,7 @@ def test_put_waits_while_the_queue_is_full() -> None:
     thread.join(0.1)
     assert thread.is_alive()
     get(queue)
-    thread.join(30)
+    thread.join(120)
     assert ended == [None]
 
 
@@ -82,7 +82,7 @@ def test_join_waits_for_what_runs() -> None:
     assert not queue.wait(timeout_s=0.05)
     thread, ended = in_thread(queue.wait)
     queue.finish(running, None)
-    thread.join(30)
+    thread.join(120)
     assert ended == [True]
 
 
@@ -114,7 +114,7 @@ def test_closures_of_one_worker_wait_for_it() -> None:
     assert ended == []
     assert get(queue, 1) is own
     queue.close()
-    thread.join(30)
+    thread.join(120)
     assert ended == [[]]
 
 
@@ -134,7 +134,7 @@ def test_error_is_raised_once_when_nothing_runs_any_more(call) -> None:
     thread.join(0.05)
     assert ended == []  # one still runs
     queue.fail(running, ValueError("the second"))
-    thread.join(30)
+    thread.join(120)
     (error,) = ended
     assert isinstance(error, ValueError)
     assert str(error) == "the first"
@@ -176,7 +176,7 @@ def test_put_that_waits_for_room_hears_of_an_error() -> None:
     thread, ended = in_thread(lambda: queue.put(closure()))
     thread.join(0.05)
     queue.fail(running, ValueError("broken"))
-    thread.join(30)
+    thread.join(120)
     assert [str(error) for error in ended] == ["broken"]
 
 
@@ -246,7 +246,7 @@ def test_whether_all_is_done_is_answered_at_once() -> None:
     failing, running = get(queue, 0), get(queue, 1)
     queue.fail(failing, ValueError("the first"))
     thread, ended = in_thread(queue.is_done)
-    thread.join(5)
+    thread.join(120)
     assert ended == [False]  # one still runs
     queue.finish(running, None)
     with pytest.raises(ValueError, match="the first"):
@@ -283,7 +283,7 @@ def test_put_for_a_worker_that_is_gone_raises_why() -> None:
         queue.put(closure(worker=1))
     queue.put(closure(worker=0))
     queue.finish(get(queue, 0), None)
-    assert queue.wait(timeout_s=30)
+    assert queue.wait(timeout_s=120)
 
 
 def test_put_after_the_loss_of_all_workers_raises_why() -> None:
@@ -296,7 +296,7 @@ def test_put_after_the_loss_of_all_workers_raises_why() -> None:
     queue.find_worker(0)
     queue.put(closure())
     queue.finish(get(queue, 0), None)
-    assert queue.wait(timeout_s=30)
+    assert queue.wait(timeout_s=120)
 
 
 @pytest.mark.parametrize("state", ["queued", "running", "waiting"])
@@ -314,13 +314,13 @@ def test_what_only_a_worker_that_is_gone_may_run_does_not_hang(state) -> None:
     if state == "waiting":
         queue.finish(get(queue, 0), None)
     with pytest.raises(ConnectionError, match="worker 1"):
-        queue.wait(timeout_s=30)
+        queue.wait(timeout_s=120)
     with pytest.raises((ConnectionError, CancelledError)):
         own.result.fetch()
     again = closure("again", worker=0)  # the others go on
     queue.put(again)
     queue.finish(get(queue, 0), 1)
-    assert queue.wait(timeout_s=30)
+    assert queue.wait(timeout_s=120)
 
 
 def test_closed_queue_takes_nothing() -> None:
@@ -353,7 +353,7 @@ def test_many_workers_run_each_closure_once() -> None:
     assert queue.wait(timeout_s=60)
     queue.close()
     for thread in workers:
-        thread.join(30)
+        thread.join(120)
     assert [one.result.fetch() for one in put] == [i**2 for i in range(500)]
 
 
@@ -449,7 +449,7 @@ def test_busy_worker_leaves_the_last_closures_to_idle_ones() -> None:
     assert get(queue, 1) is left[0]
     is_busy = False
     queue.finish(running, None)
-    thread.join(30)
+    thread.join(120)
     assert ended == [[left[1]]]
 
 
@@ -461,7 +461,7 @@ def test_busy_worker_takes_more_than_idle_ones_can() -> None:
     for one in put:
         assert ended == []
         queue.put(one)
-    thread.join(30)
+    thread.join(120)
     assert ended == [put[:1]]
 
 
@@ -483,6 +483,6 @@ def test_many_waiting_workers_take_what_comes() -> None:
     assert queue.wait(timeout_s=60)
     queue.close()
     for thread in workers:
-        thread.join(30)
+        thread.join(120)
     assert set(taken) == set(put)
     assert len(taken) == len(put)

@@ -32,7 +32,7 @@ class Waiting:
                 self._changed.notify_all()
 
         threading.Thread(target=wait, daemon=True).start()
-        assert waits.wait(30.0)
+        assert waits.wait(120)
         with self.lock:
             pass
 
@@ -94,5 +94,5 @@ def test_all_are_woken(waiting) -> None:
     waiting.begin(1, lambda: True)
     with waiting.lock:
         waiting.workers.wake_all()
-        waiting._changed.wait_for(lambda: len(waiting.woken) == 2, 30.0)
+        waiting._changed.wait_for(lambda: len(waiting.woken) == 2, 120)
     assert sorted(waiting.woken) == [0, 1]

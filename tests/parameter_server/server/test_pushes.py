@@ -21,7 +21,7 @@ from stratagem.transport.wire import Message
 from tests.parameter_server.server.update_rules import Momentum
 
 NUM_SERVERS = 2
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from tests.parameter_server.server.update_rules import Momentum
 
 V = ShardLayout("v", (3,), "float32", (0,), (3,))
 TABLE = ShardLayout("table", (40, 2), "float32", (0,), (40,), has_rows=True)
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 NEVER_S = 1e6
 
 

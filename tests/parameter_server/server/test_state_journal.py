@@ -270,7 +270,7 @@ def test_table_that_is_made_while_an_entry_waits_is_not_copied_at_once(path, mon
         with changing():  # as the server holds it while it makes a variable
             writer = threading.Thread(target=journal.write)
             writer.start()
-            assert waits.wait(10)
+            assert waits.wait(120)
             spec = ShardSpec("table", (500, 2), "float32", has_rows=True)
             state.store.create(spec, lambda: np.ones((500, 2)))
         writer.join()

@@ -142,7 +142,7 @@ def test_workers_in_threads_make_as_many_updates_as_steps() -> None:
                 event.set()
 
             updates.add(dataclasses.replace(of(client, step, []), answer=answer))
-            assert is_answered.wait(30)
+            assert is_answered.wait(120)
 
     threads = [threading.Thread(target=work, args=(client,)) for client in "abcd"]
     for thread in threads:

@@ -78,7 +78,7 @@ def test_job_can_be_stopped(fake_head) -> None:
     assert not jobs.state(job).has_ended
     assert jobs.running() == {job: {"whose": "mine"}}
     jobs.stop(job)
-    fake_head.processes[job].wait(timeout=20)
+    fake_head.processes[job].wait(timeout=120)
     assert jobs.state(job).status == "STOPPED"
     assert jobs.running() == {}
 

@@ -73,11 +73,11 @@ def test_lease_counts_up_and_tries_again_what_has_failed() -> None:
     packages = Packages()
     with Lease(packages, "n", 0.06):
         for _ in range(2):
-            assert packages.has_uploaded.acquire(timeout=10.0)
+            assert packages.has_uploaded.acquire(timeout=120)
         packages.is_reached = False
         packages.is_reached = True
         for _ in range(2):
-            assert packages.has_uploaded.acquire(timeout=10.0)
+            assert packages.has_uploaded.acquire(timeout=120)
     assert {f"stratagem_client_n_{number}.zip" for number in (1, 2, 3, 4)} <= packages.names
     numbers = {int(name.split("_")[-1].removesuffix(".zip")) for name in packages.names}
     assert numbers == set(range(1, max(numbers) + 1))

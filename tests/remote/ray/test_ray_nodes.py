@@ -93,7 +93,7 @@ with start_head(address), start_local_ray(address) as cluster:
     ) as processes:
         with Connections(keys, processes.addresses) as connections:
             asked = {index: Message("describe") for index in range(len(tasks))}
-            assert len(connections.ask_all(asked, timeout_s=30.0)) == len(tasks)
+            assert len(connections.ask_all(asked, timeout_s=120.0)) == len(tasks)
         processes.watch(
             lambda index, why: print(f"lost {tasks[index]}", flush=True),
             lambda index, where: print(f"returned {tasks[index]} {where}", flush=True),
@@ -148,7 +148,7 @@ class Lines:
             self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
-            self._thread.join(10.0)
+            self._thread.join(120)
             pipe.close()
 
     def wait_for(self, start: str, timeout_s: float = 120.0) -> str:

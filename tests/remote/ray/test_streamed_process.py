@@ -26,7 +26,7 @@ class Said:
 
     def wait_for(self, text: str) -> None:
         with self.changed:
-            assert self.changed.wait_for(lambda: text in self.texts["out"], 20.0), self.texts
+            assert self.changed.wait_for(lambda: text in self.texts["out"], 120), self.texts
 
 
 def _started(program: str, said: Said, **variables: str) -> StreamedProcess:
