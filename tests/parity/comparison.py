@@ -64,6 +64,7 @@ class _WhateverDivides(VariableLayouts):
         inherited: Division | None = None,
         *,
         is_trainable: bool = True,
+        itemsize: int = 4,
     ) -> Division | None:
         count = self._topology.num_logical_devices
         axes = [axis for axis, size in enumerate(shape) if size and size % count == 0]

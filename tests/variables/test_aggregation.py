@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+import keras
 import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import stratagem as sg
 from stratagem.options import VariableAggregation
 from stratagem.variables import aggregate_components, spread_over_components
 
@@ -84,3 +86,27 @@ def test_components_of_a_float_are_equal_and_add_up_to_it(value, num_replicas) -
     spread = spread_over_components(np.float32(value), SUM, num_replicas)
     assert len(set(spread.tolist())) == 1
     np.testing.assert_allclose(spread.astype(np.float64).sum(), value, rtol=1e-6, atol=1e-37)
+
+
+@pytest.mark.parametrize("num_replicas", [3, 7])
+def test_mean_of_equal_values_is_that_value(num_replicas) -> None:
+    """A third of three times a value is another number for every seventh float32."""
+    values = np.random.default_rng(0).standard_normal(256).astype("float32")
+    strategy = sg.MirroredStrategy([f"cpu:{index}" for index in range(num_replicas)])
+    with strategy.scope():
+        variable = sg.Variable(values, synchronization="on_read", aggregation="mean")
+        norm = keras.layers.BatchNormalization()
+        norm.build((None, 256))
+    np.testing.assert_array_equal(variable.value, values)
+    variable.assign(values * 3)
+    np.testing.assert_array_equal(variable.value, values * 3)
+    norm.set_weights([values, values, values, np.abs(values)])
+    np.testing.assert_array_equal(norm.get_weights(), [values, values, values, np.abs(values)])
+    of_replicas = strategy.run(lambda rows: rows, args=(values,))
+    np.testing.assert_array_equal(strategy.reduce("mean", of_replicas, axis=None), values)
+
+
+def test_mean_is_taken_element_by_element() -> None:
+    components = jnp.asarray([[0.1, np.inf, np.nan], [0.1, np.inf, np.nan], [0.1, 1.0, np.nan]])
+    mean = aggregate_components(components, MEAN, "v")
+    np.testing.assert_array_equal(mean, np.asarray([0.1, np.inf, np.nan], "float32"))

@@ -1,6 +1,10 @@
 """Distributed variables: kinds, stores, placement, layouts, shards and aggregation."""
 
-from stratagem.variables.aggregation import aggregate_components, spread_over_components
+from stratagem.variables.aggregation import (
+    aggregate_components,
+    mean_of_components,
+    spread_over_components,
+)
 from stratagem.variables.components import (
     WholeValue,
     gather_together,
@@ -76,6 +80,7 @@ __all__ = [
     "is_keyed",
     "is_remote",
     "is_worth_sharding",
+    "mean_of_components",
     "parse_aggregation",
     "parse_synchronization",
     "put_stored",

@@ -14,10 +14,8 @@ from stratagem.options import VariableAggregation
 if TYPE_CHECKING:
     import jax
 
-    pass
 
-
-__all__ = ["aggregate_components", "spread_over_components"]
+__all__ = ["aggregate_components", "mean_of_components", "spread_over_components"]
 
 
 def aggregate_components(
@@ -30,7 +28,7 @@ def aggregate_components(
     if aggregation is VariableAggregation.SUM:
         return jnp.sum(stacked, axis=0, dtype=stacked.dtype)
     if aggregation is VariableAggregation.MEAN:
-        return jnp.mean(stacked, axis=0)
+        return mean_of_components(stacked)
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
         return stacked[0]
     raise ValueError(
@@ -42,6 +40,13 @@ def aggregate_components(
             "replica function.",
         )
     )
+
+
+def mean_of_components(stacked: jax.Array | np.ndarray) -> Any:
+    """Returns the mean over axis 0; equal components give that value, not one rounded thrice."""
+    mean = jnp.mean(stacked, axis=0)
+    are_equal = jnp.all(stacked == stacked[:1], axis=0)
+    return jnp.where(are_equal, stacked[0].astype(mean.dtype), mean)
 
 
 def spread_over_components(value: Any, aggregation: VariableAggregation, num_replicas: int) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from stratagem.options import VariableAggregation
+from stratagem.variables.aggregation import mean_of_components
 
 __all__ = ["components_of_members"]
 
@@ -31,7 +32,7 @@ def components_of_members(
         if row is not None:
             rows[place] = components[row]
         elif aggregation is VariableAggregation.MEAN:
-            rows[place] = components[present].mean(0)
+            rows[place] = mean_of_components(components[present])
         elif not is_sum:
             rows[place] = components[present[0]]
     if is_sum and components.dtype != bool:

@@ -16,18 +16,10 @@ from stratagem.estimator.feature_column.numeric import NumericColumn, numeric_co
 from stratagem.estimator.mode_keys import ModeKeys
 from stratagem.estimator.spec import EstimatorSpec
 from stratagem.estimator.train_op import minimize
-from stratagem.keras.numerics.step_mode import (
-    StepMode,
-    current_mode,
-    example_fraction,
-    replica_context,
-)
 from stratagem.messages import explain
 
 if TYPE_CHECKING:
     import jax
-
-    pass
 
 
 __all__ = ["Head"]
@@ -191,8 +183,6 @@ class Head(abc.ABC):
         total: Any = _ReducedLosses(reduction=self._loss_reduction)(
             keras.ops.zeros_like(losses), losses, weights
         )
-        if self._loss_reduction == "sum":
-            total = _as_average_over_replicas(total)
         return total + sum(regularization_losses or ())
 
     def create_estimator_spec(
@@ -300,15 +290,6 @@ class _ReducedLosses(keras.losses.Loss):
 
     def call(self, y_true: object, y_pred: object) -> Any:
         return y_pred
-
-
-def _as_average_over_replicas(total: jax.Array) -> Any:
-    """Scales a replica's sum so that the example-weighted average is the sum over replicas."""
-    context = replica_context()
-    if context is None or current_mode() is not StepMode.MEAN:
-        return total
-    fraction = example_fraction(context, total.dtype)
-    return jnp.where(fraction > 0, total / jnp.where(fraction > 0, fraction, 1), 0)
 
 
 def _weight_column(column: object) -> NumericColumn | None:

@@ -26,6 +26,7 @@ __all__ = [
     "row_mask",
     "true_rows",
     "whole_batch",
+    "with_gradient_times",
     "with_known_rows",
 ]
 
@@ -99,6 +100,29 @@ def gathered_rows(values: object, context: ReplicaContext, rows: int | None) -> 
         return context.communicator.all_gather(leaf, 0, lengths)
 
     return _with_masks(gathered, values)
+
+
+def with_gradient_times(values: object, factor: jax.Array) -> Any:
+    """Returns a pytree of arrays as they are, with `factor` times the gradients of floats."""
+
+    def scaled(leaf: object) -> Any:
+        if not isinstance(leaf, jax.Array) or not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            return leaf
+        return _scaling_gradient(leaf, factor.astype(leaf.dtype))
+
+    return _with_masks(scaled, values)
+
+
+@jax.custom_vjp
+def _scaling_gradient(value: jax.Array, factor: jax.Array) -> jax.Array:
+    del factor
+    return value
+
+
+_scaling_gradient.defvjp(
+    lambda value, factor: (value, factor),
+    lambda factor, gradient: (gradient * factor, jnp.zeros_like(factor)),
+)
 
 
 def _with_masks(change: Callable[[Any], Any], values: object) -> Any:

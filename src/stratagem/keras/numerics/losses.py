@@ -18,24 +18,35 @@ from keras import ops
 
 from stratagem.context import ReplicaContext, get_replica_context
 from stratagem.errors import InvalidArgumentError
-from stratagem.execution import RowEffect
+from stratagem.execution import RowEffect, current_scope
 from stratagem.keras.numerics.batch_rows import (
     first_rows,
     gathered_rows,
     num_rows,
     true_rows,
     whole_batch,
+    with_gradient_times,
     with_known_rows,
 )
 from stratagem.keras.numerics.loss_effects import effect_of_loss
 from stratagem.keras.numerics.step_mode import (
     StepMode,
+    as_average,
+    computing_loss,
     current_mode,
     example_fraction,
+    has_part_of_batch,
+    is_of_one_device,
     lockstep_context,
     replica_context,
+    taking_shares,
 )
-from stratagem.keras.private import apply_mask, get_keras_mask, squeeze_or_expand_to_same_rank
+from stratagem.keras.private import (
+    apply_mask,
+    get_keras_mask,
+    get_stateless_scope,
+    squeeze_or_expand_to_same_rank,
+)
 from stratagem.logs import warn_on_one_worker
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
@@ -55,13 +66,15 @@ def replica_loss(original: Callable[..., Any]) -> Any:
     def call(
         self: keras.losses.Loss, y_true: object, y_pred: object, sample_weight: object = None
     ) -> Any:
-        share = current_mode() is StepMode.SHARE
-        context = lockstep_context() if share else replica_context()
+        if is_of_one_device():
+            return original(self, y_true, y_pred, sample_weight)
+        is_own = current_mode() is StepMode.OWN
+        context = replica_context() if is_own else lockstep_context()
         if context is None:
             return original(self, y_true, y_pred, sample_weight)
-        if share:
-            return _share_of_loss(self, y_true, y_pred, sample_weight, context)
-        if current_mode() is StepMode.OWN and self.reduction in _AVERAGING:
+        if not is_own:
+            return _loss_of_step(self, y_true, y_pred, sample_weight, context)
+        if self.reduction in _AVERAGING:
             _warn_about_averaging(self, context)
         effect = effect_of_loss(self, y_true, y_pred, context)
         if effect is RowEffect.MIXED and context.num_replicas_in_sync > 1:
@@ -73,23 +86,36 @@ def replica_loss(original: Callable[..., Any]) -> Any:
     return call
 
 
-def _share_of_loss(
+def _loss_of_step(
     loss: keras.losses.Loss,
     y_true: object,
     y_pred: object,
     sample_weight: object,
     lockstep: ReplicaContext,
 ) -> Any:
-    """Returns this replica's share of the loss of the replicas in lockstep."""
+    """Returns this replica's term of the loss of the replicas in lockstep: in SHARE mode its share.
+
+    In MEAN mode, where the step takes the average by examples of the terms, a share is scaled.
+    """
+    is_averaged = current_mode() is StepMode.MEAN
+    terms: list[Any] = []
     # A loss may contain a collective, so branches by the rows of an island would deadlock.
-    shares: list[Any] = []
     for context in with_known_rows(lockstep):
-        effect = effect_of_loss(loss, y_true, y_pred, context)
-        if effect is RowEffect.MIXED and loss.reduction not in (None, "none"):
-            shares.append(_loss_of_whole_batch(loss, y_true, y_pred, sample_weight, context))
-        else:
-            shares.append(_replica_loss(loss, y_true, y_pred, sample_weight, context, effect))
-    return shares[0] if len(shares) == 1 else jax.lax.select_n(lockstep.batch.choice, *shares)
+        with taking_shares():
+            effect = effect_of_loss(loss, y_true, y_pred, context)
+            is_of_pairs = effect is RowEffect.MIXED
+            if is_of_pairs and loss.reduction not in (None, "none"):
+                term = _loss_of_whole_batch(
+                    loss, y_true, y_pred, sample_weight, context, is_averaged=is_averaged
+                )
+            else:
+                if is_of_pairs and is_averaged and context.num_replicas_in_sync > 1:
+                    _warn_about_pairs(loss, context)
+                term = _replica_loss(loss, y_true, y_pred, sample_weight, context, effect)
+                if is_averaged and term.ndim == 0:
+                    term = as_average(term, context)
+        terms.append(term)
+    return terms[0] if len(terms) == 1 else jax.lax.select_n(lockstep.batch.choice, *terms)
 
 
 def _warn_about_averaging(loss: keras.losses.Loss, context: ReplicaContext) -> None:
@@ -127,17 +153,25 @@ def _loss_of_whole_batch(
     y_pred: object,
     sample_weight: object,
     context: ReplicaContext,
+    *,
+    is_averaged: bool,
 ) -> Any:
     """Returns this replica's share, 1/n, of a loss in which examples depend on one another.
 
-    The gradient of the gather sums the contributions of all replicas to this replica's rows.
+    The gradient of the gather sums the contributions of all replicas to this replica's rows. If
+    replicas are averaged by examples, each returns the loss, and scales the gradient of its rows.
     """
     rows = num_rows(jax.tree.leaves(y_pred)[0], context)
-    gathered = [gathered_rows(value, context, rows) for value in (y_true, y_pred, sample_weight)]
+    given = (y_true, y_pred, sample_weight)
+    if is_averaged:
+        factor = as_average(jnp.ones(()) / context.num_replicas_in_sync, context)
+        given = with_gradient_times(given, factor)
+    gathered = [gathered_rows(value, context, rows) for value in given]
     if not context.batch.has_examples:  # an island's: its gathers stay those of the others
         return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(gathered[1])) * 0.0
     with whole_batch(context):
-        return cast("jax.Array", loss(*gathered)) / context.num_replicas_in_sync
+        value = cast("jax.Array", loss(*gathered))
+    return value if is_averaged else value / context.num_replicas_in_sync
 
 
 def _replica_loss(
@@ -153,7 +187,8 @@ def _replica_loss(
     with keras.name_scope(loss.name):
         convert = lambda x: ops.convert_to_tensor(x, dtype=loss.dtype)  # noqa: E731
         y_pred, y_true = jax.tree.map(convert, y_pred), jax.tree.map(convert, y_true)
-        values = loss.call(y_true, y_pred)
+        with computing_loss():
+            values = loss.call(y_true, y_pred)
         masks = [mask for mask in (in_mask, get_keras_mask(values)) if mask is not None]
         values = jnp.asarray(ops.convert_to_tensor(values, dtype=loss.dtype))
         if values.ndim == 0:
@@ -205,7 +240,9 @@ def _of_true_rows(
         cut_true, cut_pred = (
             first_rows(value, length, context, rows) for value in (y_true, y_pred)
         )
-        value = jnp.asarray(ops.convert_to_tensor(loss.call(cut_true, cut_pred), dtype=loss.dtype))
+        with computing_loss():
+            of_rows = loss.call(cut_true, cut_pred)
+        value = jnp.asarray(ops.convert_to_tensor(of_rows, dtype=loss.dtype))
         result = jnp.where(context.num_examples == length, value, result)
     return result
 
@@ -270,7 +307,10 @@ def compute_average_loss(
 ) -> jax.Array:
     """Scales per-example losses so that the sum over replicas is their average.
 
-    Call in replica context, or in any context with `global_batch_size`.
+    Call in replica context, or in any context with `global_batch_size`. A step of `fit` or
+    `evaluate` (`train_step`, `compute_loss`, a layer's `add_loss`) takes the average of the
+    replicas by examples instead of their sum: there, and in a loss given to `compile`, the value
+    is scaled so that losses and gradients are those of one device.
 
     Args:
         per_example_loss: this replica's losses, shape (per_replica_batch, ...).
@@ -279,12 +319,15 @@ def compute_average_loss(
 
     Returns:
         Scalar of the dtype of the losses: their sum without padding, divided by the batch size; 0
-        if the batch size is 0.
+        if the batch size is 0. In a step of `fit`, divided also by this replica's fraction of the
+        examples.
 
     Raises:
         ValueError: the loss is a scalar.
         TypeError: `global_batch_size` is not an integer scalar.
         InvalidArgumentError: `global_batch_size` is negative.
+        NotImplementedError: `global_batch_size` in a step of `fit` under synchronous parameter
+            servers, where a worker has a part of the batch.
         RuntimeError: called in cross-replica context without `global_batch_size`.
 
     Example:
@@ -303,16 +346,44 @@ def compute_average_loss(
                 code="SG409",
             )
         )
-    context = get_replica_context()
-    if global_batch_size is None:
-        global_batch_size = _num_examples(losses, context)
+    is_alone = is_of_one_device() or _is_built_outside_replicas()
+    context = None if is_alone else get_replica_context()
+    if global_batch_size is not None:
+        _check_size_is_known(global_batch_size)
+    else:
+        global_batch_size = losses.shape[0] if is_alone else _num_examples(losses, context)
     divisor = _check_batch_size(global_batch_size, losses.dtype)
     if sample_weight is not None:
         losses = losses * jnp.asarray(sample_weight, losses.dtype)
     if context is not None:
         losses = true_rows(losses, context)
     total = jnp.sum(losses)
-    return jnp.where(divisor == 0, jnp.zeros_like(total), total / jnp.maximum(divisor, 1))
+    share = jnp.where(divisor == 0, jnp.zeros_like(total), total / jnp.maximum(divisor, 1))
+    if context is None or current_mode() is StepMode.OWN:
+        return share
+    return as_average(share, context)
+
+
+def _check_size_is_known(global_batch_size: object) -> None:
+    """Raises where workers weight their parts of a batch by rows that a worker cannot count."""
+    context = get_replica_context()
+    if context is not None and has_part_of_batch(context):
+        raise NotImplementedError(
+            explain(
+                f"compute_average_loss received global_batch_size={global_batch_size!r} under "
+                "synchronous parameter servers.",
+                expected="an average over the rows of this worker, which is weighted by their "
+                "number.",
+                fix="leave global_batch_size out.",
+                code="SG409",
+            )
+        )
+
+
+def _is_built_outside_replicas() -> bool:
+    """Returns True where Keras traces a model in cross-replica context, as to build it."""
+    is_stateless = get_stateless_scope() is not None and current_scope() is None
+    return is_stateless and get_replica_context() is None
 
 
 def _num_examples(losses: jax.Array, context: ReplicaContext | None) -> SupportsIndex:
@@ -327,9 +398,10 @@ def _num_examples(losses: jax.Array, context: ReplicaContext | None) -> Supports
                 code="SG405",
             )
         )
-    if context.global_num_examples is None or losses.shape[0] != context.batch.size:
+    rows = num_rows(losses, context)
+    if rows is None or not context.batch.size:
         return losses.shape[0] * context.num_replicas_in_sync
-    return context.global_num_examples
+    return context.global_num_examples * (rows // context.batch.size)
 
 
 def _check_batch_size(global_batch_size: SupportsIndex, dtype: DTypeLike) -> jax.Array:
@@ -365,14 +437,15 @@ def _check_batch_size(global_batch_size: SupportsIndex, dtype: DTypeLike) -> jax
 def scale_regularization_loss(regularization_loss: object) -> jax.Array:
     """Divides a loss that is equal on every replica by the number of replicas.
 
-    Call in replica context.
+    Call in replica context. A step of `fit` or `evaluate` takes the average of the replicas: there
+    the loss is not divided.
 
     Args:
         regularization_loss: scalar, array or list of them, such as `model.losses`.
 
     Returns:
         Scalar: the sum of the losses divided by the number of replicas, so that the sum over
-        replicas is the original loss.
+        replicas is the original loss. In a step of `fit`, the sum of the losses.
 
     Raises:
         RuntimeError: called in cross-replica context.
@@ -384,7 +457,8 @@ def scale_regularization_loss(regularization_loss: object) -> jax.Array:
     Source: TF 2.21 nn_impl_distribute.py, scale_regularization_loss.
     """
     context = get_replica_context()
-    if context is None:
+    is_alone = is_of_one_device() or _is_built_outside_replicas()
+    if context is None and not is_alone:
         raise RuntimeError(
             explain(
                 "scale_regularization_loss was called in cross-replica context.",
@@ -396,4 +470,6 @@ def scale_regularization_loss(regularization_loss: object) -> jax.Array:
     total = sum(
         (jnp.sum(jnp.asarray(leaf)) for leaf in jax.tree.leaves(regularization_loss)), jnp.zeros(())
     )
+    if context is None or is_alone or current_mode() is not StepMode.OWN:
+        return total
     return total / context.num_replicas_in_sync

@@ -4,7 +4,9 @@ SHARE: a replica's loss is its share of the loss of the global batch, so that lo
 sum to the whole. Exact for masks and weights, because every divisor counts all replicas.
 
 MEAN: a replica's loss is the mean over its own examples; gradients are averaged by the number of
-true examples. For models with a custom `train_step` or `compute_loss`, which compute means.
+true examples. For models with a custom `train_step` or `compute_loss`, which compute means. What
+is known as a share, such as that of a Keras loss, is divided by the replica's fraction of the
+examples, so that the average of the replicas is the sum of the shares.
 
 WHOLE: this replica computes with the rows of all replicas, as one device does, without collectives.
 
@@ -26,19 +28,25 @@ import jax.numpy as jnp
 from stratagem.context import ReplicaContext, get_replica_context
 
 if TYPE_CHECKING:
+    import jax
     import keras
     from jax.typing import ArrayLike, DTypeLike
 
 
 __all__ = [
     "StepMode",
+    "as_average",
+    "computing_loss",
     "current_mode",
     "example_fraction",
+    "has_part_of_batch",
     "is_loss_tracker",
+    "is_of_one_device",
     "lockstep_context",
     "record_loss",
     "replica_context",
     "step_mode",
+    "taking_shares",
 ]
 
 
@@ -55,30 +63,70 @@ class _CurrentMode(threading.local):
     mode: StepMode = StepMode.OWN
     loss_trackers: frozenset[int] = frozenset()
     trains_apart: bool = False
+    trains: bool = False
+    is_in_loss: bool = False
 
 
-_current = _CurrentMode()
+_current: _CurrentMode = _CurrentMode()
 
 
 @contextlib.contextmanager
 def step_mode(
-    mode: StepMode, loss_trackers: Sequence[Any] = (), *, trains_apart: bool = False
+    mode: StepMode,
+    loss_trackers: Sequence[Any] = (),
+    *,
+    trains: bool = False,
+    trains_apart: bool = False,
 ) -> Generator[None]:
     """Sets the mode in a `with` block.
 
     Args:
         mode: the mode.
         loss_trackers: metrics that Keras itself updates with losses, one per output.
-        trains_apart: True in a training step of islands.
+        trains: True in a training step of `fit`.
+        trains_apart: True in one of islands.
     """
-    previous = _current.mode, _current.loss_trackers, _current.trains_apart
+    previous = _current.mode, _current.loss_trackers, _current.trains, _current.trains_apart
     _current.mode = mode
     _current.loss_trackers = frozenset(id(tracker) for tracker in loss_trackers)
-    _current.trains_apart = trains_apart
+    _current.trains, _current.trains_apart = trains, trains_apart
     try:
         yield
     finally:
-        _current.mode, _current.loss_trackers, _current.trains_apart = previous
+        _current.mode, _current.loss_trackers = previous[:2]
+        _current.trains, _current.trains_apart = previous[2:]
+
+
+@contextlib.contextmanager
+def taking_shares() -> Generator[None]:
+    """Computes shares in a `with` block of MEAN mode."""
+    previous, _current.mode = _current.mode, StepMode.SHARE
+    try:
+        yield
+    finally:
+        _current.mode = previous
+
+
+@contextlib.contextmanager
+def computing_loss() -> Generator[None]:
+    """Makes losses within a loss, in a `with` block, those of one device that has these rows."""
+    previous, _current.is_in_loss = _current.is_in_loss, True
+    try:
+        yield
+    finally:
+        _current.is_in_loss = previous
+
+
+def is_of_one_device() -> bool:
+    """Returns True where a loss counts the rows that it is given, as on one device."""
+    is_in_loss = _current.is_in_loss and _current.mode is not StepMode.OWN
+    return is_in_loss or _current.mode is StepMode.WHOLE
+
+
+def has_part_of_batch(context: ReplicaContext) -> bool:
+    """Returns True in a training step of `fit` of one of several workers that share its batch."""
+    placement = context.strategy.placement
+    return _current.trains and placement.is_remote and placement.remote.is_synchronous
 
 
 def is_loss_tracker(metric: object) -> bool:
@@ -138,3 +186,9 @@ def example_fraction(context: ReplicaContext, dtype: DTypeLike) -> Any:
     if not context.batch.choices:
         return own / total
     return jnp.where(total == 0, equal, own / jnp.maximum(total, 1))
+
+
+def as_average(share: jax.Array, context: ReplicaContext) -> Any:
+    """Returns the value whose average over replicas, by examples, is the sum of their shares."""
+    fraction = example_fraction(context, share.dtype)
+    return jnp.where(fraction == 0, 0, share / jnp.where(fraction == 0, 1, fraction))

@@ -61,12 +61,13 @@ class ReplicaSteps:
     @contextlib.contextmanager
     def _counted_over_replicas(self, step: str) -> Generator[None]:
         context = get_replica_context()
-        trains_apart = context is not None and context.strategy.islands is not None
-        trains_apart = trains_apart and step == "train_step"
+        trains = step == "train_step"
+        has_islands = context is not None and context.strategy.islands is not None
+        trains_apart = trains and has_islands
         mode = StepMode.MEAN if self._overrides(step, "compute_loss") else StepMode.SHARE
         trackers = output_loss_trackers(self._model)
         weights = contextlib.nullcontext() if trains_apart else on_global_model()
-        counted = step_mode(mode, trackers, trains_apart=trains_apart)
+        counted = step_mode(mode, trackers, trains=trains, trains_apart=trains_apart)
         with weights, counted, _regularizers_of_true_rows(self._model):
             yield
 

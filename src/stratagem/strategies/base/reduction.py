@@ -23,6 +23,7 @@ from stratagem.options import ReduceOp
 from stratagem.process_group import current_group
 from stratagem.topology.lockstep import compute_on_every_process, is_multi_process
 from stratagem.values import DistributedValues, IndexedSlices, Mirrored, Participation, PerReplica
+from stratagem.variables import mean_of_components
 
 __all__ = ["gather", "is_leaf", "merge_context", "movable", "of_all", "parse_axes", "reduce"]
 
@@ -190,7 +191,7 @@ def _sum(stacked: jax.Array | np.ndarray) -> Any:
 
 def _combine(op: ReduceOp, stacked: jax.Array | np.ndarray) -> Any:
     return (
-        jnp.mean(stacked, axis=0)
+        mean_of_components(stacked)
         if op is ReduceOp.MEAN
         else jnp.sum(stacked, axis=0, dtype=_sum_dtype(stacked))
     )
