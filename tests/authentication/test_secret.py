@@ -14,8 +14,10 @@ from stratagem.authentication import secret
 from stratagem.authentication.secret import (
     Secret,
     find_secret,
+    has_ray_token,
     new_secret,
     required_secret,
+    with_ray_token,
     with_secret,
 )
 
@@ -138,3 +140,27 @@ def test_child_processes_get_the_secret_or_a_new_one() -> None:
     assert made["HOME"] == "/root"
     assert made["STRATAGEM_SECRET"] != with_secret({})["STRATAGEM_SECRET"]
     Secret(made["STRATAGEM_SECRET"])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"RAY_AUTH_TOKEN": "t"},
+        {"RAY_AUTH_TOKEN_PATH": "file"},
+        {"RAY_AUTH_MODE": "disabled"},
+        {"RAY_ADDRESS": "head:6379"},
+    ],
+    ids=lambda given: next(iter(given)),
+)
+def test_a_token_of_ray_is_made_only_for_processes_that_would_lack_one(
+    given, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert with_ray_token(given) == given
+    empty = dict.fromkeys(given, " ")
+    made = [with_ray_token(empty) for _ in range(2)]
+    assert all(has_ray_token(one) and len(one["RAY_AUTH_TOKEN"]) == 64 for one in made)
+    assert made[0] != made[1]
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").touch()
+    assert with_ray_token(empty) == empty

@@ -258,7 +258,8 @@ def _json(*values: object) -> list[bytes]:
 
 
 _GROUP = (
-    {"kind": "beat", "position": "python", "name": "", "step": 1, "moves": 1},
+    {"kind": "beat", "position": "python", "name": "", "step": 1, "moves": 1, "calls": 1},
+    {"kind": "assigned", "calls": 1, "digest": 5, "notes": [[1, "rate", 5, "a.py:1"]]},
     {"kind": "exchange", "stream": "main", "number": 0, "name": "p", "value": 1, "limit_s": 20.0,
      "setting": "S"},
     {"kind": "announce", "topic": "leaving", "numbers": [1, 20, 0]},

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
 import stratagem as sg
@@ -79,6 +81,18 @@ def test_results_of_ones_own_take_one_program_too(seen) -> None:
     for one in seen:
         assert one["doubled"] == {"loss": [5.5], "mse": [23.0]}
         assert one["programs of doubled results"] == 1
+
+
+def test_results_that_are_structures_are_reported_as_by_one_process(seen) -> None:
+    """Dicts, dicts in dicts, vectors, pairs and nothing: of metrics and of steps."""
+    for one in seen:
+        together, alone = one["structured logs"]
+        for kind, entries in alone.items():
+            for entry, logs in entries.items():
+                leaves, structure = jax.tree.flatten(logs)
+                got, structure_of_got = jax.tree.flatten(together[kind][entry])
+                assert structure_of_got == structure, (kind, entry)
+                np.testing.assert_allclose(got, leaves, rtol=1e-5, err_msg=f"{kind}, {entry}")
 
 
 def test_only_process_0_writes_and_shows_progress(run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -203,6 +204,36 @@ def test_two_workers_in_lockstep_train_what_one_device_does(tmp_path: Path) -> N
     check_evaluations(tmp_path, [num_steps])
     results = json.loads((tmp_path / "evaluator-0.json").read_text())
     assert results == pytest.approx(metrics_of(checkpoint), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_the_command_of_the_guide_starts_all_tasks(tmp_path: Path) -> None:
+    """On a machine where nothing was set up: no token of Ray, no secret."""
+    guide = (_ROOT / "docs" / "guides" / "estimator_clusters.md").read_text()
+    line = next(line for line in guide.splitlines() if line.startswith("stratagem launch"))
+    *flags, script = shlex.split(line, comments=True)[1:]
+    assert script == "train.py"
+    program = [str(PROGRAMS / "estimated.py"), str(tmp_path), "60", ""]
+    own = ("RAY_", "STRATAGEM_SECRET")
+    inherited = {name: text for name, text in os.environ.items() if not name.startswith(own)}
+    ended = subprocess.run(
+        [sys.executable, "-m", "stratagem", *flags, *program],
+        env={
+            **inherited,
+            "HOME": str(tmp_path / "home"),
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": f"{_ROOT / 'src'}:{_ROOT}",
+        },
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_S * 2,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    trained = sorted(step for task in ("chief", "worker") for step in steps_of(tmp_path, task))
+    assert trained[-1] in range(60, 63)
+    check_evaluations(tmp_path, range(60, 63))
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from tests.process_group.members import (
 )
 
 _LIMITS = GroupLimits(join_s=120, peer_s=120, stuck_s=600, barrier_s=120)
-_BEAT = {"kind": "beat", "position": "python", "name": "", "step": 1, "moves": 1}
+_BEAT = {"kind": "beat", "position": "python", "name": "", "step": 1, "moves": 1, "calls": 1}
 _EXCHANGE = {
     "kind": "exchange",
     "stream": "main",

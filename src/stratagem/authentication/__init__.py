@@ -4,8 +4,11 @@ from stratagem.authentication.credentials import Certificates, Credentials
 from stratagem.authentication.secret import (
     Secret,
     find_secret,
+    has_ray_token,
     new_secret,
+    ray_token_file,
     required_secret,
+    with_ray_token,
     with_secret,
 )
 
@@ -14,7 +17,10 @@ __all__ = [
     "Credentials",
     "Secret",
     "find_secret",
+    "has_ray_token",
     "new_secret",
+    "ray_token_file",
     "required_secret",
+    "with_ray_token",
     "with_secret",
 ]

@@ -20,7 +20,16 @@ from stratagem import environment
 from stratagem.cluster.addresses import is_loopback
 from stratagem.messages import explain
 
-__all__ = ["Secret", "find_secret", "new_secret", "required_secret", "with_secret"]
+__all__ = [
+    "Secret",
+    "find_secret",
+    "has_ray_token",
+    "new_secret",
+    "ray_token_file",
+    "required_secret",
+    "with_ray_token",
+    "with_secret",
+]
 
 _VARIABLE, _FILE_VARIABLE = "STRATAGEM_SECRET", "STRATAGEM_SECRET_FILE"
 _MIN_LENGTH = 32
@@ -163,3 +172,23 @@ def with_secret(base: Mapping[str, str]) -> dict[str, str]:
     """Returns variables for child processes, with a new secret if they have none."""
     given = base.get(_VARIABLE, "").strip() or base.get(_FILE_VARIABLE, "").strip()
     return dict(base) if given else {**base, _VARIABLE: new_secret()}
+
+
+def ray_token_file() -> Path:
+    """Returns the file in which Ray looks for a token unless a variable names another."""
+    return Path.home() / ".ray" / "auth_token"
+
+
+def has_ray_token(base: Mapping[str, str]) -> bool:
+    """Returns True if a process with these variables finds a token for Ray."""
+    named = (base.get(name, "").strip() for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    return any(named) or ray_token_file().exists()
+
+
+def with_ray_token(base: Mapping[str, str]) -> dict[str, str]:
+    """Returns variables for child processes, with a new token if they start Ray without one."""
+    has_own_ray = base.get("RAY_ADDRESS", "").strip()  # it has a token of its own, or none
+    is_off = base.get("RAY_AUTH_MODE", "").strip() == "disabled"
+    if has_own_ray or is_off or has_ray_token(base):
+        return dict(base)
+    return {**base, "RAY_AUTH_TOKEN": new_secret()}

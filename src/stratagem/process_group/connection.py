@@ -278,15 +278,16 @@ class Connection:
         interval_s = min(1.0, self._limits.peer_s / 5)
         while True:
             position = self._position()
-            self._write(
-                {
-                    "kind": "beat",
-                    "position": position.kind.value,
-                    "name": position.name,
-                    "step": position.step,
-                    "moves": position.moves,
-                }
-            )
+            beat = {
+                "kind": "beat",
+                "position": position.kind.value,
+                "name": position.name,
+                "step": position.step,
+                "moves": position.moves,
+                "calls": position.calls,
+            }
+            # After what the program has sent before it came there.
+            self._loop.call_soon(self._write, beat)
             await asyncio.sleep(interval_s)
             silent_s = time.monotonic() - self._received_at
             if silent_s > self._limits.peer_s:

@@ -14,6 +14,7 @@ from stratagem.authentication.credentials import Credentials
 from stratagem.frames import frame
 from stratagem.messages import explain
 from stratagem.process_group.addresses import Link, reachable_addresses
+from stratagem.process_group.assignments import Assignments
 from stratagem.process_group.exchanges import ExchangeReply, Exchanges
 from stratagem.process_group.protocol import MAX_HELLO_BYTES, read_message
 from stratagem.process_group.tunnel import forward
@@ -27,11 +28,13 @@ from stratagem.process_group.verdict import (
     named,
 )
 
-__all__ = ["Hub", "MEMBER", "TUNNEL"]
+__all__ = ["Hub", "MAIN", "MEMBER", "TUNNEL"]
 
 _JUDGE_INTERVAL_S = 0.25
 MEMBER, TUNNEL = "member", "tunnel"
 """First words of claims; the second is the process id."""
+MAIN = "main"
+"""The stream of exchanges of the programs themselves."""
 # A process that is started again may connect before its earlier connections are noticed as lost.
 _CONNECTIONS_PER_MEMBER = 8
 
@@ -89,6 +92,7 @@ class Hub:
         self._num_connections = 0
         self._is_closed = False
         self._exchanges = Exchanges(labels)
+        self._assignments = Assignments(labels)
         self._absent = dict.fromkeys(range(len(labels)))
         self._num_left = 0
         self._same: dict[str, tuple[Any, str]] = {}  # value and the label of the first process
@@ -234,10 +238,19 @@ class Hub:
                     message["name"],
                     message["step"],
                     message["moves"],
+                    message["calls"],
                 )
             )
+            self._fail_if(self._assignments.move(process_id, message["calls"]))
+        elif kind == "assigned":
+            num_equal, verdict = self._assignments.add(process_id, message)
+            if num_equal:
+                self._send_all({"kind": "agreed", "count": num_equal})
+            self._fail_if(verdict)
         elif kind == "exchange":
             outcome = self._exchanges.add(process_id, message, now)
+            if isinstance(outcome, ExchangeReply) and message["stream"] == MAIN:
+                outcome = self._assignments.settle() or outcome
             if isinstance(outcome, Verdict):
                 self._fail(outcome)
             elif outcome is not None:
@@ -257,6 +270,8 @@ class Hub:
         self._num_left += not member.has_left
         member.has_left = True
         if self._num_left == len(self._members):
+            self._fail_if(self._assignments.settle())
+        if self._num_left == len(self._members) and self._verdict is None:
             self._send_all({"kind": "gone"})
 
     def _announce(self, process_id: int, message: dict[str, Any]) -> None:
@@ -313,6 +328,10 @@ class Hub:
                 code="SG504",
             ),
         )
+
+    def _fail_if(self, verdict: Verdict | None) -> None:
+        if verdict is not None:
+            self._fail(verdict)
 
     def _fail(self, verdict: Verdict) -> None:
         if self._verdict is None:

@@ -14,7 +14,9 @@ from stratagem.authentication import Credentials
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.messages import explain
 from stratagem.process_group.announcements import Announcements, Listener
+from stratagem.process_group.assignments import AssignmentNotes
 from stratagem.process_group.connection import Connection
+from stratagem.process_group.hub import MAIN
 from stratagem.process_group.identity import Identity
 from stratagem.process_group.streams import Stream, Streams
 from stratagem.process_group.verdict import Activity, GroupLimits, ProgramPosition, Verdict
@@ -66,8 +68,11 @@ class Group:
         self._streams = Streams(
             identity.label, self._changed, send=self._connection.send, check=self._check_in_thread
         )
-        self._main = self._streams.open("main")
+        self._main = self._streams.open(MAIN)
         self._announcements = Announcements()
+        self.assignments = AssignmentNotes()
+        self._num_to_agree = 0
+        self._begun = ProgramPosition()
         self._connection.start()
         try:
             self._join()
@@ -145,8 +150,10 @@ class Group:
     def begin_step(self) -> int:
         """Counts a shared program before it starts, and returns its number, from 1."""
         self.check()
-        position = self._position
-        self._set_position(position.kind, position.name, position.step + 1)
+        if self.assignments or self._num_to_agree:
+            self._agree_on_assignments()
+        position = self._begun = self._position
+        self._set_position(position.kind, position.name, position.step + 1, position.calls + 1)
         return position.step + 1
 
     def return_to_step(self, number: int) -> None:
@@ -154,8 +161,29 @@ class Group:
 
         To restart at 1, all processes call it right after an exchange.
         """
-        position = self._position
-        self._set_position(position.kind, position.name, number)
+        position, begun = self._position, self._begun
+        is_failed = (number, position.calls) == (begun.step, begun.calls + 1)
+        calls = begun.calls if is_failed else position.calls
+        self._set_position(position.kind, position.name, number, calls)
+
+    def _agree_on_assignments(self) -> None:
+        """Sends what was assigned; waits until all have sent what came before the last program.
+
+        The answer arrives while that program runs.
+        """
+        if self._num_to_agree:
+            with self.at(Activity.AGREEMENT, "assignments"), self._changed:
+                while self._num_to_agree:
+                    self.check()
+                    self._changed.wait(1.0)
+        self._send_assignments()
+
+    def _send_assignments(self) -> None:
+        message = self.assignments.take(self._position.calls)
+        if message is not None:
+            with self._changed:
+                self._num_to_agree += 1
+            self._connection.send(message)
 
     def wait_for_step(self, number: int, name: str, is_ready: Callable[[], bool]) -> None:
         """Waits until the results of a shared program are ready; raises as `check`."""
@@ -217,12 +245,16 @@ class Group:
         process made a different call; UnavailableError if a process was lost.
         """
         limit_s = self.limits.barrier_s if timeout_s is None else timeout_s
+        if self.assignments:
+            self._send_assignments()
         with self.at(Activity.EXCHANGE, name):
             try:
                 values = self._main.exchange(value, name=name, limit_s=limit_s, setting=setting)
             except Exception:
                 self.mark_reported()
                 raise
+            position = self._position
+            self._set_position(position.kind, position.name, position.step, position.calls + 1)
         assert values is not None  # this stream is never closed
         return values
 
@@ -252,6 +284,8 @@ class Group:
         """Announces the end of this process and waits for all; False after a failure or timeout."""
         with self.at(Activity.EXIT, "exit"):
             self._is_leaving = True
+            if self.assignments:
+                self._send_assignments()
             self._connection.send({"kind": "gone"})
             deadline = time.monotonic() + self.limits.barrier_s
             with self._changed:
@@ -331,6 +365,8 @@ class Group:
                 self.own_address = message["address"]
             elif kind == "progress":
                 self._num_missing, self._missing = message["num_missing"], message["missing"]
+            elif kind == "agreed":
+                self._num_to_agree -= message["count"]
             elif kind == "gone":
                 self._have_left = True
             elif kind == "verdict" and self._verdict is None:
@@ -358,9 +394,11 @@ class Group:
                 )
             self._changed.notify_all()
 
-    def _set_position(self, kind: Activity, name: str, step: int) -> None:
+    def _set_position(self, kind: Activity, name: str, step: int, calls: int | None = None) -> None:
         with self._position_lock:
-            self._position = ProgramPosition(kind, name, step, self._position.moves + 1)
+            before = self._position
+            calls = before.calls if calls is None else calls
+            self._position = ProgramPosition(kind, name, step, before.moves + 1, calls)
 
 
 def _always() -> bool:

@@ -21,7 +21,14 @@ MAX_HELLO_BYTES = 2**20
 _ANYTHING = (NoneType, bool, int, float, str, list, dict)
 _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "hello": {"process_id": (int,), "num_processes": (int,), "facts": (dict,)},
-    "beat": {"position": (str,), "name": (str,), "step": (int,), "moves": (int,)},
+    "beat": {
+        "position": (str,),
+        "name": (str,),
+        "step": (int,),
+        "moves": (int,),
+        "calls": (int,),
+    },
+    "assigned": {"calls": (int,), "digest": (int,), "notes": (list,)},
     "exchange": {
         "stream": (str,),
         "number": (int,),
@@ -48,6 +55,7 @@ _ANSWERS: dict[str, dict[str, tuple[type, ...]]] = {
     "exchanged": {"stream": (str,), "number": (int,), "runs": (list,)},
     "abandoned": {"stream": (str,), "number": (int,), "by": (list,)},
     "announced": {"announcements": (list,)},
+    "agreed": {"count": (int,)},
     "gone": {},
     "verdict": {
         "error": (str,),
@@ -73,6 +81,7 @@ async def read_message(
         or (kind == "beat" and message["position"] not in _ACTIVITIES)
         # Relayed unchanged; receivers do not validate it again.
         or (kind == "announce" and any(type(number) is not int for number in message["numbers"]))
+        or (kind == "assigned" and not (message["notes"] and all(map(_is_note, message["notes"]))))
     ):
         raise ConnectionError(f"received a message of kind {kind!r} with invalid fields")
     return message
@@ -106,6 +115,11 @@ def _is_announcement(one: object) -> bool:
     if not isinstance(one, list) or [type(part) for part in one] != [str, int, list]:
         return False
     return all(type(number) is int for number in one[2])
+
+
+def _is_note(one: object) -> bool:
+    """True for a variable's number and path, a digest, and a place of the program."""
+    return isinstance(one, list) and [type(part) for part in one] == [int, str, int, str]
 
 
 def _has(holder: dict[str, Any], fields: dict[str, tuple[type, ...]]) -> bool:

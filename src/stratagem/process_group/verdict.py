@@ -50,12 +50,14 @@ class ProgramPosition:
     `step` counts shared programs: calls of compiled functions that all processes run, such as one
     training step or many, an evaluation, a reduction. It is not an optimizer's count, so messages
     say "shared program". `moves` counts position changes: equal positions in a loop differ in it.
+    `calls` counts shared calls: programs and exchanges.
     """
 
     kind: Activity = Activity.PYTHON
     name: str = ""
     step: int = 0
     moves: int = 0
+    calls: int = 0
 
     def __str__(self) -> str:
         after = f"after shared program {self.step}" if self.step else "before any shared program"

@@ -85,16 +85,19 @@ def _exit_if_stuck(group: Group) -> None:
         pause.wait(_POLL_INTERVAL_S)
         is_stuck = _is_in_jax() and (group.waits_in_vain or not group.is_reported)
         waited_s = waited_s + _POLL_INTERVAL_S if is_stuck else 0.0
-    assert group.verdict is not None
     faulthandler.dump_traceback()
-    error = group.verdict.exception()
-    print(f"{type(error).__module__}.{type(error).__qualname__}: {error}", file=sys.stderr)
+    _print_verdict(group)
     print(
         f"{group.identity.label} is stuck inside JAX, which cannot be interrupted, and exits now.",
         file=sys.stderr,
         flush=True,
     )
     _exit(1)
+
+
+def _print_verdict(group: Group) -> None:
+    assert group.verdict is not None
+    print("".join(traceback.format_exception_only(group.verdict.exception())), file=sys.stderr)
 
 
 def _record_loss(group: Group) -> None:
@@ -132,6 +135,11 @@ def _leave_group(group: Group) -> None:
         return
     _record_loss(group)
     group.drain(_DRAIN_S)
+    verdict = group.verdict
+    # This program has ended well, but its processes did not do the same.
+    if verdict is not None and verdict.error == "RuntimeError" and not group.is_reported:
+        _print_verdict(group)
+        _exit(_state.exit_code or 1)
     # The program ended by itself while others still waited for it.
     planned = 1 if group.is_reported else _state.planned_code
     _exit(planned if _state.exit_code is None else _state.exit_code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ __all__ = ["agree_on_initial_values", "initial_digest"]
 
 
 _DIGEST_BYTES = 2**24
+_numbers = itertools.count()  # of variables, in the order in which processes agreed on them
 
 
 def agree_on_initial_values(registry: VariableRegistry, topology: Topology) -> None:
@@ -47,6 +49,7 @@ def agree_on_initial_values(registry: VariableRegistry, topology: Topology) -> N
             if mine[1:3] != theirs[1:3]:
                 raise _different(label, theirs, group.identity.label, mine)
     for index, variable in enumerate(variables):
+        variable.agreed_number = next(_numbers)
         if len({others[index][3] for others in received}) > 1:
             held = variable.take_initial() if is_in_parts(variable, topology) else None
             _take_first(variable, held, topology)

@@ -64,8 +64,10 @@ def test_total_is_unknown_for_data_without_a_length(tmp_path) -> None:
 
 def test_values_that_are_no_numbers_are_left_out(tmp_path) -> None:
     logs = {"loss": np.float32(0.5), "worst": float("inf"), "per class": np.zeros(3)}
+    logs["of a batch"] = {"mean": np.float32(2), "more": {"inner": 3}}  # named as Keras does
     Call(tmp_path).run(0, 0, logs)
-    assert progress_in(tmp_path)[-1].values == {"loss": 0.5, "worst": None}
+    values = progress_in(tmp_path)[-1].values
+    assert values == {"loss": 0.5, "worst": None, "mean": 2.0, "inner": 3.0}
 
 
 def test_logs_of_steps_are_read_once_in_a_while(tmp_path, monkeypatch) -> None:

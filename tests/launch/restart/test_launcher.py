@@ -58,6 +58,25 @@ raise SystemExit(attempt == "0" and task["index"] == 1)
     assert all(len(secret) == 64 for secret in secrets)
 
 
+def test_tasks_of_a_cluster_share_a_token_of_ray_that_is_stored_nowhere(
+    script, folder, monkeypatch
+) -> None:
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    write = 'Path(name).write_text(os.environ.get("RAY_AUTH_TOKEN", "none"))\n'
+    path = script(f'{AFTER}{SELF}{write}if task["type"] == "ps":\n    {WAIT}')
+    tokens: list[str] = []
+    for _ in range(2):
+        sg.launch.run(path, chief=True, workers=1, ps=1, evaluator=True)
+        tasks = ("chief-0", "worker-0", "evaluator-0")
+        tokens += {(folder / task).read_text() for task in tasks}
+    assert len(set(tokens)) == len(tokens) == 2
+    assert all(len(token) == 64 for token in tokens)
+    assert not (folder / "home").exists()
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "mine")
+    sg.launch.run(script(f"{AFTER}{SELF}{write}"), workers=2)
+    assert (folder / "worker-1").read_text() == "mine"
+
+
 def test_secret_of_the_user_is_handed_on(script, folder, monkeypatch) -> None:
     monkeypatch.setenv("STRATAGEM_SECRET", "s" * 32)
     sg.launch.run(script(f'{AFTER}{SELF}Path(name).write_text(os.environ["STRATAGEM_SECRET"])'))

@@ -110,6 +110,85 @@ before = group.num_steps
 doubled.get_metrics_result()
 seen["programs of doubled results"] = group.num_steps - before
 
+
+# Metrics whose results are structures, and steps that report them, beside the same in one process.
+class InForm(keras.metrics.Mean):
+    """The mean of the labels in a form of its own."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__(name=form)
+        self.form = form
+
+    def update_state(self, y_true, y_pred, sample_weight=None) -> None:
+        super().update_state(y_true)
+
+    def result(self) -> object:
+        mean = super().result()
+        return {
+            "dict": {"mean": mean, "twice": 2 * mean},
+            "nested": {"outer": {"inner": mean}, "beside": 3 * mean},
+            "vector": keras.ops.stack([mean, 4 * mean]),
+            "pair": (mean, 5 * mean),
+            "empty": {},
+        }[self.form]
+
+
+class OwnMetrics(keras.Sequential):
+    """Adds a structure of its own to the logs of Keras's steps."""
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None) -> dict[str, object]:
+        logs = super().compute_metrics(x, y, y_pred, sample_weight)
+        return {**logs, "own": {"part": {"mean": keras.ops.mean(y), "pair": [keras.ops.sum(x)]}}}
+
+
+class OnlyMetrics(keras.Sequential):
+    """Reports its metrics in a structure."""
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None) -> dict[str, object]:
+        return {"all": super().compute_metrics(x, y, y_pred, sample_weight)}
+
+
+class WithBatchLogs(keras.callbacks.Callback):
+    """Keeps the logs of batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_batches: list[object] = []
+
+    def on_train_batch_end(self, batch, logs=None) -> None:
+        self.of_batches.append(dict(logs))
+
+    on_test_batch_end = on_train_batch_end
+
+
+def logs_of(kind: type[keras.Sequential]) -> dict[str, object]:
+    """The logs of each way to get some."""
+    forms = ["dict", "nested", "vector", "pair", "empty"]
+    model = kind([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    model.compile("sgd", "mse", metrics=[InForm(form) for form in forms])
+    fit, test = WithBatchLogs(), WithBatchLogs()
+    data = (x, y)
+    in_order = {"verbose": 0, "shuffle": False}
+    logs = {
+        "fit": model.fit(*data, epochs=2, validation_data=data, **in_order).history,
+        "fit with batches": model.fit(*data, 4, callbacks=[fit], **in_order).history,
+        "batches of fit": fit.of_batches,
+        "evaluate": model.evaluate(*data, verbose=0, return_dict=True),
+        "evaluate with batches": model.evaluate(
+            *data, 4, verbose=0, callbacks=[test], return_dict=True
+        ),
+        "batches of evaluate": test.of_batches,
+        "train_on_batch": model.train_on_batch(*data, return_dict=True),
+        "test_on_batch": model.test_on_batch(*data, return_dict=True),
+    }
+    return jax.tree.map(lambda leaf: np.asarray(leaf, "float64").tolist(), logs)
+
+
+kinds = {"Keras's": keras.Sequential, "own": OwnMetrics, "only": OnlyMetrics}
+with strategy.scope():
+    structured = {name: logs_of(kind) for name, kind in kinds.items()}
+seen["structured logs"] = [structured, {name: logs_of(kind) for name, kind in kinds.items()}]
+
 # Nobody has set a seed.
 with strategy.scope():
     drawn = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(4)])

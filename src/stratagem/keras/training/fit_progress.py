@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from stratagem.keras.private import pythonify_logs
 from stratagem.run_events import EventWriter, is_progress_due
 
 __all__ = ["FitProgress"]
@@ -74,7 +75,7 @@ class FitProgress(keras.callbacks.Callback):
 
 
 def _numbers(logs: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for name, value in logs.items():
+    for name, value in pythonify_logs(logs).items():  # flat, as Keras reports nested results
         try:
             yield name, float(value)
         except (RuntimeError, TypeError, ValueError):

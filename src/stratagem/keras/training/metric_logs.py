@@ -109,7 +109,7 @@ class MetricLogs:
         stored = self._stored()
         if self._strategy.topology.is_abstract:  # Abstract variables have no values.
             shapes = jax.eval_shape(self._program, stored)
-            return {name: placeholder(one.shape, one.dtype) for name, one in shapes.items()}
+            return jax.tree.map(lambda one: placeholder(one.shape, one.dtype), dict(shapes))
         if not self._strategy.topology.spans_processes:
             return dict(self._program(stored))
         if meets_on_host(stored):
@@ -121,7 +121,8 @@ class MetricLogs:
 
         results = run_together("metrics", start, platform=self._strategy.topology.platform)
         wait_until_ready(results)
-        return {name: value.addressable_data(0) for name, value in results.items()}
+        # A metric's result may be a dict or another structure.
+        return jax.tree.map(lambda value: value.addressable_data(0), dict(results))
 
     def _of_members(self) -> list[Any]:
         """Returns all components, which the processes bring together on their hosts."""

@@ -172,7 +172,9 @@ class ReplicaSteps:
         context = get_replica_context()
         assert context is not None
         is_result = lambda leaf: results.get(id(leaf)) is leaf  # noqa: E731
-        self.names_of_results = frozenset(name for name, leaf in logs.items() if is_result(leaf))
+        self.names_of_results = frozenset(
+            name for name, value in logs.items() if all(map(is_result, jax.tree.leaves(value)))
+        )
         return jax.tree.map(
             lambda leaf: leaf if is_result(leaf) else _average(leaf, context), dict(logs)
         )

@@ -11,8 +11,9 @@ import keras
 import numpy as np
 
 from stratagem.context.function_trace import current_function_trace
+from stratagem.keras.variables.copied_assignments import note_assignment
 from stratagem.topology.shards import MIN_SLICED_BYTES, creating_on_host, put_slices
-from stratagem.variables import Division, Home, Store, VariableKind, initial_digest
+from stratagem.variables import Division, Home, Store, VariableKind
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
@@ -32,7 +33,6 @@ class DividedCopies:
     store: Store | None
     stored: Any
     local_copy: Any
-    initial_digest: int
     _home: Home
     _initial: Any
     _dtype: Any
@@ -105,7 +105,8 @@ class DividedCopies:
         if not self._takes_slices(value):
             return False
         self._require_own_replica()
+        if self._home.strategy.topology.spans_processes:
+            note_assignment(self, self._home, value)
         self.stored = put_slices(value, self.stored.sharding, self._dtype)
-        self.initial_digest = initial_digest(value, self._home.strategy.topology)
         self._initial = None  # process 0 would hold the whole until the first step
         return True

@@ -36,6 +36,7 @@ from stratagem.keras.variables.assignment_errors import (
     parts_in_replica,
     parts_without_aggregation,
 )
+from stratagem.keras.variables.copied_assignments import note_assignment
 from stratagem.keras.variables.divided_copies import DividedCopies
 from stratagem.keras.variables.initial_value import as_initializer
 from stratagem.keras.variables.local_copies import LocalCopies
@@ -81,6 +82,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
     """
 
     initial_digest: int = 0
+    agreed_number: int | None = None
     _home: Home
 
     def __init__(
@@ -217,6 +219,8 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
 
     def _direct_assign(self, value: object) -> None:
         self._require_own_replica()
+        if self._home.strategy.topology.spans_processes:
+            note_assignment(self, self._home, value)
         topology = self._home.strategy.topology
         if self._home.kind is VariableKind.ON_READ:
             spread = spread_over_components(value, self._spreading(), topology.num_replicas)
@@ -293,6 +297,8 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
             self._check_component_delta(sign)
             if not isinstance(value, Tracer):
                 value = np.asarray(value)
+            if self._home.strategy.topology.spans_processes:
+                note_assignment(self, self._home, value)
             self.storage = self.storage + sign * jnp.asarray(value, self._dtype)
             return self._whole_after_update()
         if self._merge_context() is not None:

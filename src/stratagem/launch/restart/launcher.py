@@ -11,7 +11,7 @@ from typing import Protocol
 
 from stratagem import environment
 from stratagem.accelerators import local_gpus
-from stratagem.authentication import with_secret
+from stratagem.authentication import with_ray_token, with_secret
 from stratagem.launch.plan.devices import uses_gpus
 from stratagem.launch.plan.elastic import Discovery, ElasticConfig
 from stratagem.launch.plan.options import LaunchOptions
@@ -134,6 +134,8 @@ def launch(
     base = environment.snapshot()
     if nodes is None:  # all tasks are here; several launchers need one that all of them have
         base = with_secret(base)
+        if len(options.task_types) > 1:  # the leader of a cluster with servers starts Ray's head
+            base = with_ray_token(base)
     with (
         CaughtSignals() as caught,
         Guardian() as guardian,

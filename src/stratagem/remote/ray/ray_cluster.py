@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stratagem import environment
+from stratagem.authentication import has_ray_token, ray_token_file
 from stratagem.closing import Closing
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.launch.prefork.served_process import HOST_VARIABLE
@@ -69,8 +70,7 @@ def quiet_settings() -> dict[str, str]:
 
 def has_token() -> bool:
     """Returns True if Ray finds a token here, which members of a cluster share."""
-    named = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-    return any(map(environment.lookup, named)) or _token_path().exists()
+    return has_ray_token(environment.snapshot())
 
 
 def read_token() -> str:
@@ -79,7 +79,7 @@ def read_token() -> str:
     if token is not None:
         return token
     path = environment.lookup("RAY_AUTH_TOKEN_PATH")
-    file = _token_path() if path is None else Path(path)
+    file = ray_token_file() if path is None else Path(path)
     return file.read_text(encoding="utf-8").strip() if file.exists() else ""
 
 
@@ -185,7 +185,7 @@ def make_token() -> None:
     if environment.lookup("RAY_AUTH_MODE") == "disabled" or has_token():
         return
     token = secrets.token_hex(32)
-    path = _token_path()
+    path = ray_token_file()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Ray itself would make it readable for all users.
@@ -251,7 +251,3 @@ def wait_for_head(address: str, name: str, limit_s: float | None = None) -> None
                 )
             )
         threading.Event().wait(_POLL_S)
-
-
-def _token_path() -> Path:
-    return Path.home() / ".ray" / "auth_token"
