@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 import pytest
 
@@ -105,6 +106,90 @@ def test_loop_over_uneven_batches_gives_the_numbers_of_one_device(strategy: sg.S
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     np.testing.assert_allclose(regression.weights.value, weights, rtol=1e-4, atol=1e-6)
     assert float(regression.num_seen.value) == len(_X)
+
+
+_COLUMNS = {
+    "strings": [f"name {index}" for index in range(7)],
+    "bytes": [b"%d" % index for index in range(7)],
+    "objects": np.array([f"name {index}" for index in range(7)], object),
+    "dates": np.arange(7).astype("datetime64[D]"),
+}
+
+
+def _beside() -> list[dict[str, Any]]:
+    """Batches of 5 and 2 rows with columns that no program takes; one has equal rows."""
+    columns = {name: np.asarray(column) for name, column in _COLUMNS.items()}
+    columns["equal"] = np.repeat("a", 7)
+    return [
+        {"x": _X[rows], **{name: column[rows] for name, column in columns.items()}}
+        for rows in (slice(5), slice(5, 7))
+    ]
+
+
+def test_columns_that_no_program_takes_are_passed_by(strategy: sg.Strategy, execution) -> None:
+    batches = _beside()
+    sums = [np.sum(batch["x"], dtype="float64") for batch in batches]
+
+    def total(batch: Any) -> Any:
+        mask = sg.get_replica_context().example_mask
+        return jnp.sum(jnp.where(mask[:, None], batch["x"], jnp.float32(0)))
+
+    dataset = strategy.distribute_dataset(batches)
+    for batch, whole, expected in zip(dataset, batches, sums, strict=True):
+        result = strategy.reduce("SUM", strategy.run(total, args=(batch,)), axis=None)
+        np.testing.assert_allclose(float(result), expected, rtol=1e-5)
+        for name in _COLUMNS:
+            np.testing.assert_array_equal(_rows(strategy, batch[name]), whole[name])
+    results = strategy.run_steps(total, iter(dataset), 2, reduce="sum")
+    np.testing.assert_allclose(results, sums, rtol=1e-5)
+
+
+_USES = {
+    "jnp": lambda name: jnp.asarray(name),
+    "numpy": lambda name: np.asarray(name),
+    "keras": lambda name: keras.ops.convert_to_tensor(name),
+    "compared": lambda name: name == "a",
+    "indexed": lambda name: name[0],
+    "iterated": lambda name: [*name],
+    "counted": lambda name: len(name),
+    "shape": lambda name: name.shape,
+    "condition": lambda name: bool(name),
+    "formatted": lambda name: f"{name}",
+    "returned": lambda name: {"a": name},
+}
+
+
+@pytest.mark.parametrize("use", _USES)
+@pytest.mark.parametrize("many", [False, True])
+def test_column_that_no_program_takes_is_refused_where_it_is_used(
+    distributing: sg.Strategy, use: str, many: bool
+) -> None:
+    iterator = iter(distributing.distribute_dataset(_beside()))
+
+    def step(batch: Any) -> Any:
+        return _USES[use](batch["strings"])
+
+    def call() -> None:
+        if many:
+            distributing.run_steps(step, iterator, 1)
+        else:
+            distributing.run(step, args=(next(iterator),))
+
+    with pytest.raises((TypeError, AttributeError), match=r"(?s)take no strings.*outside.*SG904"):
+        call()
+
+
+def test_programs_are_shared_by_batches_of_other_strings(distributing: sg.Strategy) -> None:
+    first, traces = _beside()[0], list[Any]()
+
+    def count(batch: Any) -> None:
+        traces.append(batch["x"].shape)
+
+    for batch in distributing.distribute_dataset(
+        [first, first | {"strings": first["strings"][::-1]}]
+    ):
+        distributing.run(count, args=(batch,))
+    assert len(traces) == 1
 
 
 @pytest.mark.usefixtures("execution")

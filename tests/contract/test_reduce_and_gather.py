@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import stratagem as sg
 from stratagem.errors import InvalidArgumentError
-from tests.contract.parts import assert_parts, assert_plain, parts_of_all, replica_ids, split
+from tests.contract.parts import (
+    assert_parts,
+    assert_plain,
+    contribution,
+    parts_of_all,
+    replica_ids,
+    split,
+)
 
 
 def rows(strategy: sg.Strategy, *parts: list[float]):
@@ -51,6 +59,50 @@ def test_plain_value_under_several_replicas(distributing) -> None:
             distributing.reduce("SUM", plain, axis=0)
         with pytest.raises(ValueError, match="received a scalar and axis=0"):
             distributing.reduce("MEAN", plain, axis=0)
+
+
+def test_number_that_a_step_returns_is_refused_with_what_to_return(distributing, execution) -> None:
+    number = distributing.run(lambda: 2)
+    with pytest.raises(ValueError, match=r"(?s)plain value 2 to SUM.*return an array from the ste"):
+        distributing.reduce("SUM", number, axis=None)
+    with pytest.raises(ValueError, match=r"(?s)to SUM.*pass the result of `run`"):
+        distributing.reduce("SUM", jnp.float32(2.0), axis=None)
+    array = distributing.run(lambda: jnp.asarray(2))
+    assert distributing.reduce("SUM", array, axis=None) == 2 * distributing.num_replicas_in_sync
+
+
+@pytest.mark.parametrize(
+    "combine",
+    [
+        pytest.param(sum, id="sum"),
+        pytest.param(lambda parts: jnp.stack(parts).sum(axis=0), id="stack"),
+        pytest.param(lambda parts: jax.jit(sum)(list(parts)), id="jit"),
+    ],
+)
+def test_local_results_combine_whatever_devices_they_are_on(strategy, execution, combine) -> None:
+    def step():
+        return {"loss": contribution(), "rows": jnp.arange(2, dtype="int32")}
+
+    result = strategy.run(step)
+    ids = replica_ids(strategy)
+    assert_plain(combine(strategy.local_results(result["loss"])), sum(1.0 + i for i in ids))
+    trees = strategy.local_results(result)
+    assert_plain(combine([tree["rows"] for tree in trees]), [0, len(ids)])
+    # Each part is still where its replica is, and combines with a value of another device.
+    places = [part.devices() for part in strategy.local_results(result["loss"])]
+    assert len({device for place in places for device in place}) == len(places)
+    own = jax.device_put(jnp.float32(1.0), jax.local_devices(backend="cpu")[-1])
+    assert float(own + strategy.local_results(result["loss"])[-1]) == 2.0 + ids[-1]
+
+
+@pytest.mark.parametrize("axis", [None, 0])
+def test_strings_are_gathered_and_have_no_sum(strategy, axis) -> None:
+    n = strategy.num_replicas_in_sync
+    names = np.array([f"row {index}" for index in range(2 * n - 1)])
+    (batch,) = strategy.distribute_dataset([names])
+    np.testing.assert_array_equal(strategy.gather(batch, axis=0), names)
+    with pytest.raises(TypeError, match=r"(?s)reduce received .*row 0.*strategy.local_results"):
+        strategy.reduce("MEAN", batch, axis=axis)
 
 
 def test_plain_value_under_one_replica(sole) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 import pytest
 
@@ -110,3 +111,18 @@ def test_mistake_is_reported_and_mended(mistake: Any, error: type[Exception], fi
         mistake(strategy)
     assert not sg.has_strategy()
     assert float(strategy.reduce("sum", strategy.run(contribution), axis=None)) == 3.0
+
+
+@pytest.mark.parametrize(
+    "name", ["fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"]
+)
+def test_methods_that_run_steps_are_refused_in_a_step(distributing, execution, name: str) -> None:
+    with distributing.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    rows = split(distributing, lambda _: jnp.ones((2, 1)))
+    num_args = 1 if name.startswith("predict") else 2
+    fix = f"call Sequential.{name} with the whole batch in place of strategy.run"
+    with pytest.raises(RuntimeError, match=f"(?s)that `run` calls on each replica.*Fix: {fix}"):
+        distributing.run(lambda x: getattr(model, name)(*[x] * num_args), args=(rows,))
+    assert not sg.has_strategy()

@@ -208,7 +208,8 @@ def push_scope(strategy: Strategy) -> None:
             explain(
                 f"{strategy}.scope() was opened in replica context.",
                 expected="cross-replica context: scopes go around `run`, not inside it.",
-                fix="remove the scope; the replica function already runs under the strategy.",
+                fix="remove the scope; the replica function already runs under the strategy. If "
+                "you opened none, a call in the function does: call that outside of `run`.",
                 code="SG202",
             )
         )

@@ -23,6 +23,10 @@ its coordination service, and ends all processes if that is lost. Each process o
 has a service of its own, where it takes the part of the others as well, so that it knows their
 devices and depends on none of them (0.10 to 0.12).
 
+`jax._src.array.ArrayImpl`: JAX refuses to add arrays that are committed to different devices, as
+the parts of a sharded array are. One that is not committed is moved where it is needed, when it is
+needed; there is no public function that returns such an array without a copy (0.10 to 0.12).
+
 `sys._current_frames`, `os._exit`: documented by Python, for specialists.
 """
 
@@ -38,12 +42,16 @@ import threading
 from collections.abc import Generator
 from typing import Any, NoReturn
 
+import jax
+from jax.core import Tracer
+
 __all__ = [
     "SeparateNodes",
     "enable_compilation_cache",
     "exit_now",
     "gloo_bound_to",
     "main_thread_file",
+    "uncommitted",
     "write_cache_entries_whole",
 ]
 
@@ -189,6 +197,20 @@ def _in_threads(functions: list[Any]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def uncommitted(value: Any) -> Any:
+    """Returns an array of one device that JAX may move to where it is used; others unchanged."""
+    if not isinstance(value, jax.Array) or isinstance(value, Tracer):
+        return value
+    is_key = jax.numpy.issubdtype(value.dtype, jax.dtypes.extended)
+    if is_key or not value.committed or len(value.sharding.device_set) != 1:
+        return value
+    try:
+        make: Any = importlib.import_module("jax._src.array").ArrayImpl
+        return make(value.aval, value.sharding, [value], committed=False)
+    except (ImportError, AttributeError, TypeError):
+        return jax.device_put(value, jax.local_devices()[0])
 
 
 def main_thread_file() -> str:

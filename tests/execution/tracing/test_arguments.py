@@ -125,7 +125,7 @@ def test_the_batch_is_that_of_the_padded_argument_else_of_the_first_with_rows(st
 def test_parts_that_one_program_cannot_take_are_refused(strategy) -> None:
     ranks = per_replica(strategy, [1.0], [[1.0]])
     with pytest.raises(
-        ValueError, match=r"(?s)PerReplica with parts \[\(1,\), \(1, 1\)\].*run_eagerly"
+        ValueError, match=r"(?s)PerReplica with parts float32\[1\], float32\[1, 1\].*run_eagerly"
     ):
         flatten(ranks)
     with pytest.raises(ValueError, match="PerReplica with 2 replicas"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import jax
 import numpy as np
@@ -18,6 +18,7 @@ from stratagem.values.regrouping import is_array
 
 __all__ = [
     "Arguments",
+    "HostOnly",
     "Leaf",
     "Static",
     "batch_arguments",
@@ -62,6 +63,43 @@ class Static:
         return id(self.value)
 
 
+class HostOnly:
+    """Takes the place of strings and other objects that differ between replicas or batches.
+
+    A step that passes them by runs; one that uses them is refused.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "HostOnly()"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        # An AttributeError, because libraries look for attributes such as `shape` in each leaf.
+        raise AttributeError(name if name.startswith("__") else _host_only(f"`.{name}` of "))
+
+    def refuse(self, *_: object) -> NoReturn:
+        """Raises TypeError."""
+        raise TypeError(_host_only(""))
+
+    __hash__ = object.__hash__
+    __array__ = __jax_array__ = __bool__ = __str__ = __format__ = refuse
+    __float__ = __int__ = __complex__ = __index__ = __len__ = __iter__ = __getitem__ = refuse
+    __contains__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = refuse
+    __add__ = __radd__ = __mul__ = __rmul__ = __mod__ = __rmod__ = __sub__ = __rsub__ = refuse
+
+
+def _host_only(what: str) -> str:
+    return explain(
+        f"A compiled step used {what}strings (or other objects) that each replica has of its own.",
+        expected="numbers: JAX's programs take no strings, so these stay on the host.",
+        fix="leave them out of the step and read them outside, with strategy.local_results(value); "
+        "or turn them into integers in the data pipeline. To debug, sg.config.run_eagerly(True) "
+        "passes them to the step.",
+        code="SG904",
+    )
+
+
 class Leaf(NamedTuple):
     """Description of one argument of a program; a tuple, because it is hashed on every call."""
 
@@ -78,6 +116,9 @@ class Leaf(NamedTuple):
         if self.shape is None:
             return None
         return jax.ShapeDtypeStruct(self.shape, self.dtype, weak_type=self.is_weak)
+
+
+_HOST_ONLY = Leaf(split=False, static=Static(HostOnly()))
 
 
 class Arguments(NamedTuple):
@@ -146,6 +187,9 @@ def flatten_arguments(
             shared.append(value)
             continue
         if isinstance(value, PerReplica):
+            if value.objects and not any(map(is_array, value.objects)):
+                leaves.append(_HOST_ONLY)
+                continue
             leaves.append(_split_leaf(value, num_replicas))
             split.append(value.stacked)
             continue
@@ -170,6 +214,9 @@ def batch_arguments(placed: PlacedBatches) -> Arguments:
     for is_present in placed.is_array:
         if is_present:
             array = next(remaining)
+            if _is_text(array):
+                leaves.append(_HOST_ONLY)
+                continue
             leaves.append(
                 Leaf(
                     split=True,
@@ -184,7 +231,7 @@ def batch_arguments(placed: PlacedBatches) -> Arguments:
     return Arguments(
         structure=jax.tree.structure(((batch,), {})),
         leaves=tuple(leaves),
-        split=placed.arrays,
+        split=[array for array in placed.arrays if not _is_text(array)],
         shared=[],
         known_batch=ReplicaBatch(size=placed.size, lengths=placed.lengths),
     )
@@ -208,12 +255,20 @@ def _is_leaf(value: object) -> bool:
     return value is None or isinstance(value, PerReplica | Mirrored)
 
 
+def _is_text(array: object) -> bool:
+    """Returns True for an array of the host that JAX cannot take, such as one of strings."""
+    return isinstance(array, np.ndarray) and not is_array(array)
+
+
 def _split_leaf(value: PerReplica, num_replicas: int) -> Leaf:
     if value.stacked is None:
-        shapes = [getattr(part, "shape", type(part).__name__) for part in value.objects or ()]
+        parts = [
+            f"{part.dtype}{list(part.shape)}" if is_array(part) else type(part).__name__
+            for part in value.objects or ()
+        ]
         raise ValueError(
             explain(
-                f"An argument of run is a PerReplica with parts {shapes}.",
+                f"An argument of run is a PerReplica with parts {', '.join(parts)}.",
                 expected="arrays of one dtype, equal in shape except for the leading size, "
                 "because all replicas run one compiled program.",
                 fix="use one shape and dtype, or debug with sg.config.run_eagerly(True).",

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from stratagem.context.batch import ReplicaBatch
+from stratagem.execution.tracing.arguments import HostOnly
 from stratagem.values import DistributedValues
 from stratagem.values.regrouping import is_array
 from stratagem.variables import ShardedVariable
@@ -108,6 +109,8 @@ class Results:
             if isinstance(leaf, keras.Variable):
                 self.late.append((len(outputs), leaf))
                 leaf = jnp.zeros(leaf.shape, leaf.dtype)
+            if isinstance(leaf, HostOnly):
+                leaf.refuse()
             if not is_array(leaf):
                 self.leaves.append((False, leaf))
                 self.lengths.append(None)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import keras
 
-from stratagem.context import get_replica_context, get_strategy, has_strategy
+from stratagem.context import get_replica_context, get_strategy, has_strategy, stack
 from stratagem.keras.numerics.step_mode import (
     StepMode,
     current_mode,
@@ -140,6 +140,9 @@ def entering_scope(original: Callable[..., Any]) -> Any:
 
     @functools.wraps(original)
     def entered(self: keras.Model, *args: object, **kwargs: object) -> Any:
+        frame = stack.current_frame()
+        if frame is not None and frame.replica is not None:
+            raise _in_a_step(f"{type(self).__name__}.{name}")
         strategy = strategy_of(self) or strategy_for_plan(self)
         if any(is_dataset(value) for value in (*args, *kwargs.values())):
             bound = signature.bind_partial(self, *args, **kwargs)
@@ -175,6 +178,19 @@ def entering_scope(original: Callable[..., Any]) -> Any:
             logs_wanted.value = previous
 
     return filters_traceback(entered)
+
+
+def _in_a_step(method: str) -> RuntimeError:
+    return RuntimeError(
+        explain(
+            f"{method} was called in a function that `run` calls on each replica.",
+            expected="a call outside of it: the method splits batches over the replicas, and runs "
+            "the model's step on them.",
+            fix=f"call {method} with the whole batch in place of strategy.run; or compute in the "
+            "function, with model(x), sg.value_and_grad and optimizer.apply.",
+            code="SG404",
+        )
+    )
 
 
 def _adopt_metrics(model: keras.Model, strategy: Strategy) -> None:

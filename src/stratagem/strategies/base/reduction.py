@@ -23,6 +23,7 @@ from stratagem.options import ReduceOp
 from stratagem.process_group import current_group
 from stratagem.topology.lockstep import compute_on_every_process, is_multi_process
 from stratagem.values import DistributedValues, IndexedSlices, Mirrored, Participation, PerReplica
+from stratagem.values.regrouping import is_array
 from stratagem.variables import mean_of_components
 
 __all__ = ["gather", "is_leaf", "merge_context", "movable", "of_all", "parse_axes", "reduce"]
@@ -75,6 +76,7 @@ def reduce(op: ReduceOp, value: object, axes: tuple[int, ...] | None, *, num_rep
         if axes is not None:
             check_not_slices(value, f"reduce with axis={axes}")
         return _reduce_slices(op, value, num_replicas)
+    _check_numbers(value)
     if isinstance(value, PerReplica):
         return _reduce_per_replica(op, value, axes, num_replicas)
     plain = value.value if isinstance(value, Mirrored) else value
@@ -82,6 +84,21 @@ def reduce(op: ReduceOp, value: object, axes: tuple[int, ...] | None, *, num_rep
     if axes is not None and is_key(plain):
         raise random_keys_error("reduce")
     return jnp.asarray(plain) if axes is None else _reduce_parts(op, [plain], axes)
+
+
+def _check_numbers(value: object) -> None:
+    """Raises TypeError for strings and other objects, which have no sum."""
+    parts = (value.objects or ()) if isinstance(value, PerReplica) else (value,)
+    for part in parts:
+        if isinstance(part, str | bytes) or (isinstance(part, np.ndarray) and not is_array(part)):
+            raise TypeError(
+                explain(
+                    f"reduce received {part!r}.",
+                    expected="numbers, which have a sum and a mean.",
+                    fix="leave it out, and read it with strategy.local_results.",
+                    code="SG904",
+                )
+            )
 
 
 def _reduce_per_replica(
@@ -120,13 +137,20 @@ def _key_data(keys: PerReplica) -> PerReplica:
 
 def _check_contribution(op: ReduceOp, plain: object, num_replicas: int) -> None:
     if num_replicas > 1 and op is ReduceOp.SUM:
+        fix = 'pass the result of `run`; or use "mean", which leaves a plain value unchanged.'
+        if isinstance(plain, int | float | complex):
+            fix = (
+                "return an array from the step, such as jnp.asarray(number): a Python number is "
+                "part of the program, the same on all replicas. To count examples, return "
+                "jnp.asarray(sg.get_replica_context().num_examples), since len() and .shape count "
+                'padding. Or use "mean", which leaves a plain value unchanged.'
+            )
         raise ValueError(
             explain(
                 f"reduce received a plain value {plain!r} to SUM over {num_replicas} replicas.",
-                expected="a PerReplica, as `run` returns it: a plain value may be one "
+                expected="a PerReplica, as `run` returns it for an array: a plain value may be one "
                 "contribution, or one per replica.",
-                fix='pass the result of `run`; or use "mean", which leaves a plain value '
-                "unchanged.",
+                fix=fix,
                 code="SG407",
             )
         )
@@ -311,6 +335,8 @@ def gather(value: object, axis: object, *, num_replicas: int) -> Any:
         [part.shape[:one] + part.shape[one + 1 :] for part, one in zip(parts, axes, strict=True)],
         f"gather along axis {axis} (which is left out here)",
     )
+    if not all(map(is_array, parts)):  # strings
+        return np.concatenate(parts, axis=axes[0])
     return jnp.concatenate(parts, axis=axes[0])
 
 

@@ -12,6 +12,7 @@ from stratagem.context import stack
 from stratagem.options import ReduceOp, ValueContext
 from stratagem.strategies.base import reduction
 from stratagem.topology import Topology
+from stratagem.topology.private import uncommitted
 from stratagem.tracebacks import filters_traceback
 from stratagem.values import PerReplica, regroup, select_replica
 from stratagem.values.distributed import DistributedValues
@@ -107,13 +108,18 @@ class ValueMethods:
 
         Returns:
             Tuple of its components, true rows only; for a pytree, one pytree per replica of this
-            process; `(value,)` for a value that is not distributed.
+            process; `(value,)` for a value that is not distributed. An array stays on its replica's
+            device until it is used; then JAX moves it to where it is needed.
 
         Raises:
             RuntimeError: in replica context.
 
         Example:
-            >>> sg.get_strategy().local_results(7)
+            >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> ids = strategy.run(lambda: sg.get_replica_context().replica_id_in_sync_group)
+            >>> sum(strategy.local_results(ids))
+            Array(1, dtype=int32)
+            >>> strategy.local_results(7)
             (7,)
 
         Source: TF 2.21 distribute_lib.py, StrategyBase.experimental_local_results.
@@ -122,13 +128,14 @@ class ValueMethods:
             self, "local_results", instead="use the value: it is this replica's."
         )
         if isinstance(value, PerReplica):
-            return value.components
+            return tuple(map(uncommitted, value.components))
         count = self.topology.num_local_replicas
         if isinstance(value, DistributedValues):
             return (value,) * count
         if not any(map(is_per_replica, jax.tree.leaves(value, is_leaf=is_per_replica))):
             return (value,)
-        return tuple(select_replica(index, value) for index in range(count))
+        parts = [select_replica(index, value) for index in range(count)]
+        return tuple(jax.tree.map(uncommitted, part) for part in parts)
 
     experimental_local_results = local_results
 
