@@ -17,7 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.keras.private import KerasSaveable, TrackedDict, TrackedList, TrackedSet
+from stratagem.keras.private import (
+    Functional,
+    KerasSaveable,
+    TrackedDict,
+    TrackedList,
+    TrackedSet,
+    Tracker,
+    blank_object,
+    set_referred,
+    taken_apart,
+)
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
 
@@ -26,6 +36,7 @@ __all__ = ["pack_object", "unpack_object"]
 _PLAIN = {type(None), bool, int, float, complex, str, bytes}
 _CONTAINERS = {tuple, list, dict}
 _MAX_DEPTH = 4
+_NOTHING_APART = pickle.dumps(None, pickle.HIGHEST_PROTOCOL)
 _STAYS_HERE = (
     "train_function",
     "test_function",
@@ -43,12 +54,16 @@ def pack_object(value: object, name_of: Callable[[Any], tuple[Any, ...] | None])
     TypeError if something in it cannot be pickled.
     """
     if _is_plain(value):
-        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL) + _NOTHING_APART
     file = io.BytesIO()
     try:
         pickler = _pickler_class()(file)
         pickler.name_of = name_of
         pickler.dump(value)
+        while pickler.taken_apart:
+            parts, pickler.taken_apart = pickler.taken_apart, []
+            pickler.dump(parts)
+        pickler.dump(None)
     except (TypeError, AttributeError, pickle.PicklingError) as error:
         raise TypeError(
             explain(
@@ -69,7 +84,15 @@ def unpack_object(data: bytes | memoryview, object_of: Callable[[tuple[Any, ...]
     """
     unpickler = _Unpickler(io.BytesIO(data))
     unpickler.object_of = object_of
-    return unpickler.load()
+    value = unpickler.load()
+    every: list[tuple[Any, dict[str, Any], dict[str, Any]]] = []
+    while (parts := unpickler.load()) is not None:
+        every += parts
+    for made, state, _ in every:
+        vars(made).update(state)
+    for made, _, referred in every:
+        set_referred(made, referred)
+    return value
 
 
 @functools.cache
@@ -79,14 +102,27 @@ def _pickler_class() -> Any:
     )
 
     class Pickler(cloudpickle.Pickler):
-        """Pickler that sees every object first."""
+        """Pickler that sees every object first.
+
+        Objects of Keras are dumped without attributes, which follow: each layer of a graph refers
+        to the next, and a deep one would be too deep for `pickle`.
+        """
 
         name_of: Callable[[Any], tuple[Any, ...] | None]
+
+        def __init__(self, file: io.BytesIO) -> None:
+            super().__init__(file)
+            self.taken_apart: list[tuple[Any, dict[str, Any], dict[str, Any]]] = []
 
         def persistent_id(self, obj: object) -> tuple[Any, ...] | None:
             return self.name_of(obj)
 
         def reducer_override(self, obj: object) -> Any:
+            if isinstance(obj, KerasSaveable | Tracker):
+                state, referred = taken_apart(obj)
+                state.update((name, None) for name in _STAYS_HERE if name in state)
+                self.taken_apart.append((obj, state, referred))
+                return blank_object, (type(obj), isinstance(obj, Functional))
             reduced = _reduced(obj)
             return super().reducer_override(obj) if reduced is None else reduced
 
@@ -117,7 +153,7 @@ def _is_plain(value: object, depth: int = 0) -> bool:
 
 
 def _reduced(obj: object) -> Any:
-    """Returns a pickle reduction of a Keras object; None for all others."""
+    """Returns a pickle reduction of an object that `pickle` alone gets wrong; None for others."""
     # Containers must exist before their tracker, which refers to them.
     if isinstance(obj, TrackedList):
         return _untracked, (type(obj),), dict(vars(obj)), iter(list(obj))
@@ -125,11 +161,35 @@ def _reduced(obj: object) -> Any:
         return _untracked, (type(obj),), dict(vars(obj)), None, iter(list(obj.items()))
     if isinstance(obj, TrackedSet):
         return _untracked_set, (type(obj), list(obj)), dict(vars(obj))
-    if isinstance(obj, KerasSaveable):
-        state = {**vars(obj)}
-        state.update((name, None) for name in _STAYS_HERE if name in state)
-        return object.__new__, (type(obj),), state
+    if not isinstance(obj, type) and _answers_for_all(type(obj)):
+        return _set_without_asking(obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL))
     return None
+
+
+def _answers_for_all(kind: type) -> bool:
+    """Returns True if a new object of a class may recurse when it is asked for `__setstate__`.
+
+    As Keras's preprocessing layers have it: their `__getattr__` needs an attribute of the object.
+    """
+    return (
+        hasattr(kind, "__getattr__")
+        and not hasattr(kind, "__setstate__")
+        and kind.__reduce_ex__ is object.__reduce_ex__
+        and kind.__reduce__ is object.__reduce__
+    )
+
+
+def _set_without_asking(reduced: Any) -> Any:
+    """Returns a reduction whose state is set without asking the new object how."""
+    if isinstance(reduced, str) or len(reduced) < 3 or reduced[2] is None:
+        return reduced
+    return (*reduced, *[None] * (5 - len(reduced)), _set_attributes)
+
+
+def _set_attributes(made: object, state: Any) -> None:
+    attributes, in_slots = state if isinstance(state, tuple) else (state, None)
+    for name, value in {**(attributes or {}), **(in_slots or {})}.items():
+        object.__setattr__(made, name, value)
 
 
 def _untracked(kind: type[TrackedList] | type[TrackedDict] | type[TrackedSet]) -> Any:
