@@ -10,6 +10,7 @@ variables.Variable._value             read and set by Keras (a property in our s
 variables.Variable._maybe_autocast    mixed precision of a value that we read ourselves
 variables.Variable._path              a variable from another process needs its path
 variables.Variable._autocast          likewise its casting by layers
+Optimizer._learning_rate              a schedule, which is sent to servers as it is
 Optimizer._clip_gradients             gradients are clipped before servers get them
 Optimizer._backend_update_step        update of state that belongs to no variable
 Optimizer._iterations                 likewise
@@ -114,6 +115,7 @@ from stratagem.keras.private.iterators import (
 )
 from stratagem.keras.private.optimizers import (
     clip_gradients,
+    config_and_rate,
     count_update,
     decays,
     filter_empty_gradients,
@@ -193,6 +195,7 @@ __all__ = [
     "clip_gradients",
     "compile_arguments",
     "compute_fans",
+    "config_and_rate",
     "count_update",
     "current_path",
     "decays",
