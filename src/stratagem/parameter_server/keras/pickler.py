@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import pickle
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
+import jax
+import keras
 import numpy as np
 
 from stratagem.keras.private import (
@@ -31,12 +35,23 @@ from stratagem.keras.private import (
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
 
-__all__ = ["pack_object", "unpack_object"]
+__all__ = ["ProcessSettings", "pack_object", "unpack_object"]
 
 _PLAIN = {type(None), bool, int, float, complex, str, bytes}
 _CONTAINERS = {tuple, list, dict}
 _MAX_DEPTH = 4
-_NOTHING_APART = pickle.dumps(None, pickle.HIGHEST_PROTOCOL)
+_NOTHING = pickle.dumps(None, pickle.HIGHEST_PROTOCOL)
+# What a script may set after an import, on which results depend.
+_SETTINGS_OF_JAX = (
+    "jax_debug_infs",
+    "jax_debug_nans",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_enable_x64",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_threefry_partitionable",
+)
 _STAYS_HERE = (
     "train_function",
     "test_function",
@@ -47,18 +62,49 @@ _STAYS_HERE = (
 )
 
 
-def pack_object(value: object, name_of: Callable[[Any], tuple[Any, ...] | None]) -> bytes:
+class ProcessSettings:
+    """Settings of Keras and JAX in the process that makes it, which another process takes over."""
+
+    def __init__(self) -> None:
+        config = keras.config
+        self._pid = os.getpid()
+        self._of_keras = {
+            config.set_floatx: config.floatx(),
+            config.set_epsilon: config.epsilon(),
+            config.set_image_data_format: config.image_data_format(),
+            config.set_dtype_policy: config.dtype_policy(),
+        }
+        self._of_jax = {name: getattr(jax.config, name) for name in _SETTINGS_OF_JAX}
+
+    def take_over(self) -> None:
+        """Sets them in this process, unless it is the one that they are from."""
+        if self._pid == os.getpid():
+            return
+        for set_value, value in self._of_keras.items():
+            set_value(value)
+        for name, value in self._of_jax.items():
+            if getattr(jax.config, name) != value:
+                jax.config.update(name, value)
+
+
+def pack_object(
+    value: object,
+    name_of: Callable[[Any], tuple[Any, ...] | None],
+    settings: Callable[[], ProcessSettings] | None = None,
+) -> bytes:
     """Returns any object as bytes for `unpack_object`, with functions and classes of the script.
 
-    `name_of` returns an object's name in the other process, or None to pickle it. Raises a
-    TypeError if something in it cannot be pickled.
+    `name_of` returns an object's name in the other process, or None to pickle it. `settings`
+    returns those for the other process; plain values need none. Raises a TypeError if something in it cannot
+    be pickled.
     """
     if _is_plain(value):
-        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL) + _NOTHING_APART
+        return _NOTHING + pickle.dumps(value, pickle.HIGHEST_PROTOCOL) + _NOTHING
     file = io.BytesIO()
     try:
         pickler = _pickler_class()(file)
         pickler.name_of = name_of
+        pickler.dump(settings() if settings is not None else None)
         pickler.dump(value)
         while pickler.taken_apart:
             parts, pickler.taken_apart = pickler.taken_apart, []
@@ -84,6 +130,8 @@ def unpack_object(data: bytes | memoryview, object_of: Callable[[tuple[Any, ...]
     """
     unpickler = _Unpickler(io.BytesIO(data))
     unpickler.object_of = object_of
+    if (settings := unpickler.load()) is not None:
+        settings.take_over()
     value = unpickler.load()
     every: list[tuple[Any, dict[str, Any], dict[str, Any]]] = []
     while (parts := unpickler.load()) is not None:
@@ -123,10 +171,29 @@ def _pickler_class() -> Any:
                 state.update((name, None) for name in _STAYS_HERE if name in state)
                 self.taken_apart.append((obj, state, referred))
                 return blank_object, (type(obj), isinstance(obj, Functional))
-            reduced = _reduced(obj)
-            return super().reducer_override(obj) if reduced is None else reduced
+            if (reduced := _reduced(obj)) is not None:
+                return reduced
+            reduced = super().reducer_override(obj)
+            is_by_value = isinstance(reduced, tuple) and isinstance(obj, type | FunctionType)
+            return _registering(obj, reduced) if is_by_value else reduced
 
     return Pickler
+
+
+def _registering(obj: Any, reduced: Any) -> Any:
+    """Returns the reduction of a class or function that is registered with Keras there too."""
+    name = keras.saving.get_registered_name(obj)
+    if keras.saving.get_registered_object(name) is not obj or ">" not in name:
+        return reduced
+    make, args, state, items, pairs, set_state = reduced
+    return make, args, (name, set_state, state), items, pairs, _set_and_register
+
+
+def _set_and_register(made: Any, state: tuple[str, Callable[[Any, Any], Any], Any]) -> None:
+    name, set_state, own_state = state
+    set_state(made, own_state)
+    package, _, own_name = name.partition(">")
+    keras.saving.register_keras_serializable(package, own_name)(made)
 
 
 class _Unpickler(pickle.Unpickler):

@@ -15,6 +15,7 @@ import numpy as np
 from stratagem.context import stack
 from stratagem.keras.private import KerasSaveable, config_and_rate
 from stratagem.messages import explain
+from stratagem.parameter_server.keras.pickler import ProcessSettings
 from stratagem.parameter_server.keras.update_groups import is_elementwise, joined_rows
 from stratagem.parameter_server.server.updates import Slot, State
 
@@ -72,7 +73,11 @@ class KerasUpdate:
         self._programs: dict[_Shapes, _Program] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_programs": {}}
+        return {**vars(self), "_programs": {}, "_settings": ProcessSettings()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state.pop("_settings").take_over()
+        vars(self).update(state)
 
     def describe(self) -> dict[str, Any]:
         """Returns the name and the hyperparameters of the optimizer."""
