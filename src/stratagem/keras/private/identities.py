@@ -54,9 +54,7 @@ def taken_apart(obj: object) -> tuple[dict[str, Any], dict[str, Any]]:
 def _codes_of_new_layer() -> dict[str, Any]:
     """Returns the code of the functions that Keras gives each layer, by attribute."""
     attributes = vars(keras.layers.Layer())
-    return {
-        name: value.__code__ for name, value in attributes.items() if inspect.isfunction(value)
-    }
+    return {name: value.__code__ for name, value in attributes.items() if inspect.isfunction(value)}
 
 
 def _of_variables(optimizer: Any, state: dict[str, Any]) -> dict[str, list[tuple[int, Any]]]:
@@ -68,8 +66,7 @@ def _of_variables(optimizer: Any, state: dict[str, Any]) -> dict[str, list[tuple
         if isinstance(value, dict | set) and value and all(type(key) is int for key in value)
     }
     return {
-        name: [(key, known[key]) for key in table if key in known]
-        for name, table in tables.items()
+        name: [(key, known[key]) for key in table if key in known] for name, table in tables.items()
     }
 
 
@@ -81,15 +78,18 @@ def set_referred(made: object, referred: dict[str, Any]) -> None:
         elif isinstance(made, Function):
             vars(made)[name] = {make_node_key(*call) for call in objects}
         else:  # a table of an optimizer
-            table, by_key = vars(made)[name], dict(objects)
-            kind: Any = set if isinstance(table, set) else dict  # without Keras's tracking
-            values = (
-                {id(variable) for variable in by_key.values()}
-                if kind is set
-                else {id(by_key[key]): value for key, value in table.items() if key in by_key}
-            )
-            kind.clear(table)
-            kind.update(table, values)
+            _set_keys(vars(made)[name], dict(objects))
+
+
+def _set_keys(table: Any, variables: dict[int, Any]) -> None:
+    """Replaces ids of another process by those of this one's variables, without tracking."""
+    if isinstance(table, set):
+        set.clear(table)
+        set.update(table, map(id, variables.values()))
+        return
+    values = {id(variables[key]): value for key, value in table.items() if key in variables}
+    dict.clear(table)
+    dict.update(table, values)
 
 
 def blank_object(kind: type[KerasSaveable | Tracker], is_functional: bool) -> Any:

@@ -35,8 +35,8 @@ def config_and_rate(optimizer: keras.optimizers.Optimizer) -> tuple[dict[str, An
     rate = as_open(optimizer)._learning_rate
     if not callable(rate) or hasattr(rate, "assign"):
         return dict(optimizer.get_config()), None
-    view = object.__new__(type(optimizer))
-    vars(view).update(vars(optimizer), _learning_rate=0.0)
+    view: Any = object.__new__(type(optimizer))
+    view.__dict__.update(vars(optimizer), _learning_rate=0.0)
     return dict(view.get_config()), rate
 
 

@@ -120,7 +120,11 @@ def adopting(original: Callable[..., Any]) -> Any:
     @functools.wraps(original)
     def build(self: keras.optimizers.Optimizer, variables: Iterable[keras.Variable]) -> Any:
         variables = list(variables)
-        if not self.built and current_frame() is None and (strategy := _owner(variables)) is not None:
+        if (
+            not self.built
+            and current_frame() is None
+            and (strategy := _owner(variables)) is not None
+        ):
             adopt_new(self.variables, strategy)
         return original(self, variables)
 

@@ -16,8 +16,8 @@ from stratagem.context.function_trace import current_function_trace
 from stratagem.execution import current_scope
 from stratagem.keras.private import current_path
 from stratagem.keras.variables.annotations import (
-    current_annotations,
     IS_SEED,
+    current_annotations,
     is_making_worker_local,
     owner_of_new_slot,
 )

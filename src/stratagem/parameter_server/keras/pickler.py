@@ -95,8 +95,8 @@ def pack_object(
     """Returns any object as bytes for `unpack_object`, with functions and classes of the script.
 
     `name_of` returns an object's name in the other process, or None to pickle it. `settings`
-    returns those for the other process; plain values need none. Raises a TypeError if something in it cannot
-    be pickled.
+    returns those for the other process; plain values need none. Raises a TypeError if something in
+    it cannot be pickled.
     """
     if _is_plain(value):
         return _NOTHING + pickle.dumps(value, pickle.HIGHEST_PROTOCOL) + _NOTHING
