@@ -49,7 +49,6 @@ _ADDITIVE = {RowEffect.INPUT, RowEffect.INPUT_PLUS_SUM}
 
 def update_in_replica(
     update_state: Callable[..., Any],
-    signature: inspect.Signature,
     metric: keras.metrics.Metric,
     args: tuple[object, ...],
     kwargs: dict[str, object],
@@ -57,7 +56,7 @@ def update_in_replica(
 ) -> Any:
     """Updates a metric with one replica's arguments of `update_state`, true examples only."""
     _check_homes(metric, context)
-    bound = signature.bind(metric, *args, **kwargs)
+    bound = inspect.signature(update_state).bind(metric, *args, **kwargs)
     values = jax.tree.leaves(list(bound.arguments.values())[1:2])
     is_empty = not metric.variables and not is_of_keras(update_state)  # Hides inner metrics.
     if not values or is_empty:

@@ -1,7 +1,8 @@
 """Metrics over replicas: each replica updates its part; results cover all replicas.
 
-`update_state` and `result` of each metric class are wrapped once, when its first object is created;
-subclassing `Metric` is enough.
+`update_state` and `result` of each metric class are wrapped once, when its first object is created
+or unpickled; subclassing `Metric` is enough. A class of the script is pickled with its wrapped
+methods, so these refer only to functions of this module.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.variables import VariableKind, home_of
 
 __all__ = ["created_once", "results_of_all_replicas", "wrapping_class"]
+
+_WRAPPED = "_stratagem_wrapped"
 
 _wrapped_classes: set[type] = {keras.metrics.Metric}
 
@@ -66,11 +69,20 @@ def created_once(original: Callable[..., Any]) -> Any:
 
 def _wrap_class(cls: type) -> None:
     _wrapped_classes.add(cls)
-    update_state, result = cls.__dict__.get("update_state"), cls.__dict__.get("result")
-    if inspect.isfunction(update_state):
-        cls.update_state = _wrap_update_state(update_state)
-    if inspect.isfunction(result):
-        cls.result = _wrap_result(result)
+    for name, call in (("update_state", _update_state), ("result", _result)):
+        method = cls.__dict__.get(name)
+        # A class that was pickled in another process has wrapped methods already.
+        if inspect.isfunction(method) and not hasattr(method, _WRAPPED):
+            setattr(cls, name, _wrapping(method, call))
+
+
+def _wrapping(method: Callable[..., Any], call: Callable[..., Any]) -> Any:
+    @functools.wraps(method)
+    def wrapped(self: keras.metrics.Metric, *args: object, **kwargs: object) -> Any:
+        return call(method, self, args, kwargs)
+
+    setattr(wrapped, _WRAPPED, True)
+    return wrapped
 
 
 @contextlib.contextmanager
@@ -87,49 +99,49 @@ def results_of_all_replicas() -> Generator[dict[int, Any]]:
         _active.reported = previous
 
 
-def _wrap_result(result: Callable[..., Any]) -> Any:
-    @functools.wraps(result)
-    def wrapped(self: keras.metrics.Metric, *args: object, **kwargs: object) -> Any:
-        reported, context = _active.reported, get_replica_context()
-        if reported is None or context is None:
-            return result(self, *args, **kwargs)
-        mapping: list[tuple[Any, Any]] = []
-        if context.num_replicas_in_sync > 1:
-            mapping = [(one, of_all_replicas(one, context)) for one in self.variables]
-        _active.reported = None  # The mapping covers inner metrics too.
-        try:
-            with keras.StatelessScope(mapping) if mapping else contextlib.nullcontext():
-                results = result(self, *args, **kwargs)
-        finally:
-            _active.reported = reported
-        reported.update((id(leaf), leaf) for leaf in jax.tree.leaves(results))
-        return results
+def _result(
+    result: Callable[..., Any],
+    metric: keras.metrics.Metric,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+) -> Any:
+    reported, context = _active.reported, get_replica_context()
+    if reported is None or context is None:
+        return result(metric, *args, **kwargs)
+    mapping: list[tuple[Any, Any]] = []
+    if context.num_replicas_in_sync > 1:
+        mapping = [(one, of_all_replicas(one, context)) for one in metric.variables]
+    _active.reported = None  # The mapping covers inner metrics too.
+    try:
+        with keras.StatelessScope(mapping) if mapping else contextlib.nullcontext():
+            results = result(metric, *args, **kwargs)
+    finally:
+        _active.reported = reported
+    reported.update((id(leaf), leaf) for leaf in jax.tree.leaves(results))
+    return results
 
-    return wrapped
 
-
-def _wrap_update_state(update_state: Callable[..., Any]) -> Any:
-    signature = inspect.signature(update_state)
-
-    @functools.wraps(update_state)
-    def wrapped(self: keras.metrics.Metric, *args: object, **kwargs: object) -> Any:
-        # A container updates its inner metrics, which then see the rows themselves.
-        if _active.is_updating or _is_container(self):
-            return update_state(self, *args, **kwargs)
-        _active.is_updating = True
-        try:
-            context = replica_context() if has_strategy() else None
-            if context is not None:
-                return update_in_replica(update_state, signature, self, args, kwargs, context)
-            if has_strategy() and get_stateless_scope() is None:
-                variables_of_update(update_state, self, args, kwargs)
-            if _counts_once(self):
-                return _update_once(update_state, self, args, kwargs)
-            return update_state(self, *args, **kwargs)
-        finally:
-            _active.is_updating = False
-
-    return wrapped
+def _update_state(
+    update_state: Callable[..., Any],
+    metric: keras.metrics.Metric,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+) -> Any:
+    # A container updates its inner metrics, which then see the rows themselves.
+    if _active.is_updating or _is_container(metric):
+        return update_state(metric, *args, **kwargs)
+    _active.is_updating = True
+    try:
+        context = replica_context() if has_strategy() else None
+        if context is not None:
+            return update_in_replica(update_state, metric, args, kwargs, context)
+        if has_strategy() and get_stateless_scope() is None:
+            variables_of_update(update_state, metric, args, kwargs)
+        if _counts_once(metric):
+            return _update_once(update_state, metric, args, kwargs)
+        return update_state(metric, *args, **kwargs)
+    finally:
+        _active.is_updating = False
 
 
 def _is_container(metric: keras.metrics.Metric) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 
 from stratagem.context import get_replica_context
-from stratagem.keras.variables.annotations import making_worker_local
+from stratagem.keras.variables.annotations import IS_SEED, making_worker_local
 
 if TYPE_CHECKING:
     import keras
@@ -51,5 +51,6 @@ def worker_local(original: Callable[..., Any]) -> Any:
     def init(self: keras.random.SeedGenerator, *args: object, **kwargs: object) -> None:
         with making_worker_local():
             original(self, *args, **kwargs)
+        setattr(self.state, IS_SEED, True)  # if it joins a strategy later
 
     return init

@@ -10,6 +10,7 @@ variables.Variable._value             read and set by Keras (a property in our s
 variables.Variable._maybe_autocast    mixed precision of a value that we read ourselves
 variables.Variable._path              a variable from another process needs its path
 variables.Variable._autocast          likewise its casting by layers
+Optimizer._learning_rate              a schedule, which is sent to servers as it is
 Optimizer._clip_gradients             gradients are clipped before servers get them
 Optimizer._backend_update_step        update of state that belongs to no variable
 Optimizer._iterations                 likewise
@@ -60,6 +61,10 @@ unpack_x_y_sample_weight              unpacks batches as Keras's own steps do
 compute_fans                          the sizes that scale initial values
 KerasSaveable                         class of objects that Keras pickles as a file
 TrackedList, TrackedDict, TrackedSet  they cannot be unpickled before their tracker
+tracking.Tracker.stored_ids           ids of what an object tracks, which differ in another process
+Function._nodes, make_node_key        likewise those of calls in a graph
+Operation._inbound_nodes              the calls of an operation, by number
+inject_functional_model_class         a class becomes a Functional with its first functional model
 backend.jax.core.remat                replaced, see docs/design/upstream.md
 Operation._remat_mode                 how a finished layer is rematerialized, and computed in a scan
 Function._nodes_by_depth              blocks of a model that follow each other, for a scan
@@ -88,7 +93,7 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 from keras.src.trainers.trainer import Trainer
 from keras.src.utils.python_utils import pythonify_logs
-from keras.src.utils.tracking import TrackedDict, TrackedList, TrackedSet
+from keras.src.utils.tracking import TrackedDict, TrackedList, TrackedSet, Tracker
 
 from stratagem.keras.private.graphs import (
     GraphCall,
@@ -96,6 +101,7 @@ from stratagem.keras.private.graphs import (
     graph_of,
     graph_output_ids,
 )
+from stratagem.keras.private.identities import blank_object, set_referred, taken_apart
 from stratagem.keras.private.iterators import (
     array_batches,
     arrays_of,
@@ -109,6 +115,7 @@ from stratagem.keras.private.iterators import (
 )
 from stratagem.keras.private.optimizers import (
     clip_gradients,
+    config_and_rate,
     count_update,
     decays,
     filter_empty_gradients,
@@ -171,6 +178,7 @@ __all__ = [
     "TrackedDict",
     "TrackedList",
     "TrackedSet",
+    "Tracker",
     "Trainer",
     "annotate",
     "apply_mask",
@@ -180,12 +188,14 @@ __all__ = [
     "averaged",
     "averaged_function",
     "batches_taken",
+    "blank_object",
     "build_for",
     "build_metrics",
     "calls_in_thread",
     "clip_gradients",
     "compile_arguments",
     "compute_fans",
+    "config_and_rate",
     "count_update",
     "current_path",
     "decays",
@@ -221,9 +231,11 @@ __all__ = [
     "set_initial_epoch",
     "set_keras_mask",
     "set_path",
+    "set_referred",
     "set_remat_policy",
     "squeeze_or_expand_to_same_rank",
     "sublayers",
+    "taken_apart",
     "takes_training",
     "torch_loader",
     "total_loss",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "clip_gradients",
+    "config_and_rate",
     "count_update",
     "decays",
     "filter_empty_gradients",
@@ -23,6 +24,20 @@ __all__ = [
 def trainable_variables(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     """Returns the variables that an optimizer was built for."""
     return list(as_open(optimizer)._trainable_variables)
+
+
+def config_and_rate(optimizer: keras.optimizers.Optimizer) -> tuple[dict[str, Any], Any]:
+    """Returns an optimizer's config, and its schedule or function of learning rates, or None.
+
+    Without the config of the schedule: only its class may know how to make it, and may not be
+    able to.
+    """
+    rate = as_open(optimizer)._learning_rate
+    if not callable(rate) or hasattr(rate, "assign"):
+        return dict(optimizer.get_config()), None
+    view: Any = object.__new__(type(optimizer))
+    view.__dict__.update(vars(optimizer), _learning_rate=0.0)
+    return dict(view.get_config()), rate
 
 
 def clip_gradients(optimizer: keras.optimizers.Optimizer, grads: list[Any]) -> list[Any]:

@@ -106,8 +106,7 @@ def _foreign(
     if optimizer is not None and any(variable is slot for slot in slots):
         fix = (
             f"create the optimizer {optimizer.name!r} in `with strategy.scope():`. Or pass it to "
-            "model.compile, which moves it to the model's strategy, except to a "
-            "ParameterServerStrategy."
+            "model.compile before it is built, which moves it to the model's strategy."
         )
     else:
         layer = variable.path.rpartition("/")[0] or variable.name
@@ -197,7 +196,7 @@ def _adopt_metrics(model: keras.Model, strategy: Strategy) -> None:
     """Moves metrics that were created outside the scope to the strategy of their model."""
     given = compile_arguments(model) if model.compiled else {}
     of_metrics = {key: given.get(key) for key in ("metrics", "weighted_metrics")}
-    for variable in [*model.metrics_variables, *_variables_of(of_metrics)]:
+    for variable in [*model.metrics_variables, *_variables_of(of_metrics, strategy)]:
         if home_of(variable) is None:
             adopt(variable, strategy)
 
@@ -278,7 +277,7 @@ def compiling_in_scope(original: Callable[..., Any]) -> Any:
         if strategy is None:
             return original(self, *args, **kwargs)
         given = signature.bind_partial(self, *args, **kwargs).arguments
-        adopt_new(_variables_of(given), strategy)
+        adopt_new(_variables_of(given, strategy), strategy)
         if strategy.executor.steps_per_call is not None and "steps_per_execution" not in given:
             kwargs["steps_per_execution"] = strategy.executor.steps_per_call
         with contextlib.nullcontext() if has_strategy() else strategy.scope():
@@ -350,7 +349,7 @@ def compile(model: keras.Model, *, distribute: Strategy | None = None, **argumen
     if distribute is None:
         model.compile(**arguments)
         return
-    for variable in [*model.variables, *_variables_of(arguments)]:
+    for variable in [*model.variables, *_variables_of(arguments, distribute)]:
         home = home_of(variable)
         if home is None:
             adopt(variable, distribute)
@@ -360,11 +359,19 @@ def compile(model: keras.Model, *, distribute: Strategy | None = None, **argumen
         model.compile(**arguments)
 
 
-def _variables_of(arguments: dict[str, Any]) -> list[Any]:
-    """Returns the variables of the optimizers and metrics in the arguments of `compile`."""
+def _is_built(owner: keras.optimizers.Optimizer | keras.metrics.Metric) -> bool:
+    return isinstance(owner, keras.optimizers.Optimizer) and owner.built
+
+
+def _variables_of(arguments: dict[str, Any], strategy: Strategy) -> list[Any]:
+    """Returns the variables of the optimizers and metrics in the arguments of `compile`.
+
+    Without those of built optimizers for servers, which make slots beside their variables.
+    """
     owners = [
         leaf
         for leaf in jax.tree.leaves(arguments)
         if isinstance(leaf, keras.optimizers.Optimizer | keras.metrics.Metric)
+        and not (strategy.placement.is_remote and _is_built(leaf))
     ]
     return [variable for owner in owners for variable in owner.variables]

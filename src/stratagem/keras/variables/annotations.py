@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "IS_SEED",
     "annotated_variables",
     "current_annotations",
     "is_making_state_of_metric",
@@ -25,6 +26,10 @@ __all__ = [
     "making_worker_local",
     "owner_of_new_slot",
 ]
+
+
+# Attribute of the variables of seed generators.
+IS_SEED = "_stratagem_is_seed"
 
 
 class _Annotations(threading.local):

@@ -72,8 +72,6 @@ def adopt_new(variables: Iterable[Any], strategy: Strategy) -> None:
         variables: of an optimizer or a metric.
         strategy: of the model that they are for.
     """
-    if strategy.placement.is_remote:  # servers get a variable only when it is created
-        return
     for variable in variables:
         if home_of(variable) is None:
             adopt(variable, strategy)
@@ -122,7 +120,11 @@ def adopting(original: Callable[..., Any]) -> Any:
     @functools.wraps(original)
     def build(self: keras.optimizers.Optimizer, variables: Iterable[keras.Variable]) -> Any:
         variables = list(variables)
-        if current_frame() is None and (strategy := _owner(variables)) is not None:
+        if (
+            not self.built
+            and current_frame() is None
+            and (strategy := _owner(variables)) is not None
+        ):
             adopt_new(self.variables, strategy)
         return original(self, variables)
 

@@ -16,6 +16,7 @@ from stratagem.context.function_trace import current_function_trace
 from stratagem.execution import current_scope
 from stratagem.keras.private import current_path
 from stratagem.keras.variables.annotations import (
+    IS_SEED,
     current_annotations,
     is_making_worker_local,
     owner_of_new_slot,
@@ -193,7 +194,12 @@ def adopt(variable: keras.Variable, strategy: Strategy) -> None:
         has_components=kind is VariableKind.ON_READ,
         is_summed=kind is VariableKind.ON_READ and aggregation is VariableAggregation.SUM,
     )
-    variable_class = _class_of(request, strategy, is_here=strategy.placement.is_remote)
+    # Workers have seeds of their own, and the coordinator adds up their counts of metrics.
+    is_on_read = synchronization is VariableSynchronization.ON_READ
+    is_count = is_on_read and aggregation is VariableAggregation.SUM
+    is_seed = getattr(moved, IS_SEED, False)
+    is_here = strategy.placement.is_remote and (is_count or is_seed)
+    variable_class = _class_of(request, strategy, is_here=is_here)
     # No value is drawn for a strategy that has none: that of a large model takes minutes.
     is_without = issubclass(variable_class, ValuelessVariable)
     both_without = is_without and isinstance(variable, ValuelessVariable)

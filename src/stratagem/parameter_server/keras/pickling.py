@@ -28,7 +28,11 @@ from stratagem.parameter_server.keras.optimizer import (
     note_undecayed,
     take_built,
 )
-from stratagem.parameter_server.keras.pickler import pack_object, unpack_object
+from stratagem.parameter_server.keras.pickler import (
+    ProcessSettings,
+    pack_object,
+    unpack_object,
+)
 from stratagem.parameter_server.keras.variable import (
     ParameterServerVariable,
     ShardedParameterServerVariable,
@@ -57,7 +61,8 @@ class KerasPacking:
         """Returns an object as bytes."""
         # Variables of unbuilt optimizers; their scalars on the servers are unknown.
         of_unbuilt: set[int] = set()
-        return pack_object(value, lambda one: self._name_of(one, strategy, of_unbuilt))
+        settings = ProcessSettings if strategy.executor.schedules else None  # not of results
+        return pack_object(value, lambda one: self._name_of(one, strategy, of_unbuilt), settings)
 
     def unpack(self, data: bytes | memoryview, strategy: Strategy) -> Any:
         """Returns the object that was packed."""

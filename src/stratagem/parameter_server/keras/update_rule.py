@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,9 @@ import keras
 import numpy as np
 
 from stratagem.context import stack
+from stratagem.keras.private import KerasSaveable, config_and_rate
 from stratagem.messages import explain
+from stratagem.parameter_server.keras.pickler import ProcessSettings
 from stratagem.parameter_server.keras.update_groups import is_elementwise, joined_rows
 from stratagem.parameter_server.server.updates import Slot, State
 
@@ -61,18 +64,30 @@ class KerasUpdate:
                     code="SG609",
                 )
             )
-        self._config = {**optimizer.get_config(), **done_before}
+        config, self._rate = config_and_rate(optimizer)
+        self._config = {**config, **done_before}
+        self._custom_objects = _custom_objects(self._config)
+        self._attributes = _own_attributes(optimizer)
+        if self._attributes:  # an error of its class is raised here, not by a server
+            self._made()
         self._programs: dict[_Shapes, _Program] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_programs": {}}
+        return {**vars(self), "_programs": {}, "_settings": ProcessSettings()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state.pop("_settings").take_over()
+        vars(self).update(state)
 
     def describe(self) -> dict[str, Any]:
         """Returns the name and the hyperparameters of the optimizer."""
         undecayed = {"undecayed": self._undecayed} if self._undecayed else {}
         # Keras numbers names per process, so equal optimizers have different ones.
         left_out = {"name", *(self._start if self._is_told_scalars else ())}
-        numbers = {key: value for key, value in self._config.items() if key not in left_out}
+        described = {**self._config, **_plain(self._attributes)}
+        if self._rate is not None:
+            described["learning_rate"] = _described(self._rate)
+        numbers = {key: value for key, value in described.items() if key not in left_out}
         return {"optimizer": self._class.__name__, **numbers, **undecayed}
 
     def scalars(self) -> dict[str, np.ndarray]:
@@ -112,9 +127,49 @@ class KerasUpdate:
         program = self._programs.get(shapes)
         if program is None:
             with stack.push_default():  # a worker is in the scope of its strategy
-                optimizer: Any = self._class.from_config(dict(self._config))
-                program = self._programs[shapes] = _Program(optimizer, shapes, self._undecayed)
+                program = _Program(self._made(), shapes, self._undecayed)
+            self._programs[shapes] = program
         return program
+
+    def _made(self) -> Any:
+        """Returns a new optimizer like the one that was given.
+
+        Raises a NotImplementedError if its class cannot make one.
+        """
+        config = dict(self._config)
+        if self._rate is not None:
+            config["learning_rate"] = self._rate
+        with stack.push_default(), keras.saving.custom_object_scope(self._custom_objects):
+            try:
+                made = self._class.from_config(config)
+            except TypeError as error:
+                made = self._made_of_arguments(config, error)
+        for name, value in self._attributes.items():
+            setattr(made, name, value)
+        return made
+
+    def _made_of_arguments(self, config: Mapping[str, Any], error: TypeError) -> Any:
+        """Makes an optimizer of a class that has arguments of its own, but no `get_config`."""
+        known = {**config, **self._attributes}
+        arguments = inspect.signature(self._class).parameters.values()
+        lacking = [
+            one.name
+            for one in arguments
+            if one.name not in known
+            and one.default is one.empty
+            and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        ]
+        if lacking:
+            raise NotImplementedError(
+                explain(
+                    f"Servers cannot make a {self._class.__name__}: {error}",
+                    expected=f"a get_config that returns the arguments {lacking} too.",
+                    fix="override get_config in the class, or store each argument in an attribute "
+                    "of its name.",
+                    code="SG609",
+                )
+            ) from error
+        return self._class(**{one.name: known[one.name] for one in arguments if one.name in known})
 
 
 class _Program:
@@ -205,6 +260,70 @@ class _Program:
         sized = [name for name, value in self.scalars.items() if value.ndim]
         if sized or len(self.scalars) != num_others:
             raise other_shapes(kind, sized or list(self.scalars))
+
+
+def _own_attributes(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """Returns what the user's class of an optimizer has set, apart from its variables.
+
+    Without a `get_config` of its own, a new optimizer would have the defaults instead.
+    """
+    if type(optimizer).__module__.partition(".")[0] == "keras":
+        return {}
+    with stack.push_default():
+        of_keras = vars(keras.optimizers.Optimizer(0.0))
+    return {
+        name: _untracked(value)
+        for name, value in vars(optimizer).items()
+        if name not in of_keras
+        and not name.startswith("_stratagem")
+        and not any(
+            isinstance(one, keras.Variable | KerasSaveable) for one in keras.tree.flatten(value)
+        )
+    }
+
+
+def _untracked(value: Any) -> Any:
+    """Returns a container without Keras's tracker, which refers to the variables."""
+    if isinstance(value, list):
+        return [_untracked(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _untracked(one) for key, one in value.items()}
+    return set(value) if isinstance(value, set) else value
+
+
+def _custom_objects(config: object) -> dict[str, Any]:
+    """Returns the classes and functions of the script that a config refers to, by name."""
+    found: dict[str, Any] = {}
+    if isinstance(config, list | tuple):
+        for one in config:
+            found.update(_custom_objects(one))
+    elif isinstance(config, dict):
+        name = config.get("registered_name")
+        custom = keras.saving.get_registered_object(name) if isinstance(name, str) else None
+        if custom is not None:
+            found[str(name)] = custom
+        for value in config.values():
+            found.update(_custom_objects(value))
+    return found
+
+
+def _described(rate: Any) -> Any:
+    """Returns what identifies a schedule or a function of learning rates."""
+    if not isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        return {"name": getattr(rate, "__qualname__", type(rate).__qualname__)}
+    try:
+        return keras.saving.serialize_keras_object(rate)
+    except NotImplementedError:  # a schedule that cannot be saved
+        return {"name": type(rate).__qualname__, "config": _plain(vars(rate))}
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values that are the same in each process."""
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, bool | int | float | str | list | tuple | None)
+    }
 
 
 def _is_named(name: str, names: Sequence[str]) -> bool:

@@ -233,8 +233,14 @@ class ParameterServerVariable(DistributedVariable):
                 self.variable_client.create(self, InitialRows(initializer, shape, self._dtype))
                 self.find_shards()
                 return
-        value = np.asarray(self._convert_to_tensor(initializer(shape, dtype=self._dtype)))
-        if not shape and not self.trainable:
+        self._place_initial(
+            np.asarray(self._convert_to_tensor(initializer(shape, dtype=self._dtype)))
+        )
+
+    def _place_initial(self, value: np.ndarray) -> None:
+        self.has_rows = self._is_table and is_worth_rows(self.shape)
+        # A counter or a learning rate may belong to an optimizer, which the servers get later.
+        if not self.shape and not self.trainable:
             self.place = Unplaced(value)
         else:
             self.variable_client.create(self, value)
@@ -245,9 +251,7 @@ class ParameterServerVariable(DistributedVariable):
         self._home = home
         self.whole = WholeValue()
         home.strategy.variables.add(self, home)
-        self.has_rows = self._is_table and is_worth_rows(self.shape)
-        self.variable_client.create(self, np.asarray(value))
-        self.find_shards()
+        self._place_initial(np.asarray(value))
 
     def find_shards(self) -> None:
         """Changes the class to a `ShardedVariable` if it is split over servers."""
