@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import logging
 import multiprocessing
 import os
 import subprocess
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import stratagem
+from stratagem import logs
 from stratagem.context import stack
 from stratagem.process_group import current as current_process_group
 from stratagem.run_events.wait_clock import wait_clock
@@ -51,12 +53,27 @@ def _settings() -> dict[str, Any]:
         "Keras dtype policy": keras.config.dtype_policy().name if loaded else "float32",
         "Keras floatx": keras.config.floatx() if loaded else "float32",
         "process group": current_process_group.current_group(),
+        "log choices": (logs._LogState.level, logs._LogState.format, logs._LogState.task),
+        "log levels": _log_levels(),
         **{name: getattr(wait_clock, name) for name in _WAIT_FLAGS},
+    }
+
+
+def _log_levels() -> dict[str, int]:
+    """Levels of our loggers that have one."""
+    loggers = logging.root.manager.loggerDict
+    return {
+        name: one.level
+        for name, one in loggers.copy().items()
+        if name.startswith("stratagem") and isinstance(one, logging.Logger) and one.level
     }
 
 
 def _set_back(settings: dict[str, Any]) -> None:
     """Gives settings their values; the current strategy is restored with the stack of contexts."""
+    logs._LogState.level, logs._LogState.format, logs._LogState.task = settings["log choices"]
+    for name in _log_levels().keys() | settings["log levels"].keys():
+        logging.getLogger(name).setLevel(settings["log levels"].get(name, logging.NOTSET))
     stratagem.config.run_eagerly(settings["runs eagerly"])
     for name in _WAIT_FLAGS:
         setattr(wait_clock, name, settings[name])
