@@ -167,7 +167,10 @@ def _clear_variables(error: BaseException | None) -> None:
     """A test that failed lives on in its traceback, and with it all that its variables hold."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None  # whoever has looked at the variables of a frame left it a copy
         error = error.__cause__ or error.__context__
+    for name in ("last_traceback", "last_value", "last_exc"):
+        vars(sys).pop(name, None)
 
 
 def _join(threads: list[threading.Thread], limit_s: float) -> None:

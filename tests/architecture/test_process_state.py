@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
+import socket
+import sys
 import threading
 
 import keras
+import pytest
 
 import stratagem
+from stratagem import logs
+from stratagem.launch.plan.ports import free_ports
+from stratagem.run_events.wait_clock import wait_clock
+from tests.elastic.members import Cluster
 from tests.process_state import ProcessState
 
 
@@ -66,3 +74,30 @@ def test_open_scope_and_settings_left_are_found() -> None:
         stratagem.config.run_eagerly(False)
     assert "'a strategy is current' was False and is True" in changes
     assert "'runs eagerly' was False and is True" in changes
+
+
+def _fail_with_a_running_group(ports: tuple[int, ...]) -> None:
+    """As a test that starts members and is wrong about them."""
+    cluster = Cluster(ports)
+    groups = cluster.started(len(ports))
+    stratagem.OneDeviceStrategy("cpu:0").scope().__enter__()
+    stratagem.config.run_eagerly(True)
+    logs.show_logs("info")
+    os.environ["STRATAGEM_LEFT"] = "1"
+    assert groups == []
+
+
+def test_what_a_failed_test_left_is_ended() -> None:
+    """Its groups with their threads and sockets, its scopes, its settings and its variables."""
+    before, ports = ProcessState.now(), free_ports(3)
+    try:
+        _fail_with_a_running_group(ports)
+    except AssertionError as error:
+        sys.last_value = error  # as pytest does
+    assert wait_clock.measures_transfers
+    before.restore()
+    assert before.changes() == []
+    for port in ports:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+    gc.collect()  # a socket that was left open would be an error of this test
