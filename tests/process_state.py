@@ -8,6 +8,7 @@ import gc
 import logging
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -29,6 +30,7 @@ _FOREIGN_VARIABLES = ("PYTEST_CURRENT_TEST",)
 _JOIN_TIMEOUT_S = 60.0
 # Of an object whose thread was left; which of these it has ends it.
 _WAYS_TO_END = ("close", "abandon", "stop", "shutdown", "cancel")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 # What a group or a run sets while it lasts, so that layers above need not know it.
 _WAIT_FLAGS = ("measures_transfers", "waits_for_all", "waits_for_data")
 
@@ -97,6 +99,10 @@ class ProcessState:
     processes: frozenset[int | None]
     settings: dict[str, Any]
     contexts: tuple[Any, ...]
+    # Libraries set these for as long as the process runs, which is no fault of a test.
+    folder: str
+    module_path: tuple[str, ...]
+    handlers: tuple[Any, ...]
 
     @classmethod
     def now(cls) -> ProcessState:
@@ -111,6 +117,9 @@ class ProcessState:
             processes=frozenset(child.pid for child in multiprocessing.active_children()),
             settings=_settings(),
             contexts=(*stack._stack.frames, stack._current_strategies.process),
+            folder=os.getcwd(),
+            module_path=tuple(sys.path),
+            handlers=tuple(signal.getsignal(one) for one in _SIGNALS),
         )
 
     def changes(self) -> list[str]:
@@ -148,6 +157,11 @@ class ProcessState:
         for name in os.environ.keys() - self.environment.keys() - set(_FOREIGN_VARIABLES):
             del os.environ[name]
         os.environ.update(self.environment)
+        os.chdir(self.folder)
+        sys.path[:] = self.module_path
+        for one, handler in zip(_SIGNALS, self.handlers, strict=True):
+            if handler is not None:  # else it was not set by Python
+                signal.signal(one, handler)
         *stack._stack.frames[:], stack._current_strategies.process = self.contexts
         _set_back(self.settings)
 
