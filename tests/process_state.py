@@ -24,8 +24,9 @@ from stratagem.context import stack
 from stratagem.process_group import current as current_process_group
 from stratagem.run_events.wait_clock import wait_clock
 
-# pytest's own, set anew for each phase of a test.
-_FOREIGN_VARIABLES = ("PYTEST_CURRENT_TEST",)
+# pytest's own, set anew for each phase of a test; and those that scikit-learn sets when it is
+# imported, by whichever test comes first.
+_FOREIGN_VARIABLES = ("PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
 # For all threads of a test together; a busy machine may need most of it.
 _JOIN_TIMEOUT_S = 60.0
 # Of an object whose thread was left; which of these it has ends it.
