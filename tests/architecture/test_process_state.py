@@ -17,6 +17,7 @@ from stratagem import logs
 from stratagem.launch.plan.ports import free_ports
 from stratagem.run_events.wait_clock import wait_clock
 from tests.elastic.members import Cluster
+from tests.other_machine import floored, shuffled
 from tests.process_state import ProcessState
 
 
@@ -101,3 +102,15 @@ def test_what_a_failed_test_left_is_ended() -> None:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port))
     gc.collect()  # a socket that was left open would be an error of this test
+
+
+def test_another_machine_has_coarse_clocks_and_another_order() -> None:
+    """The plugin is used by hand; it must not rot."""
+    assert floored(lambda: 7.129, 0.5)() == 7.0
+    assert floored(lambda: 7_129, 500)() == 7_000
+    files = ["a"] * 3 + ["b"] * 4
+    orders = [shuffled(files, seed) for seed in range(20)]
+    for order in orders:
+        assert sorted(order) == list(range(7))
+        assert "".join(files[place] for place in order) in ("aaabbbb", "bbbbaaa")
+    assert len(set(map(tuple, orders))) > 10
