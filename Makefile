@@ -74,9 +74,6 @@ QUICKLY := XLA_FLAGS="$(NO_SPEED)" $(PROGRAMS)
 MAIN_QUICKLY := XLA_FLAGS="$(NO_SPEED) --xla_cpu_use_fusion_emitters=false \
 	--xla_cpu_parallel_codegen_split_count=1" $(PROGRAMS) $(LIGHTLY)
 
-# No test takes minutes here, and one that hangs must leave the others their time.
-HANGS := --override-ini faulthandler_timeout=180
-
 # Makes the environment of folder $(1) with interpreter $(2) hold exactly the lock $(3) and us; $(4)
 # are more options of the installer. Nothing is compiled: most modules
 # are never imported.
@@ -168,7 +165,7 @@ $(RAY_DATA): requirements/ray_data.txt
 .PHONY: test
 test: ## all that CI runs; pytest's own summary comes last
 	@$(MAKE) --jobs 2 TOGETHER=yes $(MAIN) $(OLDEST) lint types compatibility
-	$(MAIN_QUICKLY) .venv/bin/python -m pytest $(IN_PARALLEL) $(HANGS) $(TESTS)
+	$(MAIN_QUICKLY) .venv/bin/python -m pytest $(IN_PARALLEL) $(TESTS)
 
 .PHONY: check
 check: $(MAIN) ## lint, types and tests of what changed since BASE (main), in about a minute
@@ -273,16 +270,16 @@ compatibility: test-newest test-oldest ## tests/versions.txt on the oldest and t
 
 .PHONY: test-oldest
 test-oldest: $(OLDEST) ## tests/versions.txt on the lowest versions that pyproject.toml allows
-	$(QUICKLY) $(LIGHTLY) .venv-oldest/bin/python -m pytest --quiet $(HANGS) $(VERSIONS)
+	$(QUICKLY) $(LIGHTLY) .venv-oldest/bin/python -m pytest --quiet $(VERSIONS)
 
 .PHONY: test-oldest-all
 test-oldest-all: $(OLDEST) ## all compatibility tests on the lowest versions, slow to run
-	$(QUICKLY) $(LIGHTLY) .venv-oldest/bin/python -m pytest $(IN_PARALLEL) $(HANGS) $(COMPATIBILITY)
+	$(QUICKLY) $(LIGHTLY) .venv-oldest/bin/python -m pytest $(IN_PARALLEL) $(COMPATIBILITY)
 
 .PHONY: test-newest
 test-newest: ## tests/versions.txt on the newest Python, JAX and Keras of the lock
 	@if test -n "$(NEWEST_PYTHON)"; then \
-		$(MAKE) --silent $(NEWEST) && $(QUICKLY) $(LIGHTLY) .venv-newest/bin/python -m pytest --quiet $(HANGS) $(VERSIONS); \
+		$(MAKE) --silent $(NEWEST) && $(QUICKLY) $(LIGHTLY) .venv-newest/bin/python -m pytest --quiet $(VERSIONS); \
 	else \
 		echo "Skipped: the tests on the newest JAX. It needs Python 3.12 or 3.13, and"; \
 		echo "neither is on PATH or under pyenv. The main environment has the newest for its Python."; \
@@ -296,7 +293,7 @@ test-latest: ## compatibility tests on the latest JAX, Keras and Orbax, whatever
 	.venv-latest/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
 	.venv-latest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --pre jax jaxlib keras orbax-checkpoint
 	.venv-latest/bin/python -m pip list | grep -iE "^(jax|jaxlib|keras|orbax-checkpoint) "
-	$(PROGRAMS) .venv-latest/bin/python -m pytest $(IN_PARALLEL) $(HANGS) $(COMPATIBILITY)
+	$(PROGRAMS) .venv-latest/bin/python -m pytest $(IN_PARALLEL) $(COMPATIBILITY)
 
 .PHONY: release-check
 release-check: $(RELEASE) ## builds the package into dist/ and checks all that a release needs
@@ -306,7 +303,7 @@ release-check: $(RELEASE) ## builds the package into dist/ and checks all that a
 test-newest-all: ## all tests of `make test`, slow to run, on the newest versions; needs Python 3.12 or 3.13
 	@test -n "$(NEWEST_PYTHON)" || { echo "No Python 3.12 or 3.13 found: install one." >&2; exit 1; }
 	@$(MAKE) --silent $(NEWEST)
-	$(QUICKLY) .venv-newest/bin/python -m pytest $(IN_PARALLEL) $(HANGS) $(TESTS)
+	$(QUICKLY) .venv-newest/bin/python -m pytest $(IN_PARALLEL) $(TESTS)
 
 .PHONY: audit
 audit: $(RELEASE) ## compares the locks with the advisories of PyPI; needs the network

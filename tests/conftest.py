@@ -20,6 +20,8 @@ os.environ["KERAS_BACKEND"] = "jax"
 # between virtual devices can wait for each other for ever (JAX up to 0.11.2).
 os.environ["NPROC"] = "32"
 
+import itertools
+import random
 import signal
 import tempfile
 import time
@@ -34,6 +36,7 @@ import numpy as np
 import pytest
 
 import stratagem
+from stratagem.launch.plan import ports
 from tests.process_state import ProcessState
 from tests.slow_rows import is_nightly, missing_rows, spare_combinations
 
@@ -52,9 +55,15 @@ _PLATFORM = selected_platform()
 set_up_devices(_PLATFORM, int(os.environ.get("STRATAGEM_TEST_DEVICES", "8")))
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
-# The duration of an example depends on what else the machine does. CI draws the same examples each
-# time, so that a change fails for what it changes; every other run draws new ones.
-hypothesis.settings.register_profile("ours", deadline=None, derandomize="CI" in os.environ)
+# The duration of an example, and of drawing it, depends on what else the machine does. The same
+# examples are drawn each time, so that a change fails for what it changes, and nobody for what was
+# there before; NEW_EXAMPLES=1 draws new ones.
+hypothesis.settings.register_profile(
+    "ours",
+    deadline=None,
+    derandomize="NEW_EXAMPLES" not in os.environ,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("ours")
 
 if "STRATAGEM_TEST_REPLICAS" in os.environ:  # what joining a cluster changes belongs to the process
@@ -123,6 +132,32 @@ def _require_unchanged(before: dict[str, str]) -> None:
     changed = {name for name, _ in before.items() ^ os.environ.items()}
     if changed := sorted(name for name in changed if name.startswith(_READ_BY_PROGRAMS)):
         raise pytest.UsageError(f"Modules of tests set {changed} when they are imported.")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Gives each test the same random numbers, whichever tests ran before it."""
+    random.seed(0)
+    np.random.seed(0)
+
+
+class _PortsInTurn:
+    """In place of the random choice of free ports: those that no other process of the run takes.
+
+    Some are bound a while after they were found free, such as by the tasks of a launch.
+    """
+
+    def __init__(self) -> None:
+        count = 1_500
+        first = count * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8)
+        begin = os.getpid() * 7 % count  # those of the run before may not be free again yet
+        self._numbers = itertools.cycle(first + (begin + i) % count for i in range(count))
+
+    def randbelow(self, end: int) -> int:
+        return next(self._numbers) % end
+
+
+ports.secrets = _PortsInTurn()  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(wrapper=True)

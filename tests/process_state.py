@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import logging
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -17,16 +19,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import stratagem
+from stratagem import logs
 from stratagem.context import stack
 from stratagem.process_group import current as current_process_group
 from stratagem.run_events.wait_clock import wait_clock
 
-# pytest's own, set anew for each phase of a test.
-_FOREIGN_VARIABLES = ("PYTEST_CURRENT_TEST",)
+# pytest's own, set anew for each phase of a test; and those that scikit-learn sets when it is
+# imported, by whichever test comes first.
+_FOREIGN_VARIABLES = ("PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
 # For all threads of a test together; a busy machine may need most of it.
 _JOIN_TIMEOUT_S = 60.0
 # Of an object whose thread was left; which of these it has ends it.
 _WAYS_TO_END = ("close", "abandon", "stop", "shutdown", "cancel")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 # What a group or a run sets while it lasts, so that layers above need not know it.
 _WAIT_FLAGS = ("measures_transfers", "waits_for_all", "waits_for_data")
 
@@ -51,12 +56,27 @@ def _settings() -> dict[str, Any]:
         "Keras dtype policy": keras.config.dtype_policy().name if loaded else "float32",
         "Keras floatx": keras.config.floatx() if loaded else "float32",
         "process group": current_process_group.current_group(),
+        "log choices": (logs._LogState.level, logs._LogState.format, logs._LogState.task),
+        "log levels": _log_levels(),
         **{name: getattr(wait_clock, name) for name in _WAIT_FLAGS},
+    }
+
+
+def _log_levels() -> dict[str, int]:
+    """Levels of our loggers that have one."""
+    loggers = logging.root.manager.loggerDict
+    return {
+        name: one.level
+        for name, one in loggers.copy().items()
+        if name.startswith("stratagem") and isinstance(one, logging.Logger) and one.level
     }
 
 
 def _set_back(settings: dict[str, Any]) -> None:
     """Gives settings their values; the current strategy is restored with the stack of contexts."""
+    logs._LogState.level, logs._LogState.format, logs._LogState.task = settings["log choices"]
+    for name in _log_levels().keys() | settings["log levels"].keys():
+        logging.getLogger(name).setLevel(settings["log levels"].get(name, logging.NOTSET))
     stratagem.config.run_eagerly(settings["runs eagerly"])
     for name in _WAIT_FLAGS:
         setattr(wait_clock, name, settings[name])
@@ -80,6 +100,10 @@ class ProcessState:
     processes: frozenset[int | None]
     settings: dict[str, Any]
     contexts: tuple[Any, ...]
+    # Libraries set these for as long as the process runs, which is no fault of a test.
+    folder: str
+    module_path: tuple[str, ...]
+    handlers: tuple[Any, ...]
 
     @classmethod
     def now(cls) -> ProcessState:
@@ -94,6 +118,9 @@ class ProcessState:
             processes=frozenset(child.pid for child in multiprocessing.active_children()),
             settings=_settings(),
             contexts=(*stack._stack.frames, stack._current_strategies.process),
+            folder=os.getcwd(),
+            module_path=tuple(sys.path),
+            handlers=tuple(signal.getsignal(one) for one in _SIGNALS),
         )
 
     def changes(self) -> list[str]:
@@ -131,6 +158,11 @@ class ProcessState:
         for name in os.environ.keys() - self.environment.keys() - set(_FOREIGN_VARIABLES):
             del os.environ[name]
         os.environ.update(self.environment)
+        os.chdir(self.folder)
+        sys.path[:] = self.module_path
+        for one, handler in zip(_SIGNALS, self.handlers, strict=True):
+            if handler is not None:  # else it was not set by Python
+                signal.signal(one, handler)
         *stack._stack.frames[:], stack._current_strategies.process = self.contexts
         _set_back(self.settings)
 
@@ -150,7 +182,10 @@ def _clear_variables(error: BaseException | None) -> None:
     """A test that failed lives on in its traceback, and with it all that its variables hold."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None  # whoever has looked at the variables of a frame left it a copy
         error = error.__cause__ or error.__context__
+    for name in ("last_traceback", "last_value", "last_exc"):
+        vars(sys).pop(name, None)
 
 
 def _join(threads: list[threading.Thread], limit_s: float) -> None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
+import socket
+import sys
 import threading
 
 import keras
+import pytest
 
 import stratagem
+from stratagem import logs
+from stratagem.launch.plan.ports import free_ports
+from stratagem.run_events.wait_clock import wait_clock
+from tests.elastic.members import Cluster
+from tests.other_machine import floored, shuffled
 from tests.process_state import ProcessState
 
 
@@ -66,3 +75,42 @@ def test_open_scope_and_settings_left_are_found() -> None:
         stratagem.config.run_eagerly(False)
     assert "'a strategy is current' was False and is True" in changes
     assert "'runs eagerly' was False and is True" in changes
+
+
+def _fail_with_a_running_group(ports: tuple[int, ...]) -> None:
+    """As a test that starts members and is wrong about them."""
+    cluster = Cluster(ports)
+    groups = cluster.started(len(ports))
+    stratagem.OneDeviceStrategy("cpu:0").scope().__enter__()
+    stratagem.config.run_eagerly(True)
+    logs.show_logs("info")
+    os.environ["STRATAGEM_LEFT"] = "1"
+    assert groups == []
+
+
+def test_what_a_failed_test_left_is_ended() -> None:
+    """Its groups with their threads and sockets, its scopes, its settings and its variables."""
+    before, ports = ProcessState.now(), free_ports(3)
+    try:
+        _fail_with_a_running_group(ports)
+    except AssertionError as error:
+        sys.last_value = error  # as pytest does
+    assert wait_clock.measures_transfers
+    before.restore()
+    assert before.changes() == []
+    for port in ports:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+    gc.collect()  # a socket that was left open would be an error of this test
+
+
+def test_another_machine_has_coarse_clocks_and_another_order() -> None:
+    """The plugin is used by hand; it must not rot."""
+    assert floored(lambda: 7.129, 0.5)() == 7.0
+    assert floored(lambda: 7_129, 500)() == 7_000
+    files = ["a"] * 3 + ["b"] * 4
+    orders = [shuffled(files, seed) for seed in range(20)]
+    for order in orders:
+        assert sorted(order) == list(range(7))
+        assert "".join(files[place] for place in order) in ("aaabbbb", "bbbbaaa")
+    assert len(set(map(tuple, orders))) > 10

@@ -14,6 +14,7 @@ from click.testing import Result
 from stratagem.cli import main
 from tests.command_runner import CliRunner
 from tests.input.service.servers import input_servers
+from tests.launch.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -24,14 +25,20 @@ def same_signals() -> Iterator[Any]:
 
 
 def _call(*arguments: str, ends: bool = True) -> Result:
-    timer = threading.Timer(0.5, lambda: signal.raise_signal(signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+
+    def end() -> None:  # once the command handles the signal, which would end this process
+        until(lambda: signal.getsignal(signal.SIGTERM) is not before)
+        signal.raise_signal(signal.SIGTERM)
+
+    thread = threading.Thread(target=end)
     if ends:
-        timer.start()
+        thread.start()
     try:
         return CliRunner().invoke(main, ["input-service", *arguments])
     finally:
         if ends:
-            timer.join()
+            thread.join()
 
 
 def test_service_runs_until_sigterm(tmp_path) -> None:

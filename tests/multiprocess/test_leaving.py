@@ -16,8 +16,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     every = run_cluster(
         [str(PROGRAMS / "leaving.py"), str(folder)],
         2,
-        STRATAGEM_STUCK_TIMEOUT_S="15",
-        STRATAGEM_BARRIER_TIMEOUT_S="15",
+        STRATAGEM_STUCK_TIMEOUT_S="120",
+        STRATAGEM_BARRIER_TIMEOUT_S="120",
     )
     for ended in every:
         assert ended.code == 0, ended.errors

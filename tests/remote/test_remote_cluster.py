@@ -250,10 +250,15 @@ def test_clients_take_turns(fake_head, monkeypatch, capfd, tmp_path) -> None:
     with pytest.raises(DeadlineExceededError, match=r"is still busy after 0\.1 s") as raised:
         _cluster_at(fake_head, join_timeout_s=0.1).run_script(script)
     assert "job0 of somebody at another" in str(raised.value)
-    timer = threading.Timer(0.5, first.kill)
-    timer.start()
+    announce = remote_cluster.logs.announce
+
+    def end_the_first(logger: Any, text: str) -> None:
+        announce(logger, text)
+        if text.startswith("Waiting for job0"):
+            first.kill()
+
+    monkeypatch.setattr(remote_cluster.logs, "announce", end_the_first)
     assert _cluster_at(fake_head).run_script(script) == 0
-    timer.join()
     printed = capfd.readouterr()
     assert printed.out == "done\n"
     assert "Waiting for job0 of somebody at another." in printed.err

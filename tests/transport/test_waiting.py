@@ -130,14 +130,16 @@ def asked(pool: ThreadPoolExecutor, connections: Connections, server: int = 0) -
 
 
 def test_server_that_works_is_waited_for_beyond_the_limit(
-    start, keys, pool, impatient, pings
+    start, keys, pool, monkeypatch, pings
 ) -> None:
+    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "1.0")
+    monkeypatch.setattr(waiting, "_SILENCE_S", 0.05)
     server = start("done", answers=False)
     with Connections(keys, [server.address]) as connections:
         for _ in range(2):  # by TCP, then by the Unix socket
             server.may_answer.clear()
             answer = asked(pool, connections)
-            pings.wait_for(12)  # of which 4 fill the limit
+            pings.wait_for(30)  # of which 20 fill the limit
             assert not answer.done()
             server.may_answer.set()
             assert answer.result(_LIMIT_S) == "done"
@@ -159,7 +161,7 @@ def test_server_that_is_started_again_is_sent_it_again(
     start, keys, pool, monkeypatch, num_before
 ) -> None:
     """Before its second request, a client has heard of its Unix socket; the next has another."""
-    monkeypatch.setattr(waiting, "_SILENCE_S", 0.1)
+    monkeypatch.setattr(waiting, "_SILENCE_S", 0.5)
     first = start("first")
     with Connections(keys, [first.address]) as connections:
         for _ in range(num_before):
@@ -179,7 +181,7 @@ def test_server_that_is_started_again_is_sent_it_again(
 def test_message_that_is_lost_is_sent_again(
     start, keys, pool, monkeypatch, only_tcp, way, num_heard
 ) -> None:
-    monkeypatch.setattr(waiting, "_SILENCE_S", 0.1)
+    monkeypatch.setattr(waiting, "_SILENCE_S", 0.5)
     server = start("done")
     connection = CutLine(server.address)
     with Connections(keys, [connection.address]) as connections:
@@ -196,7 +198,7 @@ def test_message_that_is_lost_is_sent_again(
 def test_answer_that_finds_its_connection_broken_comes_by_the_next(
     start, keys, pool, monkeypatch, only_tcp, pings
 ) -> None:
-    monkeypatch.setattr(waiting, "_SILENCE_S", 0.1)
+    monkeypatch.setattr(waiting, "_SILENCE_S", 0.5)
     server = start("done", answers=False)
     connection = CutLine(server.address)
     with Connections(keys, [connection.address]) as connections:
@@ -394,7 +396,7 @@ def process(keys: ClusterKeys, port: int, name: str) -> Iterator[subprocess.Pope
 
 def test_process_that_is_killed_leaves_nothing_that_holds_clients(keys, pool, monkeypatch) -> None:
     """As of the Unix socket, whose file stays."""
-    monkeypatch.setattr(waiting, "_SILENCE_S", 0.2)
+    monkeypatch.setattr(waiting, "_SILENCE_S", 0.5)
     with process(keys, 0, "first") as first:
         address, _, path = first.stdout.readline().strip().partition(" ")
         with Connections(keys, [address]) as connections:

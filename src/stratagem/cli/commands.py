@@ -47,6 +47,7 @@ class Commands(click.Group):
             click.echo("Interrupted.", err=True)
             raise SystemExit(exit_codes.INTERRUPTED) from None
         except click.ClickException as error:
+            logs.reset()  # click closes no context whose arguments are wrong
             if chosen_log_level(ctx) in _LEVELS and error.__cause__ is not None:
                 cause = "".join(traceback.format_exception(error.__cause__))
                 click.echo(cause, err=True, nl=False)

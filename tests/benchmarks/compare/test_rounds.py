@@ -16,7 +16,7 @@ from tests.benchmarks.compare.trees import make_tree
 from tests.benchmarks.sides import fake_case, fake_side
 from tests.run_events.test_wait_clock import ticking
 
-EFFORT = Effort(num_rounds=3, round_s=4.0, start_limit_s=30.0, answer_limit_s=30.0)
+EFFORT = Effort(num_rounds=3, round_s=4.0, start_limit_s=120.0, answer_limit_s=120.0)
 SUBJECT = TrainingSubject(fake_case(fake_side("ours")))
 
 

@@ -15,6 +15,7 @@ from benchmarks.first_step import run as module
 from benchmarks.first_step import run_first_step
 from benchmarks.runner import Effort
 from benchmarks.worker_process import WorkerError
+from tests.run_events.test_wait_clock import ticking
 
 NO_PEERS = Environments(peers=Path("nowhere"))
 OURS = ["Stratagem, 1 device", "Stratagem, 2 devices"]
@@ -60,6 +61,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> type[FakeProcess]:
         started: ClassVar[list[tuple[str, str]]] = []
 
     monkeypatch.setattr(module, "WorkerProcess", Process)
+    monkeypatch.setattr(module, "time", ticking())
     return Process
 
 

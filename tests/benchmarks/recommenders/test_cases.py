@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.recommenders.cases import COMPARISONS, by_options
+from benchmarks.workers import table_work
 from benchmarks.workers.table_work import (
     LEARNING_RATE,
     NUM_BATCHES,
@@ -16,6 +17,7 @@ from benchmarks.workers.table_work import (
     id_batches,
     keys_of,
 )
+from tests.run_events.test_wait_clock import ticking
 
 
 def test_titles_are_unique_and_large_tables_are_measured_only_by_name() -> None:
@@ -74,7 +76,8 @@ def test_a_side_that_computes_something_else_is_refused(error: float) -> None:
         assert answer({"kind": "memory"}) == {"row_bytes": 16.0}
 
 
-def test_calls_are_timed_with_what_they_cost() -> None:
+def test_calls_are_timed_with_what_they_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_work, "time", ticking())
     options = TableOptions(30, 4)
     rows, spent = _Rows(options, 0.0), iter([1.0, 4.0])
     sent = iter([10.0, 30.0])

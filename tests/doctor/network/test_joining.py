@@ -12,15 +12,13 @@ from typing import Any
 from stratagem.doctor.network.hosts import SurveyedHost
 from stratagem.doctor.network.joining import survey_as_task
 from stratagem.doctor.network.survey import Survey, SurveySettings
+from stratagem.launch.plan.ports import free_ports
 
 _SETTINGS = SurveySettings(wait_s=10.0, limit_s=5.0, transfer_s=0.01)
 
 
 def _hosts(size: int) -> list[SurveyedHost]:
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(size)]
-    ports = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
+    ports = free_ports(size)
     return [SurveyedHost(f"worker {i}", "127.0.0.1", port) for i, port in enumerate(ports)]
 
 
@@ -52,9 +50,9 @@ def test_all_tasks_have_the_same_survey() -> None:
 
 def test_task_that_never_comes_is_absent() -> None:
     hosts = _hosts(3)
-    settings = SurveySettings(wait_s=0.4, limit_s=1.0, transfer_s=0.01)
+    settings = SurveySettings(wait_s=1.5, limit_s=60.0, transfer_s=0.01)
     survey, other = asyncio.run(_together((hosts, 0), (hosts, 1), settings=settings))
-    assert survey.absent == {2: "did not answer within 0.4 s"}
+    assert survey.absent == {2: "did not answer within 1.5 s"}
     assert survey.bytes_per_s[0][1] is not None
     assert other == survey
     assert survey.cluster[0][2] == ("refused", "127.0.0.1")
@@ -97,7 +95,7 @@ def test_leader_whose_port_is_taken_waits_for_none() -> None:
 def test_other_description_of_the_cluster_is_refused() -> None:
     hosts = _hosts(2)
     others = [hosts[0], SurveyedHost("worker 1", "127.0.0.1", 9)]
-    settings = SurveySettings(wait_s=0.5, limit_s=1.0, transfer_s=0.0)
+    settings = SurveySettings(wait_s=1.5, limit_s=60.0, transfer_s=0.0)
     survey, refused = asyncio.run(_together((hosts, 0), (others, 1), settings=settings))
     (problem,) = survey.rejected
     assert problem.startswith("worker 1 at 127.0.0.1 describes another cluster: ")
@@ -109,7 +107,7 @@ def test_second_task_of_one_index_is_refused() -> None:
     hosts = _hosts(2)
 
     async def three() -> list[Survey]:
-        settings = SurveySettings(wait_s=5.0, limit_s=1.0, transfer_s=0.0)
+        settings = SurveySettings(wait_s=60.0, limit_s=60.0, transfer_s=0.0)
         leader = asyncio.create_task(survey_as_task(hosts, 0, lambda: _slow(0.5), settings))
         others = [
             asyncio.create_task(survey_as_task(hosts, 1, lambda: _facts(1), settings))

@@ -126,18 +126,29 @@ def test_eviction_that_would_end_the_job_is_refused(options, words) -> None:
 
 
 _TRAIN = """
-import time
+import itertools, time
 from pathlib import Path
 from stratagem.goodput import EventWriter, StepWaits
 
+def is_running(pid):
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
 writer = EventWriter("run", "worker", task["index"], num_processes=3, interval_s=0.0)
 own_s = 0.05 if task["index"] == 1 else 0.01
-Path(f"ready-{task['index']}").touch()
+Path(f"own-{task['index']}").write_text(str(os.getpid()))
+Path(f"own-{task['index']}").rename(f"ready-{task['index']}")
 ready = [Path(f"ready-{index}") for index in range(3)]
 while not all(path.exists() for path in ready):
     time.sleep(0.01)
 begin_s = max(path.stat().st_mtime for path in ready)
-for step in range(1, 61):  # in lockstep
+slow = int(ready[1].read_text())
+for step in itertools.count(1):  # in lockstep, until the launcher has ended the slow one
+    if not is_running(slow):
+        break
     time.sleep(max(0.0, begin_s + 0.05 * step - time.time()))
     waits = StepWaits(waited_s=0.05 - own_s, input_s=own_s - 0.005)
     writer.step(step, duration_s=0.05, waits=waits)

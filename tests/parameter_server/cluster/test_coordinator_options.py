@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 
 import stratagem as sg
 from stratagem.parameter_server.cluster.coordinator_options import checked_options
+from stratagem.parameter_server.coordinator.worker_link import WorkerLink
 from tests.parameter_server.clusters import coordinated, local_strategy
-from tests.parameter_server.shared_with_workers import forget, note, seen, times_seen
+from tests.parameter_server.shared_with_workers import LIMIT_S, forget, note, seen, times_seen
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -51,19 +53,37 @@ def test_strategy_takes_options_and_nothing_else() -> None:
         given.start_delay_s = 2
 
 
-def test_workers_begin_one_after_the_other() -> None:
+class _Delays(threading.Event):
+    """The end of a link, for which its threads wait as long as they delay; a delay ends by hand."""
+
+    asked_s: list[float | None]
+    are_over: threading.Event
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.asked_s.append(timeout)
+        return not timeout or self.are_over.wait(LIMIT_S)
+
+
+def test_workers_begin_one_after_the_other(monkeypatch) -> None:
     forget()
-    options = sg.coordinator.options(start_delay_s=1.5)
+    init, asked_s, are_over = WorkerLink.__init__, [], threading.Event()
+
+    def made(link: WorkerLink, *arguments: Any, **options: Any) -> None:
+        init(link, *arguments, **options)
+        link._is_closed = _Delays()
+        link._is_closed.asked_s, link._is_closed.are_over = asked_s, are_over
+
+    monkeypatch.setattr(WorkerLink, "__init__", made)
+    options = sg.coordinator.options(start_delay_s=1000)
     with coordinated(num_workers=2, options=options) as coordinator:
-        begun_s = time.monotonic()
-        for worker in (1, 0):
-            coordinator.schedule(note, args=(worker,), worker=worker)
-        coordinator.join()
-        assert time.monotonic() - begun_s > 1.4
-        assert seen == [0, 1]
-        begun_s = time.monotonic()
+        late = coordinator.schedule(note, args=(1,), worker=1)
+        coordinator.schedule(note, args=(0,), worker=0).fetch()
+        assert seen == [0]
+        are_over.set()
+        late.fetch()
         coordinator.schedule(note, args=(1,), worker=1).fetch()  # only the first one waits
-        assert time.monotonic() - begun_s < 1.4
+    assert seen == [0, 1, 1]
+    assert sorted(asked_s) == [0, 0, 1000, 1000]  # of each thread, once
 
 
 def test_coordinator_that_is_closed_waits_for_no_delay() -> None:

@@ -36,13 +36,14 @@ class Waiting:
         with self.lock:
             pass
 
-    def woken_by(self, wake: Callable[..., Any], *args: Any, **kwargs: Any) -> list[int]:
-        """Calls a method, and returns the workers that it woke."""
+    def require_woken(self, wanted: list[int], wake: Callable[..., Any], *args: Any, **kwargs: Any):
+        """Calls a method, which wakes these workers."""
         with self.lock:
             before = len(self.woken)
             wake(*args, **kwargs)
-            self._changed.wait_for(lambda: len(self.woken) > before, 0.2)
-            return self.woken[before:]
+            assert self._changed.wait_for(lambda: len(self.woken) >= before + len(wanted), 120)
+            assert not self._changed.wait_for(lambda: len(self.woken) > before + len(wanted), 0.02)
+            assert self.woken[before:] == wanted
 
 
 @pytest.fixture
@@ -56,15 +57,15 @@ def test_last_idle_worker_comes_first_and_then_the_last_busy_one(waiting) -> Non
         waiting.begin(worker)
     for worker in (0, 2):
         waiting.begin(worker, lambda: True)
-    order = [waiting.woken_by(workers.wake_one, may_be_busy=True) for _ in range(5)]
-    assert order == [[1], [3], [2], [0], []]
+    for wanted in ([1], [3], [2], [0], []):
+        waiting.require_woken(wanted, workers.wake_one, may_be_busy=True)
 
 
 def test_busy_worker_is_left_alone_if_it_may_not_be_busy(waiting) -> None:
     waiting.begin(0, lambda: True)
-    assert waiting.woken_by(waiting.workers.wake_one, may_be_busy=False) == []
-    assert waiting.woken_by(waiting.workers.wake, 0) == [0]
-    assert waiting.woken_by(waiting.workers.wake, 0) == []
+    waiting.require_woken([], waiting.workers.wake_one, may_be_busy=False)
+    waiting.require_woken([0], waiting.workers.wake, 0)
+    waiting.require_woken([], waiting.workers.wake, 0)
 
 
 def test_one_worker_is_woken_at_a_time(waiting) -> None:
@@ -75,18 +76,18 @@ def test_one_worker_is_woken_at_a_time(waiting) -> None:
         for _ in range(2):
             waiting.workers.wake_one(may_be_busy=True)
 
-    assert waiting.woken_by(wake_twice) == [1]
-    assert waiting.woken_by(waiting.workers.wake_one, may_be_busy=True) == [0]
+    waiting.require_woken([1], wake_twice)
+    waiting.require_woken([0], waiting.workers.wake_one, may_be_busy=True)
 
 
 def test_busy_worker_that_has_finished_is_idle(waiting) -> None:
     is_busy = True
     waiting.begin(0, lambda: is_busy)
     waiting.workers.note_finished(0)
-    assert waiting.woken_by(waiting.workers.wake_one, may_be_busy=False) == []
+    waiting.require_woken([], waiting.workers.wake_one, may_be_busy=False)
     is_busy = False
     waiting.workers.note_finished(0)
-    assert waiting.woken_by(waiting.workers.wake_one, may_be_busy=False) == [0]
+    waiting.require_woken([0], waiting.workers.wake_one, may_be_busy=False)
 
 
 def test_all_are_woken(waiting) -> None:

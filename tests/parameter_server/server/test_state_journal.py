@@ -7,6 +7,7 @@ import itertools
 import os
 import resource
 import threading
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -405,12 +406,16 @@ def test_damaged_journal_is_reported(path, written) -> None:
         read(path)
 
 
-def test_later_run_has_the_larger_number_whatever_the_clock_says(path, written) -> None:
+def test_later_run_has_the_larger_number_whatever_the_clock_says(
+    path, written, monkeypatch
+) -> None:
     written[1].write()
     with Journal(path) as file:
         entry = file.messages[-1]
         entry.fields["lifetime"] = 2**62
         assert next_lifetime([entry]).number == 2**62 + 1
+    clock = types.SimpleNamespace(time_ns=itertools.count(1).__next__)
+    monkeypatch.setattr("stratagem.parameter_server.server.state.time", clock)
     first, second = next_lifetime([]), next_lifetime([])
     assert second.number > first.number
     assert first.restored_version is None

@@ -76,7 +76,7 @@ def test_another_python_is_refused_before_the_program_starts() -> None:
 
 
 def test_program_sends_heartbeats() -> None:
-    plan = JobPlan(nonce="n0", command=("-c", "import time; time.sleep(1)"), heartbeat_s=0.1)
+    plan = JobPlan(nonce="n0", command=("-c", "import time; time.sleep(1)"), heartbeat_s=0.02)
     _, frames = frames_of(plan)
-    assert 3 <= frames.count(("heartbeat", "")) <= 40
+    assert frames.count(("heartbeat", "")) >= 3
     assert ("heartbeat", "") not in frames_of(JobPlan(nonce="n0", command=("-c", "")))[1]
