@@ -112,8 +112,33 @@ _IN_CODE: dict[str, Callable[..., Any]] = {
     "added": lambda y, p, w, added: sum(added),
     "added, batch size": lambda y, p, w, added: sum(added),
 }
+# Sums over rows by hand, and shares of a sum over replicas. Padding would count.
+_SUMS: dict[str, Callable[..., Any]] = {
+    "own sum": lambda y, p, w, added: 0.1 * _summed(y, p),
+    "own sum by batch size": lambda y, p, w, added: _summed(y, p) / 12,
+    "own sum, weights": lambda y, p, w, added: ops.sum(_squares(y, p) * w) / 12,
+    "own share": lambda y, p, w, added: _summed(y, p) / _num_rows(y),
+    "own share, weights": lambda y, p, w, added: (
+        ops.sum(_squares(y, p) * w) / sg.get_replica_context().all_reduce("sum", ops.sum(w))
+    ),
+}
+_MEANS: dict[str, Callable[..., Any]] = {
+    "own mean": lambda y, p, w, added: ops.mean(_squares(y, p)),
+    "own mean, weights": lambda y, p, w, added: ops.mean(_squares(y, p) * w),
+    "own sum by rows": lambda y, p, w, added: _summed(y, p) / ops.shape(y)[0],
+}
+
+
+def _num_rows(y: Any) -> int:
+    rows = sg.get_replica_context().global_num_examples
+    return len(y) if rows is None else rows
+
+
 # As a loop must write it: parts of a sum over replicas.
 _IN_LOOP = [name for name in _IN_CODE if name.startswith(("averaged", "sum", "scaled penalties"))]
+
+
+_WAYS = _IN_CODE | _SUMS | _MEANS
 
 
 class _Adds(keras.layers.Dense):
@@ -128,7 +153,7 @@ class _Adds(keras.layers.Dense):
 
 def _layer(name: str) -> keras.layers.Layer:
     kind = _Adds if "added" in name else keras.layers.Dense
-    position = [*_IN_CODE, *_COMPILED].index(name)
+    position = [*_IN_CODE, *_COMPILED, *_SUMS, *_MEANS].index(name)
     return kind(
         2,
         kernel_initializer=keras.initializers.Constant(0.1 + 0.03 * position),
@@ -158,7 +183,7 @@ class _Ways(keras.Model):
         in_order = sorted(_losses_added(self.names), key=lambda name: "penalt" in name)
         own = dict(zip(in_order, added, strict=True))
         return {
-            name: _IN_CODE[name](y, p, w, [own[name]] if name in own else [])
+            name: _WAYS[name](y, p, w, [own[name]] if name in own else [])
             for name, p in zip(self.names, outputs, strict=True)
         }
 
@@ -253,6 +278,11 @@ _ENTRIES: dict[str, tuple[type[_Ways], list[str]]] = {
     "compute_loss": (_ComputeLoss, list(_IN_CODE)),
     "two optimizers": (_TwoOptimizers, list(_IN_CODE)),
     "run": (_Step, _IN_LOOP),
+}
+_ENTRIES |= {
+    f"{entry}, {ways}": (_ENTRIES[entry][0], list(of_ways))
+    for entry in ("train_step", "stateless train_step", "compute_loss")
+    for ways, of_ways in (("sums", _SUMS), ("means", _MEANS))
 }
 
 
@@ -360,6 +390,7 @@ _QUICK = {
     ("train_step", "mirrored 3", "few ways"),
     ("stateless train_step", "mirrored 2", "few ways"),
     ("compute_loss", "mirrored 2", "few ways"),
+    ("train_step, sums", "mirrored 2", "even"),
 }
 
 
@@ -368,6 +399,7 @@ def _rows() -> list[Any]:
     for row in itertools.product(_ENTRIES, _STRATEGIES, _ROWS):
         entry, strategy, rows_of = row
         is_there = strategy not in _SERVERS or entry in ("compile", "train_step", "compute_loss")
+        is_there &= _ENTRIES[entry][1][0] in _IN_CODE or rows_of == "even"
         if is_there and (rows_of != "few ways" or row in _QUICK):
             marks = () if row in _QUICK else pytest.mark.slow
             rows.append(pytest.param(*row, marks=marks))
@@ -386,8 +418,10 @@ def _left_out(strategy: str, rows: str) -> set[str]:
 
 def _expected(entry: str, strategy: str, rows: str) -> dict[str, Any]:
     """Plain Keras on JAX has one form of `train_step`."""
-    has_form = entry in ("compile", "compute_loss")
-    expected = _of_one_device(entry if has_form else "stateless train_step", rows)
+    kind, _, ways = entry.partition(", ")
+    if kind not in ("compile", "compute_loss"):
+        kind = "stateless train_step"
+    expected = _of_one_device(f"{kind}, {ways}" if ways else kind, rows)
     if entry != "run" and strategy not in _SERVERS:
         return expected
     names = _ENTRIES[entry][1]  # logs under servers are those of one worker
