@@ -286,7 +286,7 @@ _ENTRIES |= {
 }
 
 
-def _job(
+def job_of(
     entry: str, num_rows: int, batch_size: int, left_out: Collection[str] = ()
 ) -> Callable[[Scope], dict[str, Any]]:
     """Trains for two epochs and evaluates; returns logs and the weights of each way."""
@@ -377,7 +377,7 @@ _STRATEGIES: dict[str, _Strategy] = {
     _SERVERS_IN_STEP: functools.partial(_servers, 2, 1, UpdateMode(2)),
 }
 # Even parts for each strategy; parts of 2, 2 and none or 2 and 1 of three replicas.
-_ROWS = {"even": (24, 12), "uneven": (10, 4), "few ways": (5, 5)}
+ROWS = {"even": (24, 12), "uneven": (10, 4), "few ways": (5, 5)}
 _FEW = {"averaged", "averaged, batch size", "scaled penalty", "sum", "mean with weights"}
 # Workers in step weight their parts of a batch by rows, so these are not those of one device.
 _NO_MEAN_OF_ROWS = {
@@ -396,7 +396,7 @@ _QUICK = {
 
 def _rows() -> list[Any]:
     rows = []
-    for row in itertools.product(_ENTRIES, _STRATEGIES, _ROWS):
+    for row in itertools.product(_ENTRIES, _STRATEGIES, ROWS):
         entry, strategy, rows_of = row
         is_there = strategy not in _SERVERS or entry in ("compile", "train_step", "compute_loss")
         is_there &= _ENTRIES[entry][1][0] in _IN_CODE or rows_of == "even"
@@ -408,7 +408,7 @@ def _rows() -> list[Any]:
 
 @functools.cache
 def _of_one_device(entry: str, rows: str) -> dict[str, Any]:
-    return plain_keras(_job(entry, *_ROWS[rows], _left_out("", rows)))
+    return plain_keras(job_of(entry, *ROWS[rows], _left_out("", rows)))
 
 
 def _left_out(strategy: str, rows: str) -> set[str]:
@@ -416,7 +416,7 @@ def _left_out(strategy: str, rows: str) -> set[str]:
     return left_out | (set(_IN_CODE) - _FEW if rows == "few ways" else set())
 
 
-def _expected(entry: str, strategy: str, rows: str) -> dict[str, Any]:
+def expected_of(entry: str, strategy: str, rows: str) -> dict[str, Any]:
     """Plain Keras on JAX has one form of `train_step`."""
     kind, _, ways = entry.partition(", ")
     if kind not in ("compile", "compute_loss"):
@@ -433,9 +433,9 @@ def _expected(entry: str, strategy: str, rows: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("entry", "strategy", "rows"), _rows())
 def test_numbers_are_those_of_one_device(entry: str, strategy: str, rows: str) -> None:
     with _STRATEGIES[strategy]() as made:
-        job = _job(entry, *_ROWS[rows], _left_out(strategy, rows))
+        job = job_of(entry, *ROWS[rows], _left_out(strategy, rows))
         measured = carried_out(job, made.scope)
-    expected = _expected(entry, strategy, rows)
+    expected = expected_of(entry, strategy, rows)
     if strategy in _SERVERS:
         measured = {key: measured[key] for key in expected}
     assert differences(measured, expected) == []
@@ -450,4 +450,4 @@ def test_batch_size_is_refused_where_a_worker_has_a_part_of_the_batch(entry: str
         _STRATEGIES[_SERVERS_IN_STEP]() as made,
         pytest.raises(Exception, match="received global_batch_size=4 under synchronous"),
     ):
-        carried_out(_job(entry, *_ROWS["even"], left_out), made.scope)
+        carried_out(job_of(entry, *ROWS["even"], left_out), made.scope)
