@@ -112,8 +112,33 @@ _IN_CODE: dict[str, Callable[..., Any]] = {
     "added": lambda y, p, w, added: sum(added),
     "added, batch size": lambda y, p, w, added: sum(added),
 }
+# Sums over rows by hand, and shares of a sum over replicas. Padding would count.
+_SUMS: dict[str, Callable[..., Any]] = {
+    "own sum": lambda y, p, w, added: 0.1 * _summed(y, p),
+    "own sum by batch size": lambda y, p, w, added: _summed(y, p) / 12,
+    "own sum, weights": lambda y, p, w, added: ops.sum(_squares(y, p) * w) / 12,
+    "own share": lambda y, p, w, added: _summed(y, p) / _num_rows(y),
+    "own share, weights": lambda y, p, w, added: (
+        ops.sum(_squares(y, p) * w) / sg.get_replica_context().all_reduce("sum", ops.sum(w))
+    ),
+}
+_MEANS: dict[str, Callable[..., Any]] = {
+    "own mean": lambda y, p, w, added: ops.mean(_squares(y, p)),
+    "own mean, weights": lambda y, p, w, added: ops.mean(_squares(y, p) * w),
+    "own sum by rows": lambda y, p, w, added: _summed(y, p) / ops.shape(y)[0],
+}
+
+
+def _num_rows(y: Any) -> int:
+    rows = sg.get_replica_context().global_num_examples
+    return len(y) if rows is None else rows
+
+
 # As a loop must write it: parts of a sum over replicas.
 _IN_LOOP = [name for name in _IN_CODE if name.startswith(("averaged", "sum", "scaled penalties"))]
+
+
+_WAYS = _IN_CODE | _SUMS | _MEANS
 
 
 class _Adds(keras.layers.Dense):
@@ -128,7 +153,7 @@ class _Adds(keras.layers.Dense):
 
 def _layer(name: str) -> keras.layers.Layer:
     kind = _Adds if "added" in name else keras.layers.Dense
-    position = [*_IN_CODE, *_COMPILED].index(name)
+    position = [*_IN_CODE, *_COMPILED, *_SUMS, *_MEANS].index(name)
     return kind(
         2,
         kernel_initializer=keras.initializers.Constant(0.1 + 0.03 * position),
@@ -158,7 +183,7 @@ class _Ways(keras.Model):
         in_order = sorted(_losses_added(self.names), key=lambda name: "penalt" in name)
         own = dict(zip(in_order, added, strict=True))
         return {
-            name: _IN_CODE[name](y, p, w, [own[name]] if name in own else [])
+            name: _WAYS[name](y, p, w, [own[name]] if name in own else [])
             for name, p in zip(self.names, outputs, strict=True)
         }
 
@@ -254,9 +279,14 @@ _ENTRIES: dict[str, tuple[type[_Ways], list[str]]] = {
     "two optimizers": (_TwoOptimizers, list(_IN_CODE)),
     "run": (_Step, _IN_LOOP),
 }
+_ENTRIES |= {
+    f"{entry}, {ways}": (_ENTRIES[entry][0], list(of_ways))
+    for entry in ("train_step", "stateless train_step", "compute_loss")
+    for ways, of_ways in (("sums", _SUMS), ("means", _MEANS))
+}
 
 
-def _job(
+def job_of(
     entry: str, num_rows: int, batch_size: int, left_out: Collection[str] = ()
 ) -> Callable[[Scope], dict[str, Any]]:
     """Trains for two epochs and evaluates; returns logs and the weights of each way."""
@@ -347,7 +377,7 @@ _STRATEGIES: dict[str, _Strategy] = {
     _SERVERS_IN_STEP: functools.partial(_servers, 2, 1, UpdateMode(2)),
 }
 # Even parts for each strategy; parts of 2, 2 and none or 2 and 1 of three replicas.
-_ROWS = {"even": (24, 12), "uneven": (10, 4), "few ways": (5, 5)}
+ROWS = {"even": (24, 12), "uneven": (10, 4), "few ways": (5, 5)}
 _FEW = {"averaged", "averaged, batch size", "scaled penalty", "sum", "mean with weights"}
 # Workers in step weight their parts of a batch by rows, so these are not those of one device.
 _NO_MEAN_OF_ROWS = {
@@ -360,14 +390,16 @@ _QUICK = {
     ("train_step", "mirrored 3", "few ways"),
     ("stateless train_step", "mirrored 2", "few ways"),
     ("compute_loss", "mirrored 2", "few ways"),
+    ("train_step, sums", "mirrored 2", "even"),
 }
 
 
 def _rows() -> list[Any]:
     rows = []
-    for row in itertools.product(_ENTRIES, _STRATEGIES, _ROWS):
+    for row in itertools.product(_ENTRIES, _STRATEGIES, ROWS):
         entry, strategy, rows_of = row
         is_there = strategy not in _SERVERS or entry in ("compile", "train_step", "compute_loss")
+        is_there &= _ENTRIES[entry][1][0] in _IN_CODE or rows_of == "even"
         if is_there and (rows_of != "few ways" or row in _QUICK):
             marks = () if row in _QUICK else pytest.mark.slow
             rows.append(pytest.param(*row, marks=marks))
@@ -376,7 +408,7 @@ def _rows() -> list[Any]:
 
 @functools.cache
 def _of_one_device(entry: str, rows: str) -> dict[str, Any]:
-    return plain_keras(_job(entry, *_ROWS[rows], _left_out("", rows)))
+    return plain_keras(job_of(entry, *ROWS[rows], _left_out("", rows)))
 
 
 def _left_out(strategy: str, rows: str) -> set[str]:
@@ -384,10 +416,12 @@ def _left_out(strategy: str, rows: str) -> set[str]:
     return left_out | (set(_IN_CODE) - _FEW if rows == "few ways" else set())
 
 
-def _expected(entry: str, strategy: str, rows: str) -> dict[str, Any]:
+def expected_of(entry: str, strategy: str, rows: str) -> dict[str, Any]:
     """Plain Keras on JAX has one form of `train_step`."""
-    has_form = entry in ("compile", "compute_loss")
-    expected = _of_one_device(entry if has_form else "stateless train_step", rows)
+    kind, _, ways = entry.partition(", ")
+    if kind not in ("compile", "compute_loss"):
+        kind = "stateless train_step"
+    expected = _of_one_device(f"{kind}, {ways}" if ways else kind, rows)
     if entry != "run" and strategy not in _SERVERS:
         return expected
     names = _ENTRIES[entry][1]  # logs under servers are those of one worker
@@ -399,9 +433,9 @@ def _expected(entry: str, strategy: str, rows: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("entry", "strategy", "rows"), _rows())
 def test_numbers_are_those_of_one_device(entry: str, strategy: str, rows: str) -> None:
     with _STRATEGIES[strategy]() as made:
-        job = _job(entry, *_ROWS[rows], _left_out(strategy, rows))
+        job = job_of(entry, *ROWS[rows], _left_out(strategy, rows))
         measured = carried_out(job, made.scope)
-    expected = _expected(entry, strategy, rows)
+    expected = expected_of(entry, strategy, rows)
     if strategy in _SERVERS:
         measured = {key: measured[key] for key in expected}
     assert differences(measured, expected) == []
@@ -416,4 +450,4 @@ def test_batch_size_is_refused_where_a_worker_has_a_part_of_the_batch(entry: str
         _STRATEGIES[_SERVERS_IN_STEP]() as made,
         pytest.raises(Exception, match="received global_batch_size=4 under synchronous"),
     ):
-        carried_out(_job(entry, *_ROWS["even"], left_out), made.scope)
+        carried_out(job_of(entry, *ROWS["even"], left_out), made.scope)

@@ -35,6 +35,11 @@ class ReplicaBatch:
         return self.lengths is not None or bool(self.choices)
 
     @property
+    def fraction(self) -> float | None:
+        """This replica's fraction of all rows, where a step is only analyzed; else None."""
+        return None
+
+    @property
     def has_examples(self) -> bool:
         """True if any replica has a row."""
         return bool(self.choices or self.size) if self.lengths is None else any(self.lengths)

@@ -31,6 +31,7 @@ from stratagem.keras.numerics.step_mode import (
     record_loss,
     step_mode,
 )
+from stratagem.keras.numerics.step_terms import terms_of
 from stratagem.keras.private import averaged, averaged_function
 from stratagem.messages import explain
 from stratagem.options import VariableAggregation
@@ -86,6 +87,9 @@ def _update_with_scalar(
         return record_loss(cast("keras.metrics.Mean", metric), value, context)
     if current_mode() is StepMode.OWN:
         return update_state(*bound.args, **bound.kwargs)
+    if isinstance(value, jax.Array):
+        first = list(bound.arguments)[1]
+        bound.arguments[first] = terms_of([bound.arguments[first]], context)[0]
     if not is_of_keras(update_state) or "sample_weight" not in bound.signature.parameters:
         return _update_with_whole_batch(update_state, metric, bound, context, None)
     weight = bound.arguments.get("sample_weight")

@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import keras
 
 from stratagem.context import get_replica_context, has_strategy
@@ -24,6 +25,7 @@ from stratagem.keras.numerics.metric_updates import (
     variables_of_update,
 )
 from stratagem.keras.numerics.step_mode import replica_context
+from stratagem.keras.numerics.step_terms import is_analyzing
 from stratagem.keras.private import get_stateless_scope, own_variables
 from stratagem.keras.variables.annotations import making_state_of_metric
 from stratagem.keras.variables.variable import DistributedVariable
@@ -117,6 +119,9 @@ def _result(
             results = result(metric, *args, **kwargs)
     finally:
         _active.reported = reported
+    if is_analyzing():  # of all replicas: it does not grow with the rows of this one
+        ones = lambda leaf: jnp.ones(jnp.shape(leaf), jnp.result_type(leaf))  # noqa: E731
+        results = jax.tree.map(ones, results)
     reported.update((id(leaf), leaf) for leaf in jax.tree.leaves(results))
     return results
 

@@ -28,6 +28,7 @@ from stratagem.keras.numerics.compressed_gradients import sums_of_compressed
 from stratagem.keras.numerics.local_gradients import island_gradients
 from stratagem.keras.numerics.local_weights import synchronize
 from stratagem.keras.numerics.step_mode import StepMode, current_mode, example_fraction
+from stratagem.keras.numerics.step_terms import is_analyzing, terms_of
 from stratagem.keras.numerics.sync_rounds import begin_round
 from stratagem.keras.numerics.table_rows import apply_with_rows
 from stratagem.keras.private import trainable_variables as built_variables
@@ -77,6 +78,10 @@ def applying_sums(original: Callable[..., Any]) -> Any:
             _build_in_scope(self, variables or [])
             return original(self, grads, variables)
         grads = _dense(grads)
+        if is_analyzing():
+            if not _gradients_reduced.value:
+                _weighed(grads, context, scope)
+            return None
         note_optimizer(self)
         _check_owners(variables or [], context.strategy)
         if not self.built and variables is not None:
@@ -245,9 +250,12 @@ def stateless_with_sums(original: Callable[..., Any]) -> Any:
         grads: Iterable[Any],
         trainable_variables: Sequence[keras.Variable],
     ) -> Any:
-        context = get_replica_context()
-        if context is None or current_scope() is None:
+        context, scope = get_replica_context(), current_scope()
+        if context is None or scope is None:
             return original(self, optimizer_variables, grads, trainable_variables)
+        if is_analyzing():
+            _weighed(_dense(grads), context, scope)
+            return list(trainable_variables), optimizer_variables
         if context.strategy.islands is not None:
             raise _not_local("stateless_apply was called", context.strategy)
         note_optimizer(self)
@@ -309,7 +317,7 @@ def _weighed(grads: list[Any], context: ReplicaContext, scope: ReplicaScope) -> 
     # Row gradients of value_and_grad stay rows unless they were modified.
     grads = [grad if (rows := scope.rows_of(grad)) is None else rows for grad in grads]
     if context.num_replicas_in_sync > 1 and current_mode() is StepMode.MEAN:
-        grads = [_by_true_examples(grad, context) for grad in grads]
+        grads = [_by_true_examples(grad, context) for grad in terms_of(grads, context)]
     return grads
 
 

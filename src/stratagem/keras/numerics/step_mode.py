@@ -178,6 +178,8 @@ def example_fraction(context: ReplicaContext, dtype: DTypeLike) -> Any:
 
     Without examples all replicas have the same fraction.
     """
+    if context.batch.fraction is not None:
+        return jnp.asarray(context.batch.fraction, dtype)
     equal = jnp.asarray(1.0 / context.num_replicas_in_sync, dtype)
     if not context.batch.is_padded or not context.batch.has_examples:
         return equal

@@ -17,10 +17,17 @@ from stratagem.keras.numerics.batch_rows import true_rows
 from stratagem.keras.numerics.metrics import results_of_all_replicas
 from stratagem.keras.numerics.step_mode import (
     StepMode,
+    current_mode,
     example_fraction,
     lockstep_context,
     record_loss,
     step_mode,
+)
+from stratagem.keras.numerics.step_terms import (
+    StepTerms,
+    following,
+    terms_of,
+    terms_of_step,
 )
 from stratagem.keras.private import (
     flatten_layers,
@@ -46,6 +53,7 @@ class ReplicaSteps:
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
+        self._terms: dict[str, StepTerms] = {}
         self.names_of_results: frozenset[str] = frozenset()
 
     @property
@@ -77,21 +85,47 @@ class ReplicaSteps:
         Returns logs of a custom `train_step` or `compute_metrics`, averaged over replicas; None for
         Keras's own.
         """
-        with self._counted_over_replicas("train_step"):
-            if self._overrides("train_step"):
-                return self._own_step("train_step", data, with_optimizer=True)
-            return self._train(*unpack_x_y_sample_weight(data))
+        return self._run("train_step", self._any_train, data)
 
     def test(self, data: object) -> Any:
         """Runs an evaluation step on this replica's part of a batch. Returns logs like `train`."""
-        with self._counted_over_replicas("test_step"):
-            if self._overrides("test_step"):
-                return self._own_step("test_step", data, with_optimizer=False)
-            x, y, sample_weight = unpack_x_y_sample_weight(data)
-            with _trainable_as_before(self._model):
-                y_pred = self._call(x, training=False)
-            loss = total_loss(self._model, x, y, y_pred, sample_weight, training=False)
-            return self._update_metrics(loss, x, y, y_pred, sample_weight)
+        return self._run("test_step", self._any_test, data)
+
+    def _run(self, name: str, step: Callable[[Any], Any], data: object) -> Any:
+        with self._counted_over_replicas(name):
+            terms = self._terms_of(name, step, data)
+            with following(terms):
+                return step(data)
+
+    def _terms_of(self, name: str, step: Callable[[Any], Any], data: object) -> StepTerms | None:
+        """Returns which numbers of a step of one's own are sums over rows; None for Keras's own."""
+        context = get_replica_context()
+        assert context is not None
+        several = context.num_replicas_in_sync > 1 and context.strategy.islands is None
+        if current_mode() is not StepMode.MEAN or not several or not context.batch.size:
+            return None
+        # The assignments of a layer that is built in the analysis would be lost.
+        is_built = all(layer.built for layer in flatten_layers(self._model))
+        if name not in self._terms:
+            if not is_built or context.strategy.variables.uninitialized():
+                return None
+            self._terms[name] = terms_of_step(step, data, context)
+        self._terms[name].warn(f"{type(self._model).__name__}.{name}", context)
+        return self._terms[name]
+
+    def _any_train(self, data: Any) -> Any:
+        if self._overrides("train_step"):
+            return self._own_step("train_step", data, with_optimizer=True)
+        return self._train(*unpack_x_y_sample_weight(data))
+
+    def _any_test(self, data: Any) -> Any:
+        if self._overrides("test_step"):
+            return self._own_step("test_step", data, with_optimizer=False)
+        x, y, sample_weight = unpack_x_y_sample_weight(data)
+        with _trainable_as_before(self._model):
+            y_pred = self._call(x, training=False)
+        loss = total_loss(self._model, x, y, y_pred, sample_weight, training=False)
+        return self._update_metrics(loss, x, y, y_pred, sample_weight)
 
     def predict(self, data: object) -> Any:
         """Runs a prediction step on this replica's part of a batch and returns the outputs."""
@@ -141,7 +175,7 @@ class ReplicaSteps:
         context = get_replica_context()
         assert context is not None
         if (tracker := loss_tracker(self._model)) is not None:
-            record_loss(tracker, loss, context)
+            record_loss(tracker, terms_of([loss], context)[0], context)
         if not self._overrides("compute_metrics"):
             self._model.compute_metrics(x, y, y_pred, sample_weight)
             return None
@@ -175,8 +209,16 @@ class ReplicaSteps:
         self.names_of_results = frozenset(
             name for name, value in logs.items() if all(map(is_result, jax.tree.leaves(value)))
         )
-        return jax.tree.map(
-            lambda leaf: leaf if is_result(leaf) else _average(leaf, context), dict(logs)
+        leaves, structure = jax.tree.flatten(dict(logs))
+        own = [leaf for leaf in leaves if isinstance(leaf, jax.Array) and not is_result(leaf)]
+        floats = [
+            leaf if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf.astype("float32")
+            for leaf in own
+        ]
+        averages = iter([_average(term, context) for term in terms_of(floats, context)])
+        are_own = {id(leaf) for leaf in own}
+        return structure.unflatten(
+            [next(averages) if id(leaf) in are_own else leaf for leaf in leaves]
         )
 
 
@@ -215,10 +257,7 @@ def _assign(variables: list[Any], values: Iterable[object]) -> None:
             variable.assign(value)
 
 
-def _average(leaf: object, context: ReplicaContext) -> Any:
-    if not isinstance(leaf, jax.Array):
-        return leaf
-    value = leaf if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf.astype("float32")
+def _average(value: jax.Array, context: ReplicaContext) -> Any:
     return context.all_reduce("sum", value * example_fraction(context, value.dtype))
 
 

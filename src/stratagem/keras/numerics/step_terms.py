@@ -1,0 +1,287 @@
+"""Sums over rows in a step of one's own, told from means by tracing the step once more.
+
+A step of `fit` takes the average of its replicas by examples, which is right for means over rows.
+The gradients, logs and numbers for metrics that grow with the rows of a replica are sums: they are
+divided by the replica's fraction of the examples first, so that the average is the sum of one
+device. Rows are counted in two traces: with the rows of the batch, and with twice as many.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from stratagem.collectives import SoleCommunicator
+from stratagem.context import ReplicaContext, stack
+from stratagem.context.batch import ReplicaBatch
+from stratagem.execution import ReplicaScope, current_scope
+from stratagem.execution.analysis.row_degrees import MIXED, row_degrees
+from stratagem.keras.numerics.step_mode import as_average
+from stratagem.logs import warn_on_one_worker
+from stratagem.messages import explain
+from stratagem.options import ReduceOp
+from stratagem.summary.collector import Collector
+
+if TYPE_CHECKING:
+    from jax.extend.core import JaxprEqn
+
+__all__ = ["StepTerms", "following", "is_analyzing", "terms_of", "terms_of_step"]
+
+# Code in these places handles the rows itself, or is not the user's.
+_NOT_OF_USER = ("/jax/", "/keras/src/", "/jaxlib/")
+_HANDLES_ROWS = "/stratagem/keras/numerics/"
+
+
+@dataclasses.dataclass
+class StepTerms:
+    """Which numbers of a step grow with its rows, in the order in which the step averages them.
+
+    `places` are the lines of the user that combine rows, padding included; `mixing` those whose
+    result is no sum or mean.
+    """
+
+    are_sums: list[list[bool]] = dataclasses.field(default_factory=list)
+    places: list[str] = dataclasses.field(default_factory=list)
+    mixing: list[str] = dataclasses.field(default_factory=list)
+    has_mixed: bool = False
+
+    def warn(self, name: str, context: ReplicaContext) -> None:
+        """Warns once of what cannot be made the number of one device."""
+        lengths = context.batch.lengths
+        if self.has_mixed:
+            self.has_mixed = False
+            warn_on_one_worker(
+                explain(
+                    f"A loss in {name} adds a sum over rows to a number that does not grow with "
+                    "the rows, such as a penalty.",
+                    expected="a mean over rows, or a sum of its own: "
+                    f"{context.num_replicas_in_sync} replicas take the average of their losses.",
+                    fix="take the mean over rows, or use sg.compute_average_loss.",
+                    code="SG409",
+                ),
+                stacklevel=2,
+            )
+        if self.mixing:
+            mixing, self.mixing = self.mixing, []
+            warn_on_one_worker(
+                explain(
+                    f"{name} computes a number from the rows of one replica at "
+                    f"{', '.join(mixing)} that is no sum or mean over rows.",
+                    expected="sums and means, of which "
+                    f"{context.num_replicas_in_sync} replicas make those of all rows. The average "
+                    "of other numbers is not that of one device.",
+                    fix="use a Keras loss or metric, divide by a sum over all replicas, as of "
+                    'weights: sg.get_replica_context().all_reduce("sum", weight), or compute with '
+                    "the rows of all: sg.all_gather(value, axis=0).",
+                    code="SG409",
+                ),
+                stacklevel=2,
+            )
+        if lengths is not None and len(set(lengths)) > 1 and self.places:
+            places, self.places = self.places, []
+            warn_on_one_worker(
+                explain(
+                    f"{name} combines the rows of a replica at {', '.join(places)}, and a batch "
+                    f"has parts of {lengths} rows.",
+                    expected="code that leaves out the padding of short parts: it counts as "
+                    "further copies of the last row.",
+                    fix="use a Keras loss or metric, sg.compute_average_loss, or "
+                    "sg.get_replica_context().example_mask, which is True for real rows.",
+                    code="SG409",
+                ),
+                stacklevel=2,
+            )
+
+
+class _Current(threading.local):
+    recorded: list[list[Any]] | None = None
+    terms: Iterator[list[bool]] | None = None
+
+
+_current: _Current = _Current()
+
+
+def is_analyzing() -> bool:
+    """Returns True while a step is traced for its terms only: nothing must be sent or updated."""
+    return _current.recorded is not None
+
+
+def terms_of(values: Sequence[Any], context: ReplicaContext) -> list[Any]:
+    """Returns values of a step of which it takes averages by examples: sums are scaled for that.
+
+    Arrays, rows of gradients and None; the same each time that the step is traced.
+    """
+    if _current.recorded is not None:
+        leaves = [jax.tree.leaves(value) for value in values]
+        _current.recorded.append([each[0] for each in leaves if each])
+        return list(values)
+    if _current.terms is None:
+        return list(values)
+    are_sums = iter(next(_current.terms, []))
+    return [
+        _scaled(value, context) if jax.tree.leaves(value) and next(are_sums, False) else value
+        for value in values
+    ]
+
+
+def _scaled(value: Any, context: ReplicaContext) -> Any:
+    def scaled(part: jax.Array) -> Any:
+        if jnp.issubdtype(part.dtype, jnp.inexact):
+            return as_average(part, context)
+        return part
+
+    return jax.tree.map(scaled, value)
+
+
+@contextlib.contextmanager
+def following(terms: StepTerms | None) -> Generator[None]:
+    """Scales the sums of a step, in a `with` block that traces it."""
+    previous = _current.terms
+    _current.terms = None if terms is None else iter(terms.are_sums)
+    try:
+        yield
+    finally:
+        _current.terms = previous
+
+
+def terms_of_step(step: Callable[[Any], Any], data: Any, context: ReplicaContext) -> StepTerms:
+    """Traces a step without effect and returns what grows with its rows; nothing if it fails."""
+    size = context.batch.size
+    assert size is not None
+    leaves, structure = jax.tree.flatten(data)
+    traces, asked = [], set[str]()
+    try:
+        for rows in (size, 2 * size):
+            call = _Call(step, structure, leaves, context, rows, asked)
+            given = [call.with_rows(leaf) for leaf in leaves]
+            traces.append((jax.make_jaxpr(call)(given), call.recorded))
+    except Exception:  # noqa: BLE001 - user code may accept one number of rows only
+        return StepTerms()
+    (one, recorded), (other, of_other) = traces
+    counts = [len(values) for values in recorded]
+    if counts != [len(values) for values in of_other]:
+        return StepTerms()
+    found = row_degrees([one, other], (size, 2 * size))
+    degrees = iter(found.degrees)
+    by_call = [[next(degrees) for _ in range(count)] for count in counts]
+    return StepTerms(
+        are_sums=[[degree == 1.0 for degree in each] for each in by_call],
+        places=[] if "mask" in asked else _places(found.combining),
+        mixing=[] if "gather" in asked else _places(found.mixing),
+        has_mixed=any(MIXED in each for each in by_call),
+    )
+
+
+class _Call:
+    """A step with some number of rows, as a function whose results are what it averages."""
+
+    def __init__(
+        self,
+        step: Callable[[Any], Any],
+        structure: Any,
+        leaves: list[Any],
+        context: ReplicaContext,
+        rows: int,
+        asked: set[str],
+    ) -> None:
+        self._step = step
+        self._structure = structure
+        self._size = context.batch.size
+        self._rows = rows
+        batch = _AnalyzedBatch(size=rows, total=3 * (self._size or 0) + 1, asked=asked)
+        communicator = _Elsewhere(context.num_replicas_in_sync, asked)
+        self._context = ReplicaContext(
+            context.strategy, context.replica_id_in_sync_group, communicator, batch
+        )
+        self.recorded: list[list[Any]] = []
+
+    def with_rows(self, leaf: Any) -> Any:
+        """Returns the shape of an array of the batch with this number of rows."""
+        shape = np.shape(leaf)
+        has_rows = bool(shape) and shape[0] == self._size
+        return jax.ShapeDtypeStruct((self._rows, *shape[1:]) if has_rows else shape, leaf.dtype)
+
+    def __call__(self, given: list[Any]) -> list[Any]:
+        outer = current_scope()
+        assert outer is not None
+        previous, _current.recorded = _current.recorded, []
+        in_replica = stack.push(stack.FrameKind.REPLICA, self._context.strategy, self._context)
+        try:
+            with in_replica, ReplicaScope(outer.get_current_value), Collector():
+                self._step(jax.tree.unflatten(self._structure, given))
+            self.recorded = _current.recorded
+        finally:
+            _current.recorded = previous
+        return [value for values in self.recorded for value in values]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _AnalyzedBatch(ReplicaBatch):
+    """A batch of which this replica's part grows and the whole does not."""
+
+    total: int
+    asked: set[str]
+
+    def global_num_examples(self, num_replicas: int) -> Any:
+        return self.total
+
+    def mask(self, replica_id: object) -> Any:
+        self.asked.add("mask")  # the step handles padding itself
+        return super().mask(replica_id)
+
+    @property
+    def fraction(self) -> float | None:
+        return (self.size or 0) / self.total
+
+
+class _Elsewhere(SoleCommunicator):
+    """Stands for replicas whose numbers are not known."""
+
+    def __init__(self, num_replicas: int, asked: set[str]) -> None:
+        super().__init__()
+        self._num_replicas = num_replicas
+        self._asked = asked
+
+    @property
+    def num_replicas(self) -> int:
+        return self._num_replicas
+
+    def all_reduce(self, op: ReduceOp, value: object) -> Any:
+        array = jnp.asarray(super().all_reduce(op, value))
+        return jnp.full(array.shape, 1, array.dtype)
+
+    def all_gather(self, value: object, axis: int, lengths: tuple[int, ...] | None) -> Any:
+        self._asked.add("gather")
+        return jnp.concatenate([jnp.asarray(value)] * self._num_replicas, axis)
+
+    def among(self, groups: tuple[tuple[int, ...], ...], *, packs: bool = False) -> Any:
+        return _Elsewhere(len(groups[0]), self._asked)
+
+    def merge(self, strategy: Any, fn: Any, args: Any, kwargs: Any) -> Any:
+        raise NotImplementedError  # ends the analysis
+
+
+def _places(combining: list[JaxprEqn]) -> list[str]:
+    """Returns the lines of the user's code in which operations are that combine rows."""
+    places: dict[str, None] = {}
+    for eqn in combining:
+        trace = eqn.source_info.traceback
+        frames = list(trace.frames) if trace is not None else []
+        files = [frame.file_name.replace("\\", "/") for frame in frames]
+        own = next((i for i, file in enumerate(files) if _is_code(file)), None)
+        if own is None or "/stratagem/" in files[own]:
+            continue
+        if not any(_HANDLES_ROWS in file for file in files[own:] if "step_terms" not in file):
+            places[f"{files[own].rpartition('/')[2]}:{frames[own].line_num}"] = None
+    return list(places)
+
+
+def _is_code(file: str) -> bool:
+    return not any(part in file for part in _NOT_OF_USER)
