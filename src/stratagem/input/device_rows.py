@@ -13,6 +13,7 @@ from jax.core import Tracer
 from jax.sharding import Sharding
 
 from stratagem.topology import Topology
+from stratagem.topology.context_mesh import is_explicit
 
 __all__ = ["DeviceRows", "is_on_accelerator", "select_rows", "with_selected_rows"]
 
@@ -73,6 +74,7 @@ def is_on_accelerator(value: object) -> bool:
     return (
         isinstance(value, jax.Array)
         and not isinstance(value, Tracer)
+        and not is_explicit(value)  # its rows cannot be selected
         and next(iter(value.devices())).platform != "cpu"
     )
 

@@ -15,6 +15,7 @@ from stratagem.messages import explain
 from stratagem.profiling.marks import input_mark
 from stratagem.run_events.wait_clock import DataWait, wait_clock
 from stratagem.topology import Topology
+from stratagem.topology.context_mesh import outside_context_mesh
 from stratagem.topology.lockstep import waiting_for_input
 from stratagem.tracebacks import filters_traceback
 
@@ -112,6 +113,7 @@ class DistributedIterator:
         return self
 
     @filters_traceback
+    @outside_context_mesh
     def __next__(self) -> Any:
         with self.strategy.variables.explains_exhausted_memory():
             return self.take(1)[0].value()

@@ -208,7 +208,8 @@ def uncommitted(value: Any) -> Any:
         return value
     try:
         make: Any = importlib.import_module("jax._src.array").ArrayImpl
-        return make(value.aval, value.sharding, [value], committed=False)
+        part = value.addressable_data(0)  # of a mesh of one device, the part is on no mesh
+        return make(part.aval, part.sharding, [part], committed=False)
     except (ImportError, AttributeError, TypeError):
         return jax.device_put(value, jax.local_devices()[0])
 

@@ -13,6 +13,7 @@ from jax.core import Tracer
 from stratagem.messages import explain
 from stratagem.public_dir import PublicDir
 from stratagem.rendering import as_html, new_table
+from stratagem.topology.context_mesh import outside_context_mesh
 from stratagem.topology.lockstep import wait_until_ready
 
 __all__ = ["DistributedValues", "Mirrored", "Participation", "PerReplica"]
@@ -122,6 +123,7 @@ class PerReplica(DistributedValues):
             )
         return self.parts(0)
 
+    @outside_context_mesh
     def parts(self, axis: int) -> tuple[Any, ...]:
         """Returns the components of this process without padding, in replica order.
 

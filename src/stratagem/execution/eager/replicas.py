@@ -37,6 +37,7 @@ from stratagem.execution.tracing.returned_values import as_values, rebuilt
 from stratagem.summary.collector import Collector
 from stratagem.summary.host_callbacks import forward_summaries
 from stratagem.topology import Topology, require_exact_integers
+from stratagem.topology.context_mesh import is_explicit, on_one_device
 from stratagem.topology.shards import replicas_span_processes
 from stratagem.values import regroup, select_replica
 from stratagem.values.regrouping import is_array
@@ -121,6 +122,10 @@ class _Replica:
         self.result: Any = None
         self.error: BaseException | None = None
         self.is_done = False
+
+
+def _put(value: Any, device: Any) -> jax.Array:
+    return jax.device_put(on_one_device(value) if is_explicit(value) else value, device)
 
 
 class _Session:
@@ -247,9 +252,7 @@ class _Session:
     def _local_arguments(self, place: int, device: object) -> Any:
         selected = select_replica(place, self._arguments)
         require_exact_integers(jax.tree.leaves(selected), lambda _: "An argument")
-        return jax.tree.map(
-            lambda leaf: jax.device_put(leaf, device) if is_array(leaf) else leaf, selected
-        )
+        return jax.tree.map(lambda leaf: _put(leaf, device) if is_array(leaf) else leaf, selected)
 
     def meet(self, replica: _Replica, request: CollectiveRequest) -> Any:
         """Blocks a replica's thread until all replicas have made requests; returns the reply."""

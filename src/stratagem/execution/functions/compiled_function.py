@@ -24,6 +24,7 @@ from stratagem.execution.tracing.returned_values import as_values, rebuilt
 from stratagem.messages import explain
 from stratagem.profiling.step_observer import observed_call
 from stratagem.summary.settings import trace_key
+from stratagem.topology.context_mesh import outside_context_mesh
 from stratagem.tracebacks import filters_traceback
 from stratagem.variables.exhausted_memory import ExplainsExhaustedMemory
 
@@ -47,6 +48,7 @@ class Function:
         return self if instance is None else types.MethodType(self, instance)
 
     @filters_traceback
+    @outside_context_mesh
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Calls the function; traces it first for new kinds of arguments."""
         if config.runs_eagerly() or not _is_outermost():

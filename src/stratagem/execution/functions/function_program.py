@@ -30,6 +30,7 @@ from stratagem.messages import explain
 from stratagem.summary.collector import CollectedSummaries, Collector
 from stratagem.summary.recording import begin_recording
 from stratagem.topology import require_exact_integers
+from stratagem.topology.context_mesh import is_explicit, on_one_device
 from stratagem.topology.lockstep import run_together
 from stratagem.values import PerReplica
 from stratagem.values.regrouping import is_array
@@ -71,6 +72,7 @@ class Call:
 def flatten_call(args: object, kwargs: object) -> Call:
     """Flattens arguments: arrays and Python numbers are traced, all others are static."""
     leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=lambda leaf: leaf is None)
+    leaves = [on_one_device(leaf) if is_explicit(leaf) else leaf for leaf in leaves]
     kinds = tuple(_kind(leaf) if _is_traced(leaf) else Static(leaf) for leaf in leaves)
     return Call(structure, leaves, kinds)
 

@@ -25,7 +25,7 @@ from stratagem.execution.programs.step_results import assemble_results, placehol
 from stratagem.execution.programs.step_summaries import StepSummaries
 from stratagem.execution.programs.variable_values import VariableValues, value_for_step
 from stratagem.execution.tracing.arguments import Arguments
-from stratagem.execution.tracing.errors import assigned_under_jit
+from stratagem.execution.tracing.errors import assigned_under_jit, explicit_in_jit
 from stratagem.execution.tracing.garbage_collection import paused_garbage_collection
 from stratagem.execution.tracing.program_fingerprint import agree_on_program
 from stratagem.execution.tracing.remote_state import RemoteState, inputs_of
@@ -33,6 +33,7 @@ from stratagem.execution.tracing.trace import Trace
 from stratagem.profiling.step_observer import UNOBSERVED, current_observer, observed_call
 from stratagem.run_events import current_events
 from stratagem.topology import Topology
+from stratagem.topology.context_mesh import is_explicit
 from stratagem.topology.lockstep import record_program, run_together
 from stratagem.variables import read_before_replacing, stored_sharding
 
@@ -279,12 +280,18 @@ class Program:
 
     def _everywhere(self, value: object) -> Any:
         """Moves an array committed to other devices; the compiled call moves all others."""
-        if not isinstance(value, jax.Array) or isinstance(value, Tracer):
+        if not isinstance(value, jax.Array):
+            return value
+        if isinstance(value, Tracer):
+            if self._topology.num_replicas > 1 and is_explicit(value):
+                raise explicit_in_jit(self._name)
             return value
         if self._topology.spans_processes:
             return self._topology.replicate(value)
         if not value.committed:
             return value
+        if is_explicit(value):
+            return self._topology.replicate(value)
         is_there = not self._devices or value.sharding.device_set == self._devices
         return value if is_there else self._topology.replicate(value)
 

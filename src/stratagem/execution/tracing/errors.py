@@ -16,11 +16,13 @@ __all__ = [
     "BRANCHING",
     "apart",
     "assigned_under_jit",
+    "captured_explicit",
     "created_again",
     "disagreement",
     "eager_abstract",
     "eager_over_processes",
     "eager_remote",
+    "explicit_in_jit",
     "foreign_variable",
     "parted",
 ]
@@ -132,6 +134,32 @@ def disagreement(variable: keras.Variable, strategy: object) -> ValueError:
             'synchronization="on_read" to store one value per replica; or reduce the value first '
             "(all_reduce); or assign it in merge_call with strategy.extended.update.",
             code="SG204",
+        )
+    )
+
+
+def captured_explicit(name: str) -> ValueError:
+    """Returns the error for a step that uses an array whose type names another mesh."""
+    return ValueError(
+        explain(
+            f"{name} uses an array from outside that is sharded over the explicit axes of a mesh.",
+            expected="arrays of that kind among the arguments of `run`, which moves them to the "
+            "strategy's devices.",
+            fix="pass it to the step: strategy.run(step, args=(batch, array)).",
+        )
+    )
+
+
+def explicit_in_jit(name: str) -> ValueError:
+    """Returns the error for an argument that `jax.jit` traces with a type that names a mesh."""
+    return ValueError(
+        explain(
+            f"{name} was called inside jax.jit with an array that is sharded over the explicit "
+            "axes of a mesh.",
+            expected="a call outside of jax.jit, where such an array moves to the strategy's "
+            "devices.",
+            fix="call strategy.run outside of jax.jit (it compiles by itself), or use sg.function "
+            "in place of jax.jit.",
         )
     )
 

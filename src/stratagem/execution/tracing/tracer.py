@@ -21,7 +21,13 @@ from stratagem.execution.tracing.created_variables import (
     initialize_created_variables,
     is_uninitialized,
 )
-from stratagem.execution.tracing.errors import BRANCHING, created_again, foreign_variable, parted
+from stratagem.execution.tracing.errors import (
+    BRANCHING,
+    captured_explicit,
+    created_again,
+    foreign_variable,
+    parted,
+)
 from stratagem.execution.tracing.follow_ups import FollowUps
 from stratagem.execution.tracing.functionalize import ReplicaScope
 from stratagem.execution.tracing.local_jaxpr import UNTOUCHED, local_jaxpr, without_unused_variables
@@ -205,7 +211,12 @@ def trace_replica_function(
     builds: list[BuildWrites] = []
     while True:
         recorder = _Recorder(strategy, fn, arguments, foreign, lookups, whole_tables)
-        closed = _make_jaxpr(recorder, topology or strategy.topology, arguments)
+        try:
+            closed = _make_jaxpr(recorder, topology or strategy.topology, arguments)
+        except NotImplementedError as error:
+            if "Closing over" in str(error) and "Explicit" in str(error):
+                raise captured_explicit(name) from error
+            raise
         created = strategy.variables.uninitialized()
         has_more = bool(created or recorder.missed)
         if not has_more and recorder.has_new_lookups:

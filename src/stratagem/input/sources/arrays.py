@@ -10,6 +10,7 @@ import numpy as np
 
 from stratagem.input.sources.source import Reader, Source
 from stratagem.messages import explain
+from stratagem.topology.context_mesh import is_explicit
 
 __all__ = ["ArraySource", "RowSource"]
 
@@ -109,15 +110,17 @@ class _RowReader(Reader):
         self.num_read = state["num_read"]
 
 
+def _has_rows(leaf: Any) -> bool:
+    return hasattr(leaf, "shape") and not is_explicit(leaf)
+
+
 class ArraySource(RowSource):
     """A pytree of arrays of equal length, with examples on axis 0."""
 
     is_in_memory = True
 
     def __init__(self, arrays: object, **options: Any) -> None:
-        arrays = jax.tree.map(
-            lambda leaf: leaf if hasattr(leaf, "shape") else np.asarray(leaf), arrays
-        )
+        arrays = jax.tree.map(lambda leaf: leaf if _has_rows(leaf) else np.asarray(leaf), arrays)
         shapes = [tuple(leaf.shape) for leaf in jax.tree.leaves(arrays)]
         if len({shape[:1] for shape in shapes}) != 1 or not shapes[0]:
             raise ValueError(

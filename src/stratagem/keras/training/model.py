@@ -43,6 +43,7 @@ from stratagem.keras.variables.made_in_scope import adopt_new, scope_of
 from stratagem.keras.variables.variable_creation import adopt
 from stratagem.messages import explain
 from stratagem.run_events import current_events
+from stratagem.topology.context_mesh import outside_context_mesh
 from stratagem.tracebacks import filters_traceback
 from stratagem.variables import home_of
 
@@ -149,6 +150,12 @@ def entering_scope(original: Callable[..., Any]) -> Any:
             args, kwargs = bound.args[1:], bound.kwargs
         if strategy is None:
             return original(self, *args, **kwargs)
+        return under(strategy, self, args, kwargs)
+
+    @outside_context_mesh
+    def under(
+        strategy: Strategy, self: keras.Model, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         bound = signature.bind_partial(self, *args, **kwargs)
         _adopt_metrics(self, strategy)
         check_callbacks(

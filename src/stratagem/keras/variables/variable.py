@@ -46,6 +46,7 @@ from stratagem.keras.variables.stored_value import StoredValue, unshared
 from stratagem.keras.variables.variable_source import is_initialized
 from stratagem.options import ReduceOp, VariableAggregation
 from stratagem.strategies.base.reduction import of_all
+from stratagem.topology.context_mesh import outside_context_mesh
 from stratagem.topology.lockstep import is_multi_process
 from stratagem.topology.shards import local_copy
 from stratagem.values import Mirrored, PerReplica
@@ -85,6 +86,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
     agreed_number: int | None = None
     _home: Home
 
+    @outside_context_mesh
     def __init__(
         self,
         initializer: object,
@@ -151,6 +153,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
         """This replica's value in a replica function, else the value of all copies."""
         return self._maybe_autocast(self.own_value())
 
+    @outside_context_mesh
     def own_value(self) -> Any:
         """The value in the variable's dtype, even inside layers that autocast."""
         value = self._value_in_scope()
@@ -213,6 +216,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
         # Keras infers shapes while it traces.
         return is_multi_process(self.storage) and not isinstance(jnp.zeros(()), Tracer)
 
+    @outside_context_mesh
     def store_whole(self, value: object) -> None:
         """Sets the value of all copies; for an ON_READ variable, of all components."""
         self._direct_assign(value)
@@ -251,6 +255,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
             self._direct_assign(value)
             self.hold_initial(value, initializer)
 
+    @outside_context_mesh
     def assign(self, value: object) -> Any:
         """Sets the value; in a replica function by the variable's aggregation."""
         value = self._contribution(value)
@@ -287,6 +292,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
         """Subtracts a value; in a replica function the replicas' values are aggregated first."""
         return self._assign_delta(value, sign=-1)
 
+    @outside_context_mesh
     def _assign_delta(self, value: object, *, sign: int) -> Any:
         value = self._contribution(value)
         context = self.aggregating_context()
@@ -362,6 +368,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
         op = ReduceOp.from_variable_aggregation(aggregation)
         return context.communicator.all_reduce(op, own)
 
+    @outside_context_mesh
     def settle(self, home: Home, value: jax.Array | np.ndarray) -> None:
         """Moves the value of a variable that joins a strategy to the strategy's store."""
         self._home = home
@@ -373,6 +380,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
         self._direct_assign(value)
         self.hold_initial(value)
 
+    @outside_context_mesh
     def initialize(self) -> None:
         """Sets the initial value of a variable created in a step."""
         self._deferred_initialize()

@@ -12,6 +12,7 @@ from stratagem.context import stack
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
 from stratagem.strategies.base import reduction
+from stratagem.topology.context_mesh import outside_context_mesh
 from stratagem.values import Mirrored, PerReplica
 from stratagem.variables import home_of, sole_device
 
@@ -109,7 +110,8 @@ class StrategyExtended:
 
         def reduce(leaf: object) -> Any:
             if isinstance(leaf, PerReplica) and leaf.local is None and not ops.is_built_in:
-                return ops.reduce(op, reduction.of_all(leaf, count), destinations, options)
+                own_reduce = outside_context_mesh(ops.reduce)
+                return own_reduce(op, reduction.of_all(leaf, count), destinations, options)
             return Mirrored(reduction.reduce(op, leaf, None, num_replicas=count))
 
         return jax.tree.map(reduce, value, is_leaf=reduction.is_leaf)
@@ -161,6 +163,7 @@ class StrategyExtended:
         )
         return Mirrored(tensor)
 
+    @outside_context_mesh
     def update(
         self,
         var: object,

@@ -21,6 +21,7 @@ from stratagem.errors import InvalidArgumentError
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
 from stratagem.process_group import current_group
+from stratagem.topology.context_mesh import outside_context_mesh
 from stratagem.topology.lockstep import compute_on_every_process, is_multi_process
 from stratagem.values import DistributedValues, IndexedSlices, Mirrored, Participation, PerReplica
 from stratagem.values.regrouping import is_array
@@ -55,6 +56,7 @@ def parse_axes(axis: int | tuple[int, ...] | list[int] | None) -> tuple[int, ...
     return axes
 
 
+@outside_context_mesh
 def reduce(op: ReduceOp, value: object, axes: tuple[int, ...] | None, *, num_replicas: int) -> Any:
     """Reduces one leaf over replicas and, if given, over array axes.
 
@@ -298,6 +300,7 @@ def merge_context() -> Any:
     return frame.replica
 
 
+@outside_context_mesh
 def gather(value: object, axis: object, *, num_replicas: int) -> Any:
     """Concatenates the parts of one leaf in replica order, true rows only.
 

@@ -28,6 +28,7 @@ from stratagem.strategies.base.old_methods import OldMethods
 from stratagem.strategies.base.self_description import SelfDescription
 from stratagem.strategies.base.value_methods import ValueMethods
 from stratagem.topology import Topology, planned_topology, use_compilation_cache
+from stratagem.topology.context_mesh import outside_context_mesh
 from stratagem.tracebacks import filters_traceback
 from stratagem.variables import (
     Placement,
@@ -170,6 +171,7 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
             agree_on_initial_values(self.variables, self.topology)
 
     @filters_traceback
+    @outside_context_mesh
     def run(
         self,
         fn: Callable[..., Any],
@@ -221,6 +223,7 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
         return stack.push(stack.FrameKind.SCOPE, self)
 
     @filters_traceback
+    @outside_context_mesh
     def run_steps(
         self,
         fn: Callable[..., Any],
@@ -273,6 +276,7 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
             return self.executor.run_steps(fn, iterator, count, reduce_op=op, carry=carry)
 
     @filters_traceback
+    @outside_context_mesh
     def distribute_dataset(
         self, dataset: object, options: InputOptions | None = None
     ) -> DistributedDataset:
@@ -314,6 +318,7 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
     experimental_distribute_dataset = distribute_dataset
 
     @filters_traceback
+    @outside_context_mesh
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
     ) -> DistributedDataset:

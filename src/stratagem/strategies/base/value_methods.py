@@ -12,6 +12,7 @@ from stratagem.context import stack
 from stratagem.options import ReduceOp, ValueContext
 from stratagem.strategies.base import reduction
 from stratagem.topology import Topology
+from stratagem.topology.context_mesh import outside_context_mesh
 from stratagem.topology.private import uncommitted
 from stratagem.tracebacks import filters_traceback
 from stratagem.values import PerReplica, regroup, select_replica
@@ -140,6 +141,7 @@ class ValueMethods:
     experimental_local_results = local_results
 
     @filters_traceback
+    @outside_context_mesh
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """Creates a distributed value from a function. Call in cross-replica context.
 
