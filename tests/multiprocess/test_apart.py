@@ -58,7 +58,9 @@ def test_assignments_of_one_worker_end_all_and_name_the_line(
         )
         place = re.escape(f"{_PROGRAM}:{_line_of(code)}")
         # Averages are assigned on all workers meanwhile, which the message then names as well.
-        assert re.search(rf"worker {worker} \S+ assigned ('{path}'|it).* at {place}", ended.errors)
+        assert re.search(
+            rf"worker {worker} \S+ assigned ('{path}'|another).* at {place}", ended.errors
+        )
         assert re.search(rf"assigned '{path}'", ended.errors)
     if how == "rate of a callback":
         assert "(in ReduceLROnPlateau.on_epoch_end)" in every[1].errors

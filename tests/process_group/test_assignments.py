@@ -48,11 +48,11 @@ _DIFFERENT: dict[str, tuple[list[tuple[Assigned, Assigned]], str]] = {
     ),
     "another value": (
         [((_RATE,), ()), ((_RATE,), ()), (((1, 10, 12),), ())],
-        "worker 0 .* assigned 'v1' .* worker 2 .* another value at train.py:2",
+        "worker 0 .* assigned 'v1' .* worker 2 .* another value.* at train.py:2",
     ),
     "another value of one of two": (
         [((_RATE, _KERNEL), ()), ((_RATE, (2, 20, 22)), ()), ((_RATE, _KERNEL), ())],
-        "worker 0 .* assigned 'v2' .* worker 1 .* another value at train.py:1",
+        "worker 0 .* assigned 'v2' .* worker 1 .* another value.* at train.py:1",
     ),
     "one more": (
         [((_RATE,), ()), ((_RATE, _KERNEL), ()), ((_RATE,), ())],
@@ -163,15 +163,44 @@ def test_notes_of_a_program_that_did_not_start_belong_to_the_next_try() -> None:
 
 
 def test_memory_of_notes_does_not_grow_with_steps() -> None:
-    assignments, notes = Assignments(["a", "b"]), AssignmentNotes()
-    for step in range(10):
-        for process_id in range(2):
+    assignments, both = Assignments(["a", "b"]), [AssignmentNotes(), AssignmentNotes()]
+    for step in range(130):
+        for process_id, notes in enumerate(both):
             notes.add(1, "rate", before=step, digest=step + 1, place="train.py:1")
             message = notes.take(step)
-            assert message is not None
-            equal, verdict = assignments.add(process_id, message)
-            assert (equal, verdict) == (process_id, None)
+            is_sent = step in (0, 64, 128)
+            assert (message is not None) == is_sent
+            if message is not None:
+                assert assignments.add(process_id, message) == (process_id, None)
             assert assignments.move(process_id, step + 1) is None
     assert assignments.settle() is None
     assert not any(assignments._sent)
-    assert not notes
+    for process_id, notes in enumerate(both):  # the rest, before an exchange
+        message = notes.take(130, is_last=True)
+        assert message is not None
+        assert not notes
+        assert assignments.add(process_id, message) == (process_id, None)
+    assert assignments.settle() is None
+
+
+@pytest.mark.parametrize("lacks", [False, True], ids=["another value", "none"])
+def test_one_of_assignments_in_every_step_is_found_while_steps_go_on(lacks: bool) -> None:
+    """They go together; a process that waits for the answer stops all."""
+    members = joined(2, _LIMITS)
+
+    def act(index: int) -> None:
+        member = members[index]
+        for step in range(10_000):
+            if not (lacks and index == 1 and step == 10):
+                digest = -1 if index == 1 and step == 10 else step + 1
+                member.assignments.add(1, "v1", before=step, digest=digest, place="train.py:1")
+            member.begin_step()
+
+    try:
+        for error in together(2, act):
+            assert type(error) is RuntimeError
+            assert "assigned 'v1' outside a step, at train.py:1" in str(error)
+            assert 64 < members[0].num_steps <= 3 * 64
+    finally:
+        for member in members:
+            member.abandon()

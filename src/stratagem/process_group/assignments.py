@@ -2,7 +2,7 @@
 
 What one process alone assigns makes its copies differ from those of the others, and every later
 step wrong. Between two shared calls, a process notes the last value of each variable that it
-assigns, as a digest. It sends these notes when it begins the next call, and none if it assigned
+assigns, as a digest. It sends these notes when it begins a later call, and none if it assigned
 nothing.
 """
 
@@ -21,6 +21,9 @@ __all__ = ["AssignmentNotes", "Assignments"]
 
 # Messages name one variable; which one of very many does not matter.
 _MAX_SENT = 32
+# A rate that changes with each step would otherwise cost as much as a small step. All processes
+# have assigned between the same calls, and so send at the same ones.
+_CALLS_A_MESSAGE = 64
 
 
 @dataclasses.dataclass
@@ -34,13 +37,16 @@ class _Note:
 
 
 class AssignmentNotes:
-    """What this process has assigned since its last shared call."""
+    """What this process has assigned, until it is sent to process 0."""
 
     def __init__(self) -> None:
-        self._notes: dict[int, _Note] = {}
+        self._notes: dict[int, _Note] = {}  # since the last shared call
+        self._unsent: dict[int, _Note] = {}
+        self._digest = 0
+        self._next_at = 0
 
     def __bool__(self) -> bool:
-        return bool(self._notes)
+        return bool(self._notes or self._unsent)
 
     def __contains__(self, number: int) -> bool:
         return number in self._notes
@@ -52,21 +58,27 @@ class AssignmentNotes:
             before = note.before
         self._notes[number] = _Note(path, before, digest, place)
 
-    def take(self, calls: int) -> dict[str, Any] | None:
-        """Returns the message to process 0 after a number of calls; None if no value changed.
+    def take(self, calls: int, *, is_last: bool = False) -> dict[str, Any] | None:
+        """Returns the message to send before a shared call, or None; `calls` came before it.
 
-        A process may set values for a while, such as averages to evaluate with, and set them back.
+        Notes of many calls go together, unless `is_last`. A process may set values for a while,
+        such as averages to evaluate with, and set them back.
         """
         notes, self._notes = self._notes, {}
         changed = {n: note for n, note in notes.items() if note.before != note.digest}
-        if not changed:
+        if changed:
+            values = sorted((number, note.digest) for number, note in changed.items())
+            self._digest = zlib.crc32(repr((calls, values)).encode(), self._digest)
+            self._unsent |= changed
+        if not self._unsent or (calls < self._next_at and not is_last):
             return None
-        values = sorted((number, note.digest) for number, note in changed.items())
-        sent = sorted(changed.items())[:_MAX_SENT]
+        self._next_at = calls + _CALLS_A_MESSAGE
+        unsent, self._unsent = self._unsent, {}
+        sent = sorted(unsent.items())[:_MAX_SENT]
         return {
             "kind": "assigned",
             "calls": calls,
-            "digest": zlib.crc32(repr(values).encode()),
+            "digest": self._digest,
             "notes": [[number, one.path, one.digest, one.place] for number, one in sent],
         }
 
@@ -151,7 +163,7 @@ class Assignments:
         path, _, place = mine[number]
         label, other_label = self._labels[own_id], self._labels[other_id]
         difference = (
-            f"{other_label} assigned it another value at {theirs[number][2]}."
+            f"{other_label} assigned another value, or before another step, at {theirs[number][2]}."
             if number in theirs
             else f"{other_label} did not assign it before the same call: its copy differs now."
         )

@@ -178,8 +178,8 @@ class Group:
                     self._changed.wait(1.0)
         self._send_assignments()
 
-    def _send_assignments(self) -> None:
-        message = self.assignments.take(self._position.calls)
+    def _send_assignments(self, *, is_last: bool = False) -> None:
+        message = self.assignments.take(self._position.calls, is_last=is_last)
         if message is not None:
             with self._changed:
                 self._num_to_agree += 1
@@ -246,7 +246,7 @@ class Group:
         """
         limit_s = self.limits.barrier_s if timeout_s is None else timeout_s
         if self.assignments:
-            self._send_assignments()
+            self._send_assignments(is_last=True)
         with self.at(Activity.EXCHANGE, name):
             try:
                 values = self._main.exchange(value, name=name, limit_s=limit_s, setting=setting)
@@ -285,7 +285,7 @@ class Group:
         with self.at(Activity.EXIT, "exit"):
             self._is_leaving = True
             if self.assignments:
-                self._send_assignments()
+                self._send_assignments(is_last=True)
             self._connection.send({"kind": "gone"})
             deadline = time.monotonic() + self.limits.barrier_s
             with self._changed:
