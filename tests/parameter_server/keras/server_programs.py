@@ -224,7 +224,12 @@ def compiled_again_outside(place: Place) -> Measurements:
 
 def moved_by_compile(place: Place) -> Measurements:
     model = keras.Sequential(
-        [keras.Input((6,)), layers.Dense(4), layers.BatchNormalization(synchronized=True), layers.Dense(1)]
+        [
+            keras.Input((6,)),
+            layers.Dense(4),
+            layers.BatchNormalization(synchronized=True),
+            layers.Dense(1),
+        ]
     )
     sg.compile(model, distribute=place.strategy, optimizer=_adam(), loss="mse", metrics=["mae"])
     return measured(place, model, X, Y, 8)
