@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+import stratagem as sg
 from tests.third_party.programs.measuring import Place, Program, run_program
 
 Numbers = Mapping[str, np.ndarray]
@@ -47,7 +48,12 @@ def assert_like_plain_keras(
     measured = run_program(program, Place(strategy.scope, strategy))
     assert expected
     assert measured.keys() == expected.keys()
-    found = (_difference(measured[key], expected[key], key, tolerance) for key in expected)
+    served = isinstance(strategy, sg.ParameterServerStrategy)
+    found = (
+        _difference(measured[key], expected[key], key, tolerance)
+        for key in expected
+        if not (served and "seed_generator_state" in key)  # each worker has its own
+    )
     wrong = [line for line in found if line]
     assert not wrong, "\n".join(wrong)
 

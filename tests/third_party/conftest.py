@@ -39,6 +39,7 @@ _STRATEGIES: dict[str, Callable[[], Any]] = {
     "one device": lambda: sg.OneDeviceStrategy("cpu:0"),
     "two replicas": lambda: sg.MirroredStrategy(["cpu:0", "cpu:1"]),
     "three replicas": lambda: sg.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"]),
+    "one worker and one server": lambda: sg.ParameterServerStrategy(num_workers=1, num_servers=1),
 }
 
 
@@ -66,8 +67,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(params=slow_but_for(_QUICK, _STRATEGIES))
-def strategy(request: pytest.FixtureRequest) -> Any:
-    return _STRATEGIES[request.param]()
+def strategy(request: pytest.FixtureRequest) -> Iterator[Any]:
+    made = _STRATEGIES[request.param]()
+    yield made
+    if isinstance(made, sg.ParameterServerStrategy):
+        made.close()
 
 
 @pytest.fixture(scope="module")

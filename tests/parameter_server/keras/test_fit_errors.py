@@ -90,3 +90,73 @@ def test_what_an_interrupted_epoch_has_left_counts_in_no_other(strategy) -> None
     evaluated = model.evaluate(X, Y, batch_size=6, verbose=0, return_dict=True)
     predicted = model.predict(X, batch_size=6, verbose=0)
     assert evaluated["mae"] == pytest.approx(np.abs(predicted - Y).mean(), rel=1e-4)
+
+
+class _Added(keras.metrics.Metric):
+    """Adds to its state in each way that a worker can follow."""
+
+    def __init__(self) -> None:
+        super().__init__(name="added")
+        self.count = self.add_weight(shape=(), initializer="zeros", dtype="int32", name="count")
+        self.total = self.add_weight(shape=(), initializer="zeros", name="total")
+        self.bins = self.add_weight(shape=(3,), initializer="zeros", name="bins")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        ops = keras.ops
+        self.count.assign(self.count + ops.shape(y_true)[0])
+        total = ops.sum(y_true)
+        self.total.assign(ops.where(total > 0, self.total + total, self.total - 1.0))
+        self.bins.assign(ops.cond(total > 1, lambda: self.bins + 1.0, lambda: self.bins - total))
+        self.bins.assign(ops.scatter_update(ops.zeros(3), [[1]], ops.ones(1)) + self.bins)
+
+    def result(self):
+        parts = [keras.ops.cast(self.count, "float32"), self.total, keras.ops.sum(self.bins)]
+        return keras.ops.sum(keras.ops.stack(parts))
+
+
+class _Other(keras.metrics.Metric):
+    """Changes its state in another way."""
+
+    def __init__(self, change) -> None:
+        super().__init__(name="other")
+        self.change = change
+        self.state = self.add_weight(shape=(), initializer="zeros", name="state")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.state.assign(self.change(self.state, keras.ops.max(keras.ops.abs(y_true))))
+
+    def result(self):
+        return self.state + 0.0
+
+
+def _evaluated(scope, metric):
+    x = np.arange(10, dtype="float32")[:, None]
+    with scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=[metric()])
+    return model.evaluate(x, x, batch_size=4, verbose=0, return_dict=True)
+
+
+def test_metrics_that_add_are_counted_by_workers() -> None:
+    expected = _evaluated(sg.OneDeviceStrategy("cpu:0").scope, _Added)["added"]
+    with local_strategy(num_servers=1) as strategy:
+        assert _evaluated(strategy.scope, _Added)["added"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda old, new: keras.ops.maximum(old, new),
+        lambda old, new: 0.5 * old + new,
+        lambda old, new: new,
+        lambda old, new: keras.ops.where(new > 1, old + new, new),
+    ],
+    ids=["maximum", "average", "last", "restart"],
+)
+def test_metric_that_does_not_add_is_refused(change) -> None:
+    """Workers would count each group of batches from zero, and the results would be added."""
+    with (
+        local_strategy(num_servers=1) as strategy,
+        pytest.raises(NotImplementedError, match=r"'other' does not add to its state"),
+    ):
+        _evaluated(strategy.scope, lambda: _Other(change))

@@ -86,6 +86,96 @@ def test_tracked_attributes_can_still_be_changed() -> None:
     assert len(moved.layers) == len(model.layers) + 2
 
 
+class _Stepping(keras.Model):
+    """Of a functional model: its class becomes a Functional with the first object."""
+
+    def test_step(self, data):
+        return super().test_step(data)
+
+
+def _submodels() -> keras.Model:
+    inner, inputs = _functional(), keras.Input((4,))
+    return _Stepping(inputs, keras.layers.Add()([inner(inputs), inner(inputs / 2.0)]))
+
+
+@pytest.mark.compatibility
+@pytest.mark.parametrize("make", [_sequential, _functional, _submodels])
+def test_model_with_variables_of_its_own_trains_and_saves_alike(make) -> None:
+    """Keras finds variables, calls and tracked layers by their ids."""
+    model = make()
+    optimizer = keras.optimizers.AdamW(0.1, weight_decay=0.1)
+    optimizer.exclude_from_weight_decay(var_list=model.trainable_variables[:1])
+    model.compile(optimizer, "mse", metrics=["mae"])
+    model.fit(X, Y, verbose=0)
+    moved = _moved(model, {})
+    assert moved.get_config() == model.get_config()
+    for _ in range(2):
+        assert moved.train_on_batch(X, Y) == pytest.approx(model.train_on_batch(X, Y))
+    for one, other in zip(moved.variables, model.variables, strict=True):
+        assert one is not other
+        np.testing.assert_allclose(one.value, other.value, rtol=1e-5, atol=1e-6)
+    layers = [*moved.layers]
+    moved.extra = layers[-1]  # is tracked already
+    assert [*moved.layers] == layers
+
+
+def test_deep_graph_is_sent() -> None:
+    inputs = output = keras.Input((4,))
+    for _ in range(300):
+        output = keras.layers.Identity()(output)
+    moved = _moved(keras.Model(inputs, output), {})
+    assert len(moved.layers) == 301
+    np.testing.assert_array_equal(moved(X), X)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        keras.layers.CategoryEncoding(num_tokens=10, output_mode="multi_hot"),
+        keras.layers.CenterCrop(2, 2),
+        keras.layers.Discretization(bin_boundaries=[1.0, 3.0]),
+        keras.layers.Normalization(mean=2.0, variance=4.0),
+        keras.layers.RandomBrightness(0.0),
+        keras.layers.RandomFlip(seed=1),
+        keras.layers.RandomContrast(0.5, seed=1),
+        keras.layers.Rescaling(0.5),
+        keras.layers.Resizing(3, 3),
+    ],
+    ids=lambda layer: layer.name,
+)
+def test_preprocessing_layers_are_sent(layer) -> None:
+    of_images = isinstance(
+        layer,
+        keras.layers.CenterCrop | keras.layers.Resizing,
+    ) or layer.name.startswith("random")
+    x = np.arange(48.0, dtype="float32").reshape(1, 4, 4, 3) if of_images else X.copy()
+    moved = _moved(layer, {})
+    np.testing.assert_array_equal(moved(x), layer(x))
+
+
+class _Delegating:
+    """Asks its part for what it does not have, as a wrapper of a model does."""
+
+    def __init__(self, part: Any) -> None:
+        self.part = part
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.part, name)
+
+
+class _DelegatingList(_Delegating, list[Any]):
+    pass
+
+
+def test_object_that_delegates_is_sent() -> None:
+    moved = _moved(_Delegating(_Delegating(keras.layers.Rescaling(2.0))), {})
+    assert (type(moved), type(moved.part), moved.scale) == (_Delegating, _Delegating, 2.0)
+    items = _DelegatingList("part")
+    items.append(3)
+    moved = _moved(items, {})
+    assert (type(moved), list(moved), moved.upper()) == (_DelegatingList, [3], "PART")
+
+
 def test_functions_take_along_what_they_refer_to() -> None:
     model, strategy = _sequential(), object()
 

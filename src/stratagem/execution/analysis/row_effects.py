@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from stratagem.execution.tracing.arguments import Shaped
 
-__all__ = ["RowEffect", "row_effects"]
+__all__ = ["RowEffect", "adds_to_inputs", "row_effects"]
 
 # Two primes, unlikely to be another size in a model.
 _NUM_ROWS = (1009, 1013)
@@ -76,6 +76,54 @@ def row_effects(
         effect, source = label if isinstance(label, tuple) else (label, place)
         effects.append(effect if source == place else RowEffect.UNKNOWN)
     return effects
+
+
+def adds_to_inputs(
+    function: Callable[[list[Any]], Sequence[Any]], inputs: Sequence[Shaped]
+) -> bool:
+    """Returns True if each result of `function(inputs)` is its input plus what depends on none."""
+    jaxpr = jax.make_jaxpr(function)(list(map(_struct, inputs))).jaxpr
+    return _inputs_added_to(jaxpr, range(len(inputs))) == [*range(len(inputs))]
+
+
+# Of a value: it depends on inputs in another way than by addition.
+_NOT_ADDED = -1
+_PASSED_ON = {"convert_element_type", "copy", "copy_p", "reshape", "squeeze"}
+
+
+def _inputs_added_to(jaxpr: Any, inputs: Sequence[int | None]) -> list[int | None]:
+    """Returns the input to which each result adds; None for results that depend on none."""
+    known: dict[Any, int | None] = dict(zip(jaxpr.invars, inputs, strict=True))
+
+    def read(atom: Var | Literal) -> int | None:
+        return None if isinstance(atom, Literal) else known.get(atom)
+
+    for eqn in jaxpr.eqns:
+        labels = [read(atom) for atom in eqn.invars]
+        results: Sequence[int | None] = [None] * len(eqn.outvars)
+        if any(label is not None for label in labels):
+            results = _added_by(eqn, labels)
+        known.update(zip(eqn.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _added_by(eqn: JaxprEqn, labels: list[int | None]) -> Sequence[int | None]:
+    """Returns the label of each result of an operation of which an operand depends on inputs."""
+    name, first, rest = eqn.primitive.name, labels[0], labels[1:]
+    if name in SUB_JAXPRS:
+        inner = eqn.params[SUB_JAXPRS[name]]
+        return _inputs_added_to(getattr(inner, "jaxpr", inner), labels)
+    if name == "cond" and first is None:
+        branches = [_inputs_added_to(one.jaxpr, rest) for one in eqn.params["branches"]]
+        return [one[0] if len({*one}) == 1 else _NOT_ADDED for one in zip(*branches, strict=True)]
+    given = [label for label in labels if label is not None]
+    is_added = (
+        (name in ("add", "add_any") and len(given) == 1)
+        or (name in ("sub", "scatter-add", *_PASSED_ON) and given == [first])
+        or (name == "select_n" and first is None and len(given) == len(rest))
+    )
+    same = given[0] if is_added and len({*given}) == 1 else _NOT_ADDED
+    return [same] * len(eqn.outvars)
 
 
 def _struct(leaf: Shaped) -> jax.ShapeDtypeStruct:

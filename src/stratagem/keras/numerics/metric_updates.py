@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from stratagem.context import ReplicaContext
+from stratagem.context import ReplicaContext, get_strategy
 from stratagem.execution import RowEffect
-from stratagem.execution.analysis.row_effects import row_effects
+from stratagem.execution.analysis.row_effects import adds_to_inputs, row_effects
 from stratagem.keras.numerics.batch_rows import first_rows, gathered_rows, num_rows, whole_batch
 from stratagem.keras.numerics.loss_effects import is_by_rows, is_of_keras
 from stratagem.keras.numerics.step_mode import (
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from jax.typing import ArrayLike, DTypeLike
 
 
-__all__ = ["of_all_replicas", "update_in_replica", "variables_of_update"]
+__all__ = ["of_all_replicas", "require_counts", "update_in_replica", "variables_of_update"]
 
 # Metrics whose first update was tried: it creates variables in some of them.
 _tried: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -223,6 +223,38 @@ def variables_of_update(
         with keras.StatelessScope():
             update_state(metric, *args, **kwargs)
     return metric.variables
+
+
+def require_counts(
+    update_state: Callable[..., Any],
+    metric: keras.metrics.Metric,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+) -> None:
+    """Raises a NotImplementedError if a worker cannot update a metric from zero.
+
+    Workers of a coordinator start from zero in each function, and it adds up what they count.
+    """
+    remote: Any = get_strategy().placement.remote
+    if not getattr(remote, "counts_from_zero", False) or is_of_keras(update_state):
+        return
+    variables = variables_of_update(update_state, metric, args, kwargs)
+    bound = inspect.signature(update_state).bind(metric, *args, **kwargs)
+    given = dict(list(bound.arguments.items())[1:])
+
+    def update(state: list[Any]) -> list[Any]:
+        return updated_values(update_state, metric, variables, state, given, bound)
+
+    if not adds_to_inputs(update, [variable.value for variable in variables]):
+        raise NotImplementedError(
+            explain(
+                f"The metric {metric.name!r} does not add to its state, but workers of parameter "
+                "servers count apart, each from zero.",
+                expected="an update_state that adds to each variable a number that the variable "
+                "does not change: no maximum, and no average of earlier values.",
+                fix="sum what the result is computed from, or evaluate under another strategy.",
+            )
+        )
 
 
 def _update_with_whole_batch(

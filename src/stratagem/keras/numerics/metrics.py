@@ -21,6 +21,7 @@ import keras
 from stratagem.context import get_replica_context, has_strategy
 from stratagem.keras.numerics.metric_updates import (
     of_all_replicas,
+    require_counts,
     update_in_replica,
     variables_of_update,
 )
@@ -137,6 +138,8 @@ def _update_state(
         return update_state(metric, *args, **kwargs)
     _active.is_updating = True
     try:
+        if has_strategy() and get_replica_context() is not None:
+            require_counts(update_state, metric, args, kwargs)
         context = replica_context() if has_strategy() else None
         if context is not None:
             return update_in_replica(update_state, metric, args, kwargs, context)

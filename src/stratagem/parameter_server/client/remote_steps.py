@@ -64,10 +64,11 @@ class RemoteSteps:
 
     `keras` is the variables' `RemoteKeras`. `lost_updates` checks for lost updates after each step;
     None if another object does. `gradient_weight` is the step's fraction of a batch that workers
-    share.
+    share. `counts_from_zero` is True in a worker whose metrics a coordinator adds up.
     """
 
     gradient_weight = 1.0
+    counts_from_zero = False
     lost_updates: LostUpdates | None = None
     local: LocalTraining | None = None
 

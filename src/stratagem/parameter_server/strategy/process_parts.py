@@ -162,7 +162,9 @@ def worker_parts(
     found = local_devices() if devices is None else find_devices(list(devices))
     topology = Topology(found, first_replica_id=index * len(found))
     variables = VariableClient(client, placer, mode, has_journals=has_journals)
-    return ProcessParts(topology, RemotePlacement(_steps(variables, len(found))))
+    steps = _steps(variables, len(found))
+    steps.counts_from_zero = placer is None
+    return ProcessParts(topology, RemotePlacement(steps))
 
 
 def independent_parts(
