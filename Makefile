@@ -2,7 +2,7 @@
 # uv is on PATH, else with venv and pip. An environment is made once; it is renewed when its lock
 # or pyproject.toml changes.
 #
-#   PYTHON=...   interpreter of the main environment (3.11 to 3.13)
+#   PYTHON=...   interpreter of the main environment (3.11 to 3.14)
 #   ARGS=...     arguments of `make train` and its like, for example ARGS="--strategy one_device"
 #   BENCH=...    one benchmark by name; without it, all
 #   TESTS=...    what the pytest of `make test` and of the `make test-*` gets, for example TESTS="tests/context -x"
@@ -17,10 +17,10 @@ ifndef TOGETHER
 endif
 .DEFAULT_GOAL := help
 
-# Prints the first of the candidates $(1) that starts and has a version between $(2) and 3.13.
+# Prints the first of the candidates $(1) that starts and has a version between $(2) and 3.14.
 # Each is run and not only looked up, because a shim of pyenv is on PATH whether it works or not.
 first_python = $(shell for python in $(1); do \
-	"$$python" -c 'import ensurepip, sys; sys.exit(not ($(2)) <= sys.version_info[:2] <= (3, 13))' \
+	"$$python" -c 'import ensurepip, sys; sys.exit(not ($(2)) <= sys.version_info[:2] <= (3, 14))' \
 	>/dev/null 2>&1 && { echo "$$python"; break; }; done)
 pyenv_pythons = $(wildcard $(foreach root,$(PYENV_ROOT) $(HOME)/.pyenv,$(root)/versions/$(1)*/bin/python))
 three_eleven := 3, 11
@@ -28,10 +28,11 @@ three_twelve := 3, 12
 
 # Not `:=`: the interpreters are looked for only by a recipe that makes an environment.
 ifndef PYTHON
-PYTHON = $(call first_python,python3 python3.11 python3.12 python3.13 $(call pyenv_pythons,3.11),$(three_eleven))
+PYTHON = $(call first_python,python3 python3.11 python3.12 python3.13 python3.14 $(call pyenv_pythons,3.11),$(three_eleven))
 endif
 OLDEST_PYTHON = $(or $(call first_python,python3.11 $(call pyenv_pythons,3.11),$(three_eleven)),$(PYTHON))
-NEWEST_PYTHON = $(call first_python,python3.13 $(call pyenv_pythons,3.13) \
+NEWEST_PYTHON = $(call first_python,python3.14 $(call pyenv_pythons,3.14) \
+	python3.13 $(call pyenv_pythons,3.13) \
 	python3.12 $(call pyenv_pythons,3.12),$(three_twelve))
 
 MAIN := .venv/.complete
@@ -78,7 +79,7 @@ MAIN_QUICKLY := XLA_FLAGS="$(NO_SPEED) --xla_cpu_use_fusion_emitters=false \
 # are more options of the installer. Nothing is compiled: most modules
 # are never imported.
 define environment
-@test -n "$(2)" || { echo "No Python 3.11 to 3.13 with venv found: install one, or give it with PYTHON=/its/path." >&2; exit 1; }
+@test -n "$(2)" || { echo "No Python 3.11 to 3.14 with venv found: install one, or give it with PYTHON=/its/path." >&2; exit 1; }
 @echo "Making $(1) from $(3) ($$($(2) --version))"
 @if uv --version >/dev/null 2>&1; then set -e; \
 	test -x $(1)/bin/python || uv venv --quiet --no-python-downloads --python "$(2)" $(1); \
@@ -119,7 +120,7 @@ $(THIRD_PARTY): requirements/third_party.lock pyproject.toml
 	$(call environment,.venv-third-party,$(PYTHON),requirements/third_party.lock,--no-deps)
 
 $(RELEASE): requirements/release.txt
-	@test -n "$(PYTHON)" || { echo "No Python 3.11 to 3.13 with venv found." >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 to 3.14 with venv found." >&2; exit 1; }
 	test -x .venv-release/bin/python || "$(PYTHON)" -m venv .venv-release
 	.venv-release/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/release.txt
 	@touch $@
@@ -133,7 +134,7 @@ $(DOCS): requirements/docs.lock pyproject.toml
 # torch comes first and by pip: a CPU build on the local disk is seen by pip only, and the build
 # that a resolver would choose in its place brings several GB of CUDA.
 $(PEERS): requirements/peers.txt
-	@test -n "$(OLDEST_PYTHON)" || { echo "No Python 3.11 to 3.13 with venv found." >&2; exit 1; }
+	@test -n "$(OLDEST_PYTHON)" || { echo "No Python 3.11 to 3.14 with venv found." >&2; exit 1; }
 	@echo "Making .venv-peers: PyTorch and TensorFlow, minutes and gigabytes"
 	test -x .venv-peers/bin/python || "$(OLDEST_PYTHON)" -m venv .venv-peers
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
@@ -143,7 +144,7 @@ $(PEERS): requirements/peers.txt
 
 # torchrec asks for FBGEMM with CUDA and runs with the one for the CPU, whose series fits torch 2.13.
 $(TORCHREC): requirements/torchrec.txt
-	@test -n "$(OLDEST_PYTHON)" || { echo "No Python 3.11 to 3.13 with venv found." >&2; exit 1; }
+	@test -n "$(OLDEST_PYTHON)" || { echo "No Python 3.11 to 3.14 with venv found." >&2; exit 1; }
 	test -x .venv-torchrec/bin/python || "$(OLDEST_PYTHON)" -m venv .venv-torchrec
 	.venv-torchrec/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	.venv-torchrec/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/torchrec.txt
@@ -151,13 +152,13 @@ $(TORCHREC): requirements/torchrec.txt
 	@touch $@
 
 $(TFRA): requirements/tfra.txt
-	@test -n "$(OLDEST_PYTHON)" || { echo "No Python 3.11 to 3.13 with venv found." >&2; exit 1; }
+	@test -n "$(OLDEST_PYTHON)" || { echo "No Python 3.11 to 3.14 with venv found." >&2; exit 1; }
 	test -x .venv-tfra/bin/python || "$(OLDEST_PYTHON)" -m venv .venv-tfra
 	.venv-tfra/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/tfra.txt
 	@touch $@
 
 $(RAY_DATA): requirements/ray_data.txt
-	@test -n "$(OLDEST_PYTHON)" || { echo "No Python 3.11 to 3.13 with venv found." >&2; exit 1; }
+	@test -n "$(OLDEST_PYTHON)" || { echo "No Python 3.11 to 3.14 with venv found." >&2; exit 1; }
 	test -x .venv-ray-data/bin/python || "$(OLDEST_PYTHON)" -m venv .venv-ray-data
 	.venv-ray-data/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/ray_data.txt
 	@touch $@
@@ -281,27 +282,35 @@ test-newest: ## tests/versions.txt on the newest Python, JAX and Keras of the lo
 	@if test -n "$(NEWEST_PYTHON)"; then \
 		$(MAKE) --silent $(NEWEST) && $(QUICKLY) $(LIGHTLY) .venv-newest/bin/python -m pytest --quiet $(VERSIONS); \
 	else \
-		echo "Skipped: the tests on the newest JAX. It needs Python 3.12 or 3.13, and"; \
-		echo "neither is on PATH or under pyenv. The main environment has the newest for its Python."; \
+		echo "Skipped: the tests on the newest JAX. It needs Python 3.12 to 3.14, and"; \
+		echo "none is on PATH or under pyenv. The main environment has the newest for its Python."; \
 	fi
 
-# Without upper bounds, and with what was published since the lock: run each night, not by CI.
+# JAX's nightly builds and release candidates; pip goes on without an index that it cannot reach.
+# `make test-latest JAX_NIGHTLY=` tries the newest release.
+JAX_NIGHTLY = https://us-python.pkg.dev/ml-oss-artifacts-published/jax/simple/
+
+# Without upper bounds, and with what was built last night: run each night, not by CI. Keras comes as
+# keras-nightly, which has the same files. What moved is printed before the tests, which fail then.
 .PHONY: test-latest
-test-latest: ## compatibility tests on the latest JAX, Keras and Orbax, whatever pyproject.toml and the lock allow
-	@test -n "$(or $(NEWEST_PYTHON),$(PYTHON))" || { echo "No Python 3.11 to 3.13 found." >&2; exit 1; }
+test-latest: ## what the nightly Keras and JAX moved, and the compatibility tests on them, whatever the lock allows
+	@test -n "$(or $(NEWEST_PYTHON),$(PYTHON))" || { echo "No Python 3.11 to 3.14 found." >&2; exit 1; }
 	"$(or $(NEWEST_PYTHON),$(PYTHON))" -m venv --clear .venv-latest
 	.venv-latest/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
-	.venv-latest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --pre jax jaxlib keras orbax-checkpoint
-	.venv-latest/bin/python -m pip list | grep -iE "^(jax|jaxlib|keras|orbax-checkpoint) "
-	$(PROGRAMS) .venv-latest/bin/python -m pytest $(IN_PARALLEL) $(COMPATIBILITY)
+	.venv-latest/bin/python -m pip uninstall --quiet --yes keras
+	.venv-latest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --pre \
+		--retries 1 $(if $(JAX_NIGHTLY),--extra-index-url $(JAX_NIGHTLY)) keras-nightly jax jaxlib orbax-checkpoint
+	.venv-latest/bin/python -m pip list | grep -iE "^(jax|jaxlib|keras-nightly|orbax-checkpoint) "
+	@.venv-latest/bin/python -m tests.architecture.test_private_names || moved=yes; \
+	$(PROGRAMS) .venv-latest/bin/python -m pytest $(IN_PARALLEL) $(COMPATIBILITY) && test -z "$$moved"
 
 .PHONY: release-check
 release-check: $(RELEASE) ## builds the package into dist/ and checks all that a release needs
 	.venv-release/bin/python release/check.py
 
 .PHONY: test-newest-all
-test-newest-all: ## all tests of `make test`, slow to run, on the newest versions; needs Python 3.12 or 3.13
-	@test -n "$(NEWEST_PYTHON)" || { echo "No Python 3.12 or 3.13 found: install one." >&2; exit 1; }
+test-newest-all: ## all tests of `make test`, slow to run, on the newest versions; needs Python 3.12 to 3.14
+	@test -n "$(NEWEST_PYTHON)" || { echo "No Python 3.12 to 3.14 found: install one." >&2; exit 1; }
 	@$(MAKE) --silent $(NEWEST)
 	$(QUICKLY) .venv-newest/bin/python -m pytest $(IN_PARALLEL) $(TESTS)
 

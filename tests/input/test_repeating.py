@@ -167,13 +167,11 @@ def test_fit_of_a_finite_dataset_takes_the_steps_of_tensorflow_and_warns() -> No
     assert steps == [2, 2, 1, 2]  # TensorFlow 2.21, tf.data under MirroredStrategy
 
 
+@pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")  # Keras before 3.16
 def test_fit_of_a_generator_does_not_train_empty_epochs() -> None:
     strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
     model = _model(strategy)
-    with (
-        pytest.warns(UserWarning, match="ran out of data"),
-        pytest.raises(ValueError, match="ended after 5 batches"),
-    ):
+    with pytest.raises(ValueError, match="ended after 5 batches"):
         model.fit(strategy.distribute_dataset(_pairs()), epochs=2, verbose=0)
     assert int(model.optimizer.iterations) == 5
 

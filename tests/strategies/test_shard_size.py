@@ -93,8 +93,11 @@ def test_only_sums_of_shards_cross_between_copies() -> None:
 
 def _messages(text: str, kind: str) -> list[tuple[str, str]]:
     """Returns shapes and devices of the messages of a kind."""
-    row = rf"f32\[([\d,]*)\]\S* {kind}\(.*?replica_groups=(\{{\{{.*?\}}\}}|\[\S*)"
-    return re.findall(row, text)
+    row = rf"f32\[([\d,]*)\]\S* {kind}\(.*?replica_groups=(\{{\{{.*?\}}\}}|mesh\[.*?\}}|\[\S*)"
+    # JAX 0.12 names the axis of the mesh instead of the devices.
+    axes = {"shard": "{{0,1,2,3},{4,5,6,7}}", "replica": "{{0,4},{1,5},{2,6},{3,7}}"}
+    named = {f"mesh['replica'=2,'shard'=4] {{'{axis}'}}": ids for axis, ids in axes.items()}
+    return [(shape, named.get(groups, groups)) for shape, groups in re.findall(row, text)]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

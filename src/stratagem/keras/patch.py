@@ -17,6 +17,17 @@ class Patch:
     name: str
     replace: Callable[[Any], Any]
     reason: str
+    is_addition: bool = False  # Keras has no such attribute
+
+    @property
+    def is_lost(self) -> bool:
+        """True if this Keras lacks what is to be replaced."""
+        return not self.is_addition and not hasattr(self.owner, self.name)
+
+    @property
+    def full_name(self) -> str:
+        """The owner's name and the attribute's."""
+        return f"{self.owner.__name__}.{self.name}"
 
     def install(self) -> None:
         """Replaces the attribute."""

@@ -19,6 +19,7 @@ from stratagem.keras.private import (
     get_stateless_scope,
     in_symbolic_scope,
 )
+from stratagem.messages import explain
 from stratagem.strategies.base.default import DefaultStrategy  # fills its slot
 from stratagem.strategies.base.logical_devices import set_shape_inference
 from stratagem.summary import collector
@@ -32,5 +33,14 @@ def install() -> None:
     set_shape_inference(in_symbolic_scope)
     collector.set_shape_inference(in_symbolic_scope)
     set_keras(flatten_layers, get_stateless_scope, in_symbolic_scope)
-    for patch in itertools.chain(*PATCHES.values()):
+    patches = list(itertools.chain(*PATCHES.values()))
+    if lost := [patch.full_name for patch in patches if patch.is_lost]:
+        raise ImportError(
+            explain(
+                f"Keras {keras.__version__} has no {', '.join(lost)}, which Stratagem replaces.",
+                expected="Keras 3.12 to 3.16.",
+                fix="install one of these, or a newer Stratagem.",
+            )
+        )
+    for patch in patches:
         patch.install()

@@ -82,6 +82,7 @@ TRAINING_PATCHES: dict[str, tuple[Patch, ...]] = {
             "distribute_strategy",
             model.with_default_strategy,
             "the attribute of TensorFlow's models",
+            is_addition=True,
         ),
     ),
     "A hook for the state of a generate function": (

@@ -46,6 +46,7 @@ import jax
 from jax.core import Tracer
 
 __all__ = [
+    "NAMES",
     "SeparateNodes",
     "enable_compilation_cache",
     "exit_now",
@@ -54,6 +55,18 @@ __all__ = [
     "uncommitted",
     "write_cache_entries_whole",
 ]
+
+# Those of the paragraphs above. `make test-latest` names the ones that a new JAX lacks.
+NAMES = (
+    "jax._src.compilation_cache.put_executable_and_time",
+    "jax._src.compiler._cache_write",
+    "jax._src.distributed.global_state",
+    "jax._src.lru_cache.LRUCache.put",
+    "jaxlib._jax.get_distributed_runtime_client",
+    "jaxlib._jax.get_distributed_runtime_service",
+    "jaxlib._jax.make_gloo_tcp_collectives",
+    "jaxlib.xla_client.make_cpu_client",
+)
 
 _MAKER = "make_gloo_tcp_collectives"
 _WRITER, _PUT = "_cache_write", "put_executable_and_time"

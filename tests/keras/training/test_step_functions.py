@@ -80,12 +80,40 @@ def one_step_at_a_time() -> dict[str, np.ndarray]:
     return plain_keras(lambda scope: _whole_job(scope, steps_per_execution=1))
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize(("scope", "steps"), [(_two, 1), (_two, 3), (_two, 7), (_one, 3)])
 def test_groups_of_steps_with_batches_of_many_sizes(
     scope: Scope, steps: int, one_step_at_a_time: dict[str, np.ndarray]
 ) -> None:
     measured = plain_keras(lambda _: _whole_job(scope, steps_per_execution=steps))
     assert differences(measured, one_step_at_a_time) == []
+
+
+_OUR_DATA = {
+    "dataset": lambda folder: (sg.input.Dataset(list(_batches(_Sizes.sizes))), []),
+    "tracked": lambda folder: (_Sizes(), [sg.BackupAndRestore(folder)]),
+    "tracked dataset": lambda folder: (
+        sg.input.Dataset(list(_batches(_Sizes.sizes))),
+        [sg.BackupAndRestore(folder)],
+    ),
+}
+
+
+@pytest.mark.compatibility
+@pytest.mark.every_combination
+@pytest.mark.parametrize("kind", _OUR_DATA)
+@pytest.mark.parametrize("scope", [contextlib.nullcontext, _two])
+def test_groups_of_steps_read_through_our_adapters(
+    scope: Scope, kind: str, tmp_path: Any, one_step_at_a_time: dict[str, np.ndarray]
+) -> None:
+    """Keras 3.16 asks an adapter for the batches of a group at once where there is no strategy."""
+
+    def job(_: Scope) -> dict[str, Any]:
+        data, callbacks = _OUR_DATA[kind](tmp_path)
+        return _fitted(_model(scope, steps_per_execution=2), data, epochs=2, callbacks=callbacks)
+
+    fitted = plain_keras(job)
+    assert differences(fitted, {name: one_step_at_a_time[name] for name in fitted}) == []
 
 
 class _Recorder(keras.callbacks.Callback):

@@ -39,7 +39,7 @@ class ScheduledBatches:
         self._data = WorkerData(
             strategy, DatasetCreator(input_fn), "Estimator.train", 1, adds_up=adds_up
         )
-        self._assigner = self._data.get_jax_iterator()
+        self._assigner = self._data.batches()
 
     @property
     def source(self) -> Any:
@@ -48,7 +48,7 @@ class ScheduledBatches:
 
     def first(self) -> tuple[Any, Any]:
         """Returns the first batch, which determines all shapes."""
-        return features_and_labels(require_batch(next(self._data.get_jax_iterator(), None)))
+        return features_and_labels(require_batch(next(self._data.batches(), None)))
 
     def after(self, first: object) -> Iterator[list[BatchAssignment]]:
         """Yields the assignments of each step; reading the first batch consumed nothing."""

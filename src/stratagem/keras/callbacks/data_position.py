@@ -10,6 +10,7 @@ from stratagem.keras.numerics.random_state import Draws
 from stratagem.keras.private import (
     batches_taken,
     goes_on_with_iterator,
+    order_number,
     replace_steps,
     restore_steps,
     set_batches_taken,
@@ -88,6 +89,7 @@ class DataPosition:
             "began": None if data.began is None else data.began.as_json,
             "now": now.as_json,
             "hooks": data.hooks,
+            "order": order_number(data.adapter),
         }
         resumed = data.resuming
         if taken and resumed is not None:  # nothing was read since

@@ -17,6 +17,9 @@ from stratagem.keras.private import (
     GeneratorDataAdapter,
     PyDatasetAdapter,
     TFDatasetAdapter,
+    grouped,
+    order_number,
+    set_order_number,
     torch_loader,
 )
 from stratagem.keras.training.dataset_adapter import DatasetAdapter
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 
 
 __all__ = ["TrackedAdapter", "TrackedBatches"]
+
+_ORDER, _OF_DATA = "order", "of_data"
 
 
 class TrackedAdapter:
@@ -53,9 +58,9 @@ class TrackedAdapter:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.adapter, name)
 
-    def get_jax_iterator(self) -> TrackedBatches:
+    def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[Any]:
         """Returns an iterator; the source is opened at the first batch."""
-        return TrackedBatches(self)
+        return grouped(TrackedBatches(self), super_batch)
 
     def on_epoch_begin(self) -> None:
         """Forwards the start of an epoch; after a restart, with its original random state."""
@@ -89,6 +94,11 @@ class TrackedAdapter:
 
     def own_state(self) -> Any:
         """Returns, as JSON, the other state that determines the next iterator's batches."""
+        order = order_number(self.adapter)
+        own = self._own_state_of_data()
+        return own if order is None else {_ORDER: order, _OF_DATA: own}
+
+    def _own_state_of_data(self) -> Any:
         if isinstance(self.adapter, DatasetAdapter):
             return self.adapter.opening
         if isinstance(self.adapter, PyDatasetAdapter):
@@ -100,6 +110,10 @@ class TrackedAdapter:
         return to_json(loader.generator.get_state().numpy())
 
     def _set_own_state(self, state: Any, num_batches: int) -> None:
+        own: Any = state
+        if isinstance(own, dict) and own.keys() == {_ORDER, _OF_DATA}:  # saved under Keras 3.16
+            set_order_number(self.adapter, own[_ORDER])
+            state = own[_OF_DATA]
         if isinstance(self.adapter, DatasetAdapter):
             if self.adapter.can_go_to:
                 self.adapter.go_to(state, num_batches)
@@ -153,6 +167,7 @@ class TrackedAdapter:
         following = iter(self.adapter.get_jax_iterator())
         if not (isinstance(self.adapter, DatasetAdapter) and self.adapter.can_go_to):
             _pass_over(following, state["taken"])
+        set_order_number(self.adapter, state.get(_ORDER))  # of the iterators after this one
         return following
 
 

@@ -1,85 +1,26 @@
-"""Private Keras names that Stratagem uses, each with the reason. Tested on Keras 3.12 to 3.15.
+"""Private names of Keras in use; `names.py` is the table of them, each with its reason."""
 
-====================================  ==============================================================
-name                                  why no public name will do
-====================================  ==============================================================
-stateless_scope.get_stateless_scope   a variable must ask the innermost scope before its own storage
-symbolic_scope.in_symbolic_scope      True while Keras infers shapes, which needs no value
-variables.Variable._direct_assign     where an eager assignment ends (overridden in our subclass)
-variables.Variable._value             read and set by Keras (a property in our subclass)
-variables.Variable._maybe_autocast    mixed precision of a value that we read ourselves
-variables.Variable._path              a variable from another process needs its path
-variables.Variable._autocast          likewise its casting by layers
-Optimizer._learning_rate              a schedule, which is sent to servers as it is
-Optimizer._clip_gradients             gradients are clipped before servers get them
-Optimizer._backend_update_step        update of state that belongs to no variable
-Optimizer._iterations                 likewise
-Optimizer._use_weight_decay           the variables excluded from weight decay
-Optimizer._filter_empty_gradients     Keras's warning about variables without a gradient
-variables.Variable._synchronization   Layer.add_weight does not annotate variables
-variables.Variable._aggregation       likewise
-losses.loss.apply_mask                weights of Keras masks, as every Keras loss combines them
-losses.loss.squeeze_or_expand...      how Keras aligns weights with values
-masking.get_keras_mask                the mask that a layer attached to its output
-masking.set_keras_mask                the same, for rows taken from the output
-trainer._get_jax_state                fit passes the state through it; ours stays in variables
-trainer._aggregate_additional_loss    adds regularization losses to the total
-trainer._loss_tracker                 the metric that fit reports as the loss
-trainer._compile_loss                 the metrics that fit reports as the losses of outputs
-trainer._compile_config               the arguments of compile, as objects
-trainer._compile_metrics              the metrics given to compile, by the names that fit reports
-trainer._call_has_training_arg        True if call takes `training`
-trainer._compute_loss                 compute_loss with or without its `training` argument
-trainer._flatten_layers               every layer of a model
-JAXEpochIterator._get_iterator        fit's batches, before Keras moves them to one device
-ArrayDataAdapter._inputs              the arrays, before Keras copies them to the host
-ArrayDataAdapter._get_iterator        the order of their rows
-EpochIterator._enumerate_iterator     the numbers of an epoch's steps, which a restart continues
-EpochIterator._current_iterator       the iterator, which the next epoch may continue
-EpochIterator._steps_seen             number of batches taken from that iterator
-CallbackList._async_train             True if batch callbacks run in another thread
-CallbackList._async_test              likewise in evaluate
-Progbar._last_update                  the time when a progress bar was drawn
-python_utils.pythonify_logs           logs as numbers, as fit gives them to callbacks
-trainer._symbolic_build               builds the variables of a training step from shapes
-backend.compute_output_spec           calls a function with shapes alone
-models.functional.Functional          its `call` returns the outputs that it was made from
-trainer._initial_epoch                the first epoch of fit, set by a callback
-PyDatasetAdapter, TFDatasetAdapter    kinds of data that resume in different ways
-ArrayDataAdapter                      likewise
-GeneratorDataAdapter                  likewise
-TorchDataLoaderAdapter._dataloader    the loader, whose generator has a state
-global_state                          the default seed of keras.random
-DataAdapter                           base class of custom kinds of data
-BatchNormalization._moments           the statistics that synchronization and padding change
-BatchNormalization._reduction_axes    the axes of these statistics
-RNN._expected_batch_size              the rows of a stateful layer's state
-Metric._variables                     a metric's own state, without inner metrics
-MeanMetricWrapper._fn, _fn_kwargs     the averaged function: per example or per batch
-Optimizer._trainable_variables        the variables that apply() updates by default
-unpack_x_y_sample_weight              unpacks batches as Keras's own steps do
-compute_fans                          the sizes that scale initial values
-KerasSaveable                         class of objects that Keras pickles as a file
-TrackedList, TrackedDict, TrackedSet  they cannot be unpickled before their tracker
-tracking.Tracker.stored_ids           ids of what an object tracks, which differ in another process
-Function._nodes, make_node_key        likewise those of calls in a graph
-Operation._inbound_nodes              the calls of an operation, by number
-inject_functional_model_class         a class becomes a Functional with its first functional model
-backend.jax.core.remat                replaced, see docs/design/upstream.md
-Operation._remat_mode                 how a finished layer is rematerialized, and computed in a scan
-Function._nodes_by_depth              blocks of a model that follow each other, for a scan
-Sequential._functional                the graph of a sequential model
-Layer._loss_ids                       the owner of a loss, which rematerialization replaces
-name_scope.current_path               the path of a variable that is about to be created
-naming's object_name_uids             automatic names restart in each call of a model function
-====================================  ==============================================================
-"""
+from typing import Any
+
+import keras
+
+from stratagem.keras.private import names
+from stratagem.messages import explain
+
+if not names.are_all_there():  # before the imports below, which fail at the first of them
+    raise ImportError(
+        explain(
+            f"Keras {keras.__version__} has no {', '.join(names.missing())}.",
+            expected="Keras 3.12 to 3.16, whose private names Stratagem knows.",
+            fix="install one of these, or a newer Stratagem.",
+        )
+    )
 
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.backend.common.name_scope import current_path
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
-from keras.src.backend.jax.trainer import JAXEpochIterator, JAXTrainer
+from keras.src.backend.jax.trainer import JAXEpochIterator
 from keras.src.losses.loss import apply_mask, squeeze_or_expand_to_same_rank
 from keras.src.models.functional import Functional
 from keras.src.saving.keras_saveable import KerasSaveable
@@ -91,7 +32,6 @@ from keras.src.trainers.data_adapters import (
 )
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
-from keras.src.trainers.trainer import Trainer
 from keras.src.utils.python_utils import pythonify_logs
 from keras.src.utils.tracking import TrackedDict, TrackedList, TrackedSet, Tracker
 
@@ -108,9 +48,12 @@ from stratagem.keras.private.iterators import (
     batches_taken,
     first_batch,
     goes_on_with_iterator,
+    grouped,
+    order_number,
     replace_steps,
     restore_steps,
     set_batches_taken,
+    set_order_number,
     torch_loader,
 )
 from stratagem.keras.private.optimizers import (
@@ -129,7 +72,6 @@ from stratagem.keras.private.process_state import (
 from stratagem.keras.private.rematerialization import (
     LayerRemat,
     ids_of_losses,
-    jax_core,
     remat_mode,
     set_chain,
     set_remat_policy,
@@ -162,6 +104,11 @@ from stratagem.keras.private.variables import (
     set_path,
     with_states,
 )
+
+# Keras 3.16 gave both classes and the module of operations other names.
+JAXTrainer: Any = names.find("keras.src.backend.jax.trainer.Trainer")
+Trainer: Any = names.find("keras.src.trainers.trainer.BaseTrainer")
+jax_core: Any = names.find("keras.src.backend.jax.ops")
 
 __all__ = [
     "ArrayDataAdapter",
@@ -211,6 +158,7 @@ __all__ = [
     "graph_calls",
     "graph_of",
     "graph_output_ids",
+    "grouped",
     "has_unbuilt_metrics",
     "ids_of_losses",
     "in_symbolic_scope",
@@ -218,6 +166,7 @@ __all__ = [
     "last_drawn_s",
     "loss_tracker",
     "named_metrics",
+    "order_number",
     "output_loss_trackers",
     "own_variables",
     "pythonify_logs",
@@ -230,6 +179,7 @@ __all__ = [
     "set_global_seed_state",
     "set_initial_epoch",
     "set_keras_mask",
+    "set_order_number",
     "set_path",
     "set_referred",
     "set_remat_policy",

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax.numpy as jnp
 from keras import tree
 from keras.src.backend.jax.trainer import JAXEpochIterator
-from keras.src.trainers.data_adapters import ArrayDataAdapter, TorchDataLoaderAdapter
+from keras.src.trainers.data_adapters import (
+    ArrayDataAdapter,
+    TorchDataLoaderAdapter,
+    data_adapter_utils,
+)
 from keras.src.trainers.data_adapters.array_slicing import Sliceable, convert_to_sliceable
 
 from stratagem.keras.private.access import as_open
@@ -18,9 +23,12 @@ __all__ = [
     "batches_taken",
     "first_batch",
     "goes_on_with_iterator",
+    "grouped",
+    "order_number",
     "replace_steps",
     "restore_steps",
     "set_batches_taken",
+    "set_order_number",
     "torch_loader",
 ]
 
@@ -59,6 +67,30 @@ def batches_taken(iterator: JAXEpochIterator) -> int:
 def set_batches_taken(iterator: JAXEpochIterator, count: int) -> None:
     """Sets the number of batches taken from the current iterator of an epoch iterator."""
     as_open(iterator)._steps_seen = count
+
+
+def grouped(batches: Iterator[Any], size: int | None) -> Iterator[Any]:
+    """Yields batches in the groups that Keras 3.16 scans; the batches themselves without a size.
+
+    Older ones never ask for groups.
+    """
+    if not size:
+        return batches
+    return as_open(data_adapter_utils).super_batch_iterator(batches, size, stack_fn=jnp.stack)
+
+
+def order_number(adapter: object) -> int | None:
+    """Returns the number that determines the order of an adapter's next iterator.
+
+    None before Keras 3.16, where random numbers do.
+    """
+    return getattr(as_open(adapter), "_epoch", None)
+
+
+def set_order_number(adapter: object, number: int | None) -> None:
+    """Sets the number that determines the order, if there is one."""
+    if number is not None and order_number(adapter) is not None:
+        as_open(adapter)._epoch = number
 
 
 def torch_loader(adapter: object) -> Any:

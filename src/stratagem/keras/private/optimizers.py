@@ -55,7 +55,11 @@ def decays(
     optimizer: keras.optimizers.Optimizer, variable: keras.Variable | StoredVariable
 ) -> bool:
     """Returns True if an optimizer's weight decay applies to a variable."""
-    return bool(as_open(optimizer)._use_weight_decay(variable))
+    own = as_open(optimizer)
+    # Keras 3.16 answers `_use_weight_decay` only for the variables of a built optimizer.
+    if hasattr(own, "_is_excluded_from_weight_decay"):
+        return not own._is_excluded_from_weight_decay(variable)
+    return bool(own._use_weight_decay(variable))
 
 
 def filter_empty_gradients(

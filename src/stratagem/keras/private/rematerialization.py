@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from keras.src.backend.jax import core as jax_core
-
 from stratagem.keras.private.access import as_open
 
 if TYPE_CHECKING:
@@ -14,7 +12,6 @@ if TYPE_CHECKING:
 __all__ = [
     "LayerRemat",
     "ids_of_losses",
-    "jax_core",
     "remat_mode",
     "set_chain",
     "set_remat_policy",

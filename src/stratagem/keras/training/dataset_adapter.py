@@ -54,7 +54,7 @@ class DatasetAdapter(UnreadData):
         count = self._dataset.cardinality
         return count if count >= 0 else None
 
-    def get_jax_iterator(self) -> Iterator[Any]:
+    def batches(self) -> Iterator[Any]:
         """Returns an iterator over host batches. The dataset is opened at the first `next`.
 
         Keras creates more iterators than it reads. For an unbuilt model it reads one batch and

@@ -31,11 +31,11 @@ def selecting_on_device(original: Callable[..., Any]) -> Any:
     """
 
     @functools.wraps(original)
-    def batches(self: ArrayDataAdapter) -> Iterator[Any]:
+    def batches(self: ArrayDataAdapter, **grouping: Any) -> Iterator[Any]:
         arrays = arrays_of(self)
         columns = [array for array in keras.tree.flatten(arrays) if array is not None]
         if not any(map(_can_stay, columns)) or not (has_strategy() and _selects(get_strategy())):
-            return original(self)
+            return original(self, **grouping)
         return array_batches(self, [*map(_rows, columns)])
 
     return batches

@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 
+from stratagem.context import has_strategy
 from stratagem.keras.private import (
     Functional,
     build_metrics,
@@ -20,6 +21,7 @@ from stratagem.keras.private import (
     unpack_x_y_sample_weight,
 )
 from stratagem.keras.training.model import strategy_of
+from stratagem.keras.training.step_functions import HostBatches
 
 __all__ = ["building_metrics"]
 
@@ -33,6 +35,8 @@ def building_metrics(original: Callable[..., Any]) -> Any:
     @functools.wraps(original)
     def build(self: keras.Model, iterator: Any = None, data_batch: Any = None) -> Any:
         outputs = _outputs(self)
+        if data_batch is not None and has_strategy():  # Keras 3.16 reads the adapter itself
+            data_batch = next(HostBatches([data_batch], None))
         if outputs is None or strategy_of(self) is None or not has_unbuilt_metrics(self):
             return original(self, iterator=iterator, data_batch=data_batch)
         if data_batch is None and (data_batch := first_batch(iterator)) is None:

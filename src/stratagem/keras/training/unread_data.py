@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from stratagem.keras.private import DataAdapter
+from stratagem.keras.private import DataAdapter, grouped
 
 __all__ = ["UnreadData"]
 
@@ -28,6 +28,14 @@ class UnreadData(DataAdapter):
         """None: unknown before a batch is read."""
         return None
 
+    def batches(self) -> Iterator[Any]:
+        """Returns an iterator over the batches of an epoch."""
+        raise NotImplementedError
+
+    def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[Any]:
+        """Returns the batches; from Keras 3.16 on, in groups of `super_batch` for its scan."""
+        return grouped(self.batches(), super_batch)
+
     def get_numpy_iterator(self) -> Iterator[Any]:
-        """Returns `get_jax_iterator()`."""
-        return self.get_jax_iterator()
+        """Returns the batches."""
+        return self.batches()

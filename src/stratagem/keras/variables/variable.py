@@ -1,6 +1,6 @@
 """Keras variables of a strategy: reads, assignments and aggregation.
 
-Tested on Keras 3.12 to 3.15.
+Tested on Keras 3.12 to 3.16.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class WorkerData(UnreadData):
             return None
         return max(lengths) if self.num_needed else sum(lengths)
 
-    def get_jax_iterator(self) -> BatchAssigner:
+    def batches(self) -> BatchAssigner:
         """Returns an iterator, opened on first use."""
         return BatchAssigner(self)
 
