@@ -30,10 +30,13 @@ from stratagem.keras.numerics.batch_rows import (
 from stratagem.keras.numerics.loss_effects import effect_of_loss
 from stratagem.keras.numerics.step_mode import (
     StepMode,
+    as_sum_over_workers,
     current_mode,
     example_fraction,
-    lockstep_context,
+    loss_context,
     replica_context,
+    shares_batches,
+    sum_over_workers,
 )
 from stratagem.keras.private import apply_mask, get_keras_mask, squeeze_or_expand_to_same_rank
 from stratagem.logs import warn_on_one_worker
@@ -56,7 +59,7 @@ def replica_loss(original: Callable[..., Any]) -> Any:
         self: keras.losses.Loss, y_true: object, y_pred: object, sample_weight: object = None
     ) -> Any:
         share = current_mode() is StepMode.SHARE
-        context = lockstep_context() if share else replica_context()
+        context = loss_context() if share else replica_context()
         if context is None:
             return original(self, y_true, y_pred, sample_weight)
         if share:
@@ -85,6 +88,8 @@ def _share_of_loss(
     shares: list[Any] = []
     for context in with_known_rows(lockstep):
         effect = effect_of_loss(loss, y_true, y_pred, context)
+        if effect is RowEffect.MIXED and shares_batches():
+            _warn_about_shared_pairs(loss)
         if effect is RowEffect.MIXED and loss.reduction not in (None, "none"):
             shares.append(_loss_of_whole_batch(loss, y_true, y_pred, sample_weight, context))
         else:
@@ -115,6 +120,22 @@ def _warn_about_pairs(loss: keras.losses.Loss, context: ReplicaContext) -> None:
             expected="a loss that is a sum over examples: each of the "
             f"{context.num_replicas_in_sync} replicas compares only its own examples.",
             fix="gather the examples of all replicas first: sg.all_gather(value, axis=0).",
+        ),
+        UserWarning,
+        stacklevel=4,
+    )
+
+
+def _warn_about_shared_pairs(loss: keras.losses.Loss) -> None:
+    warn_on_one_worker(
+        explain(
+            f"The loss {loss.name!r} is not a sum over examples, but synchronous workers share "
+            "each batch.",
+            expected="a loss that is a sum or a mean over examples: each worker computes this one "
+            "of its own part, and the mean of these differs from the loss of the whole batch.",
+            fix="return one loss per example, with a mask as sample_weight; or train with one "
+            "worker of several devices.",
+            code="SG409",
         ),
         UserWarning,
         stacklevel=4,
@@ -161,8 +182,10 @@ def _replica_loss(
                 values = _of_true_rows(loss, y_true, y_pred, values, context)
             if sample_weight is not None:
                 values *= _weight_of_batch(loss.reduction, sample_weight, values.dtype, context)
-            if current_mode() is not StepMode.SHARE or effect is RowEffect.SUM:
+            if current_mode() is not StepMode.SHARE:
                 return values
+            if effect is RowEffect.SUM:
+                return as_sum_over_workers(values)
             return values * example_fraction(context, values.dtype)
         mask = masks[0] & masks[1] if len(masks) == 2 else (masks[0] if masks else None)
         weights = apply_mask(sample_weight, mask, dtype=values.dtype, reduction="sum")
@@ -183,7 +206,9 @@ def _weight_of_batch(
     if share:
         total = context.communicator.all_reduce(ReduceOp.SUM, jax.lax.stop_gradient(total))
     if reduction == "sum":
-        return total
+        return as_sum_over_workers(sum_over_workers(total)) if share else total
+    if share:
+        total = sum_over_workers(total)
     return total / jnp.maximum(jnp.asarray(_num_elements(weights, context, share=share), dtype), 1)
 
 
@@ -227,7 +252,7 @@ def _reduce(
         return values
     total = jnp.sum(values)
     if reduction == "sum":
-        return total
+        return as_sum_over_workers(total) if current_mode() is StepMode.SHARE else total
     divisor = _divisor(reduction, values, factors, mask, context)
     return jnp.where(divisor == 0, 0.0, total / jnp.where(divisor == 0, 1, divisor)).astype(
         total.dtype
@@ -252,7 +277,8 @@ def _divisor(
         return jnp.asarray(_num_elements(values, context, share=share), values.dtype)
     if not share:
         return local
-    return context.communicator.all_reduce(ReduceOp.SUM, jax.lax.stop_gradient(local))
+    local = context.communicator.all_reduce(ReduceOp.SUM, jax.lax.stop_gradient(local))
+    return sum_over_workers(local)
 
 
 def _num_elements(values: jax.Array, context: ReplicaContext, *, share: bool) -> Any:

@@ -22,7 +22,7 @@ from stratagem.keras.numerics.metric_updates import (
     update_in_replica,
     variables_of_update,
 )
-from stratagem.keras.numerics.step_mode import replica_context
+from stratagem.keras.numerics.step_mode import replica_context, shares_batches
 from stratagem.keras.private import get_stateless_scope, own_variables
 from stratagem.keras.variables.annotations import making_state_of_metric
 from stratagem.keras.variables.variable import DistributedVariable
@@ -78,7 +78,8 @@ def results_of_all_replicas() -> Generator[dict[int, Any]]:
     """Makes metric results in a replica cover all replicas, which costs collectives.
 
     For logs computed by the model's own code; otherwise each replica reports its own result. Yields
-    a dict from ids to the results, which fills as results are requested.
+    a dict, which fills as results are requested: from ids of their arrays to these, the metric, and
+    the place of the array in its result.
     """
     previous, _active.reported = _active.reported, {}
     try:
@@ -102,7 +103,8 @@ def _wrap_result(result: Callable[..., Any]) -> Any:
                 results = result(self, *args, **kwargs)
         finally:
             _active.reported = reported
-        reported.update((id(leaf), leaf) for leaf in jax.tree.leaves(results))
+        leaves = enumerate(jax.tree.leaves(results))
+        reported.update((id(leaf), (leaf, self, place)) for place, leaf in leaves)
         return results
 
     return wrapped
@@ -119,6 +121,8 @@ def _wrap_update_state(update_state: Callable[..., Any]) -> Any:
         _active.is_updating = True
         try:
             context = replica_context() if has_strategy() else None
+            if context is None and has_strategy() and shares_batches():
+                context = get_replica_context()
             if context is not None:
                 return update_in_replica(update_state, signature, self, args, kwargs, context)
             if has_strategy() and get_stateless_scope() is None:

@@ -48,7 +48,7 @@ PyDatasetAdapter, TFDatasetAdapter    kinds of data that resume in different way
 ArrayDataAdapter                      likewise
 GeneratorDataAdapter                  likewise
 TorchDataLoaderAdapter._dataloader    the loader, whose generator has a state
-global_state                          the default seed of keras.random
+global_state                          the default seed of keras.random, automatic names, masks
 DataAdapter                           base class of custom kinds of data
 BatchNormalization._moments           the statistics that synchronization and padding change
 BatchNormalization._reduction_axes    the axes of these statistics
@@ -115,6 +115,7 @@ from stratagem.keras.private.optimizers import (
     trainable_variables,
 )
 from stratagem.keras.private.process_state import (
+    fresh_masks,
     fresh_names,
     global_seed_state,
     set_global_seed_state,
@@ -193,6 +194,7 @@ __all__ = [
     "filter_empty_gradients",
     "first_batch",
     "flatten_layers",
+    "fresh_masks",
     "fresh_names",
     "get_keras_mask",
     "get_stateless_scope",

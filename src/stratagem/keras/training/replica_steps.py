@@ -24,12 +24,14 @@ from stratagem.keras.numerics.step_mode import (
 )
 from stratagem.keras.private import (
     flatten_layers,
+    fresh_masks,
     loss_tracker,
     output_loss_trackers,
     takes_training,
     total_loss,
     unpack_x_y_sample_weight,
 )
+from stratagem.variables import is_remote
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
@@ -46,7 +48,9 @@ class ReplicaSteps:
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
-        self.names_of_results: frozenset[str] = frozenset()
+        # For each array in the logs of the last step: its metric, and its place in the result; or
+        # None if it is no result.
+        self.sources_of_logs: list[tuple[keras.metrics.Metric, int] | None] = []
 
     @property
     def model(self) -> keras.Model:
@@ -66,8 +70,10 @@ class ReplicaSteps:
         mode = StepMode.MEAN if self._overrides(step, "compute_loss") else StepMode.SHARE
         trackers = output_loss_trackers(self._model)
         weights = contextlib.nullcontext() if trains_apart else on_global_model()
-        counted = step_mode(mode, trackers, trains_apart=trains_apart)
-        with weights, counted, _regularizers_of_true_rows(self._model):
+        remote = None if context is None else context.strategy.placement.remote
+        shares = remote is not None and remote.shares_batches and step == "train_step"
+        counted = step_mode(mode, trackers, trains_apart=trains_apart, shares_batches=shares)
+        with fresh_masks(), weights, counted, _regularizers_of_true_rows(self._model):
             yield
 
     def train(self, data: object) -> Any:
@@ -170,11 +176,15 @@ class ReplicaSteps:
         """Averages logs over replicas, except metric results, which are already global."""
         context = get_replica_context()
         assert context is not None
-        is_result = lambda leaf: results.get(id(leaf)) is leaf  # noqa: E731
-        self.names_of_results = frozenset(name for name, leaf in logs.items() if is_result(leaf))
-        return jax.tree.map(
-            lambda leaf: leaf if is_result(leaf) else _average(leaf, context), dict(logs)
-        )
+        leaves, structure = jax.tree.flatten(dict(logs))
+        self.sources_of_logs = []
+        reported: list[Any] = []
+        for leaf in leaves:
+            result, *source = results.get(id(leaf), (None,))
+            is_result = bool(source) and result is leaf
+            reported.append(leaf if is_result else _average(leaf, context))
+            self.sources_of_logs.append((source[0], source[1]) if is_result else None)
+        return structure.unflatten(reported)
 
 
 def _takes_state(step: Callable[..., Any]) -> bool:
@@ -198,7 +208,11 @@ def _trainable_as_before(model: keras.Model) -> Generator[None]:
     scope = current_scope()
     assert scope is not None
     for variable, value in zip(variables, before, strict=True):
-        if id(variable) in scope.writes:
+        if id(variable) not in scope.writes:
+            continue
+        if is_remote(variable):  # a value that is written would replace the servers' update
+            scope.withdraw(variable)
+        else:
             scope.add_update((variable, value))
 
 

@@ -32,8 +32,9 @@ class KerasUpdate:
     NotImplementedError.
 
     The optimizer's own variables are not changed. `undecayed` are names of variables excluded from
-    weight decay. `start` are initial scalars that differ from the defaults. With `is_told_scalars`,
-    they arrive with each push, so that another learning rate is the same rule.
+    weight decay, and `constraints` those of variables by name. `start` are initial scalars that
+    differ from the defaults. With `is_told_scalars`, they arrive with each push, so that another
+    learning rate is the same rule.
     """
 
     def __init__(
@@ -43,7 +44,9 @@ class KerasUpdate:
         start: Mapping[str, np.ndarray] | None = None,
         *,
         is_told_scalars: bool = False,
+        constraints: Mapping[str, Any] | None = None,
     ) -> None:
+        self._constraints = dict(constraints or {})
         self._class = type(optimizer)
         self._undecayed = sorted(undecayed)
         self._start = dict(start or {})
@@ -73,7 +76,12 @@ class KerasUpdate:
         # Keras numbers names per process, so equal optimizers have different ones.
         left_out = {"name", *(self._start if self._is_told_scalars else ())}
         numbers = {key: value for key, value in self._config.items() if key not in left_out}
-        return {"optimizer": self._class.__name__, **numbers, **undecayed}
+        constraints = {
+            name: f"{type(one).__name__}({one.get_config() if hasattr(one, 'get_config') else ''})"
+            for name, one in sorted(self._constraints.items())
+        }
+        constrained = {"constraints": constraints} if constraints else {}
+        return {"optimizer": self._class.__name__, **numbers, **undecayed, **constrained}
 
     def scalars(self) -> dict[str, np.ndarray]:
         """Returns the initial scalars of the optimizer."""
@@ -113,7 +121,9 @@ class KerasUpdate:
         if program is None:
             with stack.push_default():  # a worker is in the scope of its strategy
                 optimizer: Any = self._class.from_config(dict(self._config))
-                program = self._programs[shapes] = _Program(optimizer, shapes, self._undecayed)
+                program = self._programs[shapes] = _Program(
+                    optimizer, shapes, self._undecayed, self._constraints
+                )
         return program
 
 
@@ -121,11 +131,17 @@ class _Program:
     """Compiled update of variables of certain shapes."""
 
     def __init__(
-        self, optimizer: keras.optimizers.Optimizer, shapes: _Shapes, undecayed: Sequence[str]
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        shapes: _Shapes,
+        undecayed: Sequence[str],
+        constraints: Mapping[str, Any],
     ) -> None:
         self._names = [name for name, _, _ in shapes]
         self._optimizer = optimizer
         references = [_variable(*shape) for shape in shapes]
+        for name, reference in zip(self._names, references, strict=True):
+            reference.constraint = constraints.get(name)
         if undecayed:
             optimizer.exclude_from_weight_decay(
                 [
