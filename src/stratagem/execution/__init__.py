@@ -22,10 +22,19 @@ from stratagem.execution.programs.offloaded_program import rows_of_table
 from stratagem.execution.programs.program import Program
 from stratagem.execution.tracing.arguments import batch_arguments
 from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope, on_global_model
-from stratagem.execution.tracing.remote_state import Ids, RemoteState
+from stratagem.execution.tracing.remote_state import (
+    BatchShare,
+    Ids,
+    RemoteState,
+    Summand,
+    SumOverWorkers,
+    UpdatedValue,
+    WholeInput,
+)
 from stratagem.execution.tracing.trace import Trace
 
 __all__ = [
+    "BatchShare",
     "Compilation",
     "ElasticLockstep",
     "Executor",
@@ -37,7 +46,11 @@ __all__ = [
     "RemoteState",
     "ReplicaScope",
     "RowEffect",
+    "SumOverWorkers",
+    "Summand",
     "Trace",
+    "UpdatedValue",
+    "WholeInput",
     "batch_arguments",
     "current_scope",
     "embedding_lookup",

@@ -269,6 +269,7 @@ class _Differentiated:
         plain_ids = {id(table) for table, _ in tables if not is_keyed(table)}
         received = self._received([one for one in tables if is_elsewhere(one[0])])
         summaries = Collector()
+        sent: list[Any] = []
 
         def functional(inputs: tuple[Any, Any, Any]) -> tuple[Any, Any]:
             values, stand_ins, arrays = inputs
@@ -281,17 +282,22 @@ class _Differentiated:
             written[:] = [(v, key in scope.unproven) for key, v in scope.writes.items()]
             updates = [scope.written_value(variable) for variable, _ in written]
             updates += [value for _, value in scope.early]
+            sent[:] = [what for what, _ in scope.sent]
+            summands = [value for _, value in scope.sent]
             scopes.append(scope)
-            return value, (aux, updates, (lookups.ids, lookups.places), summaries.values)
+            positions = lookups.ids, lookups.places
+            return value, (aux, updates, positions, summaries.values, summands)
 
         stand_ins = _stand_ins(tables)
         result, (grads, rows, by_array) = jax.value_and_grad(functional, has_aux=True)(
             (self._values, stand_ins, self._arrays)
         )
-        value, (aux, updates, (ids, places), of_summaries) = result
+        value, (aux, updates, (ids, places), of_summaries, summands) = result
         if not all(are_matched):  # the function behaved differently from the counting call
             return self.differentiate([])
         self._send_ids(received, ids)
+        if self._outer is not None:
+            self._outer.sent.extend(zip(sent, summands, strict=True))
         if self._outer is None:
             if not isinstance(value, Tracer):
                 initialize_created()  # variables of the function; in a step, the step does so

@@ -58,7 +58,8 @@ def outside_context_mesh(fn: Callable[_P, _R]) -> Callable[_P, _R]:
                 raise
         with left:
             taken: Any = left.taken
-            result = fn(*map(taken, args), **{name: taken(kwargs[name]) for name in kwargs})
+            called: Any = fn  # with the same arguments, of other arrays
+            result = called(*map(taken, args), **{name: taken(kwargs[name]) for name in kwargs})
         return _mapped(uncommitted, result)
 
     return outside

@@ -52,7 +52,7 @@ def test_program_of_a_replica_is_inside_of_shard_map() -> None:
 def test_read_only_variables_without_use_are_dropped_and_others_renumbered() -> None:
     closed = jax.make_jaxpr(lambda a, b, c, d: (a + c, d))(*np.ones((4, 2), np.float32))
     inputs = [("read_only", 0), ("read_only", 1), ("read_only", 2), ("argument", 7)]
-    program, remaining, used = without_unused_variables(closed, inputs, ["va", "vb", "vc"])
+    program, remaining, used, _ = without_unused_variables(closed, inputs, ["va", "vb", "vc"])
     assert remaining == [("read_only", 0), ("read_only", 1), ("argument", 7)]
     assert used == ["va", "vc"]
     a, c, d = (jnp.full(2, value) for value in (1.0, 10.0, 100.0))

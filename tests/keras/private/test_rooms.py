@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import keras
 import numpy as np
 
@@ -89,3 +90,14 @@ def test_calls_of_a_graph_are_those_of_its_layers_in_order() -> None:
     assert graphs.graph_output_ids(graph) == {id(calls[2].outputs[0])}
     assert graphs.graph_of(dense) is None
     assert graphs.graph_of(_model()) is not None
+
+
+def test_masks_of_earlier_traces_are_forgotten_in_a_step() -> None:
+    def step(x: jax.Array) -> jax.Array:
+        package.set_keras_mask(x, x > 0)
+        with process_state.fresh_masks():
+            assert package.get_keras_mask(x) is None
+            package.set_keras_mask(x, x < 0)
+        return package.get_keras_mask(x)
+
+    np.testing.assert_array_equal(jax.jit(step)(np.array([-1.0, 1.0])), [False, True])

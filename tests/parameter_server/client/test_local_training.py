@@ -51,8 +51,9 @@ def trained(
         optimizer.build([variable])
 
     def step(gradient: Any) -> Any:
+        before = variable.value
         optimizer.apply([gradient], [variable])
-        return variable.value
+        return before
 
     return variable, optimizer, lambda gradient: strategy.run(step, args=(gradient,))
 

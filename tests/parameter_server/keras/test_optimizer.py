@@ -413,18 +413,19 @@ def refused(
     ("make", "words"),
     [
         (
-            lambda: optimizers.LossScaleOptimizer(optimizers.SGD()),
-            "uses dynamic loss scaling, which parameter servers do not support",
-        ),
-        (
             lambda: optimizers.SGD(clipnorm=1.0, gradient_accumulation_steps=2),
             "accumulates gradients and clips their norm",
         ),
     ],
-    ids=["loss_scale", "accumulation_clipped"],
+    ids=["accumulation_clipped"],
 )
 def test_optimizers_that_servers_cannot_run_are_refused(make, words) -> None:
     refused(NotImplementedError, words, make)
+
+
+def test_scaling_optimizer_that_a_worker_builds_is_refused() -> None:
+    words = r"was built in a function on a worker[\s\S]*build\(variables\) before"
+    refused(RuntimeError, words, lambda: optimizers.LossScaleOptimizer(optimizers.SGD()))
 
 
 def test_optimizer_with_arrays_of_other_shapes_is_refused() -> None:

@@ -340,16 +340,24 @@ def test_seed_goes_on_from_function_to_function(coordinator, strategy) -> None:
 # What is refused
 
 
-def test_constraint_is_refused(strategy) -> None:
+def test_constraints_of_what_no_server_has_whole_are_refused(strategy) -> None:
+    table = keras.layers.Embedding(9000, 8, embeddings_constraint="non_neg")
     with (
         strategy.scope(),
-        pytest.raises(NotImplementedError, match=r"has the constraint .*NonNeg"),
+        pytest.raises(NotImplementedError, match=r"has the constraint .*NonNeg.*by rows"),
     ):
-        keras.layers.Dense(2, kernel_constraint="non_neg").build((None, 3))
+        table.build(())
     with strategy.scope():
         v = sg.Variable(START)
+    v.constraint = keras.constraints.NonNeg()
+    assert isinstance(v.constraint, keras.constraints.NonNeg)
     v.constraint = None
     assert v.constraint is None
+    halves = sg.partitioners.FixedShardsPartitioner(2)
+    with local_strategy(variable_partitioner=halves) as split, split.scope():
+        layer = keras.layers.Dense(2, kernel_constraint="non_neg")
+        with pytest.raises(NotImplementedError, match=r"has the constraint .*have its shards"):
+            layer.build((None, 4))
 
 
 def test_use_in_a_compiled_function_of_the_coordinator_is_refused(strategy) -> None:

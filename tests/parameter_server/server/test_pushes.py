@@ -262,3 +262,26 @@ def test_worker_that_is_behind_sets_no_counter_back(connections, num_needed) -> 
     for sent, kept in ((5, 6), (2, 7), (9, 10)):  # the update itself adds 1
         served.push(whole, {}, pull=["v"], scalars={"count": sent})
         assert served.scalars()["count"] == kept
+
+
+def test_sums_come_before_the_update_and_late_workers_get_their_own(connections, worker) -> None:
+    served = start(connections, UpdateMode(num_needed=2))
+    one, two, late = (worker(name) for name in ("a", "b", "c"))
+
+    def ask(asking: Worker, value: float) -> Future[np.ndarray]:
+        asked = asking.served.sum_over_workers
+        return asking.thread.submit(asked, "v", np.float32([value, 1]), 0)
+
+    first = ask(one, 1.0)
+    wait_until(lambda: served.describe()[0]["waiting"] == ["a"])
+    second = ask(two, 2.0)
+    for total in (first, second, ask(one, 1.0)):  # the last one as a worker that was restarted
+        np.testing.assert_array_equal(total.result(LIMIT_S), [3, 2])
+    assert all(future.result(LIMIT_S).is_used for future in [one.push(1.0), two.push(1.0)])
+    np.testing.assert_array_equal(ask(late, 7.0).result(LIMIT_S), [7, 1])
+    waiting = ask(one, 4.0)
+    wait_until(lambda: served.describe()[0]["num_waiting"] == 1)
+    served.flush()
+    np.testing.assert_array_equal(waiting.result(LIMIT_S), [4, 1])
+    served.set_rule(Momentum(), ["v"], UpdateMode())  # each worker alone
+    np.testing.assert_array_equal(ask(one, 5.0).result(LIMIT_S), [5, 1])

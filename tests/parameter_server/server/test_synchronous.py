@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 
 from stratagem.parameter_server.server.store import ServerVariables
-from stratagem.parameter_server.server.synchronous import Contribution, SynchronousUpdates
+from stratagem.parameter_server.server.synchronous import (
+    Contribution,
+    SynchronousSums,
+    SynchronousUpdates,
+)
 from tests.parameter_server.server.test_store import make_store
 from tests.parameter_server.server.update_rules import Momentum
 
@@ -167,3 +171,57 @@ def test_counters_are_set_with_the_update_to_the_largest_of_all() -> None:
         assert store.scalars["other.count"] == 0
         updates.add(dataclasses.replace(of(client, 0, answers), scalars={"other.count": count}))
     assert store.scalars["other.count"] == 7
+
+
+def test_assigned_values_are_updated_once_as_their_mean() -> None:
+    store, updates = make(2)
+    for client, value in (("a", 1.0), ("b", 3.0)):
+        own = {"v": (np.full(3, value, np.float32), 0), "table": (np.ones((10, 2), np.float32), 1)}
+        updates.add(dataclasses.replace(of(client, 0, []), assigned=own))
+    v, table = store.pull(["v", "table"])
+    np.testing.assert_allclose(v, 2.0 - 0.2, rtol=1e-6)
+    np.testing.assert_allclose(table, 1.0)
+
+
+class Asked:
+    """Sums of some workers, and their answers."""
+
+    def __init__(self, num_needed: int) -> None:
+        self.store, _ = make(num_needed)
+        self.sums = SynchronousSums(self.store)
+        self.sums.expect(num_needed)
+        self.answers: list = []
+
+    def ask(self, worker: str, value: float, place: int = 0) -> None:
+        key = (self.store.version, place)
+        answer = lambda total: self.answers.append((worker, total.tolist()))  # noqa: E731
+        self.sums.add(worker, key, np.float32([value]), answer)
+
+
+def test_sums_are_answered_once_all_have_asked_and_again_to_those_that_restart() -> None:
+    asked = Asked(2)
+    asked.ask("a", 1.0)
+    asked.ask("a", 5.0, place=1)  # another sum of the same step
+    assert asked.answers == []
+    assert asked.sums.waiting == ["a"]
+    asked.ask("b", 2.0)
+    assert asked.answers == [("a", [3.0]), ("b", [3.0])]
+    asked.ask("a", 1.0)  # it runs its step again
+    assert asked.answers[2:] == [("a", [3.0])]
+    assert asked.sums.waiting == ["a"]
+    asked.ask("b", 2.0, place=1)
+    assert asked.answers[3:] == [("a", [7.0]), ("b", [7.0])]
+    assert asked.sums.waiting == []
+
+
+def test_sums_do_not_wait_for_lost_workers_nor_outlive_their_update() -> None:
+    asked = Asked(3)
+    asked.ask("a", 1.0)
+    asked.ask("b", 2.0)
+    asked.sums.expect(2)
+    assert asked.answers == [("a", [3.0]), ("b", [3.0])]
+    asked.store.update({"v": np.zeros(3, np.float32)}, {})
+    asked.ask("a", 10.0)
+    assert len(asked.answers) == 2
+    asked.sums.flush()
+    assert asked.answers[2:] == [("a", [10.0])]

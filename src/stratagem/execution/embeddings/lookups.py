@@ -147,11 +147,13 @@ def is_recorded(table: keras.Variable) -> bool:
     return _current.lookups.counts(table)
 
 
-def is_elsewhere(table: object) -> bool:
+def is_elsewhere(table: Any) -> bool:
     """Returns True if a step looks up single rows of an offloaded or remote variable."""
-    scope = current_scope()
-    is_whole = scope is not None and id(table) in scope.outermost.whole_tables
-    return getattr(table, "has_rows", False) and not is_whole
+    if not getattr(table, "has_rows", False):
+        return False
+    if (scope := current_scope()) is None:
+        return True
+    return id(table) not in scope.outermost.whole_tables and not scope.has_written(table)
 
 
 def is_worth_rows(shape: Sequence[int]) -> bool:

@@ -1,4 +1,4 @@
-"""Program that computes the ids of a step's row lookups, so that rows can be fetched first."""
+"""Programs of what a step sends before it ends: ids of its lookups, and early gradients."""
 
 from __future__ import annotations
 
@@ -16,37 +16,21 @@ from stratagem.messages import explain
 from stratagem.topology import Topology
 from stratagem.variables import VariableKind, home_of
 
-__all__ = ["IdsProgram", "spec_of_input"]
+__all__ = ["EarlyProgram", "IdsProgram", "spec_of_input"]
 
 
-class IdsProgram:
-    """Computes the ids of each lookup of a step; raises ValueError if they depend on other rows."""
+class EarlyProgram:
+    """Computes some of what a step sends, by their places, without the effects of the step."""
 
-    def __init__(self, trace: Trace, topology: Topology, name: str) -> None:
+    def __init__(self, trace: Trace, topology: Topology, places: Sequence[int]) -> None:
         jaxpr = trace.jaxpr.jaxpr
         first = len(trace.written) + trace.num_outputs
-        # Tracing may have discarded a lookup, whose rows are then unused.
-        places = {
-            what.lookup: first + place
-            for place, what in enumerate(trace.sent)
-            if isinstance(what, Ids)
-        }
-        self._lookups = sorted(places)
-        outvars = [jaxpr.outvars[places[lookup]] for lookup in self._lookups]
         reduced, stays = without_unused(
-            jaxpr.replace(outvars=outvars),
+            jaxpr.replace(outvars=[jaxpr.outvars[first + place] for place in places]),
             [False] * len(jaxpr.invars),
             keeps_effects=False,  # the step itself has the effects
         )
         self._inputs = [one for one, stay in zip(trace.inputs, stays, strict=True) if stay]
-        if any(source == "rows" for source, _ in self._inputs):
-            raise ValueError(
-                explain(
-                    f"{name} looks up rows with ids that it computes from other looked-up rows.",
-                    expected="ids that depend only on the arguments and variables of the step.",
-                    fix="look up the second rows in a separate step that receives the ids.",
-                )
-            )
         run: Any = jaxpr_as_fun(ClosedJaxpr(reduced, trace.jaxpr.consts))
         if topology.num_replicas > 1:
             run = jax.shard_map(
@@ -60,15 +44,36 @@ class IdsProgram:
                 check_vma=False,
             )
         self._run = jax.jit(run)
+
+    def run(self, pools: Mapping[str, Sequence[Any]]) -> list[Any]:
+        """Returns the values; in `pools`, a variable is a function that returns its value."""
+        inputs = [pools[source][index] for source, index in self._inputs]
+        return self._run(*[one() if callable(one) else one for one in inputs])
+
+
+class IdsProgram(EarlyProgram):
+    """Computes the ids of each lookup of a step; raises ValueError if they depend on other rows."""
+
+    def __init__(self, trace: Trace, topology: Topology, name: str) -> None:
+        # Tracing may have discarded a lookup, whose rows are then unused.
+        places = {
+            what.lookup: place for place, what in enumerate(trace.sent) if isinstance(what, Ids)
+        }
+        self._lookups = sorted(places)
+        super().__init__(trace, topology, [places[lookup] for lookup in self._lookups])
+        if any(source == "rows" for source, _ in self._inputs):
+            raise ValueError(
+                explain(
+                    f"{name} looks up rows with ids that it computes from other looked-up rows.",
+                    expected="ids that depend only on the arguments and variables of the step.",
+                    fix="look up the second rows in a separate step that receives the ids.",
+                )
+            )
         self._num_lookups = len(trace.lookups)
 
     def run(self, pools: Mapping[str, Sequence[Any]]) -> list[Any]:
-        """Returns the ids of each lookup; None if its rows are unused.
-
-        In `pools`, a variable is a function that returns its value.
-        """
-        inputs = [pools[source][index] for source, index in self._inputs]
-        return self._by_lookup(self._run(*[one() if callable(one) else one for one in inputs]))
+        """Returns the ids of each lookup; None if its rows are unused, or if it has none."""
+        return self._by_lookup(super().run(pools))
 
     def program(self, pools: dict[str, list[Any]]) -> tuple[StepProgram, list[Any]]:
         """Returns the program with arguments and the shapes of the ids, given shapes in `pools`."""

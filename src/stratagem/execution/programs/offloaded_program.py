@@ -265,6 +265,8 @@ class _Source:
 class _StoredRows:
     """Implements `RemoteState` for row lookups in stores of this process."""
 
+    shares_batches = False
+
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
 
@@ -284,8 +286,10 @@ class _StoredRows:
         trace: Trace,
         ids_of: Callable[[], list[Any]],
         call: Callable[[list[Any]], list[Any]],
+        early: Callable[[int, int, list[Any]], list[Any]],
     ) -> None:
         """Runs one step with the rows of each lookup."""
+        del early  # no stages: the step itself computes every new value
         pairs = zip(trace.lookups, ids_of(), strict=True)
         call([rows_of_table(lookup, ids, self._topology) for lookup, ids in pairs])
 

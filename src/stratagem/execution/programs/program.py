@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec, Sharding
 from stratagem.context.function_trace import current_function_trace
 from stratagem.execution.analysis.replication import has_collectives
 from stratagem.execution.programs.convolutions import fast_on_cpu
-from stratagem.execution.programs.ids_program import IdsProgram
+from stratagem.execution.programs.ids_program import EarlyProgram, IdsProgram
 from stratagem.execution.programs.loop_options import loop_options, sequence_options, unrolls_steps
 from stratagem.execution.programs.queued_input import QueuedInput, input_bytes, is_large
 from stratagem.execution.programs.recompilations import Usage
@@ -56,10 +56,15 @@ class Program:
     def __init__(
         self, trace: Trace, topology: Topology, name: str, remote: RemoteState | None = None
     ) -> None:
+        self._whole = trace
+        self._stages = [] if remote is None else trace.stages
+        if self._stages:
+            trace = trace.after_sending(self._stages[-1])
         self.trace = trace
         self.usage = Usage()
         self._remote = remote
         self._ids: Any = None
+        self._early: dict[tuple[int, int], EarlyProgram] = {}
         self._name = name
         self._is_agreed = not topology.spans_processes
         self._topology = topology
@@ -129,7 +134,12 @@ class Program:
             results[:] = outputs[: self.trace.num_results]
             return outputs[self.trace.num_results :]
 
-        self._remote.run(self.trace, lambda: self._ids_of_lookups(split, shared), call)
+        self._remote.run(
+            self._whole,
+            lambda: self._ids_of_lookups(split, shared),
+            call,
+            partial(self._send_early, split, shared),
+        )
         for place, variable in self.trace.late:
             results[place] = self._for_each(variable.value)
         return results
@@ -152,14 +162,27 @@ class Program:
     def _ids_of_lookups(self, split: list[Any], shared: list[Any]) -> list[Any]:
         if self._ids is None:
             self._ids = IdsProgram(self.trace, self._topology, self._name)
-        pools = {
+        return self._ids.run(self._pools(split, shared, []))
+
+    def _send_early(
+        self, split: list[Any], shared: list[Any], first: int, last: int, rows: list[Any]
+    ) -> list[Any]:
+        """Returns some of the values that the step sends; it stores nothing."""
+        program = self._early.get((first, last))
+        if program is None:
+            program = EarlyProgram(self._whole, self._topology, range(first, last))
+            self._early[first, last] = program
+        return program.run(self._pools(split, shared, rows))
+
+    def _pools(self, split: list[Any], shared: list[Any], rows: list[Any]) -> dict[str, list[Any]]:
+        return {
             "read_only": [partial(self._value, variable) for variable in self.trace.read_only],
             "written": [partial(self._value, variable) for variable in self.trace.written],
             "split": split,
             "shared": shared,
             "constant": self.trace.constants,
+            "rows": rows,
         }
-        return self._ids.run(pools)
 
     def lower(self, arguments: Arguments, num_steps: int = 1) -> Any:
         """Lowers the program from shapes alone; the devices of the topology may be abstract."""

@@ -84,7 +84,7 @@ class BuildWrites:
         jaxpr = jaxpr.replace(outvars=jaxpr.outvars[len(jaxpr.outvars) - len(variables) :])
         reduced, stays = without_unused(jaxpr, [False] * len(trace.inputs), keeps_effects=False)
         inputs = [one for one, stay in zip(trace.inputs, stays, strict=True) if stay]
-        closed, inputs, read_only = without_unused_variables(
+        closed, inputs, read_only, _ = without_unused_variables(
             ClosedJaxpr(reduced, []), inputs, trace.read_only
         )
         places = list(range(len(variables)))

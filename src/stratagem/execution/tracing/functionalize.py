@@ -19,7 +19,7 @@ from jax.extend.core import get_opaque_trace_state
 
 from stratagem.execution.tracing.created_variables import is_uninitialized, stand_in
 from stratagem.execution.tracing.follow_ups import FollowUp, FollowUps
-from stratagem.execution.tracing.remote_state import Lookup, RemoteState
+from stratagem.execution.tracing.remote_state import Lookup, RemoteState, UpdatedValue
 from stratagem.messages import explain
 from stratagem.values import IndexedSlices
 from stratagem.variables import home_of
@@ -82,6 +82,8 @@ class ReplicaScope(keras.StatelessScope):
         self.unproven: dict[int, Any] = {}
         self._rows: dict[int, tuple[Any, IndexedSlices]] = {}
         self.sent: list[tuple[Any, Any]] = []
+        # Numbers of sent values from which servers have updated a variable.
+        self.updated_after: dict[int, int] = {}
         self.preparations: list[Callable[[], None]] = []
         self.added_to: set[int] = set()  # added to, not set
         self.num_writes: collections.Counter[int] = collections.Counter()
@@ -117,8 +119,19 @@ class ReplicaScope(keras.StatelessScope):
             self.read_in_jits.add(id(variable))
         value = self.state_mapping.get(id(variable))
         if value is None:
-            value = self._read(variable)
+            value = self._unwritten(variable)
         return stand_in(variable) if value is None else value
+
+    def _unwritten(self, variable: Any) -> Any:
+        after = self.updated_after.get(id(variable))
+        if after is None or self.receive is None:
+            return self._read(variable)
+        updated = UpdatedValue(variable, tuple(variable.shape), variable.dtype, after)
+        return self.receive(updated)[1]
+
+    def unwritten_value(self, variable: keras.Variable) -> Any:
+        """Returns the value that a variable has before what the function writes."""
+        return self._unwritten(_held(variable))
 
     def add_update(self, update: tuple[Any, Any]) -> None:
         """Records the new value of a variable."""
@@ -205,13 +218,29 @@ class ReplicaScope(keras.StatelessScope):
             raise ValueError(
                 explain(
                     "An optimizer of variables on parameter servers was applied inside lax.cond, "
-                    "lax.scan, jax.jit or the like, within a replica function.",
-                    expected="an update in the replica function itself.",
+                    "lax.scan, jax.jit or the like, within a replica function, or a masked loss "
+                    "of a batch that workers share was computed there.",
+                    expected="an update or a loss in the replica function itself.",
                     fix="return the gradients from the inner function, and apply them outside.",
                     code="SG203",
                 )
             )
         self.sent.append((what, value))
+
+    def leave_to_servers(self, variables: Iterable[Any]) -> None:
+        """Makes later reads return what servers have made of variables with all that was sent."""
+        for variable in variables:
+            key = id(variable)
+            for own in (self.state_mapping, self.writes, self.unproven):
+                own.pop(key, None)
+            self.added_to.discard(key)
+            self.updated_after[key] = len(self.sent)
+
+    def withdraw(self, variable: Any) -> None:
+        """Forgets what was written to a variable."""
+        for own in (self.state_mapping, self.writes, self.unproven):
+            own.pop(id(variable), None)
+        self.added_to.discard(id(variable))
 
     def is_late(self, variable: keras.Variable) -> bool:
         """Returns True if servers update the variable after the step."""

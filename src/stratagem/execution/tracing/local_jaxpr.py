@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from stratagem.execution.tracing.remote_state import without_unused
+from stratagem.execution.tracing.remote_state import Lookup, WholeInput, without_unused
 from stratagem.topology import Topology
 
 __all__ = ["UNTOUCHED", "local_jaxpr", "without_unused_variables"]
@@ -56,19 +57,28 @@ def _without_unread(
 
 
 def without_unused_variables(
-    jaxpr: ClosedJaxpr, inputs: list[tuple[str, int]], read_only: list[Any]
-) -> tuple[ClosedJaxpr, list[tuple[str, int]], list[Any]]:
+    jaxpr: ClosedJaxpr,
+    inputs: list[tuple[str, int]],
+    read_only: list[Any],
+    lookups: Sequence[Lookup] = (),
+) -> tuple[ClosedJaxpr, list[tuple[str, int]], list[Any], list[int]]:
     """Drops variables that no result depends on, so that they are not fetched.
 
     If a function only looks up rows, differentiation reads the whole table but does not use it.
+    Also returns the places of the remaining lookups: unused `WholeInput`s are dropped.
     """
-    always_stays = [source != "read_only" for source, _ in inputs]
+    owners = [place for place, lookup in enumerate(lookups) for _ in lookup.inputs]
+    whole = {place for place, one in enumerate(lookups) if isinstance(one, WholeInput)}
+    may_go = {("rows", index) for index, place in enumerate(owners) if place in whole}
+    always_stays = [one[0] != "read_only" and one not in may_go for one in inputs]
     reduced, stays = without_unused(jaxpr.jaxpr, always_stays)
     remaining = [pair for pair, stay in zip(inputs, stays, strict=True) if stay]
     used = sorted(index for source, index in remaining if source == "read_only")
-    places = {index: place for place, index in enumerate(used)}
-    inputs = [
-        (source, places[index]) if source == "read_only" else (source, index)
-        for source, index in remaining
-    ]
-    return ClosedJaxpr(reduced, jaxpr.consts), inputs, [read_only[index] for index in used]
+    places = {("read_only", index): place for place, index in enumerate(used)}
+    gone = may_go - {*remaining}
+    rows = [index for index in range(len(owners)) if ("rows", index) not in gone]
+    places |= {("rows", index): place for place, index in enumerate(rows)}
+    kept = [*dict.fromkeys(owners[index] for index in rows)]
+    read_only = [one for index, one in enumerate(read_only) if ("read_only", index) in places]
+    inputs = [(source, places.get((source, index), index)) for source, index in remaining]
+    return ClosedJaxpr(reduced, jaxpr.consts), inputs, read_only, kept

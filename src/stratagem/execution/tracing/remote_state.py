@@ -26,9 +26,14 @@ if TYPE_CHECKING:
     from stratagem.execution.tracing.trace import Trace
 
 __all__ = [
+    "BatchShare",
     "Ids",
     "Lookup",
     "RemoteState",
+    "SumOverWorkers",
+    "Summand",
+    "UpdatedValue",
+    "WholeInput",
     "chained_tables",
     "gets_rows",
     "inputs_of",
@@ -43,15 +48,19 @@ class Lookup:
     Ids of a keyed table are 64-bit keys, as pairs of uint32 on a last axis of their own. With the
     rows, the program receives the place of each key among the distinct keys of the step. Gradients
     have these places as indices.
+
+    The rows are those after the servers have used the first `after` values that the step sends.
     """
 
     table: Any
     shape: tuple[int, ...]
     dtype: Any
+    after: int = 0
 
     def is_like(self, other: Lookup) -> bool:
         """Returns True if another lookup is in the same table and of the same shape."""
-        return self.table is other.table and self.shape == other.shape  # `==` is elementwise
+        is_same = type(self) is type(other) and self.after == other.after
+        return is_same and self.table is other.table and self.shape == other.shape
 
     @property
     def is_keyed(self) -> bool:
@@ -62,8 +71,10 @@ class Lookup:
     def inputs(self) -> list[jax.ShapeDtypeStruct]:
         """Inputs of the program: the rows, and for a keyed table the place of each."""
         rows = jax.ShapeDtypeStruct(self.shape, self.dtype)
-        places = jax.ShapeDtypeStruct(self.shape[: 1 - len(self.table.shape)], np.dtype("int32"))
-        return [rows, places] if self.is_keyed else [rows]
+        if not self.is_keyed:
+            return [rows]
+        shape = self.shape[: 1 - len(self.table.shape)]
+        return [rows, jax.ShapeDtypeStruct(shape, np.dtype("int32"))]
 
     def received(self, inputs: Sequence[Any]) -> Any:
         """Returns what a function gets, from its first of some inputs: rows, or also places."""
@@ -73,6 +84,27 @@ class Lookup:
         """Returns inputs of an unused lookup, for all replicas."""
         several = (num_replicas,) if num_replicas > 1 else ()
         return [np.zeros((*several, *one.shape), one.dtype) for one in self.inputs]
+
+
+class WholeInput(Lookup):
+    """A value that a step gets without ids, the same on all replicas."""
+
+    @property
+    def is_keyed(self) -> bool:
+        """Always False: the value is whole."""
+        return False
+
+
+class UpdatedValue(WholeInput):
+    """Value of a variable, `table`, that the servers change within the step."""
+
+
+class SumOverWorkers(WholeInput):
+    """Sum of a `Summand` over the workers that share a batch; it has no table."""
+
+
+class BatchShare(WholeInput):
+    """This worker's fraction of a batch that workers share, for its gradients; without a table."""
 
 
 def inputs_of(lookups: Sequence[Lookup]) -> list[jax.ShapeDtypeStruct]:
@@ -87,8 +119,17 @@ class Ids:
     lookup: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Summand:
+    """Marks an output that is added up over workers; `lookup` is the index of the sum's lookup."""
+
+    lookup: int
+
+
 class RemoteState(Protocol):
     """Access to variables stored outside this process, such as on parameter servers."""
+
+    shares_batches: bool  # True if this process computes a part of each batch, and others the rest
 
     def holds(self, trace: Trace) -> bool:
         """True if a step reads or changes any of these variables."""
@@ -103,8 +144,12 @@ class RemoteState(Protocol):
         trace: Trace,
         ids_of: Callable[[], list[Any]],
         call: Callable[[list[Any]], list[Any]],
+        early: Callable[[int, int, list[Any]], list[Any]],
     ) -> None:
         """Runs one step: fetches its variables, calls its program, and commits the changes.
+
+        `early` computes `trace.sent[first:last]`, given `first`, `last` and the inputs known so
+        far, for the stages of the trace. `call` then returns the rest of what is sent.
 
         `ids_of` returns the ids of each lookup; call it after the variables have their values.
         `call` runs the program with the `inputs` of all lookups, stores its writes in the local

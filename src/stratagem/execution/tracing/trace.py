@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr
 
 from stratagem.execution.tracing.follow_ups import FollowUps
-from stratagem.execution.tracing.remote_state import Lookup
+from stratagem.execution.tracing.remote_state import Ids, Lookup, WholeInput, without_unused
 from stratagem.summary.collector import CollectedSummaries
 from stratagem.variables import VariableKind, home_of
 
@@ -48,14 +49,43 @@ class Trace:
     def differing_inputs(self) -> list[bool]:
         """Returns, for each input of the jaxpr, True if it may differ between replicas."""
         flags: list[bool] = []
+        owners = [lookup for lookup in self.lookups for _ in lookup.inputs]
         for source, index in self.inputs:
             if source in ("written", "read_only"):
                 variables = self.written if source == "written" else self.read_only
                 home = home_of(variables[index])
                 flags.append(home is not None and home.kind is VariableKind.ON_READ)
             else:
-                flags.append(source in ("split", "rows"))
+                is_of_all = source == "rows" and isinstance(owners[index], WholeInput)
+                flags.append(source in ("split", "rows") and not is_of_all)
         return flags
+
+    @functools.cached_property
+    def stages(self) -> list[int]:
+        """Numbers of sent values that must be used before the step goes on with the results.
+
+        The step reads variables again that servers update from these values.
+        """
+        jaxpr = self.jaxpr.jaxpr
+        if not any(lookup.after for lookup in self.lookups):
+            return []
+        _, stays = without_unused(jaxpr, [False] * len(jaxpr.invars))
+        pairs = zip(self.inputs, stays, strict=True)
+        used = {index for (source, index), stay in pairs if source == "rows" and stay}
+        owners = [lookup for lookup in self.lookups for _ in lookup.inputs]
+        return sorted({owners[index].after for index in used} - {0})
+
+    def after_sending(self, count: int) -> Trace:
+        """Returns the trace of a step that has sent its first `count` values, apart from ids."""
+        first = len(self.written) + self.num_outputs
+        kept = [
+            place for place, what in enumerate(self.sent) if place >= count or isinstance(what, Ids)
+        ]
+        outputs = self.jaxpr.jaxpr.outvars
+        rest = outputs[first + len(self.sent) :]
+        outvars = [*outputs[:first], *(outputs[first + place] for place in kept), *rest]
+        jaxpr = ClosedJaxpr(self.jaxpr.jaxpr.replace(outvars=outvars), self.jaxpr.consts)
+        return dataclasses.replace(self, jaxpr=jaxpr, sent=[self.sent[place] for place in kept])
 
     @property
     def trains(self) -> bool:

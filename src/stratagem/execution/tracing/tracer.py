@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,16 @@ from stratagem.execution.tracing.functionalize import ReplicaScope
 from stratagem.execution.tracing.local_jaxpr import UNTOUCHED, local_jaxpr, without_unused_variables
 from stratagem.execution.tracing.lost_changes import call_with_copies
 from stratagem.execution.tracing.program_fingerprint import name_of
-from stratagem.execution.tracing.remote_state import Lookup, chained_tables, gets_rows, inputs_of
+from stratagem.execution.tracing.remote_state import (
+    Ids,
+    Lookup,
+    Summand,
+    SumOverWorkers,
+    chained_tables,
+    gets_rows,
+    inputs_of,
+    without_unused,
+)
 from stratagem.execution.tracing.returned_values import Results, as_values
 from stratagem.execution.tracing.sequence_axis import split_sequences
 from stratagem.execution.tracing.trace import Trace
@@ -110,7 +120,7 @@ class _Recorder:
         scope = ReplicaScope(lambda variable: self._read(variable, values), remote)
         if self._gets_rows:
             rows = [part[0] for part in state["rows"]] if several else state["rows"]
-            scope.receive = lambda lookup: self._receive(lookup, rows)
+            scope.receive = lambda lookup: self._receive(_after_updates(lookup, scope), rows)
             scope.whole_tables = self._whole_tables
         in_replica = stack.push(stack.FrameKind.REPLICA, self._strategy, context)
         with in_replica, scope, Collector(records) as summaries:
@@ -149,7 +159,7 @@ class _Recorder:
         self.lookups.append(lookup)
         if place < len(expected) and expected[place].is_like(lookup):
             return place, lookup.received(rows[len(inputs_of(expected[:place])) :])
-        return place, lookup.received([*map(jnp.asarray, lookup.zeros(1))])
+        return place, lookup.received([jnp.zeros(one.shape, one.dtype) for one in lookup.inputs])
 
     @property
     def has_new_lookups(self) -> bool:
@@ -191,6 +201,46 @@ class _Recorder:
             self.missed[id(variable)] = variable
         elif home.strategy is not self._strategy:
             raise foreign_variable(variable, home.strategy, self._strategy)
+
+
+def _with_stages_of_sums(
+    jaxpr: ClosedJaxpr,
+    inputs: list[tuple[str, int]],
+    lookups: list[Lookup],
+    sent: list[Any],
+) -> list[Lookup]:
+    """Returns the lookups with the place in the step at which each sum over workers is known.
+
+    Summands that are sent one after another are added up together, unless one needs another's sum.
+    """
+    places = [place for place, one in enumerate(sent) if isinstance(one, Summand)]
+    if not places:
+        return lookups
+    owners = [lookup for lookup in lookups for _ in lookup.inputs]
+    first = len(jaxpr.jaxpr.outvars) - len(sent)
+    summands = [jaxpr.jaxpr.outvars[first + place] for place in places]
+    _, stays = without_unused(
+        jaxpr.jaxpr.replace(outvars=summands), [False] * len(inputs), keeps_effects=False
+    )
+    used = [
+        owners[index]
+        for (source, index), stay in zip(inputs, stays, strict=True)
+        if stay and source == "rows"
+    ]
+    are_chained = any(isinstance(one, SumOverWorkers) for one in used)
+    lookups, last = [*lookups], places[-1]
+    for place in reversed(places):
+        is_joined = all(isinstance(one, Summand | Ids) for one in sent[place : last + 1])
+        last = last if is_joined and not are_chained else place
+        lookup = sent[place].lookup
+        lookups[lookup] = dataclasses.replace(lookups[lookup], after=last + 1)
+    return lookups
+
+
+def _after_updates(lookup: Lookup, scope: ReplicaScope) -> Lookup:
+    """Returns a lookup with the place in the step at which its table has the rows."""
+    after = scope.updated_after.get(id(lookup.table), 0)
+    return lookup if after == lookup.after else dataclasses.replace(lookup, after=after)
 
 
 def trace_replica_function(
@@ -319,8 +369,18 @@ def _trace_of(
     if summaries is not None:
         inputs = [("constant", len(constants)) if one == _RECORDS else one for one in inputs]
         constants.append(np.False_)
+    lookups, sent = recorder.lookups, recorder.sent
     if gets_rows(strategy):
-        jaxpr, inputs, touched = without_unused_variables(jaxpr, inputs, touched)
+        jaxpr, inputs, touched, kept = without_unused_variables(jaxpr, inputs, touched, lookups)
+        places = {place: new for new, place in enumerate(kept)}
+        lookups = [lookups[place] for place in kept]
+        sent = [
+            dataclasses.replace(one, lookup=places[one.lookup])
+            if isinstance(one, Ids | Summand)
+            else one
+            for one in sent
+        ]
+        lookups = _with_stages_of_sums(jaxpr, inputs, lookups, sent)
     return Trace(
         jaxpr=jaxpr,
         read_only=touched,
@@ -331,8 +391,8 @@ def _trace_of(
         results=recorder.results.leaves,
         result_lengths=recorder.results.lengths,
         late=recorder.results.late,
-        lookups=recorder.lookups,
-        sent=recorder.sent,
+        lookups=lookups,
+        sent=sent,
         added_to=recorder.added_to,
         summaries=summaries,
         records=None if summaries is None else len(constants) - 1,

@@ -32,13 +32,15 @@ from stratagem.keras.numerics.loss_effects import effect_of_loss
 from stratagem.keras.numerics.step_mode import (
     StepMode,
     as_average,
+    as_sum_over_workers,
     computing_loss,
     current_mode,
     example_fraction,
-    has_part_of_batch,
     is_of_one_device,
-    lockstep_context,
+    loss_context,
     replica_context,
+    shares_batches,
+    sum_over_workers,
     taking_shares,
 )
 from stratagem.keras.private import (
@@ -69,7 +71,7 @@ def replica_loss(original: Callable[..., Any]) -> Any:
         if is_of_one_device():
             return original(self, y_true, y_pred, sample_weight)
         is_own = current_mode() is StepMode.OWN
-        context = replica_context() if is_own else lockstep_context()
+        context = replica_context() if is_own else loss_context()
         if context is None:
             return original(self, y_true, y_pred, sample_weight)
         if not is_own:
@@ -104,6 +106,8 @@ def _loss_of_step(
         with taking_shares():
             effect = effect_of_loss(loss, y_true, y_pred, context)
             is_of_pairs = effect is RowEffect.MIXED
+            if is_of_pairs and shares_batches():
+                _warn_about_shared_pairs(loss)
             if is_of_pairs and loss.reduction not in (None, "none"):
                 term = _loss_of_whole_batch(
                     loss, y_true, y_pred, sample_weight, context, is_averaged=is_averaged
@@ -141,6 +145,22 @@ def _warn_about_pairs(loss: keras.losses.Loss, context: ReplicaContext) -> None:
             expected="a loss that is a sum over examples: each of the "
             f"{context.num_replicas_in_sync} replicas compares only its own examples.",
             fix="gather the examples of all replicas first: sg.all_gather(value, axis=0).",
+        ),
+        UserWarning,
+        stacklevel=4,
+    )
+
+
+def _warn_about_shared_pairs(loss: keras.losses.Loss) -> None:
+    warn_on_one_worker(
+        explain(
+            f"The loss {loss.name!r} is not a sum over examples, but synchronous workers share "
+            "each batch.",
+            expected="a loss that is a sum or a mean over examples: each worker computes this one "
+            "of its own part, and the mean of these differs from the loss of the whole batch.",
+            fix="return one loss per example, with a mask as sample_weight; or train with one "
+            "worker of several devices.",
+            code="SG409",
         ),
         UserWarning,
         stacklevel=4,
@@ -196,8 +216,10 @@ def _replica_loss(
                 values = _of_true_rows(loss, y_true, y_pred, values, context)
             if sample_weight is not None:
                 values *= _weight_of_batch(loss.reduction, sample_weight, values.dtype, context)
-            if current_mode() is not StepMode.SHARE or effect is RowEffect.SUM:
+            if current_mode() is not StepMode.SHARE:
                 return values
+            if effect is RowEffect.SUM:
+                return as_sum_over_workers(values)
             return values * example_fraction(context, values.dtype)
         mask = masks[0] & masks[1] if len(masks) == 2 else (masks[0] if masks else None)
         weights = apply_mask(sample_weight, mask, dtype=values.dtype, reduction="sum")
@@ -218,7 +240,9 @@ def _weight_of_batch(
     if share:
         total = context.communicator.all_reduce(ReduceOp.SUM, jax.lax.stop_gradient(total))
     if reduction == "sum":
-        return total
+        return as_sum_over_workers(sum_over_workers(total)) if share else total
+    if share:
+        total = sum_over_workers(total)
     return total / jnp.maximum(jnp.asarray(_num_elements(weights, context, share=share), dtype), 1)
 
 
@@ -264,7 +288,7 @@ def _reduce(
         return values
     total = jnp.sum(values)
     if reduction == "sum":
-        return total
+        return as_sum_over_workers(total) if current_mode() is StepMode.SHARE else total
     divisor = _divisor(reduction, values, factors, mask, context)
     return jnp.where(divisor == 0, 0.0, total / jnp.where(divisor == 0, 1, divisor)).astype(
         total.dtype
@@ -289,7 +313,8 @@ def _divisor(
         return jnp.asarray(_num_elements(values, context, share=share), values.dtype)
     if not share:
         return local
-    return context.communicator.all_reduce(ReduceOp.SUM, jax.lax.stop_gradient(local))
+    local = context.communicator.all_reduce(ReduceOp.SUM, jax.lax.stop_gradient(local))
+    return sum_over_workers(local)
 
 
 def _num_elements(values: jax.Array, context: ReplicaContext, *, share: bool) -> Any:
@@ -326,8 +351,6 @@ def compute_average_loss(
         ValueError: the loss is a scalar.
         TypeError: `global_batch_size` is not an integer scalar.
         InvalidArgumentError: `global_batch_size` is negative.
-        NotImplementedError: `global_batch_size` in a step of `fit` under synchronous parameter
-            servers, where a worker has a part of the batch.
         RuntimeError: called in cross-replica context without `global_batch_size`.
 
     Example:
@@ -348,9 +371,8 @@ def compute_average_loss(
         )
     is_alone = is_of_one_device() or _is_built_outside_replicas()
     context = None if is_alone else get_replica_context()
-    if global_batch_size is not None:
-        _check_size_is_known(global_batch_size)
-    else:
+    is_whole = global_batch_size is not None
+    if global_batch_size is None:
         global_batch_size = losses.shape[0] if is_alone else _num_examples(losses, context)
     divisor = _check_batch_size(global_batch_size, losses.dtype)
     if sample_weight is not None:
@@ -361,23 +383,7 @@ def compute_average_loss(
     share = jnp.where(divisor == 0, jnp.zeros_like(total), total / jnp.maximum(divisor, 1))
     if context is None or current_mode() is StepMode.OWN:
         return share
-    return as_average(share, context)
-
-
-def _check_size_is_known(global_batch_size: object) -> None:
-    """Raises where workers weight their parts of a batch by rows that a worker cannot count."""
-    context = get_replica_context()
-    if context is not None and has_part_of_batch(context):
-        raise NotImplementedError(
-            explain(
-                f"compute_average_loss received global_batch_size={global_batch_size!r} under "
-                "synchronous parameter servers.",
-                expected="an average over the rows of this worker, which is weighted by their "
-                "number.",
-                fix="leave global_batch_size out.",
-                code="SG409",
-            )
-        )
+    return as_average(as_sum_over_workers(share) if is_whole else share, context)
 
 
 def _is_built_outside_replicas() -> bool:

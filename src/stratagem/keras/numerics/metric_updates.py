@@ -25,8 +25,8 @@ from stratagem.keras.numerics.batch_rows import first_rows, gathered_rows, num_r
 from stratagem.keras.numerics.loss_effects import is_by_rows, is_of_keras
 from stratagem.keras.numerics.step_mode import (
     StepMode,
+    batch_fraction,
     current_mode,
-    example_fraction,
     is_loss_tracker,
     record_loss,
     step_mode,
@@ -105,7 +105,7 @@ def _weigh_by_examples(
 ) -> None:
     """Weights one number per batch by this replica's fraction of the examples."""
     weight = bound.arguments.get("sample_weight")
-    fraction = example_fraction(context, dtype)
+    fraction = batch_fraction(context, dtype)
     whole = fraction if weight is None else jnp.asarray(weight, dtype) * fraction
     bound.arguments["sample_weight"] = whole
 

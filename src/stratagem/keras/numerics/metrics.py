@@ -25,7 +25,7 @@ from stratagem.keras.numerics.metric_updates import (
     update_in_replica,
     variables_of_update,
 )
-from stratagem.keras.numerics.step_mode import replica_context
+from stratagem.keras.numerics.step_mode import replica_context, shares_batches
 from stratagem.keras.numerics.step_terms import is_analyzing
 from stratagem.keras.private import get_stateless_scope, own_variables
 from stratagem.keras.variables.annotations import making_state_of_metric
@@ -93,7 +93,8 @@ def results_of_all_replicas() -> Generator[dict[int, Any]]:
     """Makes metric results in a replica cover all replicas, which costs collectives.
 
     For logs computed by the model's own code; otherwise each replica reports its own result. Yields
-    a dict from ids to the results, which fills as results are requested.
+    a dict, which fills as results are requested: from ids of their arrays to these, the metric, and
+    the place of the array in its result.
     """
     previous, _active.reported = _active.reported, {}
     try:
@@ -123,7 +124,8 @@ def _result(
     if is_analyzing():  # of all replicas: it does not grow with the rows of this one
         ones = lambda leaf: jnp.ones(jnp.shape(leaf), jnp.result_type(leaf))  # noqa: E731
         results = jax.tree.map(ones, results)
-    reported.update((id(leaf), leaf) for leaf in jax.tree.leaves(results))
+    leaves = enumerate(jax.tree.leaves(results))
+    reported.update((id(leaf), (leaf, metric, place)) for place, leaf in leaves)
     return results
 
 
@@ -141,6 +143,8 @@ def _update_state(
         if has_strategy() and get_replica_context() is not None:
             require_counts(update_state, metric, args, kwargs)
         context = replica_context() if has_strategy() else None
+        if context is None and has_strategy() and shares_batches():
+            context = get_replica_context()
         if context is not None:
             return update_in_replica(update_state, metric, args, kwargs, context)
         if has_strategy() and get_stateless_scope() is None:

@@ -27,7 +27,12 @@ from stratagem.execution.programs.step_capture import note_optimizer
 from stratagem.keras.numerics.compressed_gradients import sums_of_compressed
 from stratagem.keras.numerics.local_gradients import island_gradients
 from stratagem.keras.numerics.local_weights import synchronize
-from stratagem.keras.numerics.step_mode import StepMode, current_mode, example_fraction
+from stratagem.keras.numerics.step_mode import (
+    StepMode,
+    current_mode,
+    example_fraction,
+    shares_batches,
+)
 from stratagem.keras.numerics.step_terms import is_analyzing, terms_of
 from stratagem.keras.numerics.sync_rounds import begin_round
 from stratagem.keras.numerics.table_rows import apply_with_rows
@@ -316,7 +321,8 @@ def _weighed(grads: list[Any], context: ReplicaContext, scope: ReplicaScope) -> 
     """Returns a replica's terms of the sum: rows where known, weighted in MEAN mode."""
     # Row gradients of value_and_grad stay rows unless they were modified.
     grads = [grad if (rows := scope.rows_of(grad)) is None else rows for grad in grads]
-    if context.num_replicas_in_sync > 1 and current_mode() is StepMode.MEAN:
+    has_part = context.num_replicas_in_sync > 1 or shares_batches()
+    if has_part and current_mode() is StepMode.MEAN:
         grads = [_by_true_examples(grad, context) for grad in terms_of(grads, context)]
     return grads
 

@@ -12,6 +12,10 @@ WHOLE: this replica computes with the rows of all replicas, as one device does, 
 
 OWN: a custom step (`strategy.run`); the user's code defines the loss.
 
+Where the workers of parameter servers share each batch, this worker's gradients are multiplied by
+its share of the batch, and added to those of the others. So its loss is that of its part, except
+that the denominators of a mean are those of the whole batch, times the share.
+
 Where replicas train apart, the global batch of a training step of `fit` is that of an island.
 """
 
@@ -23,12 +27,13 @@ import threading
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 
 from stratagem.context import ReplicaContext, get_replica_context
+from stratagem.execution import BatchShare, Summand, SumOverWorkers, current_scope
 
 if TYPE_CHECKING:
-    import jax
     import keras
     from jax.typing import ArrayLike, DTypeLike
 
@@ -36,16 +41,20 @@ if TYPE_CHECKING:
 __all__ = [
     "StepMode",
     "as_average",
+    "as_sum_over_workers",
+    "batch_fraction",
     "computing_loss",
     "current_mode",
     "example_fraction",
-    "has_part_of_batch",
     "is_loss_tracker",
     "is_of_one_device",
     "lockstep_context",
+    "loss_context",
     "record_loss",
     "replica_context",
+    "shares_batches",
     "step_mode",
+    "sum_over_workers",
     "taking_shares",
 ]
 
@@ -63,7 +72,7 @@ class _CurrentMode(threading.local):
     mode: StepMode = StepMode.OWN
     loss_trackers: frozenset[int] = frozenset()
     trains_apart: bool = False
-    trains: bool = False
+    shares_batches: bool = False
     is_in_loss: bool = False
 
 
@@ -75,26 +84,27 @@ def step_mode(
     mode: StepMode,
     loss_trackers: Sequence[Any] = (),
     *,
-    trains: bool = False,
     trains_apart: bool = False,
+    shares_batches: bool = False,
 ) -> Generator[None]:
     """Sets the mode in a `with` block.
 
     Args:
         mode: the mode.
         loss_trackers: metrics that Keras itself updates with losses, one per output.
-        trains: True in a training step of `fit`.
-        trains_apart: True in one of islands.
+        trains_apart: True in a training step of islands.
+        shares_batches: True in a training step of workers that share each batch.
     """
-    previous = _current.mode, _current.loss_trackers, _current.trains, _current.trains_apart
+    previous = dict(vars(_current))
     _current.mode = mode
     _current.loss_trackers = frozenset(id(tracker) for tracker in loss_trackers)
-    _current.trains, _current.trains_apart = trains, trains_apart
+    _current.trains_apart = trains_apart
+    _current.shares_batches = shares_batches
     try:
         yield
     finally:
-        _current.mode, _current.loss_trackers = previous[:2]
-        _current.trains, _current.trains_apart = previous[2:]
+        vars(_current).clear()
+        vars(_current).update(previous)
 
 
 @contextlib.contextmanager
@@ -121,12 +131,6 @@ def is_of_one_device() -> bool:
     """Returns True where a loss counts the rows that it is given, as on one device."""
     is_in_loss = _current.is_in_loss and _current.mode is not StepMode.OWN
     return is_in_loss or _current.mode is StepMode.WHOLE
-
-
-def has_part_of_batch(context: ReplicaContext) -> bool:
-    """Returns True in a training step of `fit` of one of several workers that share its batch."""
-    placement = context.strategy.placement
-    return _current.trains and placement.is_remote and placement.remote.is_synchronous
 
 
 def is_loss_tracker(metric: object) -> bool:
@@ -159,6 +163,54 @@ def replica_context() -> ReplicaContext | None:
     if context is None or (context.num_replicas_in_sync == 1 and not context.batch.is_padded):
         return None
     return context
+
+
+def shares_batches() -> bool:
+    """Returns True if this worker computes a part of the batch, and other workers the rest."""
+    return _current.shares_batches and _current.mode is not StepMode.WHOLE
+
+
+def loss_context() -> ReplicaContext | None:
+    """Returns what `lockstep_context` does, and also the sole replica of a worker in a batch."""
+    return get_replica_context() if shares_batches() else lockstep_context()
+
+
+def sum_over_workers(value: jax.Array) -> jax.Array:
+    """Returns the sum over the workers that share a batch, times this worker's share.
+
+    `value` is the same on all replicas of this worker; workers without rows do not count.
+    """
+    if not shares_batches():
+        return value
+    scope = current_scope()
+    assert scope is not None
+    receive = scope.outermost.receive
+    assert receive is not None
+    place, total = receive(SumOverWorkers(None, value.shape, jnp.dtype("float32")))
+    scope.send(Summand(place), value.astype("float32"))
+    return (total * _share()).astype(value.dtype)
+
+
+def as_sum_over_workers(total: jax.Array) -> jax.Array:
+    """Returns a sum over this worker's rows, for gradients that are multiplied by its share."""
+    if not shares_batches():
+        return total
+    share = _share().astype(total.dtype)
+    return jnp.where(share == 0, 0, total / jnp.where(share == 0, 1, share))
+
+
+def batch_fraction(context: ReplicaContext, dtype: DTypeLike) -> Any:
+    """Returns `example_fraction`, of the batch of all workers that share it."""
+    fraction = example_fraction(context, dtype)
+    return fraction * _share().astype(dtype) if shares_batches() else fraction
+
+
+def _share() -> jax.Array:
+    scope = current_scope()
+    assert scope is not None
+    receive = scope.outermost.receive
+    assert receive is not None
+    return receive(BatchShare(None, (), jnp.dtype("float32")))[1]
 
 
 def lockstep_context() -> ReplicaContext | None:

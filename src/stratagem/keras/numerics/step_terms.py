@@ -23,7 +23,13 @@ from stratagem.context import ReplicaContext, stack
 from stratagem.context.batch import ReplicaBatch
 from stratagem.execution import ReplicaScope, current_scope
 from stratagem.execution.analysis.row_degrees import MIXED, row_degrees
-from stratagem.keras.numerics.step_mode import as_average
+from stratagem.keras.numerics.step_mode import (
+    StepMode,
+    as_average,
+    as_sum_over_workers,
+    shares_batches,
+    step_mode,
+)
 from stratagem.logs import warn_on_one_worker
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
@@ -43,11 +49,14 @@ _HANDLES_ROWS = "/stratagem/keras/numerics/"
 class StepTerms:
     """Which numbers of a step grow with its rows, in the order in which the step averages them.
 
-    `places` are the lines of the user that combine rows, padding included; `mixing` those whose
-    result is no sum or mean.
+    `are_sums` are those that grow with the rows of a replica, `are_of_worker` those that grow with
+    the rows of a worker that has a part of each batch. The two differ in a sum that is divided by
+    `global_num_examples`, which counts the rows of the worker. `places` are the lines of the user
+    that combine rows, padding included; `mixing` those whose result is no sum or mean.
     """
 
     are_sums: list[list[bool]] = dataclasses.field(default_factory=list)
+    are_of_worker: list[list[bool]] = dataclasses.field(default_factory=list)
     places: list[str] = dataclasses.field(default_factory=list)
     mixing: list[str] = dataclasses.field(default_factory=list)
     has_mixed: bool = False
@@ -102,7 +111,7 @@ class StepTerms:
 
 class _Current(threading.local):
     recorded: list[list[Any]] | None = None
-    terms: Iterator[list[bool]] | None = None
+    terms: Iterator[tuple[list[bool], list[bool]]] | None = None
 
 
 _current: _Current = _Current()
@@ -124,27 +133,31 @@ def terms_of(values: Sequence[Any], context: ReplicaContext) -> list[Any]:
         return list(values)
     if _current.terms is None:
         return list(values)
-    are_sums = iter(next(_current.terms, []))
-    return [
-        _scaled(value, context) if jax.tree.leaves(value) and next(are_sums, False) else value
-        for value in values
-    ]
+    are_sums, are_of_worker = map(iter, next(_current.terms, ([], [])))
+    terms = list(values)
+    for place, value in enumerate(terms):
+        if not jax.tree.leaves(value):
+            continue
+        if next(are_of_worker, False):
+            value = _scaled(value, as_sum_over_workers)
+        if next(are_sums, False):
+            value = _scaled(value, lambda part: as_average(part, context))
+        terms[place] = value
+    return terms
 
 
-def _scaled(value: Any, context: ReplicaContext) -> Any:
-    def scaled(part: jax.Array) -> Any:
-        if jnp.issubdtype(part.dtype, jnp.inexact):
-            return as_average(part, context)
-        return part
-
-    return jax.tree.map(scaled, value)
+def _scaled(value: Any, scale: Callable[[jax.Array], Any]) -> Any:
+    return jax.tree.map(
+        lambda part: scale(part) if jnp.issubdtype(part.dtype, jnp.inexact) else part, value
+    )
 
 
 @contextlib.contextmanager
 def following(terms: StepTerms | None) -> Generator[None]:
     """Scales the sums of a step, in a `with` block that traces it."""
     previous = _current.terms
-    _current.terms = None if terms is None else iter(terms.are_sums)
+    found = None if terms is None else zip(terms.are_sums, terms.are_of_worker, strict=True)
+    _current.terms = None if found is None else iter(found)
     try:
         yield
     finally:
@@ -153,13 +166,27 @@ def following(terms: StepTerms | None) -> Generator[None]:
 
 def terms_of_step(step: Callable[[Any], Any], data: Any, context: ReplicaContext) -> StepTerms:
     """Traces a step without effect and returns what grows with its rows; nothing if it fails."""
+    terms = _terms(step, data, context, whole_grows=False)
+    terms.are_of_worker = [[False] * len(each) for each in terms.are_sums]
+    if shares_batches():
+        of_worker = _terms(step, data, context, whole_grows=True)
+        if [len(each) for each in of_worker.are_sums] == [len(each) for each in terms.are_sums]:
+            terms.are_of_worker = of_worker.are_sums
+        terms.has_mixed |= of_worker.has_mixed
+    return terms
+
+
+def _terms(
+    step: Callable[[Any], Any], data: Any, context: ReplicaContext, *, whole_grows: bool
+) -> StepTerms:
+    """Returns what grows with the rows of one replica, or of all replicas of this worker."""
     size = context.batch.size
     assert size is not None
     leaves, structure = jax.tree.flatten(data)
     traces, asked = [], set[str]()
     try:
         for rows in (size, 2 * size):
-            call = _Call(step, structure, leaves, context, rows, asked)
+            call = _Call(step, structure, leaves, context, rows, asked, whole_grows)
             given = [call.with_rows(leaf) for leaf in leaves]
             traces.append((jax.make_jaxpr(call)(given), call.recorded))
     except Exception:  # noqa: BLE001 - user code may accept one number of rows only
@@ -190,13 +217,18 @@ class _Call:
         context: ReplicaContext,
         rows: int,
         asked: set[str],
+        whole_grows: bool,
     ) -> None:
         self._step = step
         self._structure = structure
         self._size = context.batch.size
         self._rows = rows
-        batch = _AnalyzedBatch(size=rows, total=3 * (self._size or 0) + 1, asked=asked)
-        communicator = _Elsewhere(context.num_replicas_in_sync, asked)
+        of_others = 3 * (self._size or 0) + 1
+        total = 3 * rows if whole_grows else of_others
+        batch = _AnalyzedBatch(size=rows, total=total, part=rows / of_others, asked=asked)
+        # Of a sole replica, losses would be those of one device and not scaled.
+        num_replicas = max(2, context.num_replicas_in_sync)
+        communicator = _Elsewhere(num_replicas, asked, whole_grows)
         self._context = ReplicaContext(
             context.strategy, context.replica_id_in_sync_group, communicator, batch
         )
@@ -214,7 +246,9 @@ class _Call:
         previous, _current.recorded = _current.recorded, []
         in_replica = stack.push(stack.FrameKind.REPLICA, self._context.strategy, self._context)
         try:
-            with in_replica, ReplicaScope(outer.get_current_value), Collector():
+            # In this mode a worker asks no others for their parts of the batch.
+            mode = step_mode(StepMode.MEAN)
+            with in_replica, mode, ReplicaScope(outer.get_current_value), Collector():
                 self._step(jax.tree.unflatten(self._structure, given))
             self.recorded = _current.recorded
         finally:
@@ -227,7 +261,12 @@ class _AnalyzedBatch(ReplicaBatch):
     """A batch of which this replica's part grows and the whole does not."""
 
     total: int
+    part: float
     asked: set[str]
+
+    @property
+    def fraction(self) -> float | None:
+        return self.part
 
     def global_num_examples(self, num_replicas: int) -> Any:
         return self.total
@@ -236,18 +275,15 @@ class _AnalyzedBatch(ReplicaBatch):
         self.asked.add("mask")  # the step handles padding itself
         return super().mask(replica_id)
 
-    @property
-    def fraction(self) -> float | None:
-        return (self.size or 0) / self.total
-
 
 class _Elsewhere(SoleCommunicator):
     """Stands for replicas whose numbers are not known."""
 
-    def __init__(self, num_replicas: int, asked: set[str]) -> None:
+    def __init__(self, num_replicas: int, asked: set[str], whole_grows: bool) -> None:
         super().__init__()
         self._num_replicas = num_replicas
         self._asked = asked
+        self._whole_grows = whole_grows
 
     @property
     def num_replicas(self) -> int:
@@ -255,6 +291,8 @@ class _Elsewhere(SoleCommunicator):
 
     def all_reduce(self, op: ReduceOp, value: object) -> Any:
         array = jnp.asarray(super().all_reduce(op, value))
+        if self._whole_grows:
+            return array
         return jnp.full(array.shape, 1, array.dtype)
 
     def all_gather(self, value: object, axis: int, lengths: tuple[int, ...] | None) -> Any:
@@ -262,7 +300,7 @@ class _Elsewhere(SoleCommunicator):
         return jnp.concatenate([jnp.asarray(value)] * self._num_replicas, axis)
 
     def among(self, groups: tuple[tuple[int, ...], ...], *, packs: bool = False) -> Any:
-        return _Elsewhere(len(groups[0]), self._asked)
+        return _Elsewhere(len(groups[0]), self._asked, self._whole_grows)
 
     def merge(self, strategy: Any, fn: Any, args: Any, kwargs: Any) -> Any:
         raise NotImplementedError  # ends the analysis

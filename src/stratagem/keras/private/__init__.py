@@ -65,6 +65,7 @@ from stratagem.keras.private.optimizers import (
     trainable_variables,
 )
 from stratagem.keras.private.process_state import (
+    fresh_masks,
     fresh_names,
     global_seed_state,
     set_global_seed_state,
@@ -150,6 +151,7 @@ __all__ = [
     "filter_empty_gradients",
     "first_batch",
     "flatten_layers",
+    "fresh_masks",
     "fresh_names",
     "get_keras_mask",
     "get_stateless_scope",

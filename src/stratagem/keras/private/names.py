@@ -48,7 +48,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     f"{_COMMON}.masking.set_keras_mask": ("the same, for rows taken from the output",),
     f"{_COMMON}.name_scope.current_path": ("the path of a variable that is about to be created",),
     f"{_COMMON}.global_state.get_global_attribute": (
-        "the default seed of keras.random; names restart in each call of a model function",
+        "the default seed of keras.random, masks of tracers, automatic names",
     ),
     f"{_COMMON}.global_state.set_global_attribute": ("the same",),
     "keras.src.random.seed_generator.global_seed_generator": ("the default seed of keras.random",),

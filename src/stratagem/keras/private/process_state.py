@@ -14,7 +14,7 @@ from keras.src.random.seed_generator import global_seed_generator
 if TYPE_CHECKING:
     pass
 
-__all__ = ["fresh_names", "global_seed_state", "set_global_seed_state"]
+__all__ = ["fresh_masks", "fresh_names", "global_seed_state", "set_global_seed_state"]
 
 
 _NAME_COUNTS = "object_name_uids"
@@ -29,6 +29,24 @@ def fresh_names() -> Generator[None]:
         yield
     finally:
         global_state.set_global_attribute(_NAME_COUNTS, before)
+
+
+_MASKS = "_keras_mask_dict"
+
+
+@contextlib.contextmanager
+def fresh_masks() -> Generator[None]:
+    """Forgets the masks of tracers of earlier traces; restores those of other tensors afterwards.
+
+    Keras finds a tracer's mask by its `id`, and drops it in the thread that collects the tracer. In
+    another thread than its own, it stays, for the next tracer with that id.
+    """
+    before = global_state.get_global_attribute(_MASKS)
+    global_state.set_global_attribute(_MASKS, None)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(_MASKS, before)
 
 
 _GLOBAL_SEED_GENERATOR = "global_seed_generator"

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "active_progress",
+    "acts_on_batches",
     "awaits_each_step",
     "call_after_fit",
     "epoch_iterator",
@@ -165,12 +166,26 @@ def _awaits_steps(callback: keras.callbacks.Callback) -> bool:
     return getattr(callback, "awaits_steps", False) or uses_batch_logs(callback)
 
 
+def acts_on_batches(callback: keras.callbacks.Callback) -> bool:
+    """Returns True if a callback does something before or after each batch, other than drawing."""
+    if not getattr(callback, "needs_batch_logs", True):
+        return False
+    if isinstance(callback, keras.callbacks.ProgbarLogger):
+        return False
+    return _overrides(
+        callback, ("on_batch_begin", "on_train_batch_begin", "on_test_batch_begin")
+    ) or (uses_batch_logs(callback))
+
+
 def uses_batch_logs(callback: keras.callbacks.Callback) -> bool:
     """Returns True if a callback reads batch logs; `needs_batch_logs=False` overrides."""
     if not getattr(callback, "needs_batch_logs", True):
         return False
+    return _overrides(callback, ("on_batch_end", "on_train_batch_end", "on_test_batch_end"))
+
+
+def _overrides(callback: keras.callbacks.Callback, hooks: Sequence[str]) -> bool:
     base = keras.callbacks.Callback
-    hooks = ("on_batch_end", "on_train_batch_end", "on_test_batch_end")
     # Read from the object: LambdaCallback sets its hooks on the instance.
     methods = [(getattr(callback, hook), getattr(base, hook)) for hook in hooks]
     return any(getattr(method, "__func__", None) is not default for method, default in methods)

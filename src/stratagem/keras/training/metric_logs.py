@@ -47,8 +47,10 @@ def results_at_once(original: Callable[..., Any]) -> Any:
         if is_traced or get_stateless_scope() is not None:  # Inside a step or inside `_results`.
             return original(self)
         logs = _logs_of(self)
-        if logs is not None and type(self).get_metrics_result is results:
-            return logs.current()
+        for one in logs:  # the steps of either function may be under way
+            one.settle()
+        if logs and type(self).get_metrics_result is results:
+            return logs[0].so_far()
         # One exchange between processes instead of one for each variable of each metric.
         variables = [one for one in self.metrics_variables if isinstance(one, DistributedVariable)]
         asking = [variable for variable in variables if variable.asks_all_processes()]
@@ -58,13 +60,11 @@ def results_at_once(original: Callable[..., Any]) -> Any:
     return results
 
 
-def _logs_of(model: keras.Model) -> MetricLogs | None:
-    """Returns the `MetricLogs` of a model's step function; None without one."""
-    for function in (model.train_function, model.test_function):
-        logs = getattr(function, "metric_logs", None)
-        if logs is not None:
-            return logs
-    return None
+def _logs_of(model: keras.Model) -> list[MetricLogs]:
+    """Returns the `MetricLogs` of a model's step functions."""
+    functions = (model.train_function, model.test_function)
+    found = [getattr(function, "metric_logs", None) for function in functions]
+    return [logs for logs in found if logs is not None]
 
 
 class _HasMetrics(Protocol):
@@ -100,9 +100,13 @@ class MetricLogs:
 
     def current(self) -> dict[str, Any]:
         """Returns the metric results after `before`, without waiting for the devices."""
+        self.settle()
+        return self.so_far()
+
+    def settle(self) -> None:
+        """Calls `before`."""
         if self._before is not None:
             self._before()
-        return self.so_far()
 
     def so_far(self) -> dict[str, Any]:
         """Returns the metric results of the completed steps."""

@@ -25,7 +25,7 @@ from stratagem.keras.numerics.step_mode import (
 from stratagem.keras.private import (
     compile_arguments,
 )
-from stratagem.keras.training.active_fit import uses_batch_logs
+from stratagem.keras.training.active_fit import acts_on_batches, uses_batch_logs
 from stratagem.keras.training.callback_support import check_callbacks, listed
 from stratagem.keras.training.dataset_adapter import adapted, is_dataset
 from stratagem.keras.training.observed_steps import observe_steps, restore_steps
@@ -174,14 +174,15 @@ def entering_scope(original: Callable[..., Any]) -> Any:
             bound.arguments["callbacks"] = [*callbacks, *strategy.fit_callbacks()]
             args, kwargs = bound.args[1:], bound.kwargs
         strategy.executor.settle()  # Steps of earlier calls must not count here.
-        previous = logs_wanted.value
+        previous = logs_wanted.value, logs_wanted.is_current
         if name != "predict":
-            logs_wanted.value = wanted
+            acting = map(acts_on_batches, listed(bound.arguments.get("callbacks")))
+            logs_wanted.value, logs_wanted.is_current = wanted, any(acting)
         try:
             with strategy.scope():
                 return original(self, *args, **kwargs)
         finally:
-            logs_wanted.value = previous
+            logs_wanted.value, logs_wanted.is_current = previous
 
     return filters_traceback(entered)
 

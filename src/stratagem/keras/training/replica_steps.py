@@ -21,6 +21,7 @@ from stratagem.keras.numerics.step_mode import (
     example_fraction,
     lockstep_context,
     record_loss,
+    shares_batches,
     step_mode,
 )
 from stratagem.keras.numerics.step_terms import (
@@ -31,12 +32,14 @@ from stratagem.keras.numerics.step_terms import (
 )
 from stratagem.keras.private import (
     flatten_layers,
+    fresh_masks,
     loss_tracker,
     output_loss_trackers,
     takes_training,
     total_loss,
     unpack_x_y_sample_weight,
 )
+from stratagem.variables import is_remote
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
@@ -54,7 +57,9 @@ class ReplicaSteps:
     def __init__(self, model: keras.Model) -> None:
         self._model = model
         self._terms: dict[str, StepTerms] = {}
-        self.names_of_results: frozenset[str] = frozenset()
+        # For each array in the logs of the last step: its metric, and its place in the result; or
+        # None if it is no result.
+        self.sources_of_logs: list[tuple[keras.metrics.Metric, int] | None] = []
 
     @property
     def model(self) -> keras.Model:
@@ -75,8 +80,10 @@ class ReplicaSteps:
         mode = StepMode.MEAN if self._overrides(step, "compute_loss") else StepMode.SHARE
         trackers = output_loss_trackers(self._model)
         weights = contextlib.nullcontext() if trains_apart else on_global_model()
-        counted = step_mode(mode, trackers, trains=trains, trains_apart=trains_apart)
-        with weights, counted, _regularizers_of_true_rows(self._model):
+        remote = None if context is None else context.strategy.placement.remote
+        shares = remote is not None and remote.shares_batches and trains
+        counted = step_mode(mode, trackers, trains_apart=trains_apart, shares_batches=shares)
+        with fresh_masks(), weights, counted, _regularizers_of_true_rows(self._model):
             yield
 
     def train(self, data: object) -> Any:
@@ -101,8 +108,9 @@ class ReplicaSteps:
         """Returns which numbers of a step of one's own are sums over rows; None for Keras's own."""
         context = get_replica_context()
         assert context is not None
-        several = context.num_replicas_in_sync > 1 and context.strategy.islands is None
-        if current_mode() is not StepMode.MEAN or not several or not context.batch.size:
+        has_part = context.num_replicas_in_sync > 1 or shares_batches()
+        has_part = has_part and context.strategy.islands is None
+        if current_mode() is not StepMode.MEAN or not has_part or not context.batch.size:
             return None
         # The assignments of a layer that is built in the analysis would be lost.
         is_built = all(layer.built for layer in flatten_layers(self._model))
@@ -205,12 +213,18 @@ class ReplicaSteps:
         """Averages logs over replicas, except metric results, which are already global."""
         context = get_replica_context()
         assert context is not None
-        is_result = lambda leaf: results.get(id(leaf)) is leaf  # noqa: E731
-        self.names_of_results = frozenset(
-            name for name, value in logs.items() if all(map(is_result, jax.tree.leaves(value)))
-        )
         leaves, structure = jax.tree.flatten(dict(logs))
-        own = [leaf for leaf in leaves if isinstance(leaf, jax.Array) and not is_result(leaf)]
+        found = [results.get(id(leaf)) for leaf in leaves]
+        sources = [
+            one and (one[1], one[2]) if one and one[0] is leaf else None
+            for one, leaf in zip(found, leaves, strict=True)
+        ]
+        self.sources_of_logs = sources
+        own = [
+            leaf
+            for leaf, source in zip(leaves, sources, strict=True)
+            if isinstance(leaf, jax.Array) and source is None
+        ]
         floats = [
             leaf if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf.astype("float32")
             for leaf in own
@@ -243,7 +257,11 @@ def _trainable_as_before(model: keras.Model) -> Generator[None]:
     scope = current_scope()
     assert scope is not None
     for variable, value in zip(variables, before, strict=True):
-        if id(variable) in scope.writes:
+        if id(variable) not in scope.writes:
+            continue
+        if is_remote(variable):  # a value that is written would replace the servers' update
+            scope.withdraw(variable)
+        else:
             scope.add_update((variable, value))
 
 

@@ -41,9 +41,13 @@ __all__ = ["HostBatches", "PredictFunction", "StepFunction", "TrainOrTestFunctio
 
 
 class _LogsWanted(threading.local):
-    """True in a thread that needs the logs of single batches."""
+    """True in a thread that needs the logs of single batches.
+
+    `is_current` is True if callbacks act on batches: what they see and set is that of one device.
+    """
 
     value = True
+    is_current = False
 
 
 logs_wanted = _LogsWanted()
@@ -305,9 +309,9 @@ class TrainOrTestFunction(_GroupedStepFunction):
             self.events.report(self.metric_logs.current)
 
     def last_logs(self, results: list[tuple[list[HostBatch], Any]]) -> Any:
-        """Returns logs of the last step and names of metric results; None for Keras's steps."""
+        """Returns logs of the last step and their sources; None for Keras's steps."""
         logs = _last_logs(*results[-1])
-        return None if logs is None else (logs, self._steps.names_of_results)
+        return None if logs is None else (logs, self._steps.sources_of_logs)
 
 
 class PredictFunction(_GroupedStepFunction):

@@ -41,7 +41,7 @@ class _Annotations(threading.local):
     is_worker_local = False
 
 
-_annotations = _Annotations()
+_annotations: _Annotations = _Annotations()
 
 
 @contextlib.contextmanager

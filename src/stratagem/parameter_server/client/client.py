@@ -225,6 +225,7 @@ class ServerClient(ServerRequests):
         pull: Sequence[str] = (),
         optimizers: Mapping[str, str] | None = None,
         scalars: Mapping[str, float] | None = None,
+        assigned: Mapping[str, tuple[np.ndarray, int]] | None = None,
     ) -> Pushed:
         """Sends gradients; returns once the servers have applied or discarded them.
 
@@ -242,11 +243,18 @@ class ServerClient(ServerRequests):
             optimizers: optimizer that applies the gradient, by name of the variable; default "".
             scalars: optimizer scalars to set before the update, by `stored_name`; empty if the
                 servers count steps themselves.
+            assigned: values to set variables or slots to before the update, by name, with a sign as
+                in `assign`.
 
         Raises:
             IndexError: an id is out of range.
         """
         pushes = self._gradients(whole, rows or {}, optimizers or {})
+        for name, (value, sign) in (assigned or {}).items():
+            placement, slot = self.known.find(name)
+            for shard, part in enumerate(placement.parts(np.asarray(value))):
+                full_name = shard_name(placement, shard) + slot
+                pushes[placement.servers[shard]].assign(full_name, part, sign)
         wanted = self._wanted(pull)
         fields = {**self._update(), "worker": self._client_name, "scalars": dict(scalars or {})}
         messages = {
@@ -255,15 +263,34 @@ class ServerClient(ServerRequests):
         for server, parts in pushes.items():
             seen = self._seen.of(server, parts.variables)
             messages[server] = parts.message(**fields, **seen, pull=wanted.names(server))
-        with self.rows.pushing(rows or {}):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.rows.pushing(rows or {}))
+            for name in assigned or {}:
+                stack.enter_context(self.rows.writing(self.known.find(name)[0].name))
             answers = self._rules.asked(messages, lambda some: self._ask(some, wanted.variables))
         num_discarded = sum(not answers[server].fields["is_used"] for server in pushes)
+        for server in pushes:
+            if answers[server].fields["is_used"]:
+                self._seen.note_own_update(server)
         return Pushed(
             num_discarded < max(1, len(pushes)),
             num_discarded,
             min((answer.fields["version"] for answer in answers.values()), default=0),
             wanted.joined({server: answer.arrays for server, answer in answers.items()}),
         )
+
+    def sum_over_workers(self, name: str, value: np.ndarray, place: int) -> np.ndarray:
+        """Returns the sum of the values of all workers of the next synchronous update.
+
+        `name` is a variable of that update, and `place` tells several sums before it apart. Late
+        workers, whose gradients will be discarded, get their own values.
+        """
+        placement = self.known[name]
+        server = placement.servers[0]
+        seen = self._seen.of(server, [placement.versioned_name])
+        fields = {**seen, "worker": self._client_name, "place": place}
+        answers = self._ask({server: Message("sum", fields, [value])})
+        return answers[server].arrays[0]
 
     def _gradients(
         self,

@@ -49,9 +49,10 @@ class LocalSteps(RemoteSteps):
         trace: Trace,
         ids_of: Callable[[], list[Any]],
         call: Callable[[list[Any]], list[Any]],
+        early: Callable[[int, int, list[Any]], list[Any]],
     ) -> None:
         """Runs one step, and synchronizes if it is the last one of a round."""
-        super().run(trace, ids_of, call)
+        super().run(trace, ids_of, call, early)
         if _trains(trace):
             self._own.end_step()
 
@@ -81,11 +82,13 @@ class LocalSteps(RemoteSteps):
             for name, gradient in batch.whole.items()
             if not self.variables.client.placement_of(name).has_rows
         }
+        self._own.assign(batch.assigned)
         self._own.update(own, batch.optimizers)
         optimizers = {name: one for name, one in batch.optimizers.items() if name not in own}
         if optimizers:
             whole = {name: one for name, one in batch.whole.items() if name not in own}
-            super()._push_some(dataclasses.replace(batch, whole=whole, optimizers=optimizers), [])
+            others = dataclasses.replace(batch, whole=whole, optimizers=optimizers, assigned={})
+            super()._push_some(others, [])
         return Pushed(is_used=True, num_discarded=0, version=0, values={})
 
     def _change(

@@ -114,6 +114,11 @@ class LocalTraining:
         """Returns an optimizer's scalar by its stored name; None if it is not here."""
         return self._store.scalars.get(name)
 
+    def assign(self, values: Mapping[str, tuple[np.ndarray, int]]) -> None:
+        """Sets variables and slots by name; with sign 1, adds to them."""
+        for name, (value, sign) in values.items():
+            self._store.assign(name, value, sign=sign)
+
     def update(self, gradients: Mapping[str, np.ndarray], optimizers: Mapping[str, str]) -> None:
         """Applies gradients, by name of the variable, with the optimizers of a step."""
         if not gradients:

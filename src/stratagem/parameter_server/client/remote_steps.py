@@ -11,12 +11,22 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from stratagem.execution import Ids, Trace, rows_of_table
+from stratagem.execution import (
+    BatchShare,
+    Ids,
+    Summand,
+    Trace,
+    UpdatedValue,
+    WholeInput,
+    rows_of_table,
+)
 from stratagem.parameter_server.client.distinct_rows import DistinctKeys
 from stratagem.parameter_server.client.local_training import LocalTraining
 from stratagem.parameter_server.client.lost_updates import LostUpdates
 from stratagem.parameter_server.client.remote_values import (
+    Assigned,
     Gradient,
+    IsFinite,
     OptimizerScalar,
     RemoteVariable,
     RowGradient,
@@ -43,7 +53,7 @@ _FRESH_S = 0.05
 
 @dataclasses.dataclass
 class Gradients:
-    """Gradients of one push: at most one per variable."""
+    """Gradients of one push, at most one per variable, and values `assigned` before, with signs."""
 
     whole: dict[str, np.ndarray] = dataclasses.field(default_factory=dict[str, np.ndarray])
     rows: dict[str, tuple[Any, np.ndarray]] = dataclasses.field(
@@ -51,6 +61,9 @@ class Gradients:
     )
     scalars: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
     optimizers: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
+    assigned: dict[str, tuple[np.ndarray, int]] = dataclasses.field(
+        default_factory=dict[str, tuple[np.ndarray, int]]
+    )
 
 
 class RemoteSteps:
@@ -64,10 +77,12 @@ class RemoteSteps:
 
     `keras` is the variables' `RemoteKeras`. `lost_updates` checks for lost updates after each step;
     None if another object does. `gradient_weight` is the step's fraction of a batch that workers
-    share. `counts_from_zero` is True in a worker whose metrics a coordinator adds up.
+    share, if this one `shares_batches`. `counts_from_zero` is True in a worker whose metrics a
+    coordinator adds up.
     """
 
     gradient_weight = 1.0
+    shares_batches = False
     counts_from_zero = False
     lost_updates: LostUpdates | None = None
     local: LocalTraining | None = None
@@ -99,12 +114,12 @@ class RemoteSteps:
     def holds(self, trace: Trace) -> bool:
         """Returns True if a step reads or changes remote variables."""
         tables = (one.table for one in trace.lookups)
-        is_sending = any(not isinstance(what, Ids) for what in trace.sent)
+        is_sending = any(not isinstance(what, Ids | Summand) for what in trace.sent)
         return is_sending or any(map(is_remote, (*trace.read_only, *trace.written, *tables)))
 
     def updates_after_step(self, variable: keras.Variable, sent: Sequence[Any]) -> bool:
         """Returns True if servers update the variable from the step's gradients."""
-        return is_remote(variable) and any(not isinstance(what, Ids) for what in sent)
+        return is_remote(variable) and any(not isinstance(what, Ids | Summand) for what in sent)
 
     def send(self, sent: Sequence[tuple[Any, Any]]) -> None:
         """Pushes the gradients of an eager step."""
@@ -120,13 +135,16 @@ class RemoteSteps:
         trace: Trace,
         ids_of: Callable[[], list[Any]],
         call: Callable[[list[Any]], list[Any]],
+        early: Callable[[int, int, list[Any]], list[Any]],
     ) -> None:
         """Runs one step."""
         own = [one for one in trace.written if not is_remote(one)]
+        num_used = 0  # of the sent values; a rerun sends only the later ones
         while True:
             # A rerun must not count twice, and the program donates these arrays.
             previous = [np.array(one.storage) for one in own] if self._repeats_stale else []
-            if self._run_once(trace, ids_of, call) or not self._repeats_stale:
+            num_used, is_used = self._run_once(trace, ids_of, call, early, num_used)
+            if is_used or not self._repeats_stale:
                 break
             self.variables.client.rows.drop_cached()
             for variable, value in zip(own, previous, strict=True):
@@ -139,28 +157,128 @@ class RemoteSteps:
         trace: Trace,
         ids_of: Callable[[], list[Any]],
         call: Callable[[list[Any]], list[Any]],
-    ) -> bool:
-        """Runs the step; returns True if its gradients were used."""
-        variables = [one for one in (*trace.read_only, *trace.written) if is_remote(one)]
+        early: Callable[[int, int, list[Any]], list[Any]],
+        num_used: int,
+    ) -> tuple[int, bool]:
+        """Runs the step, of which the servers have used `num_used` sent values.
+
+        Returns the new number, and True if all of its gradients were used.
+        """
+        updated = [one.table for one in trace.lookups if isinstance(one, UpdatedValue)]
+        remote = [one for one in (*trace.read_only, *trace.written, *updated) if is_remote(one)]
+        variables = [*{id(one): one for one in remote}.values()]
         # Only training may begin with values from a moment ago.
-        is_training = any(not isinstance(what, Ids) for what in trace.sent)
-        before = self._pull(variables, may_be_brought=is_training)
-        with self._values(variables, before):
-            ids = ids_of() if trace.lookups else []
-            rows = self._pull_rows(trace, ids, may_be_cached=is_training)
-            sent = call(rows)
-            after = {id(one): one.whole_held() for one in trace.written if is_remote(one)}
+        is_training = any(not isinstance(what, Ids | Summand) for what in trace.sent)
+        before = self._pull(variables, may_be_brought=is_training and not num_used)
         # A table that is read whole is too large to return with every push.
         names = [
             name_of(one) for one in variables if isinstance(one.place, Stored) and not one.has_rows
         ]
+        with self._values(variables, before):
+            ids = ids_of() if trace.lookups else []
+            rows = self._pull_rows(trace, ids, before, may_be_cached=is_training)
+            for stage in trace.stages:
+                if stage <= num_used:
+                    continue
+                sent = trace.sent[num_used:stage]
+                arrays = self._arrays(early(num_used, stage, _flat(rows)))
+                if not self._push(sent, arrays, names) and self._repeats_stale:
+                    return num_used, False
+                for place, total in self._sums(trace, sent, arrays, num_used).items():
+                    rows[place] = self._on_replicas(total)
+                num_used = stage
+                self._renew(trace, ids, rows, before, stage)
+            sent = call(_flat(rows))
+            after = {id(one): one.whole_held() for one in trace.written if is_remote(one)}
+        last = trace.after_sending(num_used).sent if num_used else trace.sent
+        shared = self._shared_writes(trace, last, before, after)
+        if not self._push(last, self._arrays(sent), names, shared):
+            return num_used, False
+        written = [one for one in variables if id(one) in after]
+        rest = [one for one in written if getattr(one.place, "name", None) not in shared]
+        self._change(trace, rest, before, after)
+        return num_used, True
+
+    def _shared_writes(
+        self,
+        trace: Trace,
+        sent: Sequence[Any],
+        before: Mapping[int, Any],
+        after: Mapping[int, Any],
+    ) -> dict[str, tuple[np.ndarray, int]]:
+        """Returns by name what workers that share a batch set together, with the gradients `sent`.
+
+        The servers set the mean over workers: of averages such as those of batch normalization, by
+        examples; of all else, which is the same on all workers. Sums over replicas are not among
+        them.
+        """
+        if not self.shares_batches or not any(map(_is_gradient, sent)):
+            return {}
+        trained = {id(one) for one in _trained(trace)}
+        mode, writes = self.variables.mode, dict[str, tuple[np.ndarray, int]]()
+        for variable in filter(is_remote, trace.written):
+            is_stored = isinstance(variable.place, Stored) and not variable.has_rows
+            if not is_stored or id(variable) in trained or variable.aggregation == "sum":
+                continue
+            new, old = np.asarray(after[id(variable)]), np.asarray(before[id(variable)])
+            if variable.aggregation == "mean" and new.dtype.kind not in "iub":
+                share = self.gradient_weight * mode.num_needed
+                new = (old + (new - old) * np.asarray(share, new.dtype)).astype(new.dtype)
+            writes[name_of(variable)] = new, 0
+        return writes
+
+    def _sums(
+        self, trace: Trace, sent: Sequence[Any], arrays: Sequence[np.ndarray], first: int
+    ) -> dict[int, np.ndarray]:
+        """Returns the sums over workers that a stage asks for, by place of the lookup.
+
+        `first` tells this stage of the step from others.
+        """
+        own = {
+            what.lookup: array
+            for what, array in zip(sent, arrays, strict=True)
+            if isinstance(what, Summand)
+        }
+        trained = _trained(trace)
+        if not own or not trained or self.variables.mode.num_needed < 2:
+            return own
+        joined = np.concatenate([array.ravel() for array in own.values()])
+        dense = [one for one in trained if not one.has_rows]
+        total = self.variables.client.sum_over_workers(
+            name_of((dense or trained)[0]), joined * bool(self.gradient_weight), first
+        )
+        ends = np.cumsum([array.size for array in own.values()])[:-1]
+        parts = zip(own.items(), np.split(total, ends), strict=True)
+        return {place: part.reshape(array.shape) for (place, array), part in parts}
+
+    def _renew(
+        self,
+        trace: Trace,
+        ids: list[Any],
+        rows: list[list[Any]],
+        before: dict[int, Any],
+        stage: int,
+    ) -> None:
+        """Fetches what the step reads of the servers' updates from its first `stage` values."""
+        places = [place for place, one in enumerate(trace.lookups) if one.after == stage]
+        values = [place for place in places if isinstance(trace.lookups[place], UpdatedValue)]
+        before |= self._pull([trace.lookups[place].table for place in values], may_be_brought=True)
+        if any(not isinstance(trace.lookups[place], WholeInput) for place in places):
+            again = self._pull_rows(trace, ids, before, may_be_cached=False)
+            for place in places:
+                if not isinstance(trace.lookups[place], WholeInput):
+                    rows[place] = again[place]
+        for place in values:
+            rows[place] = self._on_replicas(before[id(trace.lookups[place].table)])
+
+    def _on_replicas(self, value: Any) -> list[Any]:
+        """Returns a value as the input of each replica."""
+        value, count = np.asarray(value), self._num_replicas
+        return [np.broadcast_to(value, (count, *value.shape)) if count > 1 else value]
+
+    def _arrays(self, sent: Sequence[Any]) -> list[np.ndarray]:
         arrays = [np.asarray(value) for value in sent]
-        if self._num_replicas > 1:  # equal on all replicas
-            arrays = [array[0] for array in arrays]
-        if not self._push(trace.sent, arrays, names):
-            return False
-        self._change(trace, [one for one in variables if id(one) in after], before, after)
-        return True
+        return [array[0] for array in arrays] if self._num_replicas > 1 else arrays  # all equal
 
     def _pull(self, variables: Sequence[RemoteVariable], *, may_be_brought: bool) -> dict[int, Any]:
         """Returns the values of variables, by identity."""
@@ -187,8 +305,13 @@ class RemoteSteps:
             if id(one) not in found
         }
 
-    def _pull_rows(self, trace: Trace, ids: list[Any], *, may_be_cached: bool) -> list[Any]:
-        """Returns the inputs of all lookups; those of remote tables come with one request."""
+    def _pull_rows(
+        self, trace: Trace, ids: list[Any], values: Mapping[int, Any], *, may_be_cached: bool
+    ) -> list[list[Any]]:
+        """Returns the inputs of each lookup; those of remote tables come with one request.
+
+        `values` has those of variables that the step reads again, by identity.
+        """
         client = self.variables.client
         client.rows.begin_step()
         inputs: list[list[Any]] = []
@@ -196,7 +319,13 @@ class RemoteSteps:
         keys: dict[str, list[tuple[int, np.ndarray]]] = defaultdict(list)
         for place, (lookup, own_ids) in enumerate(zip(trace.lookups, ids, strict=True)):
             inputs.append([])
-            if not is_remote(lookup.table):
+            if isinstance(lookup, UpdatedValue):
+                inputs[place] = self._on_replicas(values[id(lookup.table)])
+            elif isinstance(lookup, BatchShare):
+                inputs[place] = self._on_replicas(np.float32(self.gradient_weight))
+            elif isinstance(lookup, WholeInput):  # a sum that is not known yet
+                inputs[place] = lookup.zeros(self._num_replicas)
+            elif not is_remote(lookup.table):
                 topology = lookup.table.distribute_strategy.topology
                 inputs[place] = [rows_of_table(lookup, own_ids, topology)]
             elif own_ids is None:  # a lookup with no dependents
@@ -223,7 +352,7 @@ class RemoteSteps:
         for (name, step_keys), rows in zip(self._keys.items(), found[len(wanted) :], strict=True):
             for (place, _), places in zip(keys[name], step_keys.places, strict=True):
                 inputs[place] = [step_keys.rows(rows, places), places]
-        return [one for own in inputs for one in own]
+        return inputs
 
     def rows_of_keys(
         self, table: RemoteVariable, pairs: np.ndarray, *, is_trained: bool
@@ -246,34 +375,30 @@ class RemoteSteps:
         return cast("KeyLayout", self.variables.client.placement_of(name)).skips_zero
 
     def _push(
-        self, sent: Sequence[Any], arrays: Sequence[np.ndarray], names: Sequence[str]
+        self,
+        sent: Sequence[Any],
+        arrays: Sequence[np.ndarray],
+        names: Sequence[str],
+        assigned: Mapping[str, tuple[np.ndarray, int]] | None = None,
     ) -> bool:
-        """Pushes gradients, one update per variable at a time; returns True if all were used."""
-        batch, ids = Gradients(), dict[str, np.ndarray]()
+        """Pushes gradients, one update per variable at a time; returns True if all were used.
+
+        The first update also sets what is `assigned`.
+        """
+        batch, ids = Gradients(assigned=dict(assigned or {})), dict[str, np.ndarray]()
         are_used = True
-        for what, array in zip(sent, arrays, strict=True):
-            if isinstance(what, Ids):
-                continue
-            if isinstance(what, OptimizerScalar):
-                if what.name in batch.scalars and batch.optimizers:  # a second call
-                    are_used &= self._push_some(batch, []).is_used
-                    batch = Gradients()
-                batch.scalars[what.name] = array.item()
-                continue
-            array = self._weighted(what, array)
-            is_whole = isinstance(what, Gradient)
-            name = name_of(what.variable if is_whole else what.table)
-            if not is_whole and what.is_ids:
-                ids[name] = array
-                continue
-            if name in batch.optimizers:  # a second optimizer, or a second call
+        for what, array in self._usable(sent, arrays):
+            if batch.optimizers and _is_of_another_call(what, batch):
                 are_used &= self._push_some(batch, []).is_used
-                batch = Gradients(scalars=batch.scalars)
-            batch.optimizers[name] = what.optimizer
-            if is_whole:
-                batch.whole[name] = array
+                batch = Gradients(scalars=batch.scalars if _is_gradient(what) else {})
+            if isinstance(what, OptimizerScalar):
+                batch.scalars[what.name] = array.item()
+            elif isinstance(what, Assigned) and isinstance(what.variable.place, Scalar):
+                batch.scalars[name_of(what.variable)] = array.item()
+            elif isinstance(what, Assigned):
+                batch.assigned[name_of(what.variable)] = array, int(what.is_added)
             else:
-                batch.rows[name] = self._row_gradients(name, ids[name], array)
+                self._add_gradient(batch, ids, what, self._weighted(what, array))
         if batch.optimizers:
             pushed = self._push_some(batch, names)
             are_used &= pushed.is_used
@@ -281,6 +406,39 @@ class RemoteSteps:
                 self._loaded, self._brought_s = pushed.values, time.monotonic()
                 self._brought_writes = self.variables.num_writes
         return are_used
+
+    def _usable(
+        self, sent: Sequence[Any], arrays: Sequence[np.ndarray]
+    ) -> Generator[tuple[Any, np.ndarray]]:
+        """Yields what servers use, without gradients that are not finite for a loss scale."""
+        skipped = set[str]()
+        for what, array in zip(sent, arrays, strict=True):
+            if isinstance(what, Ids | Summand):
+                continue
+            if isinstance(what, IsFinite):
+                (skipped.discard if array else skipped.add)(what.optimizer)
+            elif isinstance(what, OptimizerScalar) or what.optimizer not in skipped:
+                yield what, array
+            elif isinstance(what, Assigned):  # without an update
+                self.variables.assign(what.variable, array, sign=int(what.is_added))
+
+    def _add_gradient(
+        self,
+        batch: Gradients,
+        ids: dict[str, np.ndarray],
+        what: Gradient | RowGradient,
+        array: np.ndarray,
+    ) -> None:
+        if isinstance(what, Gradient):
+            name = name_of(what.variable)
+            batch.whole[name] = array
+        elif what.is_ids:
+            ids[name_of(what.table)] = array
+            return
+        else:
+            name = name_of(what.table)
+            batch.rows[name] = self._row_gradients(name, ids[name], array)
+        batch.optimizers[name] = what.optimizer
 
     def _row_gradients(
         self, name: str, ids: np.ndarray, rows: np.ndarray
@@ -302,6 +460,7 @@ class RemoteSteps:
             pull=names,
             optimizers=batch.optimizers,
             scalars=batch.scalars,
+            assigned=batch.assigned,
         )
 
     def _change(
@@ -314,10 +473,12 @@ class RemoteSteps:
         """Sends the step's own writes, as differences or as new values."""
         if variables:
             self.forget()
+        # Synchronous workers write the same to weights that they have just updated together.
+        trained = {id(one) for one in _trained(trace)} if self.is_synchronous else set[int]()
         for variable in variables:
             new = after[id(variable)]
             is_added_to = variable.is_added_to or id(variable) in trace.added_to
-            if is_added_to and not self._is_alone:
+            if is_added_to and not self._is_alone and id(variable) not in trained:
                 self.variables.assign(variable, new - before[id(variable)], sign=1)
             else:
                 self.variables.assign(variable, new)
@@ -336,3 +497,26 @@ class RemoteSteps:
             self.variables.is_in_step = False
             for variable in variables:
                 variable.held = None
+
+
+def _flat(inputs: Sequence[list[Any]]) -> list[Any]:
+    return [one for own in inputs for one in own]
+
+
+def _is_of_another_call(what: Any, batch: Gradients) -> bool:
+    """Returns True for a second optimizer of a variable, or a second call of one."""
+    if isinstance(what, OptimizerScalar):
+        return what.name in batch.scalars
+    if isinstance(what, Assigned):
+        return True
+    return name_of(what.variable if isinstance(what, Gradient) else what.table) in batch.optimizers
+
+
+def _is_gradient(what: object) -> bool:
+    return isinstance(what, Gradient | RowGradient)
+
+
+def _trained(trace: Trace) -> list[Any]:
+    """Returns the variables whose gradients a step sends."""
+    gradients = [what for what in trace.sent if _is_gradient(what)]
+    return [what.variable if isinstance(what, Gradient) else what.table for what in gradients]

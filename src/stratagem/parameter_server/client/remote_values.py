@@ -8,7 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 
 __all__ = [
+    "Assigned",
     "Gradient",
+    "IsFinite",
     "OptimizerScalar",
     "RemoteVariable",
     "RowGradient",
@@ -56,6 +58,22 @@ class RowGradient:
     table: Any
     is_ids: bool
     optimizer: str = ""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Assigned:
+    """Value that a step sets a variable to before gradients for `optimizer`; or a difference."""
+
+    variable: Any
+    optimizer: str
+    is_added: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class IsFinite:
+    """False if the gradients for `optimizer` that follow must not be used."""
+
+    optimizer: str
 
 
 @dataclasses.dataclass(frozen=True)

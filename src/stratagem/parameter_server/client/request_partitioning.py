@@ -84,6 +84,11 @@ class GradientParts:
         self._whole: dict[str, np.ndarray] = {}
         self._rows: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self._optimizers: dict[str, str] = {}
+        self._assigned: dict[str, tuple[np.ndarray, int]] = {}
+
+    def assign(self, name: str, value: np.ndarray, sign: int) -> None:
+        """Adds the value of a shard, or of its slot, to set before the update."""
+        self._assigned[name] = value, sign
 
     def add(self, placement: ShardLayout, shard: int, optimizer: str, gradient: np.ndarray) -> None:
         """Adds the gradient of a shard."""
@@ -112,7 +117,10 @@ class GradientParts:
         all_fields = {**fields, "whole": list(self._whole), "rows": list(self._rows)}
         all_fields["optimizers"] = self._optimizers
         of_rows = [array for pair in self._rows.values() for array in pair]
-        return Message("push", all_fields, [*self._whole.values(), *of_rows])
+        if self._assigned:
+            all_fields["assigned"] = {name: sign for name, (_, sign) in self._assigned.items()}
+        assigned = [value for value, _ in self._assigned.values()]
+        return Message("push", all_fields, [*self._whole.values(), *of_rows, *assigned])
 
 
 def creation_messages(

@@ -74,9 +74,14 @@ class VariableClient:
         self.is_in_step = False
         self.named: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
+    @property
+    def creates_variables(self) -> bool:
+        """True unless this process is a worker of a coordinator."""
+        return self._placer is not None
+
     def require_coordinator(self, path: str) -> None:
         """Raises a VariableOnWorkerError for the variable at `path` if this process is a worker."""
-        if self._placer is None:
+        if not self.creates_variables:
             raise VariableOnWorkerError(
                 explain(
                     f"Variable {path!r} was created in a function on a worker.",
@@ -169,12 +174,15 @@ class VariableClient:
         optimizers: Mapping[str, str],
         pull: Sequence[str],
         scalars: Mapping[str, float] | None = None,
+        assigned: Mapping[str, tuple[np.ndarray, int]] | None = None,
     ) -> Pushed:
         """Sends gradients; see `ServerClient.push`.
 
         `optimizers` has an entry for each variable with a gradient.
         """
-        pushed = self.client.push(*gradients, pull=pull, optimizers=optimizers, scalars=scalars)
+        pushed = self.client.push(
+            *gradients, pull=pull, optimizers=optimizers, scalars=scalars, assigned=assigned
+        )
         if self._cached is not None:
             self._cached.note_pushed(optimizers, pushed.values)
         return pushed

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Generator, Iterator, Sequence
+import warnings
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -26,6 +27,7 @@ from stratagem.keras.training.step_functions import (
 from stratagem.messages import explain
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
 from stratagem.parameter_server.coordinator.remote_value import RemoteValue, RemoteValueStatus
+from stratagem.parameter_server.keras.pickling import KERAS_PACKING
 from stratagem.parameter_server.keras.worker_batches import BatchAssignment, WorkerBatches
 from stratagem.parameter_server.keras.worker_data import BatchAssigner
 
@@ -80,6 +82,9 @@ class _WorkerSteps:
         ends: Sequence[bool] | None,
     ) -> Any:
         logs = None
+        # Rounds of local updates are of a worker's own examples.
+        remote = strategy.placement.remote
+        remote.shares_batches = remote.variables.mode.rounds is None
         for place, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
             strategy.placement.remote.gradient_weight = weight
             if ends is not None:
@@ -107,7 +112,62 @@ class _WorkerSteps:
         iterator = HostBatches(batches, len(batches))
         if self._kind == "predict":
             return self._function((), iterator)[0]
-        return self._function.last_logs(self._function.run_next(iterator))
+        logs = self._function.last_logs(self._function.run_next(iterator))
+        if logs is None:
+            return None
+        numbers = {
+            id(variable): number
+            for number, variable in strategy.placement.remote.variables.collected.items()
+        }
+        return logs[0], [one and _source_of(one[0], one[1], numbers) for one in logs[1]]
+
+
+# A metric, as other processes know it: its class, and the numbers of its variables.
+_Metric = tuple[str, tuple[int, ...]]
+
+
+def _source_of(
+    metric: keras.metrics.Metric, place: int, numbers: Mapping[int, int]
+) -> tuple[_Metric, int] | None:
+    """Returns a metric with numbers, and a place in its result; None if only this worker has it."""
+    own = tuple(numbers[id(one)] for one in metric.variables if id(one) in numbers)
+    if own:
+        return (type(metric).__qualname__, own), place
+    if metric.variables:
+        warnings.warn(
+            explain(
+                f"The metric {metric.name!r} was created in a step on a worker.",
+                expected="metrics that the coordinator has, too: this one counts the batches of "
+                "this worker alone.",
+                fix="create it in `__init__` of the model, or before `fit`.",
+            ),
+            UserWarning,
+            stacklevel=2,
+        )
+    return None
+
+
+class _MeanLogs:
+    """Logs of a custom step that several workers computed of parts of a batch."""
+
+    def __init__(self, values: list[RemoteValue], weights: Sequence[float]) -> None:
+        self._values = values
+        self._weights = weights
+
+    def fetch(self) -> Any:
+        """Waits for the logs and returns their mean by examples, and their sources."""
+        parts = [value.fetch() for value in self._values]
+        if parts[0] is None:
+            return None
+        logs = [own for own, _ in parts]
+
+        def mean(*leaves: Any) -> Any:
+            if not isinstance(leaves[0], np.ndarray | np.generic):
+                return leaves[-1]
+            pairs = zip(leaves, self._weights, strict=True)
+            return sum(leaf * np.asarray(weight, leaf.dtype) for leaf, weight in pairs if weight)
+
+        return jax.tree.map(mean, *logs), parts[0][1]
 
 
 class _JoinedOutputs:
@@ -140,7 +200,9 @@ class _BatchScheduler(StepFunction):
         self._kind = kind
         self._step = _WorkerSteps(model, kind)
         self._variable_client = strategy.placement.remote.variables
-        self._shares = kind == "train" and strategy.placement.remote.is_synchronous
+        is_synchronous = strategy.placement.remote.is_synchronous
+        self._shares = kind == "train" and is_synchronous
+        self._is_in_order = is_synchronous or self._coordinator.num_workers == 1
         self._groups: collections.deque[Any] = collections.deque()
         self._outstanding: dict[int, collections.deque[RemoteValue]] = collections.defaultdict(
             collections.deque
@@ -204,6 +266,9 @@ class _BatchScheduler(StepFunction):
             )
             self._outstanding[assignment.worker].append(value)
             values.append(value)
+        weights = [assignment.weights[-1] for assignment in assignments if assignment.weights]
+        if weights:
+            return _MeanLogs(values, weights)
         return values[-1] if len(values) == 1 or self._kind != "predict" else _JoinedOutputs(values)
 
     def _load_of(self, worker: int) -> int:
@@ -232,7 +297,7 @@ class _BatchScheduler(StepFunction):
             )
             for own in range(num_needed)
         ]
-        self._groups.append(values[-1])
+        self._groups.append(_MeanLogs(values, [part[1] for part in shared[-1]]))
 
     def _ends(self, num_steps: int) -> list[bool] | None:
         """Returns after which of the next steps a round of local updates ends; None without them.
@@ -259,17 +324,23 @@ class RemoteTrainOrTestFunction(_BatchScheduler):
         super().__init__(model, strategy, "train" if training else "test")
         self._num_states = 4 if training else 3
         self.metric_logs = MetricLogs(model, strategy, before=self._settle)
-        self._own_logs: tuple[dict[str, Any], frozenset[str]] | None = None
+        self._own_logs: tuple[dict[str, Any], list[tuple[_Metric, int] | None]] | None = None
+        self._results = _ResultsOfMetrics(model)
+        self._result_logs = MetricLogs(self._results, strategy)
         self._last_logs: dict[str, Any] = {}
+        self._is_settled = True
 
     def __call__(self, state: object, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Schedules a group of steps; returns the logs of the groups that have ended."""
         self.begin(iterator)
+        self._is_settled = False
         with self.raised_once():
             self.schedule_next(iterator)
             while len(self._groups) > self.num_in_flight:
                 self._own_logs = self._groups.popleft().fetch()
-        if not isinstance(iterator, HostBatches):  # a single batch, whose logs are needed now
+        is_single = not isinstance(iterator, HostBatches)  # a single batch, with logs needed now
+        # Workers that take turns are ahead of the callbacks by a few batches.
+        if is_single or (self._is_in_order and logs_wanted.is_current):
             self._settle()
         logs = self.metric_logs.so_far() if logs_wanted.value else self.metric_logs.placeholder()
         self._last_logs = self._with_own(logs)
@@ -280,19 +351,63 @@ class RemoteTrainOrTestFunction(_BatchScheduler):
 
         Keras uses the last result of a custom step as the logs of the epoch.
         """
+        if self._is_settled:
+            return
         self._own_logs = self.finish() or self._own_logs
+        self._is_settled = True
         if self._own_logs:
             logs = self._with_own(self.metric_logs.so_far())
             self._last_logs.clear()
             self._last_logs.update(logs)
 
     def _with_own(self, logs: dict[str, Any]) -> dict[str, Any]:
-        """Returns the logs of a custom step, with metric results over all workers."""
+        """Returns the logs of a custom step, with metric results over all workers and steps."""
         if self._own_logs is None:
             return dict(logs)
-        own, results = self._own_logs
+        own, sources = self._own_logs
+        leaves, structure = jax.tree.flatten(own)
+        names = [source and self._results.name_of(*source) for source in sources]
+        results = self._result_logs.so_far() if any(names) else {}
+        return structure.unflatten(
+            results[name] if name else leaf for leaf, name in zip(leaves, names, strict=True)
+        )
+
+
+class _ResultsOfMetrics:
+    """Results of those of a model's metrics that the logs of its custom steps have."""
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        self._metrics: dict[_Metric, keras.metrics.Metric | None] = {}
+
+    @property
+    def metrics_variables(self) -> list[Any]:
+        """Variables of these metrics."""
+        return [variable for one in self._metrics.values() if one for variable in one.variables]
+
+    def name_of(self, key: _Metric, place: int) -> str | None:
+        """Returns the name of an array of a metric's result; None if the model has no such one."""
+        if key not in self._metrics:
+            self._metrics[key] = self._found(key)
+        return None if self._metrics[key] is None else f"{list(self._metrics).index(key)}/{place}"
+
+    def _found(self, key: _Metric) -> keras.metrics.Metric | None:
+        kind, numbers = key
+        own = {id(KERAS_PACKING.collected(number)) for number in numbers}
+        metrics = [*self._model.metrics]
+        for metric in metrics:  # those that others contain are added meanwhile
+            metrics += getattr(metric, "metrics", [])
+            if type(metric).__qualname__ == kind and own == set(map(id, metric.variables)):
+                return metric
+        return None
+
+    def get_metrics_result(self) -> dict[str, Any]:
+        """Returns the arrays of the results."""
         return {
-            name: logs.get(name, value) if name in results else value for name, value in own.items()
+            f"{number}/{place}": leaf
+            for number, metric in enumerate(self._metrics.values())
+            if metric is not None
+            for place, leaf in enumerate(jax.tree.leaves(metric.result()))
         }
 
 

@@ -22,6 +22,7 @@ from stratagem.parameter_server.keras.optimizer import (
     rows_that_are_there,
     scalars_of,
     send,
+    send_assigned,
 )
 from stratagem.parameter_server.server.updates import stored_name
 from stratagem.values import IndexedSlices, is_indexed_slices
@@ -115,7 +116,11 @@ def _send(
     name = name_on_servers(optimizer, pairs[0][1].variable_client)
     for own_name, scalar in scalars_of(optimizer).items():
         scope.send(OptimizerScalar(stored_name(name, own_name)), scalar.own_value())
+    variables = [variable for _, variable in pairs]
+    send_assigned(variables, optimizer, scope)
     for grad, variable in pairs:
         if is_indexed_slices(grad) and variable.has_rows:
             grad = rows_that_are_there(grad, variable)
         send(grad, variable, name, scope)
+    slots = [one for one in optimizer.variables if is_remote(one)]
+    scope.leave_to_servers([*variables, *slots])

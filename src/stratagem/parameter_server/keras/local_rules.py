@@ -13,7 +13,7 @@ from stratagem.parameter_server.server.outer_update import OuterUpdate, outer_na
 from stratagem.parameter_server.server.updates import stored_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import keras
 
@@ -62,12 +62,14 @@ def add_to_worker(
     optimizer: keras.optimizers.Optimizer,
     name: str,
     undecayed: Sequence[str],
+    constraints: Mapping[str, Any],
     local: LocalTraining,
 ) -> None:
     """Makes an optimizer, called `name` on the servers, train this worker's own weights.
 
-    `undecayed` are names of variables excluded from weight decay. Call before a step first runs,
-    with a built optimizer that the servers have. Tables stay with the servers.
+    `undecayed` are names of variables excluded from weight decay, and `constraints` are by name.
+    Call before a step first runs, with a built optimizer that the servers have. Tables stay with
+    the servers.
     """
     variables = [one for one in trainable_variables(optimizer) if not one.has_rows]
     if not variables:
@@ -84,4 +86,5 @@ def add_to_worker(
             for stored, value in client.scalars(server).items()
             if stored.startswith(prefix)
         }
-    local.add_optimizer(name, KerasUpdate(optimizer, undecayed, start), variables, server)
+    rule = KerasUpdate(optimizer, undecayed, start, constraints=constraints)
+    local.add_optimizer(name, rule, variables, server)

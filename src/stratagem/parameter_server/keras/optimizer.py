@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from stratagem.context import ReplicaContext
-from stratagem.execution import ReplicaScope, current_scope
+from stratagem.execution import ReplicaScope, Summand, SumOverWorkers, current_scope
 from stratagem.keras.private import (
     clip_gradients,
     decays,
@@ -22,7 +22,14 @@ from stratagem.keras.private import (
 )
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
-from stratagem.parameter_server.client.remote_values import Gradient, RowGradient, Scalar
+from stratagem.parameter_server.client.remote_values import (
+    Assigned,
+    Gradient,
+    IsFinite,
+    RowGradient,
+    Scalar,
+)
+from stratagem.parameter_server.client.variable_client import VariableOnWorkerError
 from stratagem.parameter_server.keras.keyed_variable import KeyedVariable, whole_gradient
 from stratagem.parameter_server.keras.local_rules import (
     add_to_worker,
@@ -55,6 +62,7 @@ __all__ = [
     "rows_that_are_there",
     "scalars_of",
     "send",
+    "send_assigned",
     "send_gradients",
     "share_name",
     "take_built",
@@ -103,6 +111,7 @@ def name_on_servers(optimizer: keras.optimizers.Optimizer, variable_client: Vari
 
     An optimizer created by a worker gets its name here.
     """
+    optimizer = updating(optimizer)
     name = vars(optimizer).get(_NAME)
     if name is None:
         name = variable_client.name_optimizer(optimizer)
@@ -123,7 +132,21 @@ def share_name(
 
 
 def note_built(optimizer: keras.optimizers.Optimizer, strategy: Strategy) -> None:
-    """Records that a step on this worker built an optimizer, so that the coordinator does too."""
+    """Records that a step on this worker built an optimizer, so that the coordinator does too.
+
+    Raises a VariableOnWorkerError for a LossScaleOptimizer, whose scale all workers share.
+    """
+    may_create = strategy.placement.remote.variables.creates_variables
+    if updating(optimizer) is not optimizer and not may_create:
+        raise VariableOnWorkerError(
+            explain(
+                f"{optimizer.name} was built in a function on a worker.",
+                expected="a LossScaleOptimizer that the coordinator has built: all workers share "
+                "its scale.",
+                fix="call optimizer.build(variables) before you schedule the function.",
+                code="SG608",
+            )
+        )
     _built.setdefault(strategy, []).append(optimizer)
 
 
@@ -140,6 +163,7 @@ def give_to_servers(optimizer: keras.optimizers.Optimizer) -> None:
     """
     trained = trainable_variables(optimizer)
     variables: list[Any] = [one for one in trained if is_remote(one)]
+    optimizer = updating(optimizer)
     if not variables or _is_with_servers(optimizer):
         return
     variable_client = variables[0].variable_client
@@ -157,7 +181,13 @@ def give_to_servers(optimizer: keras.optimizers.Optimizer) -> None:
     }
     own_name = name_on_servers(optimizer, variable_client)
     undecayed = _names_of_undecayed(optimizer, variables)
-    rule = KerasUpdate(optimizer, undecayed, start, is_told_scalars=sends_scalars)
+    rule = KerasUpdate(
+        optimizer,
+        undecayed,
+        start,
+        is_told_scalars=sends_scalars,
+        constraints=constraints_of(variables),
+    )
     variable_client.set_rule(rule, variables, own_name)
     give_outer_rule(variable_client, variables, own_name)
     # Only some servers update these variables: ask one that does.
@@ -169,25 +199,28 @@ def give_to_servers(optimizer: keras.optimizers.Optimizer) -> None:
     variable_client.secure()
 
 
+def updating(optimizer: keras.optimizers.Optimizer) -> Any:
+    """Returns the optimizer that updates variables: the inner one of a LossScaleOptimizer."""
+    is_scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    return optimizer.inner_optimizer if is_scaling else optimizer
+
+
+def constraints_of(variables: list[Any]) -> dict[str, Any]:
+    """Returns the constraints of placed variables, by name on the servers."""
+    for variable in variables:
+        variable.check_constraint()
+    return {one.place.name: one.constraint for one in variables if one.constraint is not None}
+
+
 def _train_here(optimizer: keras.optimizers.Optimizer, local: LocalTraining) -> None:
     """Makes an optimizer train the own weights of this worker."""
     variables: list[Any] = trainable_variables(optimizer)
     name = name_on_servers(optimizer, variables[0].variable_client)
-    add_to_worker(optimizer, name, _names_of_undecayed(optimizer, variables), local)
+    undecayed = _names_of_undecayed(optimizer, variables)
+    add_to_worker(optimizer, name, undecayed, constraints_of(variables), local)
 
 
 def _check_for_servers(optimizer: Any, variable_client: Any) -> None:
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        raise NotImplementedError(
-            explain(
-                f"{optimizer.name} uses dynamic loss scaling, which parameter servers do not "
-                "support.",
-                expected="an optimizer without dynamic loss scaling: it needs all gradients, and "
-                "each server has only a part.",
-                fix="use bfloat16, or set loss_scale_factor for a constant scale.",
-                code="SG609",
-            )
-        )
     sized = [one.name for one in scalars_of(optimizer).values() if one.shape]
     if sized:  # Servers would raise too, but with a less helpful error.
         raise other_shapes(type(optimizer), sized)
@@ -262,6 +295,9 @@ def send_gradients(
     grads, variables = filter_empty_gradients(optimizer, grads, variables)
     if context.num_replicas_in_sync > 1 and not are_reduced:
         grads = _summed(grads, context)
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        grads = _unscaled(optimizer, grads, variables[0].variable_client, scope.outermost)
+        optimizer = optimizer.inner_optimizer
     is_clipping, has_whole = clips(optimizer), _needs_whole_tables(optimizer)
     rows: dict[int, IndexedSlices] = {}
     values: list[Any] = []
@@ -277,10 +313,71 @@ def send_gradients(
     if is_clipping:
         values = clip_gradients(optimizer, values)
     name = name_on_servers(optimizer, variables[0].variable_client)
+    send_assigned(variables, optimizer, scope.outermost)
     for place, (variable, value) in enumerate(zip(variables, values, strict=True)):
         one = rows.get(place)
         grad = value if one is None else IndexedSlices(value, one.indices, one.dense_shape)
         send(grad, variable, name, scope.outermost)
+    scope.outermost.leave_to_servers([*variables, *optimizer.variables])
+
+
+def _unscaled(
+    optimizer: Any, grads: list[Any], client: VariableClient, scope: ReplicaScope
+) -> list[Any]:
+    """Returns gradients without their dynamic scale, and adapts it; see LossScaleOptimizer.
+
+    The servers make no update if a gradient is infinite or no number, of any synchronous worker.
+    """
+    if client.mode.rounds is not None:
+        raise NotImplementedError(
+            explain(
+                f"{optimizer.name} uses dynamic loss scaling under local_updates.",
+                expected="an optimizer without dynamic loss scaling: workers would have different "
+                "scales.",
+                fix="use bfloat16, or set loss_scale_factor for a constant scale.",
+                code="SG609",
+            )
+        )
+    counter, scale = optimizer.step_counter.value, optimizer.dynamic_scale.value
+    grads = [
+        IndexedSlices(grad.values / scale, grad.indices, grad.dense_shape)
+        if isinstance(grad, IndexedSlices)
+        else grad / scale
+        for grad in grads
+    ]
+    is_finite = optimizer.check_finite(
+        [grad.values if isinstance(grad, IndexedSlices) else grad for grad in grads]
+    )
+    if client.mode.num_needed > 1 and scope.receive is not None:
+        place, num_infinite = scope.receive(SumOverWorkers(None, (), jnp.dtype("float32")))
+        scope.send(Summand(place), 1 - is_finite.astype("float32"))
+        is_finite = num_infinite == 0
+    scope.send(IsFinite(name_on_servers(optimizer, client)), is_finite)
+    is_grown = counter == optimizer.dynamic_growth_steps - 1
+    grown = jnp.where(is_grown, scale * 2, scale)
+    optimizer.step_counter.assign(jnp.where(is_finite & ~is_grown, counter + 1, 0))
+    optimizer.dynamic_scale.assign(jnp.where(is_finite, grown, scale * 0.5))
+    return grads
+
+
+def send_assigned(
+    variables: list[Any], optimizer: keras.optimizers.Optimizer, scope: ReplicaScope
+) -> None:
+    """Sends what the step has assigned so far to trained variables, and to the optimizer's own.
+
+    Servers then update the assigned values, as one device does.
+    """
+    mode = variables[0].variable_client.mode
+    for variable in (*variables, *optimizer.variables):
+        if id(variable) not in scope.writes or not is_remote(variable):
+            continue
+        value = scope.written_value(variable)
+        # Workers that take turns must not undo each other's updates.
+        is_added = bool(variable.shape) and id(variable) in scope.added_to and not mode.num_needed
+        if is_added:
+            value -= jnp.asarray(scope.unwritten_value(variable), value.dtype)
+        name = name_on_servers(optimizer, variables[0].variable_client)
+        scope.send(Assigned(variable, name, is_added=is_added), value)
 
 
 def send(

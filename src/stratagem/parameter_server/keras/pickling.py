@@ -172,6 +172,7 @@ def _described(variable: keras.Variable) -> dict[str, Any]:
         "name": variable.name,
         "path": variable.path,
         "regularizer": variable.regularizer,
+        "constraint": variable.constraint,
     }
 
 
@@ -179,6 +180,7 @@ def _made(strategy: Strategy, described: dict[str, Any], value: object) -> Any:
     """Creates a variable in this process like one of another process."""
     arguments = dict(described)
     path, regularizer = arguments.pop("path"), arguments.pop("regularizer")
+    constraint = arguments.pop("constraint")
     shape, dtype = arguments.pop("shape"), arguments.pop("dtype")
 
     def start(*_: object, **__: object) -> Any:  # not called if the servers have the value
@@ -187,7 +189,7 @@ def _made(strategy: Strategy, described: dict[str, Any], value: object) -> Any:
     with strategy.scope():
         made = keras.Variable(start, shape=shape, dtype=dtype, **arguments)
     set_path(made, path)
-    made.regularizer = regularizer
+    made.regularizer, made.constraint = regularizer, constraint
     return made
 
 

@@ -35,8 +35,9 @@ class KerasUpdate:
     NotImplementedError.
 
     The optimizer's own variables are not changed. `undecayed` are names of variables excluded from
-    weight decay. `start` are initial scalars that differ from the defaults. With `is_told_scalars`,
-    they arrive with each push, so that another learning rate is the same rule.
+    weight decay, and `constraints` those of variables by name. `start` are initial scalars that
+    differ from the defaults. With `is_told_scalars`, they arrive with each push, so that another
+    learning rate is the same rule.
     """
 
     def __init__(
@@ -46,7 +47,9 @@ class KerasUpdate:
         start: Mapping[str, np.ndarray] | None = None,
         *,
         is_told_scalars: bool = False,
+        constraints: Mapping[str, Any] | None = None,
     ) -> None:
+        self._constraints = dict(constraints or {})
         self._class = type(optimizer)
         self._undecayed = sorted(undecayed)
         self._start = dict(start or {})
@@ -88,7 +91,12 @@ class KerasUpdate:
         if self._rate is not None:
             described["learning_rate"] = _described(self._rate)
         numbers = {key: value for key, value in described.items() if key not in left_out}
-        return {"optimizer": self._class.__name__, **numbers, **undecayed}
+        constraints = {
+            name: f"{type(one).__name__}({one.get_config() if hasattr(one, 'get_config') else ''})"
+            for name, one in sorted(self._constraints.items())
+        }
+        constrained = {"constraints": constraints} if constraints else {}
+        return {"optimizer": self._class.__name__, **numbers, **undecayed, **constrained}
 
     def scalars(self) -> dict[str, np.ndarray]:
         """Returns the initial scalars of the optimizer."""
@@ -127,7 +135,7 @@ class KerasUpdate:
         program = self._programs.get(shapes)
         if program is None:
             with stack.push_default():  # a worker is in the scope of its strategy
-                program = _Program(self._made(), shapes, self._undecayed)
+                program = _Program(self._made(), shapes, self._undecayed, self._constraints)
             self._programs[shapes] = program
         return program
 
@@ -176,11 +184,17 @@ class _Program:
     """Compiled update of variables of certain shapes."""
 
     def __init__(
-        self, optimizer: keras.optimizers.Optimizer, shapes: _Shapes, undecayed: Sequence[str]
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        shapes: _Shapes,
+        undecayed: Sequence[str],
+        constraints: Mapping[str, Any],
     ) -> None:
         self._names = [name for name, _, _ in shapes]
         self._optimizer = optimizer
         references = [_variable(*shape) for shape in shapes]
+        for name, reference in zip(self._names, references, strict=True):
+            reference.constraint = constraints.get(name)
         if undecayed:
             optimizer.exclude_from_weight_decay(
                 [

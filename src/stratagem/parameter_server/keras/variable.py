@@ -107,8 +107,8 @@ class ParameterServerVariable(DistributedVariable):
     Created by `keras.Variable`, with its arguments.
 
     Raises:
-        NotImplementedError: it has a constraint, or under a `ParameterServerStrategy` an
-            `sg.function` uses it.
+        NotImplementedError: it has a constraint and is split or trained by rows, or under a
+            `ParameterServerStrategy` an `sg.function` uses it.
     """
 
     is_remote = True
@@ -340,16 +340,23 @@ class ParameterServerVariable(DistributedVariable):
 
     @property
     def constraint(self) -> Any:
-        """None: servers update without a constraint."""
-        return None
+        """Constraint that the servers apply after each update of the variable; None without one."""
+        return self._constraint
 
     @constraint.setter
-    def constraint(self, value: object) -> None:
-        if value is not None:
+    def constraint(self, value: Any) -> None:
+        self._constraint = value
+        self.check_constraint()
+
+    def check_constraint(self) -> None:
+        """Raises a NotImplementedError if no server has the whole value that a constraint needs."""
+        is_split = isinstance(self, ShardedVariable)
+        if self._constraint is not None and (self.has_rows or is_split):
             raise NotImplementedError(
                 explain(
-                    f"Variable {self.path!r} has the constraint {value}.",
-                    expected="no constraint: parameter servers update shards of variables.",
+                    f"Variable {self.path!r} has the constraint {self._constraint}, but "
+                    f"{'parameter servers have its shards' if is_split else 'is trained by rows'}.",
+                    expected="a constraint of a variable that one server updates as a whole.",
                     fix="omit the constraint, or use a regularizer.",
                     code="SG609",
                 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,11 @@ from stratagem.messages import explain
 from stratagem.optional_libraries import load
 from stratagem.parameter_server.server.changes import Change
 from stratagem.parameter_server.server.store import ServerVariables
-from stratagem.parameter_server.server.synchronous import Contribution, SynchronousUpdates
+from stratagem.parameter_server.server.synchronous import (
+    Contribution,
+    SynchronousSums,
+    SynchronousUpdates,
+)
 from stratagem.parameter_server.server.updates import ASYNCHRONOUS, UpdateMode
 from stratagem.parameter_server.server.versions import Lifetime
 from stratagem.transport.wire import Message
@@ -31,6 +36,7 @@ class Pushes:
             "cloudpickle", needed_by="a parameter server", install="stratagem[ray]"
         )
         self._synchronous: SynchronousUpdates | None = None
+        self._sums = SynchronousSums(store)
         self._counting = threading.Lock()
         self._staleness: Counter[int] = Counter()
         self.num_discarded = 0
@@ -45,12 +51,13 @@ class Pushes:
     @property
     def num_waiting(self) -> int:
         """Number of workers waiting for a synchronous update."""
-        return 0 if self._synchronous is None else self._synchronous.num_waiting
+        return len(self.waiting)
 
     @property
     def waiting(self) -> list[str]:
         """Names of the workers waiting for a synchronous update."""
-        return [] if self._synchronous is None else self._synchronous.waiting
+        for_update = [] if self._synchronous is None else self._synchronous.waiting
+        return sorted({*for_update, *self._sums.waiting})
 
     def set_rule(
         self,
@@ -88,6 +95,7 @@ class Pushes:
                 self.flush()
                 self._synchronous = None
             self.mode = mode
+            self._sums.expect(mode.num_needed)
 
     def missing_rules(self, message: Message) -> list[str]:
         """Returns the optimizers of a push that a client must send again after a restart."""
@@ -101,8 +109,9 @@ class Pushes:
         """Applies or discards a push, answering now or after the synchronous update.
 
         Fields: `whole` and `rows`, names of variables; `optimizers`, by variable name; `scalars`,
-        which are set first; `worker`; and the `version` and `lifetime` of the values used. Arrays:
-        the gradients of `whole`, then row numbers or keys, and row gradients, for each of `rows`.
+        which are set first, like the variables and slots in `assigned`, with their signs; `worker`;
+        and the `version` and `lifetime` of the values used. Arrays: the gradients of `whole`, then
+        row numbers or keys, and row gradients, for each of `rows`, then the values of `assigned`.
         The answer to an update that dropped row gradients, because their keys have no row, has
         their number in `refused`.
 
@@ -112,8 +121,12 @@ class Pushes:
             IndexError: no such row.
         """
         fields, arrays = change.message.fields, list(change.message.arrays)
-        of_rows = arrays[len(fields["whole"]) :]
-        pairs = zip(of_rows[::2], of_rows[1::2], strict=True)
+        begin = len(fields["whole"])
+        end = begin + 2 * len(fields["rows"])
+        pairs = zip(arrays[begin:end:2], arrays[begin + 1 : end : 2], strict=True)
+        signs: dict[str, int] = fields.get("assigned", {})
+        pairs_of_assigned = zip(signs.items(), arrays[end:], strict=True)
+        assigned = {name: (value, sign) for (name, sign), value in pairs_of_assigned}
         whole = dict(zip(fields["whole"], arrays, strict=False))
         rows = dict(zip(fields["rows"], pairs, strict=True))
         optimizers = fields.get("optimizers", {})
@@ -132,17 +145,22 @@ class Pushes:
             if self._synchronous is not None:
                 worker = fields.get("worker") or change.client
                 one = Contribution(worker, pulled, whole, rows, answer, change.fail, optimizers)
-                one = dataclasses.replace(one, origin=change.origin, scalars=scalars)
+                one = dataclasses.replace(
+                    one, origin=change.origin, scalars=scalars, assigned=assigned
+                )
                 if change.is_of_rerun:
                     self._synchronous.withdraw(change.origin)
                 self._synchronous.add(one)
                 return
             # Counters of workers that train apart: a worker that is behind sets none back.
-            self._store.set_scalars(scalars, keeps_larger=self.mode.rounds is not None)
             current, limit = self._store.version, self.mode.max_staleness
-            if limit is not None and current - pulled > limit:
+            is_late = limit is not None and current - pulled > limit
+            self._store.set_scalars(scalars, keeps_larger=self.mode.rounds is not None)
+            if is_late:
                 answer(current, is_used=False)
             else:
+                for name, (value, sign) in assigned.items():
+                    self._store.assign(name, value, sign=sign)
                 answer(self._store.update(whole, rows, optimizers), is_used=True)
 
     def expect(self, num_needed: int) -> None:
@@ -162,13 +180,29 @@ class Pushes:
                     )
                 )
             self._synchronous.expect(num_needed)
+            self._sums.expect(num_needed)
             self.mode = dataclasses.replace(self.mode, num_needed=num_needed)
 
     def flush(self) -> None:
         """Applies the gradients waiting for a synchronous update."""
         with self._store.changing():
+            self._sums.flush()
             if self._synchronous is not None:
                 self._synchronous.flush()
+
+    def add_summand(self, message: Message, answer: Callable[[np.ndarray], None]) -> None:
+        """Adds up values that synchronous workers need before their gradients.
+
+        Fields: `worker`, `place`, and the `version` and `lifetime` of the values used. Array: the
+        value. `answer` gets the sum; the value itself if its worker is late, or updates alone.
+        """
+        fields, (value,) = message.fields, message.arrays
+        with self._store.changing():
+            version = self._lifetime.version_of(fields)
+            if self._synchronous is None or version < self._store.version:
+                answer(value)
+                return
+            self._sums.add(fields["worker"], (version, fields["place"]), value, answer)
 
     def _count(self, behind: int, *, is_used: bool) -> None:
         with self._counting:

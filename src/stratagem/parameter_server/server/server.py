@@ -35,7 +35,7 @@ __all__ = ["ParameterServer"]
 
 # Below these sizes, handing a request to another thread costs more than handling it inline, unless
 # rows are read from disk.
-_SHORT_BYTES = {"push": 2**21, "pull_rows": 2**16}
+_SHORT_BYTES = {"push": 2**21, "sum": 2**21, "pull_rows": 2**16}
 
 
 class ParameterServer(Closing):
@@ -165,11 +165,20 @@ class ParameterServer(Closing):
         if kind == "save_tables":
             self._tables.save(request)
             return
-        if kind != "push" and kind not in self._whole_changes:
+        if kind == "sum":  # answered once all workers have asked
+            self._pushes.add_summand(
+                request.message,
+                lambda total: request.answer(
+                    Message("ok", self._fields(self.store.version), [total])
+                ),
+            )
+            return
+        known = {*self._reads, *self._whole_changes, "push", "save_tables", "sum"}
+        if kind not in known:
             raise ServerError(
                 explain(
                     f"A parameter server received a request of kind {kind!r}.",
-                    expected=f"one of {sorted([*self._reads, *self._whole_changes, 'push'])}.",
+                    expected=f"one of {sorted(known)}.",
                     fix="run the same Stratagem version in all processes.",
                 )
             )

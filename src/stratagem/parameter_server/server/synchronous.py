@@ -18,7 +18,7 @@ from stratagem.messages import explain
 from stratagem.parameter_server.server.rows import combine_rows
 from stratagem.parameter_server.server.store import ServerVariables
 
-__all__ = ["Answer", "Contribution", "SynchronousUpdates"]
+__all__ = ["Answer", "Contribution", "SynchronousSums", "SynchronousUpdates"]
 
 
 class Answer(Protocol):
@@ -44,6 +44,8 @@ class Contribution:
         origin: scheduled function of the worker, and the place of this push in it.
         scalars: optimizer scalars to set before the update: the largest of all workers, as these
             are counters.
+        assigned: values to set before the update, and their signs, by name of a variable or slot:
+            their mean over the workers, for which one device would have a single value.
     """
 
     worker: str
@@ -55,6 +57,9 @@ class Contribution:
     optimizers: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     origin: tuple[str, int] = ("", 0)
     scalars: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
+    assigned: Mapping[str, tuple[np.ndarray, int]] = dataclasses.field(
+        default_factory=dict[str, tuple[np.ndarray, int]]
+    )
 
 
 class SynchronousUpdates:
@@ -140,6 +145,8 @@ class SynchronousUpdates:
             if self._averages:  # no rows: tables have no local updates
                 whole = {name: total / len(contributions) for name, total in whole.items()}
             self._store.set_scalars(_largest(contributions), keeps_larger=self._averages)
+            for name, (value, sign) in _mean_assigned(contributions).items():
+                self._store.assign(name, value, sign=sign)
             version = self._store.update(whole, rows, optimizers)
         except BaseException as error:
             for one in contributions:
@@ -147,6 +154,75 @@ class SynchronousUpdates:
             raise
         for one in contributions:
             one.answer(version, is_used=True)
+
+
+class SynchronousSums:
+    """Accumulator of values that workers add up before the gradients of an update.
+
+    Call within `ServerVariables.changing`. A sum belongs to the update that follows it: its key is
+    the version of the store and a place. A worker that asks again, because it was restarted, gets
+    the sum that the others have.
+    """
+
+    def __init__(self, store: ServerVariables) -> None:
+        self._store = store
+        self._num_needed = 0
+        self._waiting: dict[tuple[int, int], dict[str, _Summand]] = {}
+        self._sums: dict[tuple[int, int], np.ndarray] = {}
+
+    @property
+    def waiting(self) -> list[str]:
+        """Names of the workers waiting for a sum."""
+        with self._store.changing():
+            return sorted({worker for values in self._waiting.values() for worker in values})
+
+    def add(
+        self,
+        worker: str,
+        key: tuple[int, int],
+        value: np.ndarray,
+        answer: Callable[[np.ndarray], None],
+    ) -> None:
+        """Adds a worker's value; `answer` gets the sum of all."""
+        for before in [one for one in self._waiting if one[0] != self._store.version]:
+            self._end(before)  # its update was made without those workers
+        self._sums = {one: total for one, total in self._sums.items() if one[0] == key[0]}
+        if key in self._sums:
+            answer(self._sums[key])
+            return
+        self._waiting.setdefault(key, {})[worker] = _Summand(value, answer)
+        self._end_complete()
+
+    def expect(self, num_needed: int) -> None:
+        """Changes the number of workers, and ends the sums that have enough."""
+        self._num_needed = num_needed
+        self._end_complete()
+
+    def flush(self) -> None:
+        """Ends all sums with the values that are there."""
+        for key in list(self._waiting):
+            self._end(key)
+
+    def _end_complete(self) -> None:
+        for key, values in list(self._waiting.items()):
+            if len(values) >= self._num_needed:
+                self._end(key)
+
+    def _end(self, key: tuple[int, int]) -> None:
+        values = self._waiting.pop(key)
+        # Sort for reproducibility: floating-point sums depend on the order.
+        total = np.sum([values[worker].value for worker in sorted(values)], 0)
+        self._sums[key] = total
+        for one in values.values():
+            one.answer(total)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Summand:
+    """Value of one worker, and the function that gets the sum."""
+
+    value: np.ndarray
+    answer: Callable[[np.ndarray], None]
 
 
 def _summed(
@@ -167,6 +243,19 @@ def _summed(
         for name, own in parts.items()
     }
     return whole, rows
+
+
+def _mean_assigned(contributions: list[Contribution]) -> dict[str, tuple[np.ndarray, int]]:
+    values: dict[str, list[np.ndarray]] = {}
+    signs: dict[str, int] = {}
+    for one in contributions:
+        for name, (value, sign) in one.assigned.items():
+            values.setdefault(name, []).append(value)
+            signs[name] = sign
+    return {
+        name: (own[0] if len(own) == 1 else np.mean(own, 0).astype(own[0].dtype), signs[name])
+        for name, own in values.items()
+    }
 
 
 def _largest(contributions: list[Contribution]) -> dict[str, float]:

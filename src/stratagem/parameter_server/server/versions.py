@@ -123,6 +123,16 @@ class SeenVersions:
             if counts != run.newest:
                 run.newest = [*map(max, run.newest, counts)]
 
+    def note_own_update(self, server: int) -> None:
+        """Makes values just before this thread's last update as new as it; no other came between.
+
+        A step that sends several updates would be late by its own ones.
+        """
+        own = self._own()
+        lifetime, version = own[server, None]
+        before = lifetime, version - 1
+        own.update({key: own[server, None] for key, seen in own.items() if seen == before})
+
     def note_oldest(self, name: str, runs: Mapping[int, tuple[int, int]]) -> None:
         """Records the run and version of each server's values of a variable, perhaps cached."""
         self._own().update({(server, name): run for server, run in runs.items()})
