@@ -49,6 +49,42 @@ def test_example_ends_with_the_promised_line(name: str) -> None:
     assert_same(run(EXAMPLES / name)[-1], promised(EXAMPLES / name))
 
 
+# Runs a program with another strategy in the place of the one that it makes.
+_REPLACING = """
+import runpy, sys
+import stratagem as sg
+made = {
+    "one": lambda *_: sg.OneDeviceStrategy("cpu:0"),
+    "servers": lambda *_: sg.ParameterServerStrategy(num_workers=1, num_servers=1),
+}
+sg.MirroredStrategy = made[sys.argv[1]]
+del sys.argv[:2]
+if __name__ == "__main__":
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        pytest.param("01_train_digits.py", ("--epochs", "1", "--dropout", "0"), id="digits"),
+        pytest.param("guides/01_keras.py", (), id="keras"),
+    ],
+)
+def test_example_that_calls_fit_is_the_same_on_a_worker_and_a_server(
+    tmp_path: Path, name: str, arguments: tuple[str, ...]
+) -> None:
+    program = tmp_path / "replacing.py"
+    program.write_text(_REPLACING)
+    last = {
+        place: run(program, place, str(EXAMPLES / name), *arguments, cwd=tmp_path)[-1]
+        for place in ("one", "servers")
+    }
+    assert "ccuracy" in last["one"]
+    assert last["servers"] == last["one"]
+
+
 @pytest.mark.parametrize("name", ["08_estimator_digits.py", "09_keras_estimator.py"])
 def test_estimators_promise_the_same_twice(name: str) -> None:
     """Of one device and of two replicas; of the Estimator and of `fit`."""

@@ -386,8 +386,6 @@ _NO_MEAN_OF_ROWS = {
     for name in {*_COMPILED, *_IN_CODE, *_SUMS}
     if any(kind in name for kind in ("pairs", "within", "that averages", "with batch", "share"))
 }
-    if any(kind in name for kind in ("pairs", "within", "that averages", "with batch size"))
-}
 _SERVERS = (_SERVER, _SERVERS_IN_STEP)
 _OF_SERVERS = ("compile", "train_step", "train_step, sums", "compute_loss")
 _QUICK = {
