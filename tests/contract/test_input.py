@@ -272,3 +272,30 @@ def test_program_of_many_steps_is_traced_once(strategy: sg.Strategy) -> None:
         strategy.run_steps(step, iterator, 2, reduce="mean")
         strategy.run_steps(step, iterator, 2, reduce="mean")
     assert num_traces == 1
+
+
+def _uneven() -> list[tuple[Any, Any]]:
+    return [({"labeled": _X[:few], "more": _X[few:]}, _Y[:few]) for few in (4, 4, 7)]
+
+
+def test_arrays_of_a_batch_may_differ_in_their_rows_under_one_replica(sole, execution) -> None:
+    def step(x: Any, y: Any) -> Any:
+        assert sg.get_replica_context().num_examples == len(x["labeled"])
+        return x["labeled"].sum(), x["more"].sum(), y.sum()
+
+    dataset = sole.distribute_dataset(_uneven())
+    expected = [[x["labeled"].sum(), x["more"].sum(), y.sum()] for x, y in _uneven()]
+    got = [[*map(float, sole.run(step, args=batch))] for batch in dataset]
+    np.testing.assert_allclose(got, expected, rtol=1e-4)
+    steps = sole.run_steps(step, iter(dataset), 3)
+    np.testing.assert_allclose(np.transpose(steps), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("per_replica", [False, True])
+def test_replicas_cannot_share_arrays_that_differ_in_their_rows(distributing, per_replica) -> None:
+    dataset = distributing.distribute_dataset(_uneven())
+    if per_replica:
+        dataset = distributing.distribute_datasets_from_function(lambda _: _uneven())
+    count = distributing.num_replicas_in_sync
+    with pytest.raises(ValueError, match=rf"(?s)which {count} replicas share.*sg.OneDeviceStrateg"):
+        next(iter(dataset))
