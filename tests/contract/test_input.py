@@ -138,7 +138,7 @@ def test_columns_that_no_program_takes_are_passed_by(strategy: sg.Strategy, exec
     for batch, whole, expected in zip(dataset, batches, sums, strict=True):
         result = strategy.reduce("SUM", strategy.run(total, args=(batch,)), axis=None)
         np.testing.assert_allclose(float(result), expected, rtol=1e-5)
-        for name in _COLUMNS:
+        for name in ("strings", "bytes"):  # others are not sent to other processes
             np.testing.assert_array_equal(_rows(strategy, batch[name]), whole[name])
     results = strategy.run_steps(total, iter(dataset), 2, reduce="sum")
     np.testing.assert_allclose(results, sums, rtol=1e-5)
@@ -272,3 +272,29 @@ def test_program_of_many_steps_is_traced_once(strategy: sg.Strategy) -> None:
         strategy.run_steps(step, iterator, 2, reduce="mean")
         strategy.run_steps(step, iterator, 2, reduce="mean")
     assert num_traces == 1
+
+
+def _uneven() -> list[tuple[Any, Any]]:
+    return [({"labeled": _X[:few], "more": _X[few:]}, _Y[:few]) for few in (4, 4, 7)]
+
+
+def test_arrays_of_a_batch_may_differ_in_their_rows_under_one_replica(sole, execution) -> None:
+    def step(x: Any, y: Any) -> Any:
+        assert sg.get_replica_context().num_examples == len(x["labeled"])
+        return x["labeled"].sum(), x["more"].sum(), y.sum()
+
+    dataset = sole.distribute_dataset(_uneven())
+    expected = [[x["labeled"].sum(), x["more"].sum(), y.sum()] for x, y in _uneven()]
+    got = [[*map(float, sole.run(step, args=batch))] for batch in dataset]
+    np.testing.assert_allclose(got, expected, rtol=1e-4)
+    steps = sole.run_steps(step, iter(dataset), 3)
+    np.testing.assert_allclose(np.transpose(steps), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("per_replica", [False, True])
+def test_replicas_cannot_share_arrays_that_differ_in_their_rows(distributing, per_replica) -> None:
+    dataset = distributing.distribute_dataset(_uneven())
+    if per_replica:
+        dataset = distributing.distribute_datasets_from_function(lambda _: _uneven())
+    with pytest.raises(ValueError, match=r"(?s)which \d replicas share.*sg.OneDeviceStrategy"):
+        next(iter(dataset))

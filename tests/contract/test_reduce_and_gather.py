@@ -101,7 +101,7 @@ def test_strings_are_gathered_and_have_no_sum(strategy, axis) -> None:
     names = np.array([f"row {index}" for index in range(2 * n - 1)])
     (batch,) = strategy.distribute_dataset([names])
     np.testing.assert_array_equal(strategy.gather(batch, axis=0), names)
-    with pytest.raises(TypeError, match=r"(?s)reduce received .*row 0.*strategy.local_results"):
+    with pytest.raises(TypeError, match=r"(?s)reduce received .*row \d.*strategy.local_results"):
         strategy.reduce("MEAN", batch, axis=axis)
 
 

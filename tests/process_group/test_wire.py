@@ -46,6 +46,9 @@ def test_values_come_back_as_they_were(value) -> None:
         np.array([True, False]),
         np.array([1.5, -2.0], ml_dtypes.bfloat16),
         np.arange(6.0).reshape(2, 3).T,
+        np.array([["a", "b\0c"], ["", "é"]]),
+        np.array([b"\x00\xff", b"x"]),
+        np.zeros((0, 2), "U3"),
     ],
     ids=lambda array: f"{array.dtype}{array.shape}",
 )
@@ -57,7 +60,7 @@ def test_arrays_come_back_with_their_shape_and_dtype(array) -> None:
     back[...] = 1  # it is a copy of one's own
 
 
-@pytest.mark.parametrize("value", [object(), {1: 2}, {"a": {3}}, np.array(["a"]), len])
+@pytest.mark.parametrize("value", [object(), {1: 2}, {"a": {3}}, np.array(["a"], object), len])
 def test_values_that_need_pickling_are_rejected(value) -> None:
     with pytest.raises(TypeError, match=r"cannot be sent to other processes(?s:.)*pickled"):
         encode(value)
@@ -73,6 +76,10 @@ def test_values_that_need_pickling_are_rejected(value) -> None:
         {"array": ["V8", [1], "AAAAAAAAAAA="]},
         {"array": ["int32", [2**70], ""]},
         {"array": ["int32", [3], "AAAA"]},
+        {"strings": ["int32", [1], ["1"]]},
+        {"strings": ["<U1", [2], ["a"]]},
+        {"strings": ["<U99999999", [1], ["a"]]},
+        {"strings": ["<U1,int32", [1], ["a"]]},
         {"dict": []},
         {"a": 1, "b": 2},
     ],

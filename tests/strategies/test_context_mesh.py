@@ -66,7 +66,6 @@ _STRATEGIES: dict[str, Callable[[], sg.Strategy]] = {
     "sharded": lambda: sg.MirroredStrategy(["cpu:0", "cpu:1"], shard_state="all"),
     "groups": lambda: sg.MirroredStrategy([["cpu:0", "cpu:1"], ["cpu:2", "cpu:3"]]),
     "central": lambda: sg.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:0"),
-    "default": sg.get_strategy,
 }
 
 

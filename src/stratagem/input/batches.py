@@ -41,6 +41,9 @@ class HostBatch:
     equal `signature` (structure, shapes, dtypes) share a program. `origin` is the batch of all
     processes, if this is a part of one that all have read. `is_undivided` is True for such a batch
     itself, which is split where it is used.
+
+    With one replica, arrays may differ in their rows, as labeled and unlabeled ones do. Then each
+    has all of its own, and those of the first one are counted, as Keras does.
     """
 
     structure: Any
@@ -54,8 +57,15 @@ class HostBatch:
     origin: HostBatch | None = None
     is_undivided: bool = False
 
+    @property
+    def is_uneven(self) -> bool:
+        """True if arrays differ in their rows, so that these cannot be divided."""
+        return len({array.shape[0] for array in self.arrays}) > 1
+
     def parts(self, num_replicas: int) -> list[Any]:
         """Returns a pytree of host arrays per replica, without padding."""
+        if self.is_uneven:
+            return [self._rebuild(self.arrays)]
         lengths = self.lengths or (self.size,) * num_replicas
         return [
             self._rebuild([array[i * self.size :][:length] for array in self.arrays])
@@ -68,6 +78,10 @@ class HostBatch:
 
     def rows(self, start: int, stop: int) -> Any:
         """Returns rows [start, stop) as a pytree."""
+        if self.is_uneven:
+            if (start, stop) != (0, self.num_examples):
+                raise _uneven_error(self.arrays, "several processes")
+            return self._rebuild(self.arrays)
         return self._rebuild([array[start:stop] for array in self.arrays])
 
     def of_replicas(self, first: int, count: int) -> HostBatch:
@@ -112,8 +126,8 @@ def take_batch(data: object, num_replicas: int) -> HostBatch:
     """Splits a batch from a data source over replicas.
 
     `data` is a pytree of arrays of shape (B, ...), sparse arrays, and None. Arrays on an
-    accelerator stay there. Raises ValueError for unbatched arrays, different leading sizes, or
-    ragged rows.
+    accelerator stay there. Raises ValueError for unbatched arrays, different leading sizes under
+    several replicas, or ragged rows.
     """
     leaves, structure = jax.tree.flatten(data, is_leaf=_is_none_or_sparse)
     if any(map(is_sparse, leaves)):
@@ -123,7 +137,7 @@ def take_batch(data: object, num_replicas: int) -> HostBatch:
     for array in arrays:
         _check_rows(array)
     sizes = {array.shape[0] if array.ndim else None for array in arrays}
-    if len(sizes) != 1 or None in sizes:
+    if not sizes or None in sizes:
         raise ValueError(
             explain(
                 f"A batch has arrays of shapes {[array.shape for array in arrays]}.",
@@ -134,11 +148,30 @@ def take_batch(data: object, num_replicas: int) -> HostBatch:
                 code="SG301",
             )
         )
+    if len(sizes) > 1 and num_replicas > 1:
+        raise _uneven_error(arrays, f"{num_replicas} replicas")
     num_examples = arrays[0].shape[0]
     size, lengths = split_lengths(num_examples, num_replicas)
     is_present = tuple(leaf is not None for leaf in leaves)
     signature = _signature(structure, is_present, arrays)
     return HostBatch(structure, arrays, is_present, num_examples, size, lengths, lengths, signature)
+
+
+def _uneven_error(arrays: Sequence[Any], sharing: str) -> ValueError:
+    return ValueError(
+        explain(
+            f"A batch has arrays of shapes {[array.shape for array in arrays]}, which {sharing} "
+            "share.",
+            expected="batched arrays, all with the same leading size: replicas share the rows of "
+            "a batch, and losses and metrics count a row once for all arrays.",
+            fix="batch the data: dataset.batch(n). Convert lists of rows to arrays, with "
+            "keras.utils.pad_sequences if their lengths differ. Put several rows of a longer array "
+            "beside each row of the others: reshape 24 rows to (8, 3, ...), and back in the model. "
+            "Pass a constant outside of the batch. Or use sg.OneDeviceStrategy, which takes arrays "
+            "of all sizes.",
+            code="SG301",
+        )
+    )
 
 
 def _is_none_or_sparse(leaf: object) -> bool:
@@ -148,7 +181,7 @@ def _is_none_or_sparse(leaf: object) -> bool:
 def take_own_part(data: object, topology: Topology) -> HostBatch:
     """Returns this process's part of a batch that all processes read."""
     batch = take_batch(data, topology.num_replicas)
-    if not topology.spans_processes:
+    if not topology.spans_processes or batch.is_uneven:
         return batch
     return batch.of_replicas(topology.local_replica_ids[0], topology.num_local_replicas)
 
@@ -223,6 +256,12 @@ def join_parts(
     present = iter(with_sparse_rows([part for part in parts if part is not None]))
     batches = [None if part is None else take_batch(next(present), 1) for part in parts]
     first = next(batch for batch in batches if batch is not None)
+    num_replicas = len(all_lengths or parts)
+    if num_replicas == 1 and first.is_uneven:
+        return first
+    for batch in batches:
+        if batch is not None and batch.is_uneven:
+            raise _uneven_error(batch.arrays, f"{num_replicas} replicas")
     for batch in batches:
         if batch is not None:
             _check_same_kind(first, batch)

@@ -98,14 +98,18 @@ def place(
     else:
         first, joined, num_steps = batches[0], _columns(batches), len(batches)
     count, size = topology.num_local_replicas, first.size
+    steps = () if num_steps == 1 else (num_steps,)
     rows = (count, size) if topology.num_replicas > 1 else (size,)
-    shape = rows if num_steps == 1 else (num_steps, *rows)
-    if not isinstance(batches, HostSteps):
-        joined = _joined(joined, count * size, shape, topology)
-    placed = [
-        _reshaped(array, (*shape, *own.shape[1:]))
-        for array, own in zip(joined, first.arrays, strict=True)
-    ]
+    if first.is_uneven:  # one replica, whose arrays keep their rows
+        joined = [parts[0] if num_steps == 1 else _stacked(parts) for parts in joined]
+        placed = joined
+    else:
+        if not isinstance(batches, HostSteps):
+            joined = _joined(joined, count * size, (*steps, *rows), topology)
+        placed = [
+            _reshaped(array, (*steps, *rows, *own.shape[1:]))
+            for array, own in zip(joined, first.arrays, strict=True)
+        ]
     if to_device:
         places = [index for index, array in enumerate(placed) if is_array(array)]
         arrays = [placed[index] for index in places]

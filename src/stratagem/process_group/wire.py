@@ -6,6 +6,7 @@ Nothing is ever unpickled.
 from __future__ import annotations
 
 import base64
+import re
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import numpy as np
 from stratagem.messages import explain
 
 __all__ = ["decode", "encode"]
+
+_STRINGS = re.compile(r"[<>|][US]\d{1,6}")
 
 
 def encode(value: object) -> Any:
@@ -32,6 +35,9 @@ def encode(value: object) -> Any:
     if isinstance(value, np.ndarray | np.generic) and _is_numeric(value.dtype):
         data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
         return {"array": [value.dtype.name, list(value.shape), data]}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "US":
+        rows: list[Any] = value.ravel().tolist()
+        return {"strings": [value.dtype.str, list(value.shape), [encode(row) for row in rows]]}
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {"dict": {key: encode(item) for key, item in value.items()}}
     raise TypeError(
@@ -75,4 +81,9 @@ def _decoded(value: object) -> Any:
         if dtype is None or not _is_numeric(dtype):
             raise ValueError(f"an array of {name!r} is no encoded value")
         return np.frombuffer(base64.b64decode(data), dtype).reshape(shape).copy()
+    if kind == "strings":
+        name, shape, rows = content
+        if not _STRINGS.fullmatch(str(name)):
+            raise ValueError(f"an array of {name!r} is no encoded value")
+        return np.array([_decoded(row) for row in rows], str(name)).reshape(shape)
     return {key: _decoded(item) for key, item in content.items()}

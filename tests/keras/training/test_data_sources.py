@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -303,3 +304,74 @@ def test_datasets_that_do_not_fit_are_refused() -> None:
         model.fit(mirrored(3).distribute_dataset(dataset), verbose=0)
     with pytest.raises(ValueError, match="received both a Dataset and y and class_weight"):
         model.fit(dataset, _Y, class_weight={0: 1.0}, verbose=0)
+
+
+class _SemiSupervised(keras.Model):
+    """Trains on labeled rows, and keeps its outputs for unlabeled ones small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x["labeled"])
+
+    def compute_loss(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        unlabeled = next(value for key, value in x.items() if key != "labeled")
+        return super().compute_loss(x, *args, **kwargs) + keras.ops.mean(self.dense(unlabeled) ** 2)
+
+
+class _GivenBatches(keras.utils.PyDataset):
+    def __init__(self, batches: list[Any]) -> None:
+        super().__init__()
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._batches[index]
+
+
+def _uneven_batches(unlabeled: str) -> list[Any]:
+    """Batches of labeled and unlabeled rows; Keras counts the rows of the first key."""
+    draw = np.random.default_rng(0).normal
+    return [
+        (
+            {"labeled": _float(draw(size=(few, 3))), unlabeled: _float(draw(size=(many, 3)))},
+            _float(draw(size=(few, 2))),
+            _float(np.arange(few) % 3),
+        )
+        for few, many in ((4, 12), (4, 12), (4, 9), (3, 2))
+    ]
+
+
+def _float(array: Any) -> Any:
+    return np.asarray(array, "float32")
+
+
+@pytest.mark.parametrize("unlabeled", ["more", "extra"])  # after and before "labeled"
+@pytest.mark.parametrize(
+    "options", [{}, {"steps_per_execution": 2}, {"run_eagerly": True}], ids=str
+)
+def test_arrays_of_a_batch_may_differ_in_their_rows_on_one_device(unlabeled, options) -> None:
+    batches = _uneven_batches(unlabeled)
+
+    def results(scope: Any) -> list[Any]:
+        keras.utils.set_random_seed(0)
+        with scope:
+            model = _SemiSupervised()
+            model.compile("sgd", "mse", metrics=["mae"], weighted_metrics=["mse"], **options)
+        fitted = model.fit((one for one in batches), steps_per_epoch=4, verbose=0, shuffle=False)
+        again = model.fit(_GivenBatches(batches), verbose=0, shuffle=False)
+        logs = model.evaluate(_GivenBatches(batches), verbose=0)
+        outputs = model.predict(_GivenBatches(batches), verbose=0)
+        return [*fitted.history.values(), *again.history.values(), logs, outputs]
+
+    expected = results(contextlib.nullcontext())
+    for strategy in (sg.OneDeviceStrategy("cpu:1"), sg.MirroredStrategy(["cpu:0"])):
+        for got, wanted in zip(results(strategy.scope()), expected, strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    two = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+    with pytest.raises(ValueError, match=r"(?s)which 2 replicas share.*reshape 24 rows"):
+        results(two.scope())

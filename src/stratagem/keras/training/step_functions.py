@@ -346,8 +346,10 @@ class PredictFunction(_GroupedStepFunction):
     def _join(self, leaf: PerReplica | jax.Array | np.ndarray, batches: list[HostBatch]) -> Any:
         """Returns rows of all steps and replicas in data order, on every process."""
         if not isinstance(leaf, PerReplica):
-            rows = leaf if len(batches) > 1 else leaf[None]
-            return np.concatenate([np.asarray(part)[: batches[0].num_examples] for part in rows])
+            steps = [*map(np.asarray, leaf if len(batches) > 1 else leaf[None])]
+            if batches[0].lengths is not None:
+                steps = [step[: batches[0].num_examples] for step in steps]
+            return np.concatenate(steps)
         whole = of_all(leaf, self._strategy.num_replicas_in_sync)
         if whole.stacked is None:  # parts of eager replicas
             return np.concatenate([np.asarray(part) for part in whole.components])
