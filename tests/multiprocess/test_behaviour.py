@@ -95,6 +95,21 @@ def test_results_that_are_structures_are_reported_as_by_one_process(seen) -> Non
                 np.testing.assert_allclose(got, leaves, rtol=1e-5, err_msg=f"{kind}, {entry}")
 
 
+def test_parts_of_the_data_are_refused_where_each_process_needs_all(seen) -> None:
+    names = {
+        "fit": "x",
+        "weights": "sample_weight",
+        "validation": "validation_data[0]",
+        "evaluate": "x",
+        "predict": "x",
+        "dataset": "x[0]",
+    }
+    assert seen[0]["refused data"] == seen[1]["refused data"]
+    for call, message in seen[0]["refused data"].items():
+        expected = f"The workers differ in the values of {names.get(call)}: row 0 is another on"
+        assert message.startswith(expected) if call in names else message == "", (call, message)
+
+
 def test_only_process_0_writes_and_shows_progress(run) -> None:
     every, seen = run
     assert [one["wrote"] for one in seen] == [[True, True], [False, True]]

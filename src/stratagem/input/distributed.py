@@ -16,6 +16,7 @@ from stratagem.input.sharding import InputShard
 from stratagem.input.size_exchange import SizeExchange
 from stratagem.input.sources import (
     INFINITE_CARDINALITY,
+    ArraySource,
     ArraySpec,
     Reader,
     RepeatedReader,
@@ -79,6 +80,10 @@ class DistributedDataset:
             self._shard = InputShard.of(source, options.auto_shard_policy, context)
         # Processes that read different data exchange their batch sizes.
         reads_same_data = self._shard is not None and self._shard.is_whole
+        # Arrays that all processes read, which `fit` compares.
+        self.arrays_of_all: Any = None
+        if reads_same_data and isinstance(source, ArraySource):
+            self.arrays_of_all = source.arrays
         self._size_exchange: SizeExchange | None = None
         if strategy.topology.spans_processes and not reads_same_data:
             self._size_exchange = SizeExchange(strategy.topology)

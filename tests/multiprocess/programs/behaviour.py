@@ -189,6 +189,34 @@ with strategy.scope():
     structured = {name: logs_of(kind) for name, kind in kinds.items()}
 seen["structured logs"] = [structured, {name: logs_of(kind) for name, kind in kinds.items()}]
 
+# A part of the data on each process, as with Horovod: refused, unless it is said to be one.
+own = x[rank::2] * 0 + rank, y[rank::2]
+size = {"batch_size": 2, "verbose": 0}
+own_batches = sg.input.Dataset(own, batch_size=2)
+off = sg.InputOptions(auto_shard_policy=sg.AutoShardPolicy.OFF)
+calls = {
+    "fit": lambda: constant.fit(*own, **size),
+    "weights": lambda: constant.fit(x, y, sample_weight=y[:, 0] + rank, **size),
+    "validation": lambda: constant.fit(x, y, validation_data=own, **size),
+    "evaluate": lambda: constant.evaluate(*own, **size),
+    "predict": lambda: constant.predict(own[0], **size),
+    "dataset": lambda: constant.fit(own_batches, verbose=0),
+    "the same": lambda: constant.fit(x, y, **size),
+    "generator": lambda: constant.fit((own for _ in range(2)), verbose=0),
+    "function": lambda: constant.fit(
+        strategy.distribute_datasets_from_function(lambda context: own_batches), verbose=0
+    ),
+    "off": lambda: constant.fit(strategy.distribute_dataset(own_batches, off), verbose=0),
+}
+refused: dict[str, str] = {}
+for name, call in calls.items():
+    try:
+        call()
+        refused[name] = ""
+    except ValueError as error:
+        refused[name] = str(error).partition("\n")[0]
+seen["refused data"] = refused
+
 # Nobody has set a seed.
 with strategy.scope():
     drawn = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(4)])

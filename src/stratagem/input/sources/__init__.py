@@ -2,6 +2,7 @@
 
 from stratagem.input.sources.adapters import as_source, batched_source, every_nth
 from stratagem.input.sources.array_spec import ArraySpec
+from stratagem.input.sources.arrays import ArraySource
 from stratagem.input.sources.iterables import GeneratorSource
 from stratagem.input.sources.repeated import (
     RepeatedReader,
@@ -19,6 +20,7 @@ from stratagem.input.sources.source import (
 )
 
 __all__ = [
+    "ArraySource",
     "ArraySpec",
     "BATCHES_PER_SNAPSHOT",
     "FileSource",

@@ -130,6 +130,7 @@ class ArraySource(RowSource):
                     fix="make axis 0 of all arrays the same length.",
                 )
             )
+        self.arrays = arrays
         self.can_reshape = all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(arrays))
         super().__init__(
             lambda rows: jax.tree.map(lambda leaf: leaf[rows], arrays), shapes[0][0], **options

@@ -54,6 +54,11 @@ class DatasetAdapter(UnreadData):
         count = self._dataset.cardinality
         return count if count >= 0 else None
 
+    @property
+    def arrays_of_all(self) -> Any:
+        """Arrays that all processes read; None for another source, or data of their own."""
+        return self._dataset.arrays_of_all
+
     def batches(self) -> Iterator[Any]:
         """Returns an iterator over host batches. The dataset is opened at the first `next`.
 

@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Any, cast
 import keras
 
 from stratagem.keras.training.callback_support import CHIEF_ONLY, listed
-from stratagem.keras.training.data_lengths import data_lengths, require_equal_lengths
+from stratagem.keras.training.data_lengths import (
+    data_lengths,
+    data_rows,
+    require_equal_lengths,
+    require_equal_rows,
+)
 from stratagem.keras.variables.stored_reads import announces_gathers, announcing_gathers
 from stratagem.messages import explain
 from stratagem.options import VariableAggregation
@@ -37,14 +42,16 @@ def settle_call(arguments: dict[str, Any], wants_logs: bool) -> bool:
     """Makes a `fit`, `evaluate` or `predict` call equal on all processes; only the chief prints.
 
     Changes `arguments` (by name) in place. Returns True if any process needs the logs of single
-    batches; then all must compute them. Raises ValueError if lengths of data differ.
+    batches; then all must compute them. Raises ValueError if data or its lengths differ.
     """
     group = current_group()
     assert group is not None
     agree_on_random_state()  # It determines the shuffling of arrays.
-    calls = group.exchange("a call of fit", (wants_logs, data_lengths(arguments)))
-    require_equal_lengths([lengths for _, lengths in calls], group.identity.labels)
-    wants_logs = any(wants for wants, _ in calls)
+    own = (wants_logs, data_lengths(arguments), data_rows(arguments))
+    calls = group.exchange("a call of fit", own)
+    require_equal_lengths([lengths for _, lengths, _ in calls], group.identity.labels)
+    require_equal_rows([rows for _, _, rows in calls], group.identity.labels)
+    wants_logs = any(wants for wants, _, _ in calls)
     callbacks = arguments.get("callbacks")
     if callbacks is not None and not isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = listed(callbacks)
