@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import stratagem
@@ -40,9 +40,13 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in _FOREIGN_VARIABLES}
 
 
+def _summaries() -> Any:
+    return sys.modules.get("stratagem.summary.settings")
+
+
 def _settings() -> dict[str, Any]:
     """Keras and summaries are looked at only where a test has loaded them."""
-    summaries = sys.modules.get("stratagem.summary.settings")
+    summaries = _summaries()
     summary_settings = summaries and summaries.current_settings()
     keras = sys.modules.get("keras")
     loaded = keras is not None and hasattr(keras, "distribution")
@@ -104,6 +108,7 @@ class ProcessState:
     folder: str
     module_path: tuple[str, ...]
     handlers: tuple[Any, ...]
+    summaries: Any
 
     @classmethod
     def now(cls) -> ProcessState:
@@ -121,6 +126,7 @@ class ProcessState:
             folder=os.getcwd(),
             module_path=tuple(sys.path),
             handlers=tuple(signal.getsignal(one) for one in _SIGNALS),
+            summaries=(module := _summaries()) and module.current_settings(),
         )
 
     def changes(self) -> list[str]:
@@ -143,6 +149,7 @@ class ProcessState:
         """Ends what a test left, so that the tests after it find what it found."""
         with _quietly():
             _clear_variables(getattr(sys, "last_value", None))
+            self._set_summaries_back()  # their default writer holds a file open
             gc.collect()
             for thread in self._new_threads():
                 _end_owner(thread)
@@ -165,13 +172,18 @@ class ProcessState:
                 signal.signal(one, handler)
         *stack._stack.frames[:], stack._current_strategies.process = self.contexts
         _set_back(self.settings)
+        self._set_summaries_back()  # contexts that were collected have set theirs
+
+    def _set_summaries_back(self) -> None:
+        if (module := _summaries()) is not None:
+            module._set_current(self.summaries or module._DEFAULTS)
 
     def _new_threads(self) -> list[threading.Thread]:
         return [one for one in ProcessState.now().threads - self.threads if _counts(one)]
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
+def _quietly() -> Generator[None]:
     """What is released here was reported before: sockets that nobody closed are no second error."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.chaos import recording
 from tests.chaos.history import Attempt, Cell, Final, History, Span, check, read_history
 from tests.chaos.recording import Recorder
 from tests.chaos.simulated_run import FLAWS, Simulation
+from tests.run_events.test_wait_clock import ticking
 
 
 def _kinds(history: History, final: Final, *, is_durable: bool = False) -> set[str]:
@@ -114,7 +116,8 @@ def test_function_has_one_result_after_all_its_updates() -> None:
     ]
 
 
-def test_records_become_a_history(tmp_path) -> None:
+def test_records_become_a_history(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(recording, "time", ticking())
     recorder = Recorder(tmp_path)
     with recorder.span("function", number=3):
         with recorder.span("update", number=3, cells=["adds"]):
@@ -143,7 +146,8 @@ def test_records_become_a_history(tmp_path) -> None:
     assert (crash.begun_s, crash.is_counted) == (0.5, False)
 
 
-def test_what_a_stopped_worker_does_after_the_end_is_no_history(tmp_path) -> None:
+def test_what_a_stopped_worker_does_after_the_end_is_no_history(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(recording, "time", ticking())
     recorder = Recorder(tmp_path)
     with recorder.span("update", number=0, cells=["adds"]):
         recorder.note("end")

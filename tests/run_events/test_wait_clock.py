@@ -24,7 +24,10 @@ def ticking() -> types.SimpleNamespace:
     """In place of the module `time`: each look at the clock is a millisecond after the last."""
     looks = itertools.count(1)
     look = lambda: next(looks) / 1000  # noqa: E731
-    return types.SimpleNamespace(monotonic=look, perf_counter=look, time=look, sleep=time.sleep)
+    look_ns = lambda: next(looks) * 1_000_000  # noqa: E731
+    return types.SimpleNamespace(
+        monotonic=look, monotonic_ns=look_ns, perf_counter=look, time=look, sleep=time.sleep
+    )
 
 
 @pytest.fixture

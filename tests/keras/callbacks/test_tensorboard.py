@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.keras.callbacks import tensorboard
+from tests.run_events.test_wait_clock import ticking
 from tests.summary.events import Read
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -71,7 +74,11 @@ def test_epochs_are_those_of_the_history(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["none", "mirrored", "all_in_parts"])
-def test_batches_and_layers_are_written_each_few_steps(name: str, tmp_path: Path) -> None:
+def test_batches_and_layers_are_written_each_few_steps(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensorboard, "time", ticking())
+
     class Logs(keras.callbacks.Callback):
         def __init__(self) -> None:
             super().__init__()
@@ -95,6 +102,17 @@ def test_batches_and_layers_are_written_each_few_steps(name: str, tmp_path: Path
     assert train.steps("batch_steps_per_second") == steps
     assert all(speed > 0 for _, speed in train.numbers("batch_steps_per_second"))
     assert train.steps("epoch_steps_per_second") == [0, 1]
+
+
+def test_clock_that_is_coarser_than_a_step_writes_no_speed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensorboard, "time", types.SimpleNamespace(perf_counter=lambda: 7.0))
+    model = build(STRATEGIES["none"]())
+    fit(model, sg.TensorBoard(tmp_path, update_freq=1, write_steps_per_second=True))
+    tags = Read(tmp_path / "train").tags
+    assert "batch_loss" in tags
+    assert not [tag for tag in tags if "per_second" in tag]
 
 
 def test_many_steps_of_a_call_write_each_and_a_second_fit_goes_on(tmp_path: Path) -> None:

@@ -189,7 +189,8 @@ class TensorBoard(keras.callbacks.Callback):
         values = {f"batch_{name}": value for name, value in _named(logs).items()}
         if self.write_steps_per_second:
             elapsed_s = time.perf_counter() - self._batch_began_s
-            values["batch_steps_per_second"] = (self._num_steps - before) / elapsed_s
+            if elapsed_s > 0:  # some clocks move in steps of 10 ms and more
+                values["batch_steps_per_second"] = (self._num_steps - before) / elapsed_s
         self._write("train", values, self._num_steps)
 
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:
@@ -201,7 +202,8 @@ class TensorBoard(keras.callbacks.Callback):
         if self.write_steps_per_second:
             elapsed_s = time.perf_counter() - self._epoch_began_s
             num_steps = self._num_steps - self._num_steps_before_epoch
-            of_training["steps_per_second"] = num_steps / elapsed_s
+            if elapsed_s > 0:
+                of_training["steps_per_second"] = num_steps / elapsed_s
         of_validation = {k[4:]: v for k, v in values.items() if k.startswith("val_")}
         for folder, chosen in (("train", of_training), ("validation", of_validation)):
             if chosen:
