@@ -276,7 +276,8 @@ def closed_port() -> int:
 def _answers(url: str) -> bool:
     try:
         urllib.request.urlopen(url, timeout=1).close()
-    except urllib.error.HTTPError:  # without a token
+    except urllib.error.HTTPError as error:  # without a token
+        error.close()
         return True
     except OSError:
         return False

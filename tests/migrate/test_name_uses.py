@@ -35,8 +35,14 @@ def test_names(code, stored, read, first) -> None:
     assert name_uses.read_first(nodes) == first
 
 
+# From Python 3.12 on, the table lists the names of comprehensions among those around them.
 @pytest.mark.parametrize(
-    "code", [code for code, *_ in CODE if not code.startswith(("class", "for", "if", "with"))]
+    "code",
+    [
+        code
+        for code, *_ in CODE
+        if not code.startswith(("class", "for", "if", "with")) and "[i for" not in code
+    ],
 )
 def test_assigned_names_are_those_of_the_symbol_table(code) -> None:
     table = symtable.symtable(code, "<test>", "exec")

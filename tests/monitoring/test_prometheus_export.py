@@ -98,7 +98,8 @@ def status(port: int, host: str, **headers: str) -> int:
         with urllib.request.urlopen(request, timeout=30) as answer:
             return answer.status
     except urllib.error.HTTPError as error:
-        return error.code
+        with error:
+            return error.code
 
 
 def test_only_loopback_is_served_by_default(tmp_path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.error
 import urllib.request
 from typing import Any
 
@@ -49,6 +50,8 @@ def metadata(path: str, *, instead: str) -> str:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:  # noqa: S310 - http
             return response.read().decode()
     except OSError as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()  # it keeps its connection open, and a caller may keep the error
         raise RuntimeError(
             explain(
                 f"The metadata server {host} did not return {path!r}: {error}",

@@ -44,7 +44,8 @@ def check_ray(
         with urllib.request.urlopen(request, timeout=limit_s) as answer:  # noqa: S310
             version: Any = json.load(answer).get("ray_version")
     except urllib.error.HTTPError as error:
-        return [_refused(address, error, has_token=bool(token))]
+        with error:
+            return [_refused(address, error, has_token=bool(token))]
     except (OSError, ValueError, AttributeError) as error:
         return [
             Finding(

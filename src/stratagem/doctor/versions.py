@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import platform
 import re
@@ -55,10 +56,10 @@ def installed_versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
     """Returns the versions of those packages that are installed."""
     found: dict[str, str] = {}
     for name in packages:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+        # A nightly build is the same package by another name.
+        for distribution in (name, f"{name}-nightly"):
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                found.setdefault(name, importlib.metadata.version(distribution))
     return found
 
 

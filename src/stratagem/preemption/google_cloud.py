@@ -6,7 +6,6 @@ import dataclasses
 import http.client
 import threading
 import time
-import urllib.error
 from pathlib import Path
 
 from stratagem import environment
@@ -92,7 +91,7 @@ class GoogleCloudSource(NoticeSource):
         self._stopped = threading.Event()
 
     def _listen(self) -> None:
-        texts = [_read_metadata(key.path) for key in _KEYS]
+        texts = [metadata(key.path, instead=_ALTERNATIVE) for key in _KEYS]
         for key, text in zip(_KEYS, texts, strict=True):
             if self._is_alarm(key, text):
                 continue
@@ -114,7 +113,7 @@ class GoogleCloudSource(NoticeSource):
         while not self._stopped.is_set():
             asked_at_s = time.monotonic()
             try:
-                text = _read_metadata(path)
+                text = metadata(path, instead=_ALTERNATIVE)
             except (RuntimeError, http.client.HTTPException):
                 if time.monotonic() - answered_at_s > _MAX_SILENCE_S:
                     raise
@@ -138,13 +137,3 @@ class GoogleCloudSource(NoticeSource):
                 )
             )
         return True
-
-
-def _read_metadata(path: str) -> str:
-    try:
-        return metadata(path, instead=_ALTERNATIVE)
-    except RuntimeError as error:
-        # An HTTP error keeps its connection open, and the source may keep the error.
-        if isinstance(error.__cause__, urllib.error.HTTPError):
-            error.__cause__.close()
-        raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import math
@@ -161,10 +162,10 @@ def _shortened(text: str) -> str:
 
 
 def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:  # running from a source tree
-        return "unknown"
+    for distribution in (package, f"{package}-nightly"):  # the same package by another name
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(distribution)
+    return "unknown"  # running from a source tree
 
 
 def _labels(resolver: ClusterResolver, processes: Processes) -> tuple[str, ...] | None:

@@ -78,7 +78,10 @@ def _parts_of(name: str, value: object) -> dict[str, Any]:
         return {f"{name}[{key!r}]": one for key, one in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return {f"{name}[{index}]": one for index, one in enumerate(value)}
-    state: Any = value.__getstate__() if hasattr(value, "__dict__") else None
+    state: Any = None
+    if hasattr(value, "__dict__"):
+        with contextlib.suppress(Exception):  # that of an open file raises, since Python 3.12
+            state = value.__getstate__()
     if not isinstance(state, dict) or inspect.ismodule(value):
         return {}
     return {f"{name}.{part}": one for part, one in cast("dict[str, Any]", state).items()}
