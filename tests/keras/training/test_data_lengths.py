@@ -101,7 +101,7 @@ def test_shards_of_equal_length_are_refused_by_name_and_row(mine, theirs, name) 
         _OfUnknownLength(),
         lambda: iter([]),
     ],
-    ids=str,
+    ids=lambda data: type(data).__name__,
 )
 def test_other_data_is_not_looked_at(data: Any) -> None:
     assert data_rows({"x": data}) == {}
