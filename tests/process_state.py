@@ -60,7 +60,7 @@ def _settings() -> dict[str, Any]:
         "Keras dtype policy": keras.config.dtype_policy().name if loaded else "float32",
         "Keras floatx": keras.config.floatx() if loaded else "float32",
         "process group": current_process_group.current_group(),
-        "log choices": (logs._LogState.level, logs._LogState.format, logs._LogState.task),
+        "log choices": (logs._LogState.level or "auto", logs._LogState.format, logs._LogState.task),
         "log levels": _log_levels(),
         **{name: getattr(wait_clock, name) for name in _WAIT_FLAGS},
     }

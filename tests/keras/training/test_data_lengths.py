@@ -101,7 +101,17 @@ def test_shards_of_equal_length_are_refused_by_name_and_row(mine, theirs, name) 
         _OfUnknownLength(),
         lambda: iter([]),
     ],
-    ids=lambda data: type(data).__name__,
+    ids=[
+        "none",
+        "iterator",
+        "list",
+        "number",
+        "no rows",
+        "objects",
+        "dates",
+        "unknown length",
+        "function",
+    ],
 )
 def test_other_data_is_not_looked_at(data: Any) -> None:
     assert data_rows({"x": data}) == {}

@@ -445,8 +445,9 @@ def test_step_begins_with_what_was_assigned_a_moment_ago(mixed) -> None:
         optimizer.build([users])
 
     def step() -> Any:
+        before = users.value
         optimizer.apply([np.float32([1, 1])], [users])
-        return users.value
+        return before
 
     strategy.run(step)  # which brings the values after it along
     users.assign([5.0, 6.0])

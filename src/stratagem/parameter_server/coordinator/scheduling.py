@@ -43,7 +43,7 @@ class Scheduling(Lockstep):
                 code="SG611",
             ),
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=5,  # the caller of `Strategy.run`, which has two decorators
         )
         return super().run(fn, args, kwargs)
 
