@@ -176,6 +176,8 @@ class _Ways(keras.Model):
         self.built = True
 
     def call(self, x: Any) -> Any:
+        # Without it, plain Keras may drop a loss whose id is that of one of an earlier trace.
+        self._clear_losses()
         return [layer(x) for layer in self.ways]
 
     def losses_of(self, y: Any, outputs: Any, w: Any, added: list[Any]) -> dict[str, Any]:

@@ -346,3 +346,53 @@ def test_numbers_made_of_results_in_a_step_of_ones_own_are_of_all_replicas() -> 
     expected = plain_keras(_logs_job(Squares))
     job = _logs_job(Squares)
     assert differences(plain_keras(lambda _: job(mirrored(2).scope)), expected) == []
+
+
+class _AnyId(set[int]):
+    """Ids of losses of an earlier trace, one of which is that of each new loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_old = True
+
+    def __contains__(self, key: object) -> bool:
+        return self._is_old or super().__contains__(key)
+
+    def clear(self) -> None:
+        self._is_old = False
+        super().clear()
+
+
+class _AddsOne(keras.layers.Layer):
+    def call(self, x: Any) -> Any:
+        self.add_loss(keras.ops.ones(()))
+        return x
+
+
+class _AddedLosses(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = _AddsOne(), _AddsOne()
+
+    def call(self, x: Any) -> Any:
+        return self.second(self.first(x))
+
+    def test_step(self, state: Any, data: Any) -> Any:
+        trainable, non_trainable, metrics = state
+        outputs, non_trainable, losses = self.stateless_call(
+            trainable, non_trainable, data[0], return_losses=True
+        )
+        total = sum(losses) + 0 * keras.ops.sum(outputs)
+        return {"total": total}, (trainable, non_trainable, metrics)
+
+
+def test_added_losses_with_the_ids_of_earlier_ones_count() -> None:
+    x = np.ones((4, 1), "float32")
+    with mirrored(1).scope():
+        model = _AddedLosses()
+        model.built = True  # no layer has weights
+        model.compile("sgd", "mse")
+    model.evaluate(x, x, batch_size=4, verbose=0)
+    vars(model.second)["_loss_ids"] = _AnyId()  # assigned, Keras would store a copy
+    logs = model.evaluate(x, x, batch_size=2, verbose=0, return_dict=True)  # another trace
+    assert logs["total"] == 2.0

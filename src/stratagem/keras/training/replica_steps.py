@@ -33,6 +33,7 @@ from stratagem.keras.numerics.step_terms import (
 from stratagem.keras.private import (
     flatten_layers,
     fresh_masks,
+    ids_of_losses,
     loss_tracker,
     output_loss_trackers,
     takes_training,
@@ -99,10 +100,17 @@ class ReplicaSteps:
         return self._run("test_step", self._any_test, data)
 
     def _run(self, name: str, step: Callable[[Any], Any], data: object) -> Any:
+        def fresh_step(data: Any) -> Any:
+            # Keras finds the owner of an added loss by its `id`. `stateless_call` forgets those of
+            # earlier traces layer by layer, and drops a new loss that has got the id of an old one.
+            for layer in flatten_layers(self._model):
+                ids_of_losses(layer).clear()
+            return step(data)
+
         with self._counted_over_replicas(name):
-            terms = self._terms_of(name, step, data)
+            terms = self._terms_of(name, fresh_step, data)
             with following(terms):
-                return step(data)
+                return fresh_step(data)
 
     def _terms_of(self, name: str, step: Callable[[Any], Any], data: object) -> StepTerms | None:
         """Returns which numbers of a step of one's own are sums over rows; None for Keras's own."""
