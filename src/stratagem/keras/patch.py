@@ -21,7 +21,7 @@ class Patch:
 
     @property
     def is_lost(self) -> bool:
-        """True if this Keras lacks what is to be replaced."""
+        """True if this Keras lacks the attribute."""
         return not self.is_addition and not hasattr(self.owner, self.name)
 
     @property

@@ -37,7 +37,7 @@ class _Note:
 
 
 class AssignmentNotes:
-    """What this process has assigned, until it is sent to process 0."""
+    """Assignments of this process, until they are sent to process 0."""
 
     def __init__(self) -> None:
         self._notes: dict[int, _Note] = {}  # since the last shared call

@@ -132,15 +132,21 @@ class _Other(keras.metrics.Metric):
 def _evaluated(scope, metric):
     x = np.arange(10, dtype="float32")[:, None]
     with scope():
-        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        layer = keras.layers.Dense(1, kernel_initializer="ones")
+        model = keras.Sequential([keras.Input((1,)), layer])
         model.compile("sgd", "mse", metrics=[metric()])
-    return model.evaluate(x, x, batch_size=4, verbose=0, return_dict=True)
+    return model.evaluate(x, x % 4, batch_size=4, verbose=0, return_dict=True)
 
 
-def test_metrics_that_add_are_counted_by_workers() -> None:
-    expected = _evaluated(sg.OneDeviceStrategy("cpu:0").scope, _Added)["added"]
+@pytest.mark.parametrize(
+    ("metric", "name"),
+    [(_Added, "added"), (lambda: sg.embedding.AUC(from_logits=True), "auc")],
+    ids=["added", "auc"],
+)
+def test_metrics_that_add_are_counted_by_workers(metric, name) -> None:
+    expected = _evaluated(sg.OneDeviceStrategy("cpu:0").scope, metric)[name]
     with local_strategy(num_servers=1) as strategy:
-        assert _evaluated(strategy.scope, _Added)["added"] == pytest.approx(expected)
+        assert _evaluated(strategy.scope, metric)[name] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

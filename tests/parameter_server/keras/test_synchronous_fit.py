@@ -405,3 +405,25 @@ def test_other_variables_of_a_step_are_set_once_by_all_workers(sharing) -> None:
         np.testing.assert_allclose(
             np.asarray(one.value), np.asarray(two.value), rtol=1e-5, atol=1e-6, err_msg=one.path
         )
+
+
+def test_function_that_is_scheduled_after_fit_has_no_part_of_a_batch() -> None:
+    with synchronous(2) as strategy:
+        with strategy.scope():
+            model = dense()
+            average = sg.Variable(np.zeros(2, "float32"), trainable=False, aggregation="mean")
+        model.fit(X, Y, batch_size=10, verbose=0)
+        coordinator = sg.coordinator.ClusterCoordinator(strategy)
+
+        def step() -> None:
+            def replica() -> None:
+                gradients = [keras.ops.zeros(one.shape) for one in model.trainable_variables]
+                model.optimizer.apply(gradients, model.trainable_variables)
+                average.assign([1.0, 1.0])
+
+            sg.get_strategy().run(replica)
+
+        for _ in range(2):
+            coordinator.schedule(step)
+        coordinator.join()
+        np.testing.assert_array_equal(average.value, [1.0, 1.0])

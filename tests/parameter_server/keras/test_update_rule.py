@@ -196,3 +196,16 @@ def test_slots_that_begin_with_different_numbers_are_refused() -> None:
     store.create(ShardSpec("v", (4, 3), "float32"), lambda: np.zeros((4, 3)))
     with pytest.raises(NotImplementedError, match="'noise' of Uneven has different initial"):
         store.set_rule(KerasUpdate(Uneven(1.0)), ["v"])
+
+
+class _Unstored(keras.optimizers.SGD):
+    """Has an argument that neither its config nor an attribute knows."""
+
+    def __init__(self, power: float, *, label: str) -> None:
+        super().__init__(0.1)
+        self.power = power
+
+
+def test_optimizer_that_servers_cannot_make_is_refused_at_once() -> None:
+    with pytest.raises(NotImplementedError, match=r"returns the arguments \['label'\] too"):
+        KerasUpdate(_Unstored(2.0, label="a"))

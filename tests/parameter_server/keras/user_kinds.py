@@ -53,6 +53,14 @@ def softer(x: Any) -> Any:
     return ops.tanh(x) * SCALE
 
 
+class Bounded(keras.constraints.Constraint):
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+
+    def __call__(self, value: Any) -> Any:
+        return ops.minimum(value, self.limit)
+
+
 class Subclassed(keras.Model):
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -165,6 +173,7 @@ KINDS: dict[str, Any] = {
     "schedule": lambda: (dense(), {"optimizer": keras.optimizers.SGD(Falling(0.1))}),
     "optimizer": lambda: (dense(), {"optimizer": Signs(0.1, power=0.5)}),
     "activation": lambda: (dense(activation=softer), {}),
+    "constraint": lambda: (dense(kernel_constraint=Bounded(0.9)), {}),
     "callback": lambda: (dense(), {"callbacks": [Halving()]}),
     "dtype policy": lambda: (dense(dtype=Policy("mixed_bfloat16")), {}),
     "functional model": lambda: (functional(), {}),

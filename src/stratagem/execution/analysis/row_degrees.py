@@ -22,7 +22,7 @@ from stratagem.execution.analysis.row_rules import ELEMENTWISE, SUB_JAXPRS, cont
 if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn, Var
 
-__all__ = ["MIXED", "RowDegrees", "row_degrees"]
+__all__ = ["MIXED", "SUM_OVER_REPLICAS", "RowDegrees", "row_degrees"]
 
 _JOINING = {"add", "sub", "add_any", "max", "min", "concatenate", "clamp", "pad", "select_n"}
 _KEEPING = {
@@ -61,7 +61,7 @@ _SMALL = 1e-3
 
 
 class _Source(enum.IntEnum):
-    """What a value is made of."""
+    """Origin of a value: no rows of the batch, its rows, or totals over them."""
 
     NO_ROWS = 0
     ROWS = 1
@@ -89,18 +89,23 @@ _LOST = _Label(-math.inf)
 MIXED = -math.inf
 """Degree of a sum of terms that grow with the rows and others that don't."""
 
+SUM_OVER_REPLICAS = "stratagem_sum_over_replicas"
+"""Name scope of an operation that stands for a sum over replicas, of its operand."""
+
 
 @dataclasses.dataclass(frozen=True)
 class RowDegrees:
     """Degree of each result, None if it is not known, and operations that combine rows.
 
-    `mixing` are those whose result is no sum or mean over rows, nor made of such by adding. Those
-    of gradients are left out: they are right where the rest is.
+    `mixing` are those whose result is no sum or mean over rows, nor made of such by adding, and
+    `summed_means` sums over replicas of means over rows. Operations of gradients are left out: they
+    are right where the rest is.
     """
 
     degrees: list[float | None]
     combining: list[JaxprEqn]
     mixing: list[JaxprEqn]
+    summed_means: list[JaxprEqn]
 
 
 def row_degrees(traces: Sequence[ClosedJaxpr], sizes: tuple[int, int]) -> RowDegrees:
@@ -112,7 +117,7 @@ def row_degrees(traces: Sequence[ClosedJaxpr], sizes: tuple[int, int]) -> RowDeg
     degrees = [
         None if math.isnan(label.degree) or label is _ZERO else label.degree for label in labels
     ]
-    return RowDegrees(degrees, walk.combining, walk.mixing)
+    return RowDegrees(degrees, walk.combining, walk.mixing, walk.summed_means)
 
 
 class _Walk:
@@ -120,6 +125,7 @@ class _Walk:
         self._log_ratio = log_ratio
         self.combining: list[JaxprEqn] = []
         self.mixing: list[JaxprEqn] = []
+        self.summed_means: list[JaxprEqn] = []
 
     def results(
         self, traces: Sequence[Any], inputs: Sequence[_Label], *, in_gradient: bool
@@ -162,7 +168,10 @@ class _Walk:
         self, eqn: JaxprEqn, twin: JaxprEqn, labels: list[_Label], *, in_gradient: bool
     ) -> list[_Label]:
         name, count = eqn.primitive.name, len(eqn.outvars)
-        in_gradient = in_gradient or "transpose" in str(eqn.source_info.name_stack)
+        scopes = str(eqn.source_info.name_stack)
+        in_gradient = in_gradient or "transpose" in scopes
+        if SUM_OVER_REPLICAS in scopes and labels[0].is_total and labels[0].degree == 0:
+            self.summed_means.append(eqn)
         if name in SUB_JAXPRS:
             inner = [each.params[SUB_JAXPRS[name]] for each in (eqn, twin)]
             return self.results(inner, labels, in_gradient=in_gradient)

@@ -22,7 +22,7 @@ from stratagem.collectives import SoleCommunicator
 from stratagem.context import ReplicaContext, stack
 from stratagem.context.batch import ReplicaBatch
 from stratagem.execution import ReplicaScope, current_scope
-from stratagem.execution.analysis.row_degrees import MIXED, row_degrees
+from stratagem.execution.analysis.row_degrees import MIXED, SUM_OVER_REPLICAS, row_degrees
 from stratagem.keras.numerics.step_mode import (
     StepMode,
     as_average,
@@ -47,18 +47,20 @@ _HANDLES_ROWS = "/stratagem/keras/numerics/"
 
 @dataclasses.dataclass
 class StepTerms:
-    """Which numbers of a step grow with its rows, in the order in which the step averages them.
+    """Numbers of a step that grow with its rows, in the order in which the step averages them.
 
     `are_sums` are those that grow with the rows of a replica, `are_of_worker` those that grow with
     the rows of a worker that has a part of each batch. The two differ in a sum that is divided by
     `global_num_examples`, which counts the rows of the worker. `places` are the lines of the user
-    that combine rows, padding included; `mixing` those whose result is no sum or mean.
+    that combine rows, padding included; `mixing` those whose result is no sum or mean, and
+    `summed_means` those that add up means over replicas.
     """
 
     are_sums: list[list[bool]] = dataclasses.field(default_factory=list)
     are_of_worker: list[list[bool]] = dataclasses.field(default_factory=list)
     places: list[str] = dataclasses.field(default_factory=list)
     mixing: list[str] = dataclasses.field(default_factory=list)
+    summed_means: list[str] = dataclasses.field(default_factory=list)
     has_mixed: bool = False
 
     def warn(self, name: str, context: ReplicaContext) -> None:
@@ -93,6 +95,22 @@ class StepTerms:
                 ),
                 stacklevel=2,
             )
+        if self.summed_means:
+            summed, self.summed_means = self.summed_means, []
+            count = context.num_replicas_in_sync
+            warn_on_one_worker(
+                explain(
+                    f"{name} adds up a mean over rows over the replicas at {', '.join(summed)}.",
+                    expected=f"a sum over rows: {count} means add up to {count} times the mean. In "
+                    "a step of fit, sg.compute_average_loss returns a mean.",
+                    fix="leave all_reduce out: the step averages gradients, logs and numbers for "
+                    "metrics over replicas.",
+                    code="SG409",
+                ),
+                stacklevel=2,
+            )
+        # Not mended by a branch for each number of rows, as in metrics: the replicas of a step have
+        # to meet in its sums, and those in unlike branches would wait for one another for ever.
         if lengths is not None and len(set(lengths)) > 1 and self.places:
             places, self.places = self.places, []
             warn_on_one_worker(
@@ -202,6 +220,7 @@ def _terms(
         are_sums=[[degree == 1.0 for degree in each] for each in by_call],
         places=[] if "mask" in asked else _places(found.combining),
         mixing=[] if "gather" in asked else _places(found.mixing),
+        summed_means=_places(found.summed_means, are_calls=True),
         has_mixed=any(MIXED in each for each in by_call),
     )
 
@@ -291,9 +310,12 @@ class _Elsewhere(SoleCommunicator):
 
     def all_reduce(self, op: ReduceOp, value: object) -> Any:
         array = jnp.asarray(super().all_reduce(op, value))
+        if op is ReduceOp.SUM:
+            with jax.named_scope(SUM_OVER_REPLICAS):
+                array = jnp.copy(array)  # an operation that the analysis finds
         if self._whole_grows:
             return array
-        return jnp.full(array.shape, 1, array.dtype)
+        return jnp.full(array.shape, 1, array.dtype) + 0 * array  # JAX drops what is unused
 
     def all_gather(self, value: object, axis: int, lengths: tuple[int, ...] | None) -> Any:
         self._asked.add("gather")
@@ -306,14 +328,19 @@ class _Elsewhere(SoleCommunicator):
         raise NotImplementedError  # ends the analysis
 
 
-def _places(combining: list[JaxprEqn]) -> list[str]:
-    """Returns the lines of the user's code in which operations are that combine rows."""
+def _places(equations: list[JaxprEqn], *, are_calls: bool = False) -> list[str]:
+    """Returns the lines of the user's code with some operations; or with calls that make these.
+
+    Operations are left out if this library makes them, or if they are in a call from its layers and
+    losses, which leave padding out.
+    """
     places: dict[str, None] = {}
-    for eqn in combining:
+    for eqn in equations:
         trace = eqn.source_info.traceback
         frames = list(trace.frames) if trace is not None else []
         files = [frame.file_name.replace("\\", "/") for frame in frames]
-        own = next((i for i, file in enumerate(files) if _is_code(file)), None)
+        are_own = (_is_code(file) and not (are_calls and "/stratagem/" in file) for file in files)
+        own = next((i for i, is_own in enumerate(are_own) if is_own), None)
         if own is None or "/stratagem/" in files[own]:
             continue
         if not any(_HANDLES_ROWS in file for file in files[own:] if "step_terms" not in file):

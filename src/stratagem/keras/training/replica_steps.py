@@ -57,7 +57,7 @@ class ReplicaSteps:
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
-        self._terms: dict[str, StepTerms] = {}
+        self._terms: dict[tuple[str, Any], StepTerms] = {}
         # For each array in the logs of the last step: its metric, and its place in the result; or
         # None if it is no result.
         self.sources_of_logs: list[tuple[keras.metrics.Metric, int] | None] = []
@@ -122,12 +122,13 @@ class ReplicaSteps:
             return None
         # The assignments of a layer that is built in the analysis would be lost.
         is_built = all(layer.built for layer in flatten_layers(self._model))
-        if name not in self._terms:
+        key = name, jax.tree.structure(data)  # a step may compute other numbers without weights
+        if key not in self._terms:
             if not is_built or context.strategy.variables.uninitialized():
                 return None
-            self._terms[name] = terms_of_step(step, data, context)
-        self._terms[name].warn(f"{type(self._model).__name__}.{name}", context)
-        return self._terms[name]
+            self._terms[key] = terms_of_step(step, data, context)
+        self._terms[key].warn(f"{type(self._model).__name__}.{name}", context)
+        return self._terms[key]
 
     def _any_train(self, data: Any) -> Any:
         if self._overrides("train_step"):

@@ -82,21 +82,20 @@ class _WorkerSteps:
         ends: Sequence[bool] | None,
     ) -> Any:
         logs = None
-        # Rounds of local updates are of a worker's own examples.
         remote = strategy.placement.remote
-        remote.shares_batches = remote.variables.mode.rounds is None
         for place, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
-            strategy.placement.remote.gradient_weight = weight
+            remote.gradient_weight = weight
+            # Rounds of local updates are of a worker's own examples.
+            remote.shares_batches = remote.variables.mode.rounds is None
             if ends is not None:
-                strategy.placement.remote.local.ends_round = ends[place]
-            collected = (
-                [] if weight else list(strategy.placement.remote.variables.collected.values())
-            )
+                remote.local.ends_round = ends[place]
+            collected = [] if weight else list(remote.variables.collected.values())
             counts = [np.array(variable.storage) for variable in collected]
             try:
                 logs = self._run(strategy, [batch])
             finally:
-                strategy.placement.remote.gradient_weight = 1.0
+                # Functions that are scheduled later compute whole batches of their own.
+                remote.gradient_weight, remote.shares_batches = 1.0, False
                 for variable, count in zip(collected, counts, strict=True):
                     variable.storage = count
         return logs

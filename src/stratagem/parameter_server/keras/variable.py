@@ -351,11 +351,11 @@ class ParameterServerVariable(DistributedVariable):
     def check_constraint(self) -> None:
         """Raises a NotImplementedError if no server has the whole value that a constraint needs."""
         is_split = isinstance(self, ShardedVariable)
+        why = "parameter servers have its shards" if is_split else "it is trained by rows"
         if self._constraint is not None and (self.has_rows or is_split):
             raise NotImplementedError(
                 explain(
-                    f"Variable {self.path!r} has the constraint {self._constraint}, but "
-                    f"{'parameter servers have its shards' if is_split else 'is trained by rows'}.",
+                    f"Variable {self.path!r} has the constraint {self._constraint}, but {why}.",
                     expected="a constraint of a variable that one server updates as a whole.",
                     fix="omit the constraint, or use a regularizer.",
                     code="SG609",
