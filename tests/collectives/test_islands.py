@@ -13,7 +13,8 @@ from stratagem.collectives import (
     ReplicaAxis,
     SizedPacks,
 )
-from stratagem.collectives.islands import Islands, IslandSums
+from stratagem.collectives.compressed.between import IslandSums
+from stratagem.collectives.islands import Islands
 from stratagem.options import ReduceOp
 from tests.collectives.axes import on_axis
 

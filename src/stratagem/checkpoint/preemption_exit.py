@@ -12,6 +12,7 @@ from stratagem.checkpoint.agreed_step import AgreedStep, PreemptionAction
 from stratagem.checkpoint.manager import CheckpointManager
 from stratagem.preemption import TerminationConfig
 from stratagem.process_group import current_group
+from stratagem.run_events import current_events
 from stratagem.topology.process_exit import expect_exit
 
 __all__ = ["PreemptionExit", "print_status"]
@@ -68,6 +69,10 @@ class PreemptionExit:
             self._config.exit()
         except SystemExit as exit_error:
             expect_exit(exit_error.code)
+            events = current_events()
+            # Record the exit code now; it is not available when the program ends.
+            if events is not None and isinstance(exit_error.code, int):
+                events.end(exit_error.code, "left after notice")
             raise
 
 

@@ -20,7 +20,7 @@ from stratagem.values import IndexedSlices, Mirrored, PerReplica
 from stratagem.values.regrouping import is_array
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.contexts import StrategyParts
 
 __all__ = ["Communicator", "MeshCommunicator", "SoleCommunicator"]
 
@@ -82,7 +82,7 @@ class Communicator(abc.ABC):
     @abc.abstractmethod
     def merge(
         self,
-        strategy: Strategy,
+        strategy: StrategyParts,
         fn: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -138,7 +138,7 @@ class SoleCommunicator(Communicator):
 
     def merge(
         self,
-        strategy: Strategy,
+        strategy: StrategyParts,
         fn: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -204,7 +204,7 @@ class MeshCommunicator(Communicator):
 
     def merge(
         self,
-        strategy: Strategy,
+        strategy: StrategyParts,
         fn: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.contexts import StrategyParts
 
 __all__ = [
     "FunctionTrace",
@@ -42,9 +42,9 @@ class FunctionTrace:
         self.read: dict[int, Any] = {}
         self.written: dict[int, Any] = {}
         self.missed: dict[int, Any] = {}
-        self.strategies: list[Strategy] = []
+        self.strategies: list[StrategyParts] = []
 
-    def note_strategy(self, strategy: Strategy) -> None:
+    def note_strategy(self, strategy: StrategyParts) -> None:
         """Records that a strategy runs a replica function in the function."""
         if strategy not in self.strategies:
             self.strategies.append(strategy)

@@ -17,7 +17,7 @@ from stratagem.options import ReduceOp
 from stratagem.values import IndexedSlices, is_indexed_slices
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.contexts import StrategyParts
 
 __all__ = ["ReplicaContext", "get_replica_context"]
 
@@ -44,7 +44,7 @@ class ReplicaContext:
 
     def __init__(
         self,
-        strategy: Strategy,
+        strategy: StrategyParts,
         replica_id: object = 0,
         communicator: Communicator | None = None,
         batch: ReplicaBatch | None = None,
@@ -82,7 +82,8 @@ class ReplicaContext:
     @property
     def devices(self) -> tuple[jax.Device, ...]:
         """Devices of the strategy (TensorFlow 1.x)."""
-        return self._strategy.extended.worker_devices
+        strategy: Any = self._strategy
+        return strategy.extended.worker_devices
 
     @property
     def num_examples(self) -> Any:
@@ -158,7 +159,7 @@ class ReplicaContext:
             )
         self._require_current("merge_call")
 
-        def merged(strategy: Strategy, *call_args: object, **call_kwargs: object) -> Any:
+        def merged(strategy: StrategyParts, *call_args: object, **call_kwargs: object) -> Any:
             with stack.push(stack.FrameKind.MERGE, strategy, self):
                 return merge_fn(strategy, *call_args, **call_kwargs)
 

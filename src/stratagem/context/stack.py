@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stratagem.messages import explain
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.contexts import StrategyParts
 
 
 __all__ = [
@@ -185,7 +185,7 @@ class push:  # noqa: N801 - a function's name; a generator takes three times as 
 
     __slots__ = ("_frame",)
 
-    def __init__(self, kind: FrameKind, strategy: Strategy, replica: object = None) -> None:
+    def __init__(self, kind: FrameKind, strategy: StrategyParts, replica: object = None) -> None:
         self._frame = ContextFrame(kind, strategy, replica)
 
     def __enter__(self) -> None:
@@ -200,7 +200,7 @@ def push_default() -> push:
     return push(FrameKind.SCOPE, _default_strategy())
 
 
-def push_scope(strategy: Strategy) -> None:
+def push_scope(strategy: StrategyParts) -> None:
     """Opens `strategy.scope()`; raises RuntimeError if it cannot be opened here."""
     frame = current_frame()
     if frame is not None and frame.kind is FrameKind.REPLICA:
@@ -217,7 +217,7 @@ def push_scope(strategy: Strategy) -> None:
     _stack.frames.append(ContextFrame(FrameKind.SCOPE, strategy, frame.replica if frame else None))
 
 
-def pop_scope(strategy: Strategy) -> None:
+def pop_scope(strategy: StrategyParts) -> None:
     """Closes `strategy.scope()`; raises RuntimeError if it is not the innermost context."""
     top = _stack.frames[-1] if _stack.frames else None
     if top is None or top.kind is not FrameKind.SCOPE or top.strategy is not strategy:

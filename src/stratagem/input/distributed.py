@@ -28,7 +28,7 @@ from stratagem.messages import explain
 from stratagem.options import InputContext, InputOptions
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.contexts import StrategyParts
 
 __all__ = ["DistributedDataset"]
 
@@ -63,7 +63,7 @@ class DistributedDataset:
 
     def __init__(
         self,
-        strategy: Strategy,
+        strategy: StrategyParts,
         source: Source | list[Source],
         *,
         is_global: bool,

@@ -13,6 +13,8 @@ import keras
 environment.require_jax_backend(keras.config.backend())
 
 from stratagem.checkpoint.creation_hooks import set_keras
+from stratagem.keras.callbacks.joining_fit import JoiningFit
+from stratagem.keras.numerics.random_state import RandomState
 from stratagem.keras.patches import PATCHES
 from stratagem.keras.private import (
     flatten_layers,
@@ -22,6 +24,7 @@ from stratagem.keras.private import (
 from stratagem.messages import explain
 from stratagem.strategies.base.default import DefaultStrategy  # fills its slot
 from stratagem.strategies.base.logical_devices import set_shape_inference
+from stratagem.strategies.elastic_admission import ElasticAdmission
 from stratagem.summary import collector
 
 __all__ = ["install"]
@@ -32,6 +35,7 @@ def install() -> None:
     assert DefaultStrategy
     set_shape_inference(in_symbolic_scope)
     collector.set_shape_inference(in_symbolic_scope)
+    ElasticAdmission.callback, ElasticAdmission.random_state = JoiningFit, RandomState
     set_keras(flatten_layers, get_stateless_scope, in_symbolic_scope)
     patches = list(itertools.chain(*PATCHES.values()))
     if lost := [patch.full_name for patch in patches if patch.is_lost]:

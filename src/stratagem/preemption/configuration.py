@@ -21,7 +21,6 @@ from stratagem.preemption.google_cloud import GoogleCloudSource
 from stratagem.preemption.notices import AnySource, Notice, NoticeSource
 from stratagem.preemption.polling import PolledSource
 from stratagem.preemption.signals import SignalSource
-from stratagem.run_events import current_events
 
 __all__ = ["EXIT_CODE", "GOOGLE_CLOUD_EXIT_CODE", "TerminationConfig"]
 
@@ -202,14 +201,7 @@ class TerminationConfig:
 
     def exit(self) -> None:
         """Exits the program: calls `exit_fn`, or exits with code 42 without one."""
-        try:
-            (self.exit_fn or _exit_with(EXIT_CODE))()
-        except SystemExit as exit_error:
-            events = current_events()
-            # Record the exit code now; it is not available when the program ends.
-            if events is not None and isinstance(exit_error.code, int):
-                events.end(exit_error.code, "left after notice")
-            raise
+        (self.exit_fn or _exit_with(EXIT_CODE))()
 
 
 def _default() -> TerminationConfig:

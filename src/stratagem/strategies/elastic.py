@@ -11,7 +11,6 @@ from stratagem.collectives.elastic_rounds import serve_rounds
 from stratagem.communication import CommunicationOptions
 from stratagem.elastic import View
 from stratagem.execution import ElasticLockstep, Lockstep
-from stratagem.keras.callbacks.joining_fit import JoiningFit
 from stratagem.process_group import agree_on_random_state
 from stratagem.strategies.backed_ops import BackedOps
 from stratagem.strategies.base.automatic import AutomaticOps
@@ -112,7 +111,7 @@ class ElasticStrategy(ElasticMembership):
         executor.keeps_worker_rows = constant_batch == "worker"
         group.on_change(self._continue)
         admission = self._admission = ElasticAdmission(self, group)
-        self.fit_callbacks = lambda: [JoiningFit(admission)]
+        self.fit_callbacks = lambda: [ElasticAdmission.callback(admission)]
         agree_on_random_state()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:

@@ -8,7 +8,8 @@ import pytest
 
 from stratagem.collectives import ChosenAllReduce, MeshCommunicator, ReplicaAxis
 from stratagem.collectives.compressed.between import compressed_between
-from stratagem.collectives.islands import Islands, IslandSums
+from stratagem.collectives.compressed.between import IslandSums
+from stratagem.collectives.islands import Islands
 from stratagem.compression import BFloat16, Float8, Int8, PowerSGD, TopK
 from tests.collectives.axes import on_axis
 from tests.collectives.compressed.steps import first_states, gradients

@@ -44,14 +44,16 @@ from stratagem.values.regrouping import is_array
 from stratagem.variables import agree_on_initial_values
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.contexts import StrategyParts
 
 __all__ = ["run_eagerly"]
 
 _Step = Callable[..., Any]
 
 
-def run_eagerly(strategy: Strategy, fn: _Step, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def run_eagerly(
+    strategy: StrategyParts, fn: _Step, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
     """Calls a function once per replica, op by op, and returns the regrouped result."""
     if strategy.topology.is_abstract:
         raise eager_abstract(strategy)
@@ -74,7 +76,7 @@ def run_eagerly(strategy: Strategy, fn: _Step, args: Sequence[Any], kwargs: dict
     return rebuilt(regroup(values, strategy.topology))
 
 
-def _run_again(strategy: Strategy, first: _Session) -> tuple[_Session, list[Any]]:
+def _run_again(strategy: StrategyParts, first: _Session) -> tuple[_Session, list[Any]]:
     """Reruns a call that created variables; once more if a layer's build assigned to them."""
     first.state.restore()
     initialize_created_variables(strategy)
@@ -95,7 +97,9 @@ def _run_again(strategy: Strategy, first: _Session) -> tuple[_Session, list[Any]
     return session, session.run()
 
 
-def _run_plainly(strategy: Strategy, fn: _Step, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _run_plainly(
+    strategy: StrategyParts, fn: _Step, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
     """Runs the function as plain Keras would, under the default strategy."""
     batch = batch_of(args, kwargs, 1)
     context = ReplicaContext(strategy, 0, SoleCommunicator(), batch)
@@ -132,7 +136,7 @@ class _Session:
     """One eager call for all replicas."""
 
     def __init__(
-        self, strategy: Strategy, fn: _Step, args: Sequence[Any], kwargs: dict[str, Any]
+        self, strategy: StrategyParts, fn: _Step, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> None:
         self._strategy = strategy
         self._fn = fn

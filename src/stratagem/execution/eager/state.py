@@ -25,7 +25,7 @@ from stratagem.variables import (
 if TYPE_CHECKING:
     import keras
 
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.contexts import StrategyParts
 
 
 __all__ = ["EagerState"]
@@ -34,7 +34,7 @@ __all__ = ["EagerState"]
 class EagerState:
     """Reads and writes of a strategy's variables by its eager replicas."""
 
-    def __init__(self, strategy: Strategy) -> None:
+    def __init__(self, strategy: StrategyParts) -> None:
         self._strategy = strategy
         self._topology: Topology = strategy.topology
         self._copies: dict[int, tuple[Any, Any]] = {}

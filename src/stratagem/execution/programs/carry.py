@@ -26,8 +26,8 @@ from stratagem.values.regrouping import is_array
 from stratagem.variables import Home, VariableKind
 
 if TYPE_CHECKING:
+    from stratagem.contexts import StrategyParts
     from stratagem.execution.programs.lockstep import Lockstep
-    from stratagem.strategies.base.strategy import Strategy
 
 __all__ = ["Carry", "CarryingStep"]
 
@@ -41,7 +41,7 @@ class CarrySlot:
     has_value = True
     trainable = False
 
-    def __init__(self, strategy: Strategy, value: jax.Array, path: str) -> None:
+    def __init__(self, strategy: StrategyParts, value: jax.Array, path: str) -> None:
         self.path = path
         self.given_shape, self.given_dtype = value.shape, value.dtype
         self.key_impl = jax.random.key_impl(value) if is_key(value) else None
@@ -91,7 +91,7 @@ class CarrySlot:
 class Carry:
     """State passed between steps of one `run_steps` call; its leaves are `PerReplica` or shared."""
 
-    def __init__(self, strategy: Strategy, initial: object) -> None:
+    def __init__(self, strategy: StrategyParts, initial: object) -> None:
         self._strategy = strategy
         self._topology = strategy.topology
         pairs, self.structure = jax.tree_util.tree_flatten_with_path(

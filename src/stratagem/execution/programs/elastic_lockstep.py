@@ -32,7 +32,7 @@ from stratagem.topology import Topology
 from stratagem.values import PerReplica
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.contexts import StrategyParts
 
 __all__ = ["ElasticLockstep", "is_on"]
 
@@ -40,7 +40,7 @@ __all__ = ["ElasticLockstep", "is_on"]
 class ElasticLockstep(Lockstep):
     """Runs replica functions on the members that are left. See `Executor`."""
 
-    def __init__(self, strategy: Strategy, *, steps_per_call: int | None = None) -> None:
+    def __init__(self, strategy: StrategyParts, *, steps_per_call: int | None = None) -> None:
         super().__init__(strategy, steps_per_call=steps_per_call)
         self._topology: Topology = strategy.topology
         self._by_size: dict[int, OrderedDict[Any, Program]] = {}

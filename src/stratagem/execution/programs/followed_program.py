@@ -23,7 +23,7 @@ from stratagem.topology.lockstep import compiling, wait_for_background
 from stratagem.values import PerReplica
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.contexts import StrategyParts
 
 __all__ = ["FollowUpProgram", "FollowedProgram"]
 
@@ -66,7 +66,7 @@ class FollowUpProgram(Program):
     program in between may take them.
     """
 
-    def __init__(self, strategy: Strategy, fn: Callable[..., Any], *args: Any) -> None:
+    def __init__(self, strategy: StrategyParts, fn: Callable[..., Any], *args: Any) -> None:
         topology, name = strategy.topology, name_of(fn)
         arguments = _flattened(args, topology)
         with paused_garbage_collection():

@@ -39,7 +39,7 @@ from stratagem.topology.lockstep import compiling
 from stratagem.variables import agree_on_initial_values, require_layouts_used
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.contexts import StrategyParts
 
 __all__ = ["Lockstep", "program_of"]
 
@@ -54,7 +54,7 @@ class Lockstep:
     has_values = True
     worker: tuple[int, int] = (0, 1)
 
-    def __init__(self, strategy: Strategy, *, steps_per_call: int | None = None) -> None:
+    def __init__(self, strategy: StrategyParts, *, steps_per_call: int | None = None) -> None:
         self._strategy = strategy
         self.steps_per_call = steps_per_call
         self._programs: OrderedDict[Any, Program] = OrderedDict()

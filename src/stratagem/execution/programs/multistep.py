@@ -26,14 +26,14 @@ from stratagem.values import PerReplica
 if TYPE_CHECKING:
     import numpy as np
 
+    from stratagem.contexts import StrategyParts
     from stratagem.execution.programs.lockstep import Lockstep
-    from stratagem.strategies.base.strategy import Strategy
 
 __all__ = ["run_steps"]
 
 
 def run_steps(
-    strategy: Strategy,
+    strategy: StrategyParts,
     fn: Callable[[Any], Any],
     iterator: DistributedIterator,
     num_steps: int,
@@ -57,7 +57,7 @@ def run_steps(
 
 
 def _run_all(
-    strategy: Strategy,
+    strategy: StrategyParts,
     function: Callable[[Any], Any],
     iterator: DistributedIterator,
     num_steps: int,
@@ -120,7 +120,7 @@ class _ReducedStep:
         return context.all_reduce(self.op, as_values(self.fn(batch)))
 
 
-def _run_compiled(strategy: Strategy, fn: Callable[[Any], Any], placed: PlacedBatches) -> Any:
+def _run_compiled(strategy: StrategyParts, fn: Callable[[Any], Any], placed: PlacedBatches) -> Any:
     arguments = batch_arguments(placed)
     executor = cast("Lockstep", strategy.executor)
     if placed.hosts:

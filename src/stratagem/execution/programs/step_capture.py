@@ -16,7 +16,7 @@ from stratagem.execution.tracing.trace import Trace
 from stratagem.topology import Topology
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.contexts import StrategyParts
 
 __all__ = ["CapturedStep", "StepCaptured", "capture", "note_optimizer", "offer_step"]
 
@@ -78,7 +78,7 @@ def note_optimizer(optimizer: object) -> None:
 
 
 def offer_step(
-    strategy: Strategy,
+    strategy: StrategyParts,
     fn: Callable[..., Any],
     arguments: Arguments,
     trace: Callable[[Callable[..., Any], Arguments, Topology], Trace],

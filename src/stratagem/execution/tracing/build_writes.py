@@ -28,7 +28,7 @@ from stratagem.variables import VariableKind, agree_on_initial_values, home_of
 if TYPE_CHECKING:
     import keras
 
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.contexts import StrategyParts
 
 
 __all__ = ["BuildWrites", "keep_builds", "lost_writes", "store_initial"]
@@ -102,7 +102,7 @@ class BuildWrites:
 
     def keep(
         self,
-        strategy: Strategy,
+        strategy: StrategyParts,
         num_writes: Mapping[int, int],
         arguments: Arguments | None,
     ) -> None:
@@ -140,7 +140,7 @@ class BuildWrites:
 def keep_builds(
     builds: Sequence[BuildWrites],
     name: str,
-    strategy: Strategy,
+    strategy: StrategyParts,
     num_writes: Mapping[int, int],
     arguments: Arguments,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.contexts import StrategyParts
 
 __all__ = ["initialize_created", "initialize_created_variables", "is_uninitialized", "stand_in"]
 
@@ -18,7 +18,7 @@ def initialize_created() -> None:
         pass
 
 
-def initialize_created_variables(strategy: Strategy) -> None:
+def initialize_created_variables(strategy: StrategyParts) -> None:
     """Initializes variables created by a replica function, outside its trace."""
     initialize_created()
     for variable in strategy.variables.uninitialized():  # created in a replica's thread

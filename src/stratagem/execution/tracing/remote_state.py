@@ -19,7 +19,7 @@ from stratagem.variables import is_keyed
 if TYPE_CHECKING:
     import keras
 
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.contexts import StrategyParts
 
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class RemoteState(Protocol):
         ...
 
 
-def gets_rows(strategy: Strategy) -> bool:
+def gets_rows(strategy: StrategyParts) -> bool:
     """True if a step may look up rows that come from outside its program."""
     # An sg.function is one program, whose inputs are whole values.
     is_stored = strategy.placement.uses_stores and current_function_trace() is None

@@ -12,13 +12,13 @@ from stratagem.logs import warn_on_one_worker
 from stratagem.messages import explain
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.contexts import StrategyParts
     from stratagem.topology import Topology
 
 __all__ = ["split_sequences"]
 
 
-def split_sequences(strategy: Strategy, arguments: Any) -> Any:
+def split_sequences(strategy: StrategyParts, arguments: Any) -> Any:
     """Splits the sequence axis of a replica's arguments, if the strategy has one.
 
     The compiler then computes all that follows in parts. Arrays without the axis, or with one of

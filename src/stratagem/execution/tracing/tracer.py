@@ -54,7 +54,7 @@ from stratagem.variables import Home, VariableKind, VariableRegistry, home_of
 if TYPE_CHECKING:
     from jax.extend.core import ClosedJaxpr
 
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.contexts import StrategyParts
 
 __all__ = ["trace_replica_function"]
 
@@ -68,7 +68,7 @@ class _Recorder:
 
     def __init__(
         self,
-        strategy: Strategy,
+        strategy: StrategyParts,
         fn: Callable[..., Any],
         arguments: Arguments,
         foreign: list[Any],
@@ -244,7 +244,7 @@ def _after_updates(lookup: Lookup, scope: ReplicaScope) -> Lookup:
 
 
 def trace_replica_function(
-    strategy: Strategy,
+    strategy: StrategyParts,
     fn: Callable[..., Any],
     arguments: Arguments,
     topology: Topology | None = None,
@@ -329,7 +329,7 @@ def _make_jaxpr(recorder: _Recorder, topology: Topology, arguments: Arguments) -
 
 
 def _finish(
-    recorder: _Recorder, strategy: Strategy, arguments: Arguments, closed: ClosedJaxpr
+    recorder: _Recorder, strategy: StrategyParts, arguments: Arguments, closed: ClosedJaxpr
 ) -> Trace:
     trace = _trace_of(recorder, strategy, arguments, closed, recorder.written)
     if strategy.num_replicas_in_sync > 1:
@@ -341,7 +341,7 @@ def _finish(
 
 def _trace_of(
     recorder: _Recorder,
-    strategy: Strategy,
+    strategy: StrategyParts,
     arguments: Arguments,
     closed: ClosedJaxpr,
     variables: list[Any],

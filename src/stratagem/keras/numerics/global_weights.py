@@ -6,8 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from stratagem.collectives.compressed.between import compressed_between
-from stratagem.collectives.islands import IslandSums
+from stratagem.collectives.compressed.between import IslandSums, compressed_between
 from stratagem.context import ReplicaContext
 from stratagem.execution import on_global_model
 from stratagem.local_updates import DiLoCo, LocalUpdates

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import jax
 
 from stratagem.collectives import ChosenAllReduce
+from stratagem.contexts import StrategyParts
 from stratagem.execution.programs.compilations import compilations_of
-from stratagem.local_updates import LocalUpdates
 from stratagem.messages import explain
 from stratagem.public_dir import PublicDir
 from stratagem.rendering import as_html, new_table, size_text
@@ -24,11 +24,9 @@ from stratagem.strategies.base.description import (
 from stratagem.strategies.base.traffic import array_bytes, shapes_summed, transfers_of
 from stratagem.topology import Topology
 from stratagem.variables import (
-    Placement,
     ShardedStore,
     SingleDeviceStore,
     VariableKind,
-    VariableRegistry,
     home_of,
     is_remote,
     store_of,
@@ -54,14 +52,10 @@ class HasVariables(Protocol):
         ...
 
 
-class SelfDescription(PublicDir):
+class SelfDescription(StrategyParts, PublicDir):
     """Methods of a strategy that show what it is and what it stores."""
 
-    topology: Topology
-    placement: Placement
-    variables: VariableRegistry
     cross_device_ops: CrossDeviceOps
-    local_updates: LocalUpdates | None
 
     def describe(self, model: HasVariables | None = None) -> StrategyDescription:
         """Describes devices, variables, traffic and compiled programs. Call anywhere.

@@ -11,11 +11,9 @@ import jax
 
 from stratagem.background_errors import raise_reported
 from stratagem.cluster import ClusterResolver
-from stratagem.collectives.islands import Islands
 from stratagem.context import stack
 from stratagem.execution import Executor, Lockstep
 from stratagem.input import DistributedDataset, DistributedIterator
-from stratagem.local_updates import LocalUpdates
 from stratagem.messages import explain
 from stratagem.options import InputContext, InputOptions, ReduceOp, RunOptions
 from stratagem.strategies.base import datasets
@@ -68,12 +66,6 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
 
     # Repeats the constructor call, in any process; None if no such call made this strategy.
     recreate: Callable[[], Strategy] | None = None
-    # The method, if replicas train apart for some steps.
-    local_updates: LocalUpdates | None = None
-    # The groups of replicas that train apart; None if all train in lockstep.
-    islands: Islands | None = None
-    # The axis of a step's arguments that is split over the devices of a replica; None for no axis.
-    sequence_axis: int | None = None
     # Callbacks that each call of `fit` needs; None for no such callbacks.
     fit_callbacks: Callable[[], list[Any]] | None = None
 
@@ -90,7 +82,7 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
         self.topology = planned_topology(topology)
         self.cross_device_ops = cross_device_ops or AutomaticOps()
         self.cross_device_ops.all_reduce(self.topology)  # raises if they do not support the devices
-        self.placement: Placement = placement or Replicated()
+        self.placement = placement or Replicated()
         check_compression(self.cross_device_ops.compression, self.topology, self.placement)
         self.variables = VariableRegistry()
         self._make_executor = executor
@@ -125,11 +117,6 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
         for name in own:
             setattr(copied, name, copy.deepcopy(vars(self)[name], memo))
         return copied
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """Number of replicas that train in sync, with summed gradients."""
-        return self.topology.num_replicas
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from stratagem.context import stack
+from stratagem.contexts import StrategyParts
 from stratagem.options import ReduceOp, ValueContext
 from stratagem.strategies.base import reduction
-from stratagem.topology import Topology
 from stratagem.topology.context_mesh import outside_context_mesh
 from stratagem.topology.private import uncommitted
 from stratagem.tracebacks import filters_traceback
@@ -22,10 +22,8 @@ from stratagem.values.regrouping import is_per_replica
 __all__ = ["ValueMethods"]
 
 
-class ValueMethods:
+class ValueMethods(StrategyParts):
     """Methods of a strategy that convert between distributed and ordinary values."""
-
-    topology: Topology
 
     @filters_traceback
     def reduce(
