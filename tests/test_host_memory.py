@@ -70,7 +70,7 @@ RELEASED = """
 import stratagem
 import numpy as np
 from stratagem.host_memory import release_freed_memory
-from stratagem.run_events.memory_sampler import resident_bytes
+from stratagem.observe.run_events.memory_sampler import resident_bytes
 
 begun = resident_bytes()
 arrays = [np.ones(2**22) for _ in range(8)]

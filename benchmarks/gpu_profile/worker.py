@@ -17,9 +17,9 @@ import jax
 import keras
 
 from benchmarks.gpu_profile.kernels import Kernel, by_kind, host_calls, kernels_of, step_gaps
-from stratagem.keras import lower_training_step
-from stratagem.planning import Assumptions
+from stratagem.keras.training.lowering import lower_training_step
 from stratagem.planning.accelerators import ACCELERATORS, Accelerator
+from stratagem.planning.step_time import Assumptions
 
 __all__ = ["accelerator_here", "profile_case", "trained", "write_profile"]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 
-__all__ = ["raise_reported", "report_error", "take_reported"]
-
 _errors: list[Exception] = []
 _lock = threading.Lock()
 

@@ -6,8 +6,6 @@ import abc
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Closing"]
-
 
 class Closing(abc.ABC):
     """A context manager that closes itself."""

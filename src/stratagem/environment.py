@@ -9,30 +9,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from stratagem.environment_variables import VARIABLES, EnvironmentVariable
+from stratagem.environment_variables import VARIABLES as VARIABLES
+from stratagem.environment_variables import EnvironmentVariable as EnvironmentVariable
 from stratagem.messages import explain
-
-__all__ = [
-    "EnvironmentVariable",
-    "VARIABLES",
-    "disabled_xla_passes",
-    "lookup",
-    "num_forced_cpu_devices",
-    "path_with_this_python",
-    "read",
-    "record_library_settings",
-    "replace",
-    "require_jax_backend",
-    "require_unchanged_settings",
-    "select_keras_backend",
-    "set_defaults",
-    "show_gpus",
-    "size_cpu_thread_pool",
-    "snapshot",
-    "snapshot_outside_cluster",
-    "take",
-    "visible_gpus",
-]
 
 # XLA:CPU needs this many threads per virtual device: with fewer, JAX up to 0.11.2 can deadlock in a
 # collective, because every thread of the pool waits for a peer that has no thread to run on.

@@ -17,8 +17,6 @@ from stratagem.setting_kinds import (
     choice,
 )
 
-__all__ = ["EnvironmentVariable", "VARIABLES"]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EnvironmentVariable:

@@ -4,16 +4,6 @@ from __future__ import annotations
 
 import signal
 
-__all__ = [
-    "FAILURE",
-    "INTERRUPTED",
-    "NOT_NEEDED",
-    "RESUMABLE",
-    "SUCCESS",
-    "TERMINATED",
-    "USAGE",
-]
-
 SUCCESS = 0
 # An error, or a check that found something.
 FAILURE = 1

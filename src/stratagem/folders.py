@@ -11,8 +11,6 @@ from pathlib import Path
 
 from stratagem.messages import explain
 
-__all__ = ["checked_folder", "programs_folder"]
-
 
 def checked_folder(name: str, folder: str | os.PathLike[str]) -> str:
     """Returns a folder's path; raises ValueError if it is empty, as an unset variable is.

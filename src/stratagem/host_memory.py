@@ -17,8 +17,6 @@ from typing import Any
 
 from stratagem import environment
 
-__all__ = ["keep_freed_memory", "release_freed_memory"]
-
 # Constants of glibc's malloc.h, and their values.
 _PARAMETERS = {
     -8: 1,  # M_ARENA_MAX: further arenas, for threads, cannot hold blocks of more than 64 MiB

@@ -17,17 +17,6 @@ from typing import NamedTuple, TextIO
 from stratagem import environment
 from stratagem.setting_kinds import LOG_FORMATS, LOG_LEVELS
 
-__all__ = [
-    "announce",
-    "attach_handler",
-    "log_format",
-    "log_level",
-    "reset",
-    "set_task",
-    "show_logs",
-    "warn_on_one_worker",
-]
-
 _ROOT = "stratagem"
 # The handler chooses the records, since this process may become a worker after the import. Another
 # level of our logger is the user's.

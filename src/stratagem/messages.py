@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["explain"]
-
 
 def explain(received: str, *, expected: str, fix: str, code: str | None = None) -> str:
     """Joins the parts of an error message: the problem with its values, valid values, the remedy.

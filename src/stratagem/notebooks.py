@@ -6,8 +6,6 @@ import re
 import sys
 from typing import Any
 
-__all__ = ["notebook_display", "plain_text", "printable"]
-
 # Colors and bold; every other sequence moves a cursor that a notebook does not have.
 _STYLE = re.compile(r"\x1b\[[\d;:]*m")
 _SEQUENCE = re.compile(

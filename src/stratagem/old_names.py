@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["OLD_ARGUMENTS", "OLD_METHODS", "OLD_NAMES", "SAME_METHODS"]
-
 # Strategy methods under another name.
 SAME_METHODS = {
     "call_for_each_replica": "run",

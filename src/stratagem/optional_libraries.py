@@ -7,8 +7,6 @@ from typing import Any
 
 from stratagem.messages import explain
 
-__all__ = ["load"]
-
 
 def load(module: str, *, needed_by: str, install: str) -> Any:
     """Imports a module; raises ImportError with `needed_by` and the command to `install` it."""

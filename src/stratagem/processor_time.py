@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["available_cores", "process_tree_s"]
-
 # Fields after the name in /proc/PID/stat, from Linux's proc_pid_stat(5).
 _PARENT, _FIRST_TIME, _END_OF_TIMES = 1, 11, 15
 _CGROUP = Path("/sys/fs/cgroup")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["PublicDir"]
-
 
 class PublicDir:
     """Base of classes whose `dir` lists public names only; other names can still be read."""

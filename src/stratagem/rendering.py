@@ -12,8 +12,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["as_html", "as_text", "new_table", "size_text"]
-
 _WIDTH = 110
 _BYTES_PER_GIB = 2**30
 _BYTES_PER_MIB = 2**20

@@ -8,18 +8,6 @@ from typing import Any
 
 from stratagem.messages import explain
 
-__all__ = [
-    "COUNT",
-    "COUNT_OR_NONE",
-    "LOG_FORMATS",
-    "LOG_LEVELS",
-    "SECONDS",
-    "SWITCH",
-    "SettingKind",
-    "TEXT",
-    "choice",
-]
-
 LOG_LEVELS = ("auto", "debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 

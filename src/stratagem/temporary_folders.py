@@ -17,7 +17,6 @@ from stratagem.closing import Closing
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["TemporaryFolder", "are_free", "own_folders"]
 
 _OWNER = "owner.lock"
 # A folder gets its final name once it is locked. One that has not yet may belong to a process that

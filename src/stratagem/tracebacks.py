@@ -10,8 +10,6 @@ from typing import ParamSpec, TypeVar
 
 from stratagem import config
 
-__all__ = ["filters_traceback"]
-
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _FOLDER = str(Path(__file__).parent)

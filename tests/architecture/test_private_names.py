@@ -21,7 +21,7 @@ import pytest
 from tests.architecture.source_tree import SOURCE, package
 
 _KERAS_TABLE = SOURCE / "stratagem/keras/private/names.py"
-_JAX_TABLE = SOURCE / "stratagem/topology/private.py"
+_JAX_TABLE = SOURCE / "stratagem/devices/private.py"
 
 
 def _loaded(path: Any) -> Any:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.authentication import Certificates, Credentials, Secret
-from stratagem.authentication.handshake import PLAIN, TLS
+from stratagem.group.authentication.credentials import Certificates, Credentials
+from stratagem.group.authentication.handshake import PLAIN, TLS
+from stratagem.group.authentication.secret import Secret
 from tests.authentication import peers
 from tests.authentication.certificates import make_certificates
 

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from stratagem.authentication import Credentials, Secret
-from stratagem.authentication.gate import Gate, HandshakeLimits
+from stratagem.group.authentication.credentials import Credentials
+from stratagem.group.authentication.gate import Gate, HandshakeLimits
+from stratagem.group.authentication.secret import Secret
 from tests.authentication import peers
 from tests.launch.waiting import until
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem import storage
+from stratagem.checkpoint import storage
 
 ROWS = np.random.default_rng(0).random((60, 6)).astype("float32")
 TARGETS = ROWS.sum(axis=1, keepdims=True)

@@ -19,7 +19,7 @@ from stratagem.checkpoint.sharded_values import (
     sharded_items_of,
     sharded_value_of,
 )
-from stratagem.storage import ShardedArray
+from stratagem.checkpoint.storage.shards import ShardedArray
 from tests.checkpoint.test_group_calls import Group
 
 LARGE = np.arange(2**19, dtype="float32").reshape(1024, 512)

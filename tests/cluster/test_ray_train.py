@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from stratagem.cluster import Processes
 from stratagem.cluster.addresses import split_address
+from stratagem.cluster.processes import Processes
 from stratagem.cluster.ray_train import ray_train
 
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stratagem.collectives import is_sum_over_replicas
-from stratagem.collectives.joined import joined
+from stratagem.devices.collectives.all_reduce import is_sum_over_replicas
+from stratagem.devices.collectives.joined import joined
 
 
 def gathered(part):

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from unittest import mock
 
 import stratagem as sg
+from stratagem.devices.devices import find_devices
+from stratagem.devices.mesh import Topology
 from stratagem.strategies.offloaded_state import pinned_host_store
-from stratagem.topology import Topology, find_devices
-from stratagem.variables import ShardedStore, UniformPlacement
+from stratagem.variables.placement import UniformPlacement
+from stratagem.variables.sharded_store import ShardedStore
 from tests.on_gpu.devices import selected_platform
 from tests.parameter_server.clusters import ThreadCluster
 

@@ -11,10 +11,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from stratagem.elastic import handover
-from stratagem.elastic.handover import TrainingState, hand_over, receive
-from stratagem.elastic.peer_connections import PeerConnections
 from stratagem.errors import DataLossError
+from stratagem.group.elastic import handover
+from stratagem.group.elastic.handover import TrainingState, hand_over, receive
+from stratagem.group.elastic.peer_connections import PeerConnections
 from tests.process_group.members import together
 
 _COUNT = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import pytest
 
-from stratagem.embedding.initial_rows import row_initializer
+from stratagem.parameter_server.embedding.initial_rows import row_initializer
 from stratagem.parameter_server.server.tables.row_initializer import RowInitializer
 
 INITIALIZERS = keras.initializers

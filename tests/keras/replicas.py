@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.variables import VariableKind, home_of
+from stratagem.variables.kind import VariableKind
+from stratagem.variables.registry import home_of
 
 
 def per_replica(strategy: Any, parts: Sequence[Any]) -> Any:

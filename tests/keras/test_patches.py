@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.keras.patches import PATCHES, Patch
+from stratagem.keras.patch import Patch
+from stratagem.keras.patches import PATCHES
 from stratagem.keras.private import JAXTrainer, Trainer, jax_core
 from tests.architecture.source_tree import REPOSITORY, SOURCE, Module, assert_none, package
 

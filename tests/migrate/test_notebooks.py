@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from stratagem.migrate.notebooks import rewrite_notebook
-from stratagem.migrate.rewrite import UnreadableSourceError, rewrite
+from stratagem.cli.migrate.notebooks import rewrite_notebook
+from stratagem.cli.migrate.rewrite import UnreadableSourceError, rewrite
 from tests.migrate.programs import SG
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import libcst as cst
 import pytest
 
-from stratagem.migrate.arguments import code_of
-from stratagem.migrate.tape_calls import UnusualTapeError, find_gradients
-from stratagem.migrate.tape_groups import split_losses
+from stratagem.cli.migrate.arguments import code_of
+from stratagem.cli.migrate.tape_calls import UnusualTapeError, find_gradients
+from stratagem.cli.migrate.tape_groups import split_losses
 
 
 def _split(block: str, *calls: str) -> list[tuple[str, list[str]]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from stratagem.monitoring.cell import Cell
-from stratagem.monitoring.report_sections import sections_of
-from stratagem.monitoring.reported_run import load_run
+from stratagem.observe.monitoring.cell import Cell
+from stratagem.observe.monitoring.report_sections import sections_of
+from stratagem.observe.monitoring.reported_run import load_run
 from tests.goodput.runs import gang_restart, straggling, write
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem import storage
+from stratagem.checkpoint import storage
 from tests.multiprocess.cluster import PROGRAMS, Ended, run_alone, run_cluster
 
 _PROGRAM = str(PROGRAMS / "sharded_checkpoints.py")

@@ -6,7 +6,8 @@ import pytest
 
 import stratagem as sg
 from stratagem import optional_libraries
-from stratagem.planning import LINK_METHODS, link_map
+from stratagem.planning import link_map
+from stratagem.planning.link_map import LINK_METHODS
 from stratagem.planning.link_map_plot import link_map_figure
 
 TARGET = sg.planning.parse_target("16xH100")

@@ -12,12 +12,13 @@ import pytest
 from rich.console import Console
 
 import stratagem as sg
+from stratagem.devices.abstract_devices import planning_for
+from stratagem.devices.mesh import Topology
 from stratagem.keras.training.planned_models import training_step
-from stratagem.planning import Plan, parse_target
 from stratagem.planning.programs import device_bytes, step_programs
 from stratagem.planning.report import show
-from stratagem.topology import Topology
-from stratagem.topology.abstract_devices import planning_for
+from stratagem.planning.result import Plan
+from stratagem.planning.targets import parse_target
 
 _WIDTH, _HIDDEN, _CLASSES = 64, 512, 8
 _BATCH = (np.ones((32, _WIDTH), "float32"), np.zeros(32, "int32"))

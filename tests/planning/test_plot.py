@@ -10,8 +10,8 @@ import pytest
 
 import stratagem as sg
 from stratagem import optional_libraries
-from stratagem.planning import Plan
 from stratagem.planning.plot import draw, figure_of
+from stratagem.planning.result import Plan
 
 _GIB = 2**30
 

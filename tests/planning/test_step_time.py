@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.planning import ACCELERATORS, Assumptions, Reduction, Target, parse_target
+from stratagem.planning.accelerators import ACCELERATORS
 from stratagem.planning.operation_costs import OperationCost
+from stratagem.planning.schedule import Reduction
 from stratagem.planning.step_time import (
+    Assumptions,
     compute_s,
     for_any_size,
     message_s,
@@ -14,6 +16,7 @@ from stratagem.planning.step_time import (
     predict_scaling,
     predict_step,
 )
+from stratagem.planning.targets import Target, parse_target
 
 # Everything at its peak, and messages for nothing but their bytes.
 _IDEAL = Assumptions(

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from stratagem.preemption import PolledSource
+from stratagem.cluster.preemption.polling import PolledSource
 
 NAME = "stratagem-notice-poll"
 

@@ -8,7 +8,9 @@ import time
 
 import pytest
 
-from stratagem.preemption import PreemptionWatcher, SignalSource, TerminationConfig
+from stratagem.cluster.preemption.configuration import TerminationConfig
+from stratagem.cluster.preemption.signals import SignalSource
+from stratagem.cluster.preemption.watcher import PreemptionWatcher
 
 
 def watcher_with_grace(grace_s: float) -> PreemptionWatcher:

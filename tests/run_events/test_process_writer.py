@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.goodput import RunEvents, account_for, current_events, read_run
-from stratagem.run_events import process_writer
-from stratagem.run_events.records import EndEvent, StepEvent
+from stratagem.observe.goodput.account import account_for
+from stratagem.observe.run_events import process_writer
+from stratagem.observe.run_events.process_writer import current_events
+from stratagem.observe.run_events.reader import RunEvents, read_run
+from stratagem.observe.run_events.records import EndEvent, StepEvent
 from tests.fresh_process import run_fresh
 
 CLUSTER = {"worker": ["a:1", "b:1", "c:1"], "ps": ["d:1"], "evaluator": ["e:1"]}
@@ -75,7 +77,7 @@ def test_steps_of_a_loop_have_the_waits_that_are_counted(tmp_path) -> None:
     """The first step has none, since nothing says when it began."""
     program = (
         "import stratagem as sg\n"
-        "from stratagem.run_events.wait_clock import wait_clock\n"
+        "from stratagem.observe.run_events.wait_clock import wait_clock\n"
         "wait_clock.measures_transfers = {}\n"
         "for step in range(1, 4):\n"
         "    sg.goodput.step(step)\n"

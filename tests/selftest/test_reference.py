@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from stratagem.selftest import reference
+from stratagem.cli.selftest import reference
 
 
 def test_batches_are_uneven() -> None:

@@ -11,10 +11,10 @@ import numpy as np
 import orbax.checkpoint.experimental.v1 as orbax
 import pytest
 
-from stratagem import storage
+from stratagem.checkpoint import storage
+from stratagem.checkpoint.storage import files
+from stratagem.checkpoint.storage.large_arrays import read_large_arrays, verify_large_arrays
 from stratagem.errors import DataLossError
-from stratagem.storage import files
-from stratagem.storage.large_arrays import read_large_arrays, verify_large_arrays
 
 NOISE = np.random.default_rng(0).standard_normal((1000, 1200), "float32")
 

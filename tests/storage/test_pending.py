@@ -13,10 +13,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from stratagem import storage
-from stratagem.storage import pending
-from stratagem.storage.pending import PendingArray, receive
-from stratagem.storage.staging import Staging
+from stratagem.checkpoint import storage
+from stratagem.checkpoint.storage import pending
+from stratagem.checkpoint.storage.pending import PendingArray, receive
+from stratagem.checkpoint.storage.staging import Staging
 
 
 class Piece:
@@ -118,7 +118,7 @@ def test_staging_without_memory_frees_the_device(monkeypatch) -> None:
     def fail(descriptor: int, size_bytes: int) -> None:
         raise OSError("no memory")
 
-    monkeypatch.setattr("stratagem.storage.staging._allocate", fail)
+    monkeypatch.setattr("stratagem.checkpoint.storage.staging._allocate", fail)
     staging._memory = None
     with pytest.raises(OSError, match="no memory"):
         staging.fill([(locations[0], items["one"]["a"])])
@@ -133,7 +133,7 @@ from pathlib import Path
 import stratagem as sg
 from stratagem.checkpoint import device_copies, device_room
 from stratagem import storage
-from stratagem.storage import pending
+from stratagem.checkpoint.storage import pending
 device_copies.is_accelerator = lambda device: True
 device_room.read_stats = lambda device: dict(bytes_limit=2**40, bytes_in_use=0)
 land = pending._land

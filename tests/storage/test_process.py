@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratagem import storage
+from stratagem.checkpoint import storage
+from stratagem.checkpoint.storage.process import StorageProcess
 from stratagem.errors import DataLossError, DeadlineExceededError, NotFoundError
-from stratagem.storage import StorageProcess
 
 ITEMS: Any = {
     "pytree": {"a/kernel": np.arange(6, dtype="float32").reshape(2, 3), "b": np.array(3)},
@@ -96,7 +96,7 @@ def test_arrays_are_verified_by_either_process(process: StorageProcess, tmp_path
 
 
 def test_portions_hold_every_entry_once_and_no_more_than_they_may(monkeypatch) -> None:
-    monkeypatch.setattr("stratagem.storage.files._PORTION_BYTES", 100)
+    monkeypatch.setattr("stratagem.checkpoint.storage.files._PORTION_BYTES", 100)
     sizes = {"a": [50, 40, 20, 300], "b": [0, 10, 90]}
     entries = {
         name: [{"path": f"{name}{i}", "shape": [n], "dtype": "int8"} for i, n in enumerate(some)]
@@ -116,7 +116,9 @@ def test_portions_hold_every_entry_once_and_no_more_than_they_may(monkeypatch) -
 
 
 def test_reserved_memory_counts_as_room_for_a_copy(monkeypatch) -> None:
-    monkeypatch.setattr("stratagem.storage.process.fits_in_memory", lambda size: size <= 1000)
+    monkeypatch.setattr(
+        "stratagem.checkpoint.storage.process.fits_in_memory", lambda size: size <= 1000
+    )
     process = storage.storage_process()
     before = process.memory_bytes
     assert storage.has_room_for_copy(before + 1000)
@@ -207,7 +209,7 @@ def test_pending_write_finishes_when_training_is_killed(tmp_path: Path) -> None:
 import time
 from pathlib import Path
 import numpy as np
-from stratagem.storage import storage_process
+from stratagem.checkpoint.storage import storage_process
 
 folder = Path({str(tmp_path)!r})
 items = {{"pytree": {{"x": np.arange(10**7)}}}}

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratagem import storage
+from stratagem.checkpoint import storage
+from stratagem.checkpoint.storage.shard_reader import ShardReader
 from stratagem.errors import DataLossError
-from stratagem.storage import ShardReader
 from tests.storage.test_shards import ARRAYS, written
 
 LARGE = np.random.default_rng(1).standard_normal((512, 600), "float32")

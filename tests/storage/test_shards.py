@@ -11,11 +11,18 @@ import numpy as np
 import orbax.checkpoint.experimental.v1 as orbax
 import pytest
 
-from stratagem import storage
+from stratagem.checkpoint import storage
+from stratagem.checkpoint.storage.manifest import FORMAT, SHARDED_FORMAT
+from stratagem.checkpoint.storage.shards import (
+    ShardedArray,
+    ShardedWrite,
+    report_shard_error,
+    shard_key,
+    shards_item,
+    wait_for_shards,
+    write_shards,
+)
 from stratagem.errors import DeadlineExceededError
-from stratagem.storage import ShardedArray, ShardedWrite, shard_key, shards_item, write_shards
-from stratagem.storage.manifest import FORMAT, SHARDED_FORMAT
-from stratagem.storage.shards import report_shard_error, wait_for_shards
 
 NOISE = np.random.default_rng(0).standard_normal((8, 6), "float32")
 ARRAYS = {

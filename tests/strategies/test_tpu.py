@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.cluster import Processes
+from stratagem.cluster.processes import Processes
 from stratagem.strategies import tpu_system
 from stratagem.strategies.membership import identity_of
 from tests.parity.comparison import (

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from stratagem.topology import REPLICA_AXIS, Topology
-from stratagem.topology.devices import find_groups
-from stratagem.topology.groups import adjacent_groups, check_groups, prime_factors
-from stratagem.topology.shards import replicas_span_processes
-from stratagem.values import PerReplica
+from stratagem.devices.devices import find_groups
+from stratagem.devices.groups import adjacent_groups, check_groups, prime_factors
+from stratagem.devices.mesh import REPLICA_AXIS, Topology
+from stratagem.devices.shards import replicas_span_processes
+from stratagem.variables.distributed import PerReplica
 
 
 class OfProcess:

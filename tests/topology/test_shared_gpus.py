@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stratagem.topology import shared_gpus
+from stratagem.devices import shared_gpus
 
 
 class _Driver:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from stratagem.options import VariableAggregation
-from stratagem.variables import aggregate_components, components_of_members
+from stratagem.variables.aggregation import aggregate_components
+from stratagem.variables.lost_components import components_of_members
 
 _AGGREGATIONS = [
     VariableAggregation.SUM,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import keras
 import pytest
 
-from stratagem.topology import Topology
-from stratagem.topology.devices import find_groups
+from stratagem.devices.devices import find_groups
+from stratagem.devices.mesh import Topology
 from stratagem.variables.mesh_axes import axis_names, devices_per_replica_of, groups_of_mesh
 
 

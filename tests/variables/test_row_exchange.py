@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from stratagem.topology import REPLICA_AXIS, Topology, find_devices
+from stratagem.devices.devices import find_devices
+from stratagem.devices.mesh import REPLICA_AXIS, Topology
 from stratagem.variables import row_exchange
 from stratagem.variables.row_exchange import exchanged_rows
 

@@ -6,12 +6,12 @@ import enum
 import threading
 import time
 
+from stratagem.cluster.preemption.configuration import TerminationConfig
+from stratagem.cluster.preemption.notices import Notice
 from stratagem.errors import DeadlineExceededError
+from stratagem.group.member import Group
+from stratagem.group.verdict import Activity
 from stratagem.messages import explain
-from stratagem.preemption import Notice, TerminationConfig
-from stratagem.process_group import Activity, Group
-
-__all__ = ["AgreedStep", "PreemptionAction"]
 
 # Delay until the end of a grace period is noticed, or until the thread ends after `stop`.
 _POLL_S = 0.2

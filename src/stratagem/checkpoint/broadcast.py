@@ -10,11 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stratagem.process_group import current_group
-from stratagem.topology import Topology
-from stratagem.topology.lockstep import compute_on_every_process
-
-__all__ = ["broadcast_from_first"]
+from stratagem.devices.lockstep import compute_on_every_process
+from stratagem.devices.mesh import Topology
+from stratagem.group.current import current_group
 
 _Arrays = dict[str, np.ndarray[Any, Any]]
 

@@ -25,11 +25,9 @@ from stratagem.checkpoint.saving import (
     wait_for_writing,
 )
 from stratagem.checkpoint.sharded_values import begin_sharded_write, bytes_to_write
+from stratagem.checkpoint.storage.shards import remove_shards
 from stratagem.checkpoint.values_to_save import copy_program_of, values_to_save
 from stratagem.messages import explain
-from stratagem.storage import remove_shards
-
-__all__ = ["Checkpoint"]
 
 # `keras.Model.load_weights` looks for a model's state here.
 _KERAS_ITEM = "pytree"

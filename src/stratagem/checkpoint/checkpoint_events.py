@@ -8,15 +8,7 @@ from collections.abc import Generator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from stratagem.run_events import current_events
-
-__all__ = [
-    "record_async_save",
-    "record_memory_save",
-    "record_restore",
-    "record_save",
-    "step_of_run",
-]
+from stratagem.observe.run_events.process_writer import current_events
 
 _STEP = "step_of_run"
 

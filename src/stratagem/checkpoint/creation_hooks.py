@@ -17,16 +17,6 @@ if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
 
-__all__ = [
-    "call_after",
-    "infers_shapes",
-    "is_in_step",
-    "layers_of",
-    "set_keras",
-    "when_initialized",
-]
-
-
 class _KerasHooks:
     """Functions that use Keras's private names, set by the `keras` package."""
 

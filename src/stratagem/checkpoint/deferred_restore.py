@@ -20,8 +20,6 @@ from stratagem.checkpoint.matching import METRICS, OPTIMIZER, match
 from stratagem.checkpoint.objects import Part, build_optimizer, model_groups, part_by_path
 from stratagem.execution.tracing.created_variables import is_uninitialized
 
-__all__ = ["DeferredRestore", "may_create_variables"]
-
 _WEIGHTS = "weights"
 
 Assign = Callable[[Part, Mapping[str, str]], None]

@@ -22,15 +22,7 @@ from jax.core import Tracer
 from jax.sharding import SingleDeviceSharding
 
 from stratagem.checkpoint.device_room import device_room
-from stratagem.storage import PendingArray
-
-__all__ = [
-    "are_on_accelerator",
-    "copy_on_devices",
-    "is_accelerator",
-    "keep_on_device",
-    "prepare_copies",
-]
+from stratagem.checkpoint.storage.pending import PendingArray
 
 _logger = logging.getLogger(__name__)
 

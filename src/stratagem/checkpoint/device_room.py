@@ -8,8 +8,6 @@ from typing import Any
 
 import jax
 
-__all__ = ["DeviceRoom", "device_room"]
-
 # One part of so many stays free, for what no statistics tell: fragments, other programs.
 _RESERVE_PART = 16
 

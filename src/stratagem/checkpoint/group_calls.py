@@ -7,10 +7,8 @@ from typing import Any, TypeVar
 
 from stratagem import environment
 from stratagem.errors import DataLossError, DeadlineExceededError, NotFoundError
+from stratagem.group.current import current_group
 from stratagem.messages import explain
-from stratagem.process_group import current_group
-
-__all__ = ["agree_on_all", "is_first", "run_on_all", "run_on_first"]
 
 _Result = TypeVar("_Result")
 

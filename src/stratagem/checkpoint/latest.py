@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from stratagem.checkpoint.group_calls import run_on_first
-from stratagem.storage import is_whole
-
-__all__ = ["checkpoints_iterator", "latest_checkpoint", "newest_in"]
+from stratagem.checkpoint.storage.files import is_whole
 
 # A manager that reuses a number first writes the new checkpoint beside the old one.
 _NUMBERED = re.compile(r".+-\d+(\.new)?")

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 
 from stratagem.messages import explain
 
-__all__ = ["Consumption", "LoadStatus"]
-
 _MAX_NAMES = 10
 _logger = logging.getLogger(__name__)
 

@@ -27,16 +27,16 @@ from stratagem.checkpoint.policies import (
     SavePolicy,
 )
 from stratagem.checkpoint.saving import CheckpointLocation
+from stratagem.checkpoint.storage.files import COMMIT_MARK, is_whole
+from stratagem.checkpoint.storage.process import wait_for_writing
 from stratagem.checkpoint.table_series import TableSeries
 from stratagem.errors import DataLossError
 from stratagem.folders import checked_folder
 from stratagem.messages import explain
-from stratagem.storage import COMMIT_MARK, is_whole, wait_for_writing
 
 if TYPE_CHECKING:
     import keras
 
-__all__ = ["CheckpointManager"]
 
 # Suffix of a checkpoint that will replace another one.
 _NEW = ".new"

@@ -8,8 +8,6 @@ from typing import Any
 from stratagem.checkpoint.objects import NAMED_VARIABLES, PYTREE, Part
 from stratagem.messages import explain
 
-__all__ = ["METRICS", "OPTIMIZER", "match"]
-
 OPTIMIZER, METRICS = "optimizer_variables", "metrics_variables"
 _MAX_NAMES = 5
 

@@ -13,19 +13,8 @@ import keras
 
 from stratagem.checkpoint.trees import Tree, is_tree
 from stratagem.messages import explain
-from stratagem.variables import ShardedVariable, home_of
-
-__all__ = [
-    "NAMED_VARIABLES",
-    "PYTREE",
-    "Part",
-    "Stateful",
-    "build_optimizer",
-    "model_groups",
-    "part_by_path",
-    "part_of",
-    "state_of",
-]
+from stratagem.variables.registry import home_of
+from stratagem.variables.sharded_variable import ShardedVariable
 
 # The kind of a dict of variables, matched by name only.
 NAMED_VARIABLES = "variables"

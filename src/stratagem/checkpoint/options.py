@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-__all__ = ["CheckpointOptions"]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointOptions:

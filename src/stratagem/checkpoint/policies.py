@@ -9,19 +9,6 @@ from typing import Protocol, runtime_checkable
 
 from stratagem.messages import explain
 
-__all__ = [
-    "Any",
-    "KeepEveryHours",
-    "KeepLatest",
-    "KeepPolicy",
-    "Kept",
-    "Moment",
-    "RetainedCheckpoint",
-    "SaveEverySeconds",
-    "SaveEverySteps",
-    "SavePolicy",
-]
-
 
 @dataclasses.dataclass(frozen=True)
 class Moment:

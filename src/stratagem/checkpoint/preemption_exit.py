@@ -10,12 +10,10 @@ from collections.abc import Callable
 from stratagem import logs
 from stratagem.checkpoint.agreed_step import AgreedStep, PreemptionAction
 from stratagem.checkpoint.manager import CheckpointManager
-from stratagem.preemption import TerminationConfig
-from stratagem.process_group import current_group
-from stratagem.run_events import current_events
-from stratagem.topology.process_exit import expect_exit
-
-__all__ = ["PreemptionExit", "print_status"]
+from stratagem.cluster.preemption.configuration import TerminationConfig
+from stratagem.devices.process_exit import expect_exit
+from stratagem.group.current import current_group
+from stratagem.observe.run_events.process_writer import current_events
 
 _logger = logging.getLogger(__name__)
 

@@ -11,14 +11,13 @@ from stratagem.checkpoint.checkpoint import Checkpoint
 from stratagem.checkpoint.manager import CheckpointManager
 from stratagem.checkpoint.preemption_exit import PreemptionExit, print_status
 from stratagem.checkpoint.run_calls import RunCalls, is_built, restore_latest
-from stratagem.cluster import ClusterResolver, task_count
-from stratagem.context import get_strategy
+from stratagem.cluster.preemption.configuration import TerminationConfig
+from stratagem.cluster.resolvers.resolver import ClusterResolver
+from stratagem.cluster.roles import task_count
+from stratagem.contexts import get_strategy
 from stratagem.errors import InvalidArgumentError
+from stratagem.group.current import current_group
 from stratagem.messages import explain
-from stratagem.preemption import TerminationConfig
-from stratagem.process_group import current_group
-
-__all__ = ["PreemptionCheckpointHandler"]
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")

@@ -18,13 +18,13 @@ from stratagem.checkpoint.objects import Part, part_of
 from stratagem.checkpoint.remote_tables import check_tables, restore_tables
 from stratagem.checkpoint.saving import check_arrays, load_arrays
 from stratagem.checkpoint.sharded_restore import SavedValue, ShardedRestore
+from stratagem.checkpoint.storage.available_memory import fits_in_memory
+from stratagem.checkpoint.storage.files import portions
+from stratagem.checkpoint.storage.large_arrays import Receiver
 from stratagem.checkpoint.values import assign_values, receiver
+from stratagem.group.current import current_group
 from stratagem.host_memory import release_freed_memory
 from stratagem.messages import explain
-from stratagem.process_group import current_group
-from stratagem.storage import Receiver, fits_in_memory, portions
-
-__all__ = ["COMPONENTS", "Restoration"]
 
 # Item with per-replica components; the aggregates serve restores with other replica counts.
 COMPONENTS = "components"

@@ -5,8 +5,6 @@ from __future__ import annotations
 from stratagem.checkpoint.checkpoint import Checkpoint
 from stratagem.checkpoint.manager import CheckpointManager
 
-__all__ = ["RunCalls", "is_built", "restore_latest"]
-
 _NAME = "PreemptionCheckpointHandler"
 
 

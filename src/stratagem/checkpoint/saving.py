@@ -13,32 +13,18 @@ from typing import Any
 
 import jax
 
-from stratagem import storage
 from stratagem.background_errors import raise_reported, report_error
+from stratagem.checkpoint import storage
 from stratagem.checkpoint.checkpoint_events import record_async_save, record_save
 from stratagem.checkpoint.group_calls import is_first, run_on_first
 from stratagem.checkpoint.options import CheckpointOptions
+from stratagem.checkpoint.storage.files import Arrays, Wanted
+from stratagem.checkpoint.storage.large_arrays import Receiver
+from stratagem.checkpoint.storage.pending import PendingArray
+from stratagem.checkpoint.storage.process import ArraysToWrite, storage_process
+from stratagem.checkpoint.storage.shards import ShardedWrite
 from stratagem.checkpoint.table_series import TableSeries
-from stratagem.process_group import current_group
-from stratagem.storage import (
-    Arrays,
-    ArraysToWrite,
-    PendingArray,
-    Receiver,
-    ShardedWrite,
-    Wanted,
-    storage_process,
-)
-
-__all__ = [
-    "CheckpointLocation",
-    "check_arrays",
-    "load_arrays",
-    "load_manifest",
-    "prepare",
-    "save",
-    "wait_for_writing",
-]
+from stratagem.group.current import current_group
 
 _logger = logging.getLogger(__name__)
 
@@ -165,7 +151,7 @@ def load_arrays(
     """Reads and verifies arrays by item and path; raises DataLossError if a file is damaged.
 
     `names` holds item names; a dict also selects paths within each item. `receive` copies large
-    arrays that this process reads itself, as in `stratagem.storage.read_arrays`.
+    arrays that this process reads itself, as in `stratagem.checkpoint.storage.read_arrays`.
     """
     if jax.process_count() == 1:
         return storage.read_arrays(folder, manifest, names, receive)

@@ -14,10 +14,9 @@ import numpy as np
 from stratagem.checkpoint.creation_hooks import is_in_step
 from stratagem.checkpoint.group_calls import agree_on_all, run_on_all, run_on_first
 from stratagem.checkpoint.sharded_values import sharded_value_of
-from stratagem.storage import Region, ShardReader, fits_in_memory
-from stratagem.topology.shards import copied_to_device
-
-__all__ = ["SavedValue", "ShardedRestore"]
+from stratagem.checkpoint.storage.available_memory import fits_in_memory
+from stratagem.checkpoint.storage.shard_reader import Region, ShardReader
+from stratagem.devices.shards import copied_to_device
 
 _METADATA = "_CHECKPOINT_METADATA"
 _Array = np.ndarray[Any, Any]

@@ -12,20 +12,14 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from stratagem import storage
+from stratagem.checkpoint import storage
 from stratagem.checkpoint.group_calls import agree_on_all, is_first, run_on_first
 from stratagem.checkpoint.objects import Part
-from stratagem.process_group import current_group
-from stratagem.storage import ShardedArray, ShardedItems, ShardedWrite, shard_key
-from stratagem.variables import VariableKind, home_of, store_of
-
-__all__ = [
-    "begin_sharded_write",
-    "bytes_to_write",
-    "own_shards",
-    "sharded_items_of",
-    "sharded_value_of",
-]
+from stratagem.checkpoint.storage.shards import ShardedArray, ShardedItems, ShardedWrite, shard_key
+from stratagem.group.current import current_group
+from stratagem.variables.kind import VariableKind
+from stratagem.variables.registry import home_of
+from stratagem.variables.store import store_of
 
 # Smaller values are gathered: their shards would be many small pieces of a file.
 _MIN_BYTES = 2**20

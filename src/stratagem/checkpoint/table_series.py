@@ -6,8 +6,6 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["RemoteTables", "TableSeries"]
-
 
 class RemoteTables(Protocol):
     """Tables of a group of servers, by name. Equal for all tables of the group."""

@@ -9,13 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from stratagem.devices.lockstep import compute_on_every_process, is_multi_process
 from stratagem.messages import explain
-from stratagem.topology.lockstep import compute_on_every_process, is_multi_process
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
 
-__all__ = ["ArrayLeaf", "Tree", "is_tree"]
 
 _ONLY_LEAF = "value"
 _GENERATORS = ("threefry2x32", "rbg", "unsafe_rbg")

@@ -19,17 +19,11 @@ from stratagem.checkpoint.group_calls import is_first
 from stratagem.checkpoint.objects import Part
 from stratagem.checkpoint.restoration import COMPONENTS
 from stratagem.checkpoint.sharded_values import own_shards, sharded_items_of
+from stratagem.checkpoint.storage.pending import PendingArray
+from stratagem.checkpoint.storage.process import ArraysToWrite, wait_for_writing
+from stratagem.checkpoint.storage.shards import ShardedItems, shards_item
 from stratagem.checkpoint.values import gathered_components_of, on_host, whole_values_of
-from stratagem.process_group import current_group
-from stratagem.storage import (
-    ArraysToWrite,
-    PendingArray,
-    ShardedItems,
-    shards_item,
-    wait_for_writing,
-)
-
-__all__ = ["copy_program_of", "values_to_save"]
+from stratagem.group.current import current_group
 
 
 def values_to_save(

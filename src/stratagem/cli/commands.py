@@ -13,8 +13,6 @@ import click
 
 from stratagem import exit_codes, logs
 
-__all__ = ["Commands", "chosen_log_level", "json_option", "print_json", "suggestion"]
-
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 _LEVEL = "stratagem.log_level"
 _LEVELS = ("info", "debug")

@@ -17,9 +17,6 @@ from stratagem.cli.templates import (
     template_arguments,
 )
 
-__all__ = ["kubernetes_group"]
-
-
 _ray_option = click.option(
     "--ray",
     is_flag=True,
@@ -63,7 +60,7 @@ def render(
     TEMPLATE is an edited copy of the output of `stratagem kubernetes template`, or "-" for standard
     input; by default the packaged template.
     """
-    from stratagem import manifests
+    from stratagem.cli import manifests
 
     with errors_as_messages():
         render_form = manifests.render_ray if ray else manifests.render_kubernetes
@@ -75,7 +72,7 @@ def render(
 @_ray_option
 def template(*, ray: bool) -> None:
     """Print the packaged template, for editing."""
-    from stratagem import manifests
+    from stratagem.cli import manifests
 
     text = manifests.ray_template() if ray else manifests.kubernetes_template()
     click.echo(text, nl=False)
@@ -99,7 +96,7 @@ def validate(
     FILE is the output of `stratagem kubernetes render`, by default standard input. Exits with code
     1 if there are problems.
     """
-    from stratagem import manifests
+    from stratagem.cli import manifests
 
     with errors_as_messages():
         version = kubernetes_version or manifests.kubernetes_versions()[-1]

@@ -14,8 +14,6 @@ from stratagem.cli.commands import chosen_log_level
 from stratagem.cli.config_file import FileType, read_file
 from stratagem.setting_kinds import LOG_LEVELS
 
-__all__ = ["command"]
-
 # Not generic before click 8.2.
 if TYPE_CHECKING:
     _TextType = click.ParamType[str]

@@ -13,9 +13,7 @@ from stratagem.cli.commands import json_option, print_json
 
 if TYPE_CHECKING:
     from stratagem.execution.programs.step_capture import CapturedStep
-    from stratagem.planning import Plan
-
-__all__ = ["command"]
+    from stratagem.planning.result import Plan
 
 
 _POSITIVE = click.FloatRange(min=0, min_open=True)

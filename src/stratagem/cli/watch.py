@@ -8,8 +8,6 @@ from pathlib import Path
 
 import click
 
-__all__ = ["command"]
-
 
 @click.command("watch")
 @click.argument("run_dir", type=click.Path(path_type=Path))
@@ -54,17 +52,17 @@ def command(
     RUN_DIR is the folder with the run's events. It may still be empty. Without a terminal, prints
     one frame. Exits with the run, or on Ctrl-C.
     """
-    from stratagem.monitoring import live_view
-    from stratagem.monitoring.watcher import Watcher
+    from stratagem.observe.monitoring import live_view
+    from stratagem.observe.monitoring.watcher import Watcher
 
     watcher = Watcher(run_dir)
     try:
         if opentelemetry:
-            from stratagem.monitoring.span_export import SpanExport
+            from stratagem.observe.monitoring.span_export import SpanExport
 
             watcher.listeners.append(SpanExport(run_dir).add)
         if prometheus_port is not None:
-            from stratagem.monitoring.prometheus_export import serve
+            from stratagem.cli.prometheus_export import serve
 
             port, _ = serve(watcher, prometheus_port, prometheus_host)
             click.echo(f"Serving metrics on port {port}, at /metrics.", err=True)

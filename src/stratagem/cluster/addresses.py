@@ -6,8 +6,6 @@ import ipaddress
 
 from stratagem.messages import explain
 
-__all__ = ["is_loopback", "join_address", "split_address", "without_scheme"]
-
 _MAX_PORT = 65535
 _LOOPBACK_NAMES = {"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"}
 

@@ -7,8 +7,6 @@ from stratagem.cluster.roles import check_task
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.messages import explain
 
-__all__ = ["check_addresses", "check_cluster"]
-
 
 def check_cluster(
     cluster_spec: ClusterSpec, task_type: str | None, task_id: int | str | None

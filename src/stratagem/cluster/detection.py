@@ -23,8 +23,6 @@ from stratagem.cluster.resolvers.tpu import TPUClusterResolver
 from stratagem.cluster.slurm_expressions import expand_tasks_per_node
 from stratagem.cluster.spec import parse_task_index
 
-__all__ = ["ENVIRONMENTS", "detect", "detect_with_servers"]
-
 _SLURM_STEP = (
     "SLURM_PROCID",
     "SLURM_STEP_NUM_TASKS",

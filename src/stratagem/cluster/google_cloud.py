@@ -10,8 +10,6 @@ from stratagem import environment
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
 
-__all__ = ["build_service", "metadata"]
-
 _TIMEOUT_S = 10
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _INSTALL = "google-api-python-client google-auth"

@@ -11,8 +11,6 @@ from stratagem.cluster.roles import TASK_TYPES
 from stratagem.cluster.spec import ClusterSpec, parse_task_index
 from stratagem.messages import explain
 
-__all__ = ["parse_task_name", "resolve_cluster"]
-
 
 def parse_task_name(name: str) -> tuple[str | None, int | None]:
     """Parses type and index of a task from its Service's name, `<name>-<type>-<index>`.

@@ -11,8 +11,6 @@ from stratagem.cluster.processes import Processes
 from stratagem.cluster.spec import parse_task_index
 from stratagem.messages import explain
 
-__all__ = ["kubeflow_jax", "kubeflow_torch", "open_mpi", "port_of_job", "torchrun"]
-
 # High ports, above the usual ephemeral range.
 _FIRST_PORT = 61440
 _MAX_PORT = 65535

@@ -10,8 +10,6 @@ from stratagem.cluster.roles import id_in_cluster, task_count, worker_count
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.messages import explain
 
-__all__ = ["Processes", "processes_of_task"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Processes:

@@ -13,8 +13,6 @@ from stratagem import environment
 from stratagem.cluster.addresses import join_address
 from stratagem.cluster.processes import Processes
 
-__all__ = ["RAY_TRAIN", "ray_train"]
-
 RAY_TRAIN = "Ray Train"
 _SECRET, _SECRET_FILE = "STRATAGEM_SECRET", "STRATAGEM_SECRET_FILE"
 

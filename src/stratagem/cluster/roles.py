@@ -8,17 +8,6 @@ from typing import Any
 from stratagem.cluster.spec import ClusterDef, ClusterSpec, parse_task_index
 from stratagem.messages import explain
 
-__all__ = [
-    "TASK_TYPES",
-    "check_task",
-    "collective_leader",
-    "id_in_cluster",
-    "is_chief",
-    "normalize_cluster_spec",
-    "task_count",
-    "worker_count",
-]
-
 TASK_TYPES = ("chief", "worker", "ps", "evaluator")
 
 # Jobs with at most one task.

@@ -6,8 +6,6 @@ import re
 
 from stratagem.messages import explain
 
-__all__ = ["expand_hostlist", "expand_tasks_per_node"]
-
 # A part between commas outside brackets.
 _PART = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
 _PIECE = re.compile(r"\[([^\[\]]*)\]")

@@ -12,8 +12,6 @@ from stratagem.messages import explain
 from stratagem.public_dir import PublicDir
 from stratagem.rendering import as_html, new_table
 
-__all__ = ["ClusterDef", "ClusterSpec", "JobDef", "parse_task_index", "table_of_tasks"]
-
 _MAX_SHOWN = 32  # in a notebook
 
 

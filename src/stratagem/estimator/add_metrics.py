@@ -12,8 +12,6 @@ from stratagem.estimator.spec import EstimatorSpec
 from stratagem.estimator.steps.model_function import arguments_of
 from stratagem.messages import explain
 
-__all__ = ["add_metrics"]
-
 _KNOWN = ("features", "labels", "predictions", "config")
 
 

@@ -10,14 +10,6 @@ from stratagem.estimator.settings.run_config import RunConfig
 from stratagem.folders import checked_folder
 from stratagem.messages import explain
 
-__all__ = [
-    "check_instances",
-    "check_members",
-    "last_step_function",
-    "require_config",
-    "resolve_model_dir",
-]
-
 _T = TypeVar("_T")
 
 

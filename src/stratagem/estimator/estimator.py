@@ -11,11 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stratagem.checkpoint.group_calls import is_first
-from stratagem.estimator.argument_checks import (
-    check_instances,
-    check_members,
-    last_step_function,
-)
+from stratagem.estimator.argument_checks import check_instances, check_members, last_step_function
 from stratagem.estimator.estimator_state import EstimatorState
 from stratagem.estimator.exporting.export_programs import (
     check_receiver,
@@ -48,8 +44,6 @@ from stratagem.messages import explain
 
 if TYPE_CHECKING:
     from stratagem.estimator.hooks.checkpoint_saver import CheckpointSaverListener
-
-__all__ = ["Estimator"]
 
 
 class Estimator(EstimatorState):

@@ -8,8 +8,6 @@ from typing import Any, Protocol, runtime_checkable
 from stratagem.estimator.settings.run_config import RunConfig
 from stratagem.messages import explain
 
-__all__ = ["EstimatorProtocol", "check_estimator"]
-
 
 @runtime_checkable
 class EstimatorProtocol(Protocol):

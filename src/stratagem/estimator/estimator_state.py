@@ -21,8 +21,6 @@ from stratagem.estimator.steps.model_function import ModelFunction
 from stratagem.estimator.warm_start import as_warm_start, warm_start
 from stratagem.messages import explain
 
-__all__ = ["EstimatorState"]
-
 
 class EstimatorState:
     """Base class of `Estimator`: everything except its runs."""

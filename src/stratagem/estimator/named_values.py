@@ -9,8 +9,6 @@ from typing import Any
 
 from stratagem.messages import explain
 
-__all__ = ["identity", "naming_values"]
-
 _names: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextVar(
     "named_values", default=None
 )

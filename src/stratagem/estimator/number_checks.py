@@ -6,8 +6,6 @@ import numbers
 
 from stratagem.messages import explain
 
-__all__ = ["check_minimum", "check_number"]
-
 
 def check_number(name: str, value: object, *, is_integer: bool) -> None:
     """Raises TypeError unless the value is a number of this kind, or None."""

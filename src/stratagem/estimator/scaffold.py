@@ -8,8 +8,6 @@ from typing import Any, Protocol
 from stratagem.estimator.hooks.session_run_hook import Session
 from stratagem.messages import explain
 
-__all__ = ["Saver", "Scaffold"]
-
 
 class Saver(Protocol):
     """Saves checkpoints instead of the session; any object with this method works."""

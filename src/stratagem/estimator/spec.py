@@ -21,7 +21,6 @@ from stratagem.messages import explain
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
 
-__all__ = ["DEFAULT_SIGNATURE", "EstimatorSpec"]
 
 DEFAULT_SIGNATURE = "serving_default"
 

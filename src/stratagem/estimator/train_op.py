@@ -10,8 +10,6 @@ import keras
 
 from stratagem.messages import explain
 
-__all__ = ["Minimize", "as_train_ops", "minimize"]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Minimize:

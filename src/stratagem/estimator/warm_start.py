@@ -11,13 +11,11 @@ from typing import Any
 
 import keras
 
-from stratagem.checkpoint import Checkpoint
+from stratagem.checkpoint.checkpoint import Checkpoint
+from stratagem.checkpoint.storage.files import is_whole
 from stratagem.estimator.steps.checkpoints import VARIABLES, latest_checkpoint
 from stratagem.estimator.steps.variable_store import VariableStore
 from stratagem.messages import explain
-from stratagem.storage import is_whole
-
-__all__ = ["WarmStartSettings", "as_warm_start", "warm_start"]
 
 
 @dataclasses.dataclass(frozen=True)

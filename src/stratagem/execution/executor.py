@@ -11,8 +11,6 @@ from stratagem.options import ReduceOp
 if TYPE_CHECKING:
     from stratagem.execution.tracing.trace import Trace
 
-__all__ = ["Executor"]
-
 
 class Executor(Protocol):
     """Runs the replica functions of one strategy.

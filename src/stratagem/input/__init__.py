@@ -6,12 +6,9 @@ from typing import TYPE_CHECKING, Any
 from stratagem.input.dataset import Dataset
 from stratagem.input.distributed import DistributedDataset
 from stratagem.input.iterator import DistributedIterator, OptionalBatch
-from stratagem.input.sources import (
-    INFINITE_CARDINALITY,
-    SHARD_HINT,
-    UNKNOWN_CARDINALITY,
-    ArraySpec,
-)
+from stratagem.input.sources.array_spec import ArraySpec
+from stratagem.input.sources.shards import SHARD_HINT
+from stratagem.input.sources.source import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from stratagem.input.splitting import batch_sizes_for_worker
 
 if TYPE_CHECKING:

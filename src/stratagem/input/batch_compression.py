@@ -7,18 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from stratagem.group.transport.wire import Message, numeric_dtype
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
-from stratagem.transport.wire import Message, numeric_dtype
-
-__all__ = [
-    "AUTO",
-    "ZSTD",
-    "checked_compression",
-    "compressed",
-    "decompressed",
-    "is_available",
-]
 
 AUTO, ZSTD = "AUTO", "zstd"
 _LEVEL = 1

@@ -12,12 +12,10 @@ from typing import Any, cast
 
 import numpy as np
 
+from stratagem.group.transport.wire import Message
 from stratagem.input.batch_compression import compressed, decompressed
 from stratagem.input.sparse_rows import SparseRows, is_sparse, with_sparse_rows
 from stratagem.messages import explain
-from stratagem.transport.wire import Message
-
-__all__ = ["pack_batch", "unpack_batch"]
 
 _TEXT, _BYTES, _NOTHING = 0, 1, 2  # kinds of the elements of an array of objects
 _RAW_KINDS = "SUMm"  # dtypes that are sent as bytes: strings, dates and times

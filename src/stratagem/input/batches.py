@@ -10,22 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from stratagem.devices.mesh import Topology
 from stratagem.input.device_rows import DeviceRows, is_on_accelerator
 from stratagem.input.sparse_rows import is_sparse, with_sparse_arrays, with_sparse_rows
 from stratagem.input.splitting import split_lengths
 from stratagem.messages import explain
-from stratagem.topology import Topology
-
-__all__ = [
-    "HostBatch",
-    "join_parts",
-    "name_of_array",
-    "padded",
-    "split_again",
-    "take_batch",
-    "take_own_part",
-    "unflatten",
-]
 
 _MAX_ROWS = 4  # In an error message.
 

@@ -14,23 +14,15 @@ from stratagem.input.iterator import DistributedIterator, require_outside_replic
 from stratagem.input.loader import Loader
 from stratagem.input.sharding import InputShard
 from stratagem.input.size_exchange import SizeExchange
-from stratagem.input.sources import (
-    INFINITE_CARDINALITY,
-    ArraySource,
-    ArraySpec,
-    Reader,
-    RepeatedReader,
-    Source,
-    check_count,
-    repeated_cardinality,
-)
+from stratagem.input.sources.array_spec import ArraySpec
+from stratagem.input.sources.arrays import ArraySource
+from stratagem.input.sources.repeated import RepeatedReader, check_count, repeated_cardinality
+from stratagem.input.sources.source import INFINITE_CARDINALITY, Reader, Source
 from stratagem.messages import explain
 from stratagem.options import InputContext, InputOptions
 
 if TYPE_CHECKING:
     from stratagem.contexts import StrategyParts
-
-__all__ = ["DistributedDataset"]
 
 
 class DistributedDataset:

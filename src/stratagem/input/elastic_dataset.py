@@ -7,16 +7,14 @@ from typing import Any
 
 import jax
 
+from stratagem.devices.mesh import Topology
 from stratagem.input.batches import HostBatch, split_again, take_batch
 from stratagem.input.distributed import DistributedDataset
 from stratagem.input.iterator import DistributedIterator
 from stratagem.input.loader import Loader
 from stratagem.input.placement import PlacedBatches, place
-from stratagem.input.sources import Reader
-from stratagem.topology import Topology
-from stratagem.values import PerReplica
-
-__all__ = ["ElasticDataset"]
+from stratagem.input.sources.source import Reader
+from stratagem.variables.distributed import PerReplica
 
 _ONE = Topology(None)
 

@@ -5,24 +5,22 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from stratagem.context import stack
-from stratagem.context.function_trace import current_function_trace
+from stratagem import contexts as stack
+from stratagem.contexts import current_function_trace
+from stratagem.devices.context_mesh import outside_context_mesh
+from stratagem.devices.lockstep import waiting_for_input
+from stratagem.devices.mesh import Topology
 from stratagem.errors import OutOfRangeError
 from stratagem.input.loader import BatchGroup
 from stratagem.input.placement import PlacedBatches
 from stratagem.input.prefetch import HANDOVER_S, Prefetcher
 from stratagem.messages import explain
-from stratagem.profiling.marks import input_mark
-from stratagem.run_events.wait_clock import DataWait, wait_clock
-from stratagem.topology import Topology
-from stratagem.topology.context_mesh import outside_context_mesh
-from stratagem.topology.lockstep import waiting_for_input
+from stratagem.observe.profiling.marks import input_mark
+from stratagem.observe.run_events.wait_clock import DataWait, wait_clock
 from stratagem.tracebacks import filters_traceback
 
 if TYPE_CHECKING:
     from stratagem.input.distributed import DistributedDataset
-
-__all__ = ["DistributedIterator", "OptionalBatch", "require_outside_replicas"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,14 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from stratagem.devices.mesh import Topology
 from stratagem.input.batches import HostBatch, name_of_array, padded, unflatten
 from stratagem.input.device_rows import DeviceRows, select_rows
 from stratagem.input.transfer import put_arrays
-from stratagem.topology import Topology
-from stratagem.values import PerReplica
-from stratagem.values.regrouping import is_array
-
-__all__ = ["HostSteps", "PlacedBatches", "place"]
+from stratagem.variables.distributed import PerReplica
+from stratagem.variables.regrouping import is_array
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["HANDOVER_S", "Prefetcher"]
-
 # A thread needs about this long to hand over an item, and slows down the consumer meanwhile. If an
 # item is loaded and used up in less, the consumer had better load it itself.
 HANDOVER_S = 2.5e-4

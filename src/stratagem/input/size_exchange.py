@@ -13,16 +13,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from stratagem.devices.lockstep import waiting_for_input
+from stratagem.devices.mesh import Topology
 from stratagem.errors import InvalidArgumentError
+from stratagem.group.current import current_group
 from stratagem.input.batches import HostBatch, join_parts
-from stratagem.input.sources import Reader
+from stratagem.input.sources.source import Reader
 from stratagem.messages import explain
-from stratagem.process_group import current_group
-from stratagem.run_events.wait_clock import PeerSizesWait, wait_clock
-from stratagem.topology import Topology
-from stratagem.topology.lockstep import waiting_for_input
-
-__all__ = ["SizeExchange", "SynchronizedReading"]
+from stratagem.observe.run_events.wait_clock import PeerSizesWait, wait_clock
 
 _numbers = itertools.count()  # All processes create their datasets in the same order.
 

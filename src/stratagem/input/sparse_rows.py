@@ -10,8 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import sparse
 
-__all__ = ["SparseRows", "is_sparse", "with_sparse_arrays", "with_sparse_rows"]
-
 
 @jax.tree_util.register_pytree_node_class
 class SparseRows:

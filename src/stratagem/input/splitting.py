@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from stratagem.messages import explain
 
-__all__ = ["batch_sizes_for_worker", "split_lengths"]
-
 
 def split_lengths(num_examples: int, num_replicas: int) -> tuple[int, tuple[int, ...] | None]:
     """Splits B examples over n replicas: each takes ceil(B / n) until none are left.

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from stratagem.topology import Topology, require_exact_integers
-
-__all__ = ["are_small", "put_arrays", "put_steps"]
+from stratagem.devices.exact_integers import require_exact_integers
+from stratagem.devices.mesh import Topology
 
 # `jax.device_put` takes 20 us or more for an array; a program that returns its arguments takes 4.
 # It copies them, which takes longer from about this size.

@@ -22,7 +22,7 @@ from stratagem.keras.numerics import (
     scanned_layers,
     stateful_rnn,
 )
-from stratagem.keras.patch import Patch
+from stratagem.keras.patch import Patch as Patch
 from stratagem.keras.private import JAXTrainer, jax_core
 from stratagem.keras.training import metric_logs, model
 from stratagem.keras.training_patches import TRAINING_PATCHES
@@ -33,9 +33,6 @@ from stratagem.keras.variables import (
     planned_meshes,
     variable_creation,
 )
-
-__all__ = ["PATCHES", "Patch"]
-
 
 _Layer, _Metric, _Optimizer = keras.layers.Layer, keras.metrics.Metric, keras.optimizers.Optimizer
 _LossScale = keras.optimizers.LossScaleOptimizer

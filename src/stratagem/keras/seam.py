@@ -1,4 +1,5 @@
 """Installation of every patch of Keras, on import."""
+
 # ruff: noqa: E402
 
 import itertools
@@ -13,21 +14,16 @@ import keras
 environment.require_jax_backend(keras.config.backend())
 
 from stratagem.checkpoint.creation_hooks import set_keras
+from stratagem.execution.summary import collector
 from stratagem.keras.callbacks.joining_fit import JoiningFit
 from stratagem.keras.numerics.random_state import RandomState
 from stratagem.keras.patches import PATCHES
-from stratagem.keras.private import (
-    flatten_layers,
-    get_stateless_scope,
-    in_symbolic_scope,
-)
+from stratagem.keras.private import get_stateless_scope, in_symbolic_scope
+from stratagem.keras.private.variables import flatten_layers
 from stratagem.messages import explain
 from stratagem.strategies.base.default import DefaultStrategy  # fills its slot
 from stratagem.strategies.base.logical_devices import set_shape_inference
 from stratagem.strategies.elastic_admission import ElasticAdmission
-from stratagem.summary import collector
-
-__all__ = ["install"]
 
 
 def install() -> None:

@@ -17,8 +17,6 @@ from stratagem.keras.training import (
 )
 from stratagem.keras.training.model_methods import wrapping_methods
 
-__all__ = ["TRAINING_PATCHES"]
-
 # KerasHub's, which write several files.
 _SAVING_METHODS = ("export_to_transformers", "save_task_weights", "save_to_preset")
 

@@ -26,8 +26,6 @@ from stratagem.launch.tasks.output.tracebacks import failure_lines
 from stratagem.messages import explain
 from stratagem.temporary_folders import TemporaryFolder
 
-__all__ = ["spawn"]
-
 
 def spawn(
     fn: Callable[..., Any],

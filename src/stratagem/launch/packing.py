@@ -22,8 +22,6 @@ from stratagem.launch.tasks.pickling import (
 )
 from stratagem.messages import explain
 
-__all__ = ["pack_function_call", "require_callable"]
-
 
 def require_callable(fn: object, example: str) -> None:
     """Raises TypeError unless `fn` is callable; `example` shows a correct call."""

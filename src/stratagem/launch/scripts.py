@@ -18,8 +18,6 @@ from stratagem.launch.tasks.exit_status import ExitStatus
 from stratagem.launch.tasks.output.tracebacks import failure_lines
 from stratagem.messages import explain
 
-__all__ = ["RemoteError", "launch_error", "raise_received_signal", "run", "run_script"]
-
 
 class RemoteError(Exception):
     """Last lines of a failed task, as the cause of the error raised here.

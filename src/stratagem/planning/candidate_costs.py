@@ -16,17 +16,7 @@ from stratagem.planning.schedule import Reduction
 from stratagem.planning.step_time import Assumptions, message_s, operations_s
 from stratagem.planning.targets import Target
 from stratagem.planning.traced_costs import TracedCosts
-from stratagem.variables import is_worth_sharding
-
-__all__ = [
-    "Estimate",
-    "HOST_BYTES_PER_S",
-    "PRODUCT_SHARES",
-    "Weight",
-    "Workload",
-    "assumptions_of",
-    "estimate",
-]
+from stratagem.variables.sharded_store import is_worth_sharding
 
 # Share of the peak rate that products of large decoders reach. Each is read from one published
 # throughput, which benchmarks/large_models/published.toml marks; all other rows check it. A v5p,

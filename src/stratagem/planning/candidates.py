@@ -8,8 +8,6 @@ from collections.abc import Sequence
 
 from stratagem.planning.targets import Target
 
-__all__ = ["Form", "PlanCandidate", "list_candidates"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Form:

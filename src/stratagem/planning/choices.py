@@ -16,8 +16,6 @@ from stratagem.planning.result import Plan
 from stratagem.planning.targets import Target
 from stratagem.rendering import as_text, size_text
 
-__all__ = ["PlanChoice", "PlanSearch", "show_search"]
-
 
 @dataclasses.dataclass(frozen=True)
 class PlanChoice:

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from stratagem.messages import explain
+from stratagem.observe.profiling.summary import ProfileSummary
+from stratagem.observe.profiling.trace_files import read_profile
 from stratagem.planning.step_time import StepTime
-from stratagem.profiling import ProfileSummary, read_profile
-
-__all__ = ["ComparedPart", "Comparison", "compare"]
 
 # Parts of a profile that a plan does not predict.
 _UNPREDICTED = ("copies", "input", "compilation", "host")

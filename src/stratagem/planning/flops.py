@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from jax.core import ShapedArray
     from jax.extend.core import JaxprEqn
 
-__all__ = ["product_flops"]
 
 # Products of attention in one kernel of cuDNN, forward and backward, which computes one anew. Its
 # primitives have no jaxpr inside.

@@ -13,15 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from stratagem.compression import BFloat16, Compression, Int8, PowerSGD, TopK
-from stratagem.local_updates import DiLoCo, LocalSGD, LocalUpdates
+from stratagem.devices.compression import BFloat16, Compression, Int8, PowerSGD, TopK
+from stratagem.devices.local_updates import DiLoCo, LocalSGD, LocalUpdates
 from stratagem.messages import explain
 from stratagem.planning.link_map_plot import draw_link_map
 from stratagem.planning.schedule import Reduction
 from stratagem.planning.step_time import Assumptions, message_s
 from stratagem.planning.targets import Target
-
-__all__ = ["LINK_METHODS", "LinkMap", "LinkMethod", "link_map", "messages_of"]
 
 _FLOAT_BYTES = 4
 _TOLERANCE = 0.05

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from stratagem.planning.link_map import LinkMap
 
-__all__ = ["draw_link_map", "link_map_figure"]
 
 _COLORS = (
     "#2a78b8",

@@ -13,9 +13,11 @@ import numpy as np
 from stratagem.execution.programs.step_capture import CapturedStep
 from stratagem.planning.accelerators import Accelerator
 from stratagem.planning.programs import VariableLike, held_bytes, is_held_by_host, variables_of
-from stratagem.variables import ShardedState, ShardedStore, VariableKind, home_of, store_of
-
-__all__ = ["CompilerMemory", "MemoryPlan", "plan_memory", "shared_state_bytes"]
+from stratagem.variables.kind import VariableKind
+from stratagem.variables.placement import ShardedState
+from stratagem.variables.registry import home_of
+from stratagem.variables.sharded_store import ShardedStore
+from stratagem.variables.store import store_of
 
 
 class _MemoryAnalysis(Protocol):

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 
 from stratagem.planning.schedule import Instruction, Product, Schedule
 
-__all__ = ["OperationCost", "operation_costs"]
-
 _SHAPE = re.compile(r"\b(pred|bf16|f16|f32|f64|[a-z]\d+)(?:e\dm\d\w*)?\[([\d,]*)\]")
 _CONTRACTED = re.compile(r"lhs_contracting_dim(?:ension)?s(?:=\{|\":\[)([\d,\"]*)")
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")

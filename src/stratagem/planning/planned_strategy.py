@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from stratagem.devices.abstract_devices import planning_for
 from stratagem.planning.targets import Target
 from stratagem.strategies.base.strategy import Strategy
 from stratagem.strategies.central_storage import CentralStorageStrategy
-from stratagem.strategies.hybrid import HybridStrategy
 from stratagem.strategies.local_update import LocalUpdateStrategy
 from stratagem.strategies.mirrored import MirroredStrategy
+from stratagem.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from stratagem.strategies.offloaded_state import PINNED_HOST, OffloadedState
 from stratagem.strategies.placement_rules import PlacementRules
-from stratagem.topology.abstract_devices import planning_for
-from stratagem.variables import ShardedState, UniformPlacement
-
-__all__ = ["planned_strategy"]
+from stratagem.strategies.tpu import TPUStrategy
+from stratagem.variables.placement import ShardedState, UniformPlacement
 
 
 def planned_strategy(
@@ -39,7 +38,10 @@ def planned_strategy(
         if like.local_updates is not None:
             return LocalUpdateStrategy(like.local_updates, ["cpu:0", "cpu:1"])  # all planned ones
         if rules is not None and shard_state is None:
-            return HybridStrategy(None, like.cross_device_ops, placement=rules.placement)
+            in_lockstep = (MirroredStrategy, MultiWorkerMirroredStrategy, TPUStrategy)
+            # Else HybridStrategy, of a package above this one.
+            kind: Any = MirroredStrategy if isinstance(like, in_lockstep) else type(like)
+            return kind(None, like.cross_device_ops, placement=rules.placement)
         if isinstance(like.placement, OffloadedState) and shard_state is None:
             return CentralStorageStrategy(parameter_device=PINNED_HOST)
         if isinstance(like.placement, UniformPlacement) and shard_state is None:

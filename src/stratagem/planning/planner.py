@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from stratagem.context import get_strategy, has_strategy
+from stratagem.contexts import get_strategy, has_strategy
+from stratagem.devices.abstract_devices import placeholder, planning_for
 from stratagem.execution.programs.step_capture import CapturedStep, capture
 from stratagem.input.batches import take_batch
 from stratagem.input.placement import place
@@ -25,19 +26,12 @@ from stratagem.planning.operation_costs import OperationCost, operation_costs
 from stratagem.planning.planned_strategy import planned_strategy
 from stratagem.planning.result import Plan
 from stratagem.planning.schedule import Reduction, Schedule
-from stratagem.planning.step_time import (
-    Assumptions,
-    compute_s,
-    operations_s,
-    predict_scaling,
-)
+from stratagem.planning.step_time import Assumptions, compute_s, operations_s, predict_scaling
 from stratagem.planning.targets import Target, parse_target
 from stratagem.planning.used_machine import used_machine
 from stratagem.strategies.base.strategy import Strategy
-from stratagem.topology.abstract_devices import placeholder, planning_for
-from stratagem.variables import ShardedState, require_layouts_used
-
-__all__ = ["arrays_of", "plan", "plan_step"]
+from stratagem.variables.layouts import require_layouts_used
+from stratagem.variables.placement import ShardedState
 
 
 def plan(

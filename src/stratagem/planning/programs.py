@@ -10,27 +10,16 @@ from typing import Any, Protocol
 
 import jax
 
-from stratagem.execution import program_of
+from stratagem.devices.mesh import Topology
+from stratagem.execution.programs.lockstep import program_of
 from stratagem.execution.programs.step_capture import CapturedStep
 from stratagem.execution.programs.step_program import StepProgram
 from stratagem.execution.tracing.trace import Trace
-from stratagem.topology import Topology
-from stratagem.variables import (
-    ShardedStore,
-    Store,
-    VariableKind,
-    home_of,
-    store_of,
-    stored_sharding,
-)
-
-__all__ = [
-    "device_bytes",
-    "held_bytes",
-    "is_held_by_host",
-    "step_programs",
-    "variables_of",
-]
+from stratagem.variables.kind import VariableKind
+from stratagem.variables.layouts import stored_sharding
+from stratagem.variables.registry import home_of
+from stratagem.variables.sharded_store import ShardedStore
+from stratagem.variables.store import Store, store_of
 
 
 @contextlib.contextmanager

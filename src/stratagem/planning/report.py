@@ -16,18 +16,6 @@ if TYPE_CHECKING:
     from stratagem.planning.result import Plan
     from stratagem.planning.schedule import Reduction
 
-__all__ = [
-    "count_text",
-    "headline",
-    "parts_of",
-    "show",
-    "show_comparison",
-    "time_text",
-    "verdict",
-]
-
-__all__ = ["count_text", "headline", "parts_of", "show", "time_text", "verdict"]
-
 
 def time_text(seconds: float) -> str:
     """Formats a short duration: "1.25 s", "3.4 ms", "12 us"."""

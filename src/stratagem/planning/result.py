@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stratagem.messages import explain
+from stratagem.observe.profiling.summary import ProfileSummary
 from stratagem.planning.accelerators import Accelerator
 from stratagem.planning.comparison import Comparison, compare
 from stratagem.planning.link_map import LinkMap, link_map
@@ -15,10 +16,7 @@ from stratagem.planning.report import headline, parts_of, verdict
 from stratagem.planning.schedule import Reduction, share_behind
 from stratagem.planning.step_time import Assumptions, StepTime, for_any_size, predict_step
 from stratagem.planning.targets import Target
-from stratagem.profiling import ProfileSummary
 from stratagem.rendering import as_html, as_text
-
-__all__ = ["Plan"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)

@@ -14,9 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from stratagem.profiling.scopes import period_of
-
-__all__ = ["Instruction", "Product", "Reduction", "Schedule", "ScheduledOperation", "share_behind"]
+from stratagem.observe.profiling.scopes import period_of
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%([\w.-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^ +(?:ROOT )?%([\w.-]+) = (.*?) ([a-z][\w-]*)\(")

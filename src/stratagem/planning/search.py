@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from stratagem.devices.abstract_devices import placeholder, planning_for
 from stratagem.execution.programs.step_capture import CapturedStep
 from stratagem.keras.training.planned_forms import computing_as, is_float32, repeated_blocks
 from stratagem.keras.training.planned_models import is_model, training_step
@@ -25,10 +26,7 @@ from stratagem.planning.targets import Target, parse_target
 from stratagem.planning.workloads import workload_of
 from stratagem.strategies.base.strategy import Strategy
 from stratagem.strategies.mirrored import MirroredStrategy
-from stratagem.topology.abstract_devices import placeholder, planning_for
-from stratagem.variables import VariableLayouts
-
-__all__ = ["search", "search_step"]
+from stratagem.variables.layouts import VariableLayouts
 
 _REMAT = ("full", "dots", "offload")
 _MIXED = "mixed_bfloat16"

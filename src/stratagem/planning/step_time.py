@@ -25,17 +25,6 @@ from stratagem.planning.operation_costs import OperationCost
 from stratagem.planning.schedule import Reduction
 from stratagem.planning.targets import Target
 
-__all__ = [
-    "Assumptions",
-    "StepTime",
-    "compute_s",
-    "for_any_size",
-    "message_s",
-    "operations_s",
-    "predict_scaling",
-    "predict_step",
-]
-
 # Two thirds of a training step's products are the backward pass, which can overlap communication.
 _BACKWARD_SHARE = 2 / 3
 # Fraction of the whole array that each device sends, as a multiple of (n - 1) / n.

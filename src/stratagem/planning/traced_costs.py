@@ -17,8 +17,6 @@ from jax.extend.core import Literal
 from stratagem.planning.flops import product_flops
 from stratagem.planning.operation_costs import OperationCost
 
-__all__ = ["TracedCosts", "trace_costs"]
-
 _BODIES = {"checkpoint", "remat", "remat2", "scan", "while", "cond"}
 _PRODUCTS = {"dot_general", "conv_general_dilated"}
 _HEAVY = {

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stratagem.strategies.placement_rules import PlacementRules
-from stratagem.variables import UniformPlacement
+from stratagem.variables.placement import UniformPlacement
 
 if TYPE_CHECKING:
     from stratagem.execution.programs.step_capture import CapturedStep
     from stratagem.planning.targets import Target
     from stratagem.strategies.base.strategy import Strategy
-
-__all__ = ["used_machine"]
 
 
 def used_machine(step: CapturedStep, target: Target) -> tuple[Target, list[str]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from stratagem.devices.abstract_devices import placeholder
 from stratagem.execution.programs.step_capture import CapturedStep
 from stratagem.keras.training.planned_forms import computing_as, repeated_blocks
 from stratagem.keras.training.planned_models import training_step
@@ -18,10 +19,7 @@ from stratagem.planning.planned_strategy import planned_strategy
 from stratagem.planning.programs import variables_of
 from stratagem.planning.targets import Target
 from stratagem.planning.traced_costs import trace_costs
-from stratagem.topology.abstract_devices import placeholder
-from stratagem.variables import VariableLayouts
-
-__all__ = ["workload_of"]
+from stratagem.variables.layouts import VariableLayouts
 
 
 def workload_of(

@@ -9,13 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from stratagem.collectives import AllReduce, ReplicaAxis
-from stratagem.communication import CommunicationOptions
+from stratagem.devices.collectives.all_reduce import AllReduce
+from stratagem.devices.collectives.axis import ReplicaAxis
+from stratagem.devices.communication import CommunicationOptions
+from stratagem.devices.mesh import Topology
 from stratagem.options import ReduceOp
 from stratagem.strategies.base.automatic import AutomaticOps
-from stratagem.topology import Topology
-
-__all__ = ["BackedAllReduce", "BackedOps"]
 
 
 class BackedOps(AutomaticOps):

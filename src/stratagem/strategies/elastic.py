@@ -6,12 +6,17 @@ from typing import Any, Literal, NoReturn, final
 
 import jax
 
-from stratagem.cluster import ClusterResolver, TFConfigClusterResolver, detect
-from stratagem.collectives.elastic_rounds import serve_rounds
-from stratagem.communication import CommunicationOptions
-from stratagem.elastic import View
-from stratagem.execution import ElasticLockstep, Lockstep
-from stratagem.process_group import agree_on_random_state
+from stratagem.cluster.detection import detect
+from stratagem.cluster.resolvers.resolver import ClusterResolver
+from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
+from stratagem.devices.collectives.elastic_rounds import serve_rounds
+from stratagem.devices.communication import CommunicationOptions
+from stratagem.devices.mesh import Topology
+from stratagem.devices.separate_processes import start_separately
+from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
+from stratagem.execution.programs.lockstep import Lockstep
+from stratagem.group.elastic.views import View
+from stratagem.group.random_state import agree_on_random_state
 from stratagem.strategies.backed_ops import BackedOps
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.base.recreate import recreatable
@@ -25,9 +30,6 @@ from stratagem.strategies.elastic_members import (
 from stratagem.strategies.elastic_membership import ElasticMembership
 from stratagem.strategies.local_topology import local_topology
 from stratagem.strategies.membership import check_resolver, copy_refused
-from stratagem.topology import Topology, start_separately
-
-__all__ = ["ElasticStrategy"]
 
 
 @final

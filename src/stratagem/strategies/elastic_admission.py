@@ -10,19 +10,19 @@ import jax
 import numpy as np
 
 from stratagem import logs
-from stratagem.elastic import ElasticGroup
-from stratagem.elastic.candidacy import RunningGroup
-from stratagem.elastic.handover import TrainingState, hand_over, receive
-from stratagem.elastic.peer_connections import PeerConnections, PeerLostError
+from stratagem.devices.mesh import Topology
 from stratagem.errors import UnavailableError
-from stratagem.execution import ElasticLockstep
+from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
 from stratagem.exit_codes import NOT_NEEDED
+from stratagem.group.elastic.candidacy import RunningGroup
+from stratagem.group.elastic.group import ElasticGroup
+from stratagem.group.elastic.handover import TrainingState, hand_over, receive
+from stratagem.group.elastic.peer_connections import PeerConnections, PeerLostError
 from stratagem.messages import explain
 from stratagem.strategies.base.strategy import Strategy
-from stratagem.topology import Topology
-from stratagem.variables import VariableKind, home_of, store_components
-
-__all__ = ["ElasticAdmission"]
+from stratagem.variables.components import store_components
+from stratagem.variables.kind import VariableKind
+from stratagem.variables.registry import home_of
 
 _logger = logging.getLogger(__name__)
 _LOOP = "loop"

@@ -10,31 +10,21 @@ import jax
 import numpy as np
 
 from stratagem import config, logs
-from stratagem.authentication import Credentials
-from stratagem.cluster import ClusterResolver
-from stratagem.elastic import ElasticGroup
-from stratagem.elastic.group_messages import NotAdmittedError
+from stratagem.cluster.resolvers.resolver import ClusterResolver
+from stratagem.devices.mesh import Topology
 from stratagem.exit_codes import NOT_NEEDED
+from stratagem.group.authentication.credentials import Credentials
+from stratagem.group.current import set_current_group
+from stratagem.group.elastic.group import ElasticGroup
+from stratagem.group.elastic.group_messages import NotAdmittedError
+from stratagem.group.verdict import GroupLimits
 from stratagem.messages import explain
 from stratagem.options import VariableAggregation
-from stratagem.process_group import GroupLimits, set_current_group
 from stratagem.strategies.membership import identity_of
-from stratagem.topology import Topology
-from stratagem.variables import (
-    Home,
-    VariableKind,
-    VariableRegistry,
-    components_of_members,
-    home_of,
-    store_components,
-)
-
-__all__ = [
-    "check_constant_batch",
-    "check_num_backup_workers",
-    "join_elastic_group",
-    "move_variables",
-]
+from stratagem.variables.components import store_components
+from stratagem.variables.kind import VariableKind
+from stratagem.variables.lost_components import components_of_members
+from stratagem.variables.registry import Home, VariableRegistry, home_of
 
 _logger = logging.getLogger(__name__)
 

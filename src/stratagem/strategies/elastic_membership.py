@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from stratagem.cluster import ClusterResolver
-from stratagem.elastic import ElasticGroup
-from stratagem.execution import ElasticLockstep
+from stratagem.cluster.resolvers.resolver import ClusterResolver
+from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
+from stratagem.group.elastic.group import ElasticGroup
 from stratagem.strategies.base.strategy import Strategy
 from stratagem.strategies.elastic_admission import ElasticAdmission
-
-__all__ = ["ElasticMembership"]
 
 
 class ElasticMembership(Strategy):

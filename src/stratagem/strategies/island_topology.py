@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import collections
 
-from stratagem.collectives.islands import Islands
+from stratagem.devices.collectives.islands import Islands
+from stratagem.devices.mesh import Topology
 from stratagem.messages import explain
-from stratagem.topology import Topology
-
-__all__ = ["islands_of"]
 
 
 def islands_of(topology: Topology, replicas_per_island: object) -> Islands:

@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NoReturn, final
 
-from stratagem.cluster import ClusterResolver, TFConfigClusterResolver, detect
-from stratagem.communication import CommunicationOptions
-from stratagem.local_updates import LocalSGD, LocalUpdates
+from stratagem.cluster.detection import detect
+from stratagem.cluster.resolvers.resolver import ClusterResolver
+from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
+from stratagem.devices.abstract_devices import planned_topology
+from stratagem.devices.background import add_thread_for_background
+from stratagem.devices.communication import CommunicationOptions
+from stratagem.devices.devices import DeviceLike
+from stratagem.devices.local_updates import LocalSGD, LocalUpdates
+from stratagem.devices.mesh import Topology
+from stratagem.group.random_state import agree_on_random_state
 from stratagem.messages import explain
-from stratagem.process_group import agree_on_random_state
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.base.recreate import recreatable
 from stratagem.strategies.base.strategy import Strategy
 from stratagem.strategies.island_topology import islands_of
 from stratagem.strategies.local_topology import local_topology
 from stratagem.strategies.membership import check_resolver, copy_refused, devices_of_cluster
-from stratagem.topology import Topology, planned_topology
-from stratagem.topology.background import add_thread_for_background
-from stratagem.topology.devices import DeviceLike
-
-__all__ = ["LocalUpdateStrategy"]
 
 # Islands send rarely, over links where each message may take long: copies cost less than messages.
 _BYTES_PER_PACK = 2**24

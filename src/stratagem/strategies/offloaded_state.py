@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from stratagem.devices.mesh import Topology
 from stratagem.messages import explain
-from stratagem.topology import Topology
-from stratagem.variables import (
-    Replicated,
-    ShardedStore,
-    SingleDeviceStore,
-    Store,
-    is_worth_sharding,
-    store_of,
-)
+from stratagem.variables.placement import Replicated
+from stratagem.variables.sharded_store import ShardedStore, is_worth_sharding
+from stratagem.variables.single_device_store import SingleDeviceStore
+from stratagem.variables.store import Store, store_of
 
 if TYPE_CHECKING:
     from stratagem.variables.placement import NewVariable
 
-__all__ = ["OffloadedState", "PINNED_HOST", "if_worth_offloading", "pinned_host_store"]
 
 # JAX's name of that memory
 PINNED_HOST = "pinned_host"

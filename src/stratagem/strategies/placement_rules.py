@@ -6,24 +6,23 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from stratagem.context.explicit_device import explicit_device
-from stratagem.execution import is_worth_rows
+from stratagem.devices.devices import find_devices
+from stratagem.devices.mesh import Topology
+from stratagem.execution.context.explicit_device import explicit_device
+from stratagem.execution.embeddings.lookups import is_worth_rows
 from stratagem.logs import warn_on_one_worker
 from stratagem.messages import explain
-from stratagem.placement import AtLeastBytes, optimizer_state
-from stratagem.strategies.offloaded_state import (
-    PINNED_HOST,
-    if_worth_offloading,
-    pinned_host_store,
-)
-from stratagem.topology import Topology, find_devices
-from stratagem.variables import Replicated, ShardedStore, SingleDeviceStore, Store, store_of
+from stratagem.strategies.offloaded_state import PINNED_HOST, if_worth_offloading, pinned_host_store
+from stratagem.strategies.placement import AtLeastBytes, optimizer_state
+from stratagem.variables.placement import Replicated
+from stratagem.variables.sharded_store import ShardedStore
+from stratagem.variables.single_device_store import SingleDeviceStore
+from stratagem.variables.store import Store, store_of
 
 if TYPE_CHECKING:
-    from stratagem.execution import RemoteState
+    from stratagem.execution.tracing.remote_state import RemoteState
     from stratagem.variables.placement import DescribedVariable, NewVariable
 
-__all__ = ["CENTRAL", "PlacementRules", "SERVER", "check_rules", "places_on_replicas"]
 
 MIRRORED, CENTRAL, SHARDED, SERVER = "mirrored", "central", "sharded", "server"
 

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from stratagem.devices.abstract_devices import planned_shard_state
+from stratagem.devices.mesh import Topology
 from stratagem.messages import explain
 from stratagem.strategies.placement_rules import PlacementRules, Rule, places_on_replicas
-from stratagem.topology import Topology
-from stratagem.topology.abstract_devices import planned_shard_state
-from stratagem.variables import (
-    Placement,
-    Replicated,
-    ShardedState,
-    ShardedStore,
-    VariableLayouts,
-)
-
-__all__ = ["state_placement"]
+from stratagem.variables.layouts import VariableLayouts
+from stratagem.variables.placement import Placement, Replicated, ShardedState
+from stratagem.variables.sharded_store import ShardedStore
 
 
 def state_placement(

@@ -6,10 +6,15 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
-from stratagem.cluster import ClusterResolver
-from stratagem.execution import Lockstep
+from stratagem.cluster.resolvers.resolver import ClusterResolver
+from stratagem.devices.abstract_devices import planned_topology
+from stratagem.devices.device_assignment import DeviceAssignment
+from stratagem.devices.groups import adjacent_groups
+from stratagem.devices.mesh import Topology
+from stratagem.devices.tpu_coordinates import assigned_devices, in_ring_order
+from stratagem.execution.programs.lockstep import Lockstep
+from stratagem.group.random_state import agree_on_random_state
 from stratagem.messages import explain
-from stratagem.process_group import agree_on_random_state
 from stratagem.strategies.base.argument_checks import (
     check_device_assignment,
     check_steps_per_run,
@@ -22,14 +27,7 @@ from stratagem.strategies.base.strategy import Strategy
 from stratagem.strategies.membership import check_resolver, copy_refused
 from stratagem.strategies.state_placement import state_placement
 from stratagem.strategies.tpu_system import find_resolver, tpu_devices
-from stratagem.topology import Topology
-from stratagem.topology.abstract_devices import planned_topology
-from stratagem.topology.device_assignment import DeviceAssignment
-from stratagem.topology.groups import adjacent_groups
-from stratagem.topology.tpu_coordinates import assigned_devices, in_ring_order
-from stratagem.variables import devices_per_replica_of
-
-__all__ = ["TPUStrategy"]
+from stratagem.variables.mesh_axes import devices_per_replica_of
 
 
 @final

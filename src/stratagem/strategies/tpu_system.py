@@ -7,16 +7,16 @@ import gc
 import jax
 
 from stratagem import environment
-from stratagem.cluster import ClusterResolver, TPUClusterResolver, detect
+from stratagem.cluster.detection import detect
+from stratagem.cluster.resolvers.resolver import ClusterResolver
+from stratagem.cluster.resolvers.tpu import TPUClusterResolver
+from stratagem.devices.abstract_devices import planned_devices
+from stratagem.devices.devices import local_devices
+from stratagem.devices.tpu_coordinates import tpu_topology_of
+from stratagem.devices.tpu_topology import TPUTopology
 from stratagem.errors import NotFoundError
 from stratagem.messages import explain
 from stratagem.strategies.membership import check_resolver, join
-from stratagem.topology import local_devices
-from stratagem.topology.abstract_devices import planned_devices
-from stratagem.topology.tpu_coordinates import tpu_topology_of
-from stratagem.topology.tpu_topology import TPUTopology
-
-__all__ = ["find_resolver", "initialize_tpu_system", "shutdown_tpu_system", "tpu_devices"]
 
 
 def initialize_tpu_system(cluster_resolver: ClusterResolver | None = None) -> TPUTopology:

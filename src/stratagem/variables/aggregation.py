@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     import jax
 
 
-__all__ = ["aggregate_components", "mean_of_components", "spread_over_components"]
-
-
 def aggregate_components(
     stacked: jax.Array | np.ndarray, aggregation: VariableAggregation, name: str
 ) -> Any:

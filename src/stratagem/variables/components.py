@@ -6,16 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from jax.core import Tracer
 
+from stratagem.devices.lockstep import compute_on_every_process
+from stratagem.devices.mesh import Topology
 from stratagem.options import VariableAggregation
-from stratagem.topology import Topology
-from stratagem.topology.lockstep import compute_on_every_process
 from stratagem.variables.aggregation import aggregate_components
 
 if TYPE_CHECKING:
     import jax
     import numpy as np
-
-__all__ = ["WholeValue", "gather_together", "store_components", "stored_components"]
 
 
 def stored_components(stacked: jax.Array | np.ndarray, topology: Topology) -> Any:

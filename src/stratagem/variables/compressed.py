@@ -6,10 +6,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from stratagem.compression import Compression
+from stratagem.devices.compression import Compression
 from stratagem.variables.store import store_of
-
-__all__ = ["is_compressed", "is_compressible"]
 
 
 def is_compressed(variable: Any, compression: Compression | None) -> bool:

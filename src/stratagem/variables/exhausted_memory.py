@@ -15,8 +15,6 @@ import keras
 from stratagem.errors import ResourceExhaustedError
 from stratagem.messages import explain
 
-__all__ = ["ExplainsExhaustedMemory"]
-
 # A later program that reads a result of the failed one fails with another code and the same words.
 _EXHAUSTED = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
 # A small program runs within the call that starts it on CPU, and raises ValueErrors.

@@ -16,8 +16,6 @@ from typing import TypeVar
 from stratagem.messages import explain
 from stratagem.options import VariableAggregation, VariableSynchronization
 
-__all__ = ["VariableKind", "choose_kind", "parse_aggregation", "parse_synchronization"]
-
 _E = TypeVar("_E", bound=enum.IntEnum)
 
 

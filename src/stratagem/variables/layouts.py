@@ -12,25 +12,15 @@ from typing import Any
 
 from jax.sharding import NamedSharding, PartitionSpec
 
+from stratagem.devices.mesh import REPLICA_AXIS, SHARD_AXIS, Topology
+from stratagem.devices.shards import put_shards, replicas_span_processes
 from stratagem.logs import warn_on_one_worker
 from stratagem.messages import explain
 from stratagem.rendering import size_text
-from stratagem.topology import REPLICA_AXIS, SHARD_AXIS, Topology
-from stratagem.topology.shards import put_shards, replicas_span_processes
 from stratagem.variables.kind import VariableKind
 from stratagem.variables.mesh_axes import axis_names
 from stratagem.variables.registry import home_of
 from stratagem.variables.store import store_of
-
-__all__ = [
-    "Division",
-    "VariableLayouts",
-    "is_in_parts",
-    "put_stored",
-    "require_layouts_used",
-    "stored_sharding",
-]
-
 
 _REPLICAS = {REPLICA_AXIS, SHARD_AXIS}
 

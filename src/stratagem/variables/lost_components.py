@@ -10,8 +10,6 @@ import numpy as np
 from stratagem.options import VariableAggregation
 from stratagem.variables.aggregation import mean_of_components
 
-__all__ = ["components_of_members"]
-
 
 def components_of_members(
     components: np.ndarray[Any, Any],

@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.topology import REPLICA_AXIS, Topology
-
-__all__ = ["axis_names", "devices_per_replica_of", "groups_of_mesh"]
+from stratagem.devices.mesh import REPLICA_AXIS, Topology
 
 # Name of the axis of a replica's devices in layouts.
 _LOGICAL = "logical"

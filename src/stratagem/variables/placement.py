@@ -12,16 +12,6 @@ from stratagem.variables.sharded_store import ShardedStore, is_worth_sharding
 from stratagem.variables.single_device_store import SingleDeviceStore
 from stratagem.variables.store import Store
 
-__all__ = [
-    "DescribedVariable",
-    "NewVariable",
-    "Placement",
-    "Replicated",
-    "ShardedState",
-    "UniformPlacement",
-    "sole_device",
-]
-
 
 class DescribedVariable(Protocol):
     """The part that rules read, of a variable or of a request to create one."""

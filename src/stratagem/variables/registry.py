@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     import keras
 
 
-__all__ = ["Home", "StoredVariable", "VariableRegistry", "home_of"]
-
-
 class StoredVariable(Protocol):
     """A Keras variable that was created in a strategy's scope.
 

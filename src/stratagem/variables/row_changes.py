@@ -8,9 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from stratagem.values import IndexedSlices
-
-__all__ = ["changed_rows", "sets_rows"]
+from stratagem.variables.indexed_slices import IndexedSlices
 
 # Indices past the end are padding.
 _APPLY: dict[str, Callable[[Any, Any], Any]] = {

@@ -9,9 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from stratagem.topology import Topology
-
-__all__ = ["exchanged_rows"]
+from stratagem.devices.mesh import Topology
 
 # Smaller exchanges are one message.
 _MIN_BLOCK_BYTES = 2**26

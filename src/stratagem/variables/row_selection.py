@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     pass
 
 
-__all__ = ["Rows", "Selection", "as_slice", "local_rows", "select_rows"]
-
 Rows = range | np.ndarray  # Row numbers; an array is sorted, without duplicates.
 
 

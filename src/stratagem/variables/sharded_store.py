@@ -12,14 +12,12 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
-from stratagem.topology import Topology
-from stratagem.topology.lockstep import compute_on_every_process, is_multi_process, replicate_to_all
-from stratagem.topology.shards import put_shards, same_shards
+from stratagem.devices.lockstep import compute_on_every_process, is_multi_process, replicate_to_all
+from stratagem.devices.mesh import Topology
+from stratagem.devices.shards import put_shards, same_shards
 from stratagem.variables.layouts import Division
 from stratagem.variables.row_exchange import exchanged_rows
 from stratagem.variables.single_device_store import take_rows
-
-__all__ = ["ShardedStore", "is_worth_sharding"]
 
 # For smaller variables, the exchange costs more than the memory it saves.
 _MIN_SHARDED_SIZE = 1024

@@ -13,11 +13,9 @@ import numpy as np
 from jax.core import Tracer
 
 from stratagem.messages import explain
-from stratagem.values import IndexedSlices
+from stratagem.variables.indexed_slices import IndexedSlices
 from stratagem.variables.row_changes import changed_rows
 from stratagem.variables.row_selection import Rows, as_slice, local_rows, select_rows
-
-__all__ = ["ShardedVariable", "shards_of"]
 
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 _COMPARING = ("eq", "ne", "lt", "le", "gt", "ge")

@@ -9,12 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from stratagem.topology import Topology
+from stratagem.devices.mesh import Topology
 
 if TYPE_CHECKING:
     import numpy as np
-
-__all__ = ["SingleDeviceStore", "take_rows"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import jax
 
-from stratagem.topology import Topology
+from stratagem.devices.mesh import Topology
 
 if TYPE_CHECKING:
     import keras
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:
     import numpy as np
-
-__all__ = ["Store", "is_keyed", "is_remote", "store_of"]
 
 
 class Store(Protocol):

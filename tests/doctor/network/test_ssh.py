@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.doctor.network.hosts import parse_hosts
-from stratagem.doctor.network.ssh import survey_over_ssh
-from stratagem.doctor.network.survey import Survey, SurveySettings
+from stratagem.cli.doctor.network.hosts import parse_hosts
+from stratagem.cli.doctor.network.ssh import survey_over_ssh
+from stratagem.cli.doctor.network.survey import Survey, SurveySettings
 
 pytestmark = pytest.mark.slow
 

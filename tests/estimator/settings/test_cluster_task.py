@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import stratagem as sg
-from stratagem.estimator import DistributeConfig, RunConfig
+from stratagem.estimator.settings.distribute_config import DistributeConfig
+from stratagem.estimator.settings.run_config import RunConfig
 
 CLUSTER = {
     "chief": ["host0:2222"],

@@ -5,14 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stratagem.estimator import (
-    CheckpointSaverListener,
-    EvalSpec,
-    FinalExporter,
-    LatestExporter,
-    StopAtStepHook,
-    TrainSpec,
-)
+from stratagem.estimator.hooks.checkpoint_saver import CheckpointSaverListener
+from stratagem.estimator.hooks.stop_at_step import StopAtStepHook
+from stratagem.estimator.tasks.exporters import FinalExporter, LatestExporter
+from stratagem.estimator.tasks.train_spec import EvalSpec, TrainSpec
 
 
 def input_fn():

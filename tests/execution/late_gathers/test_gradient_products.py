@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
+from stratagem.devices.mesh import REPLICA_AXIS, Topology
 from stratagem.execution.late_gathers import gradient_products, late_step
 from stratagem.execution.late_gathers.exchanges import Sharded
 from stratagem.execution.late_gathers.gradient_products import (
@@ -18,7 +19,6 @@ from stratagem.execution.late_gathers.gradient_products import (
     readers_of,
 )
 from stratagem.execution.late_gathers.late_step import LateStep
-from stratagem.topology import REPLICA_AXIS, Topology
 
 DEVICES = tuple(jax.devices()[:2])
 TOPOLOGY = Topology(DEVICES)

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec
 
+from stratagem.devices.mesh import Topology
 from stratagem.execution.late_gathers.exchanges import Sharded
 from stratagem.execution.late_gathers.gathers import GatherLimits
 from stratagem.execution.late_gathers.recorded_gathers import RecordedGathers
 from stratagem.execution.late_gathers.weights import WeightShard
-from stratagem.topology import Topology
 
 SHARDED = Sharded(0, PartitionSpec(), Topology(tuple(jax.devices()[:2])))
 SIZE_BYTES = 8 * 8 * 4  # of a gathered weight

@@ -12,7 +12,7 @@ import pytest
 
 from stratagem.execution.tracing import program_fingerprint
 from stratagem.execution.tracing.program_fingerprint import agree_on_program, name_of
-from stratagem.process_group import Identity
+from stratagem.group.identity import Identity
 
 X = np.ones(3, np.float32)
 

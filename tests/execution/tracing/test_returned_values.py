@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import pytest
 
-from stratagem.context import ReplicaBatch
+from stratagem.execution.context.batch import ReplicaBatch
 from stratagem.execution.tracing.returned_values import Results, as_values, rebuilt
 
 

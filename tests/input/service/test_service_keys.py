@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from stratagem.authentication import new_secret
+from stratagem.group.authentication.secret import new_secret
 from stratagem.input.service.service_keys import bind_host, service_keys, tcp_address
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.input import DistributedDataset
+from stratagem.input.distributed import DistributedDataset
 from stratagem.keras.training.data_lengths import (
     data_lengths,
     data_rows,

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from stratagem.authentication import Credentials, Secret
+from stratagem.group.authentication.credentials import Credentials
+from stratagem.group.authentication.secret import Secret
 from stratagem.launch.nodes.meeting_point import MeetingPoint
 from stratagem.launch.nodes.node_link import NodeLink
 from stratagem.launch.nodes.rendezvous import Rendezvous

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem.frames import frame
+from stratagem.group.frames import frame
 from stratagem.launch.nodes.meeting_point import MeetingPoint
 from stratagem.launch.nodes.node_link import NodeLink
 from stratagem.launch.nodes.rendezvous import _INVALID, Node, Rendezvous, _record, beat_s

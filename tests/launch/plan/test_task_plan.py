@@ -7,7 +7,7 @@ import json
 import pytest
 
 from stratagem import cluster
-from stratagem.launch import LaunchOptions
+from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.restart_folders import RestartFolders
 from stratagem.launch.plan.task_plan import plan_own_tasks, plan_tasks
 

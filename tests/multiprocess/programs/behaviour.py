@@ -17,7 +17,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.checkpoint import device_copies, device_room
-from stratagem.process_group import current_group
+from stratagem.group.current import current_group
 
 folder = Path(sys.argv[1])
 strategy = sg.MultiWorkerMirroredStrategy()

@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from stratagem.cluster import ClusterSpec
+from stratagem.cluster.spec import ClusterSpec
 from stratagem.parameter_server.cluster import placing
 from stratagem.parameter_server.cluster.placing import Placing
 

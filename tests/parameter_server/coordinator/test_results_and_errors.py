@@ -18,7 +18,7 @@ from stratagem.errors import CancelledError
 from stratagem.parameter_server.coordinator.per_worker import PerWorkerValues
 from stratagem.parameter_server.coordinator.remote_value import RemoteValueStatus
 from stratagem.parameter_server.coordinator.worker import get_current_worker_index
-from stratagem.values import PerReplica
+from stratagem.variables.distributed import PerReplica
 from tests.parameter_server.clusters import coordinated
 from tests.parameter_server.shared_with_workers import (
     LIMIT_S,

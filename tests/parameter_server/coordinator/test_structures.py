@@ -9,7 +9,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.parameter_server.coordinator.structures import leaves_of, map_structure
-from stratagem.values import PerReplica
+from stratagem.variables.distributed import PerReplica
 
 Pair = collections.namedtuple("Pair", ["first", "second"])
 

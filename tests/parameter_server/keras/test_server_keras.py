@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.variables import is_remote
+from stratagem.variables.store import is_remote
 from tests.parameter_server.clusters import ThreadCluster
 
 MAKER = "stratagem.parameter_server.strategy.table_servers.start_cluster"

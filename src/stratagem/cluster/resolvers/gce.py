@@ -10,8 +10,6 @@ from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.spec import ClusterSpec, parse_task_index
 from stratagem.messages import explain
 
-__all__ = ["GCEClusterResolver"]
-
 
 class GCEClusterResolver(ClusterResolver):
     """Lists the running instances of an instance group; all have the same task type.

@@ -13,8 +13,6 @@ from stratagem.cluster.spec import ClusterSpec
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
 
-__all__ = ["KubernetesClusterResolver", "KubernetesExecutableLocation", "core_api"]
-
 
 class KubernetesExecutableLocation(enum.Enum):
     """Location of this process: in a pod of the cluster, or outside.

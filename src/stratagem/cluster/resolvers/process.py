@@ -7,8 +7,6 @@ from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.messages import explain
 
-__all__ = ["ProcessClusterResolver"]
-
 
 class ProcessClusterResolver(ClusterResolver):
     """A cluster of workers with a known number, rank and coordinator address.

@@ -9,8 +9,6 @@ from stratagem.cluster.resolvers.resolver import ClusterResolver, has_one_task
 from stratagem.cluster.spec import ClusterSpec, parse_task_index
 from stratagem.messages import explain
 
-__all__ = ["SageMakerClusterResolver"]
-
 
 class SageMakerClusterResolver(ClusterResolver):
     """Reads the hosts from SageMaker's variables; each is a worker, sorted by name.

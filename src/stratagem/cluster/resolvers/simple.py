@@ -6,8 +6,6 @@ from stratagem.cluster.resolvers.resolver import ClusterResolver, master_url
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.messages import explain
 
-__all__ = ["SimpleClusterResolver"]
-
 
 class SimpleClusterResolver(ClusterResolver):
     """A cluster, and the task of this process, specified by the caller.

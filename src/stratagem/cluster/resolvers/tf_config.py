@@ -10,8 +10,6 @@ from stratagem.cluster.resolvers.resolver import ClusterResolver, has_one_task, 
 from stratagem.cluster.spec import ClusterSpec, parse_task_index
 from stratagem.messages import explain
 
-__all__ = ["TFConfigClusterResolver", "tf_config"]
-
 _FORM = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": '
 
 

@@ -17,8 +17,6 @@ from stratagem.cluster.tpu_metadata import TPUSystemMetadata, metadata_of
 from stratagem.errors import NotFoundError
 from stratagem.messages import explain
 
-__all__ = ["TPUClusterResolver"]
-
 _PORT = 8470
 # JAX's default between TPU hosts.
 _COORDINATOR_PORT = "8482"

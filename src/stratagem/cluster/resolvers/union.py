@@ -10,8 +10,6 @@ from stratagem.cluster.resolvers.resolver import ClusterResolver, master_url
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.messages import explain
 
-__all__ = ["UnionResolver"]
-
 _T = TypeVar("_T")
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from stratagem.messages import explain
 
-__all__ = ["ClassificationOutput", "ExportOutput", "PredictOutput", "RegressionOutput"]
-
 
 class ExportOutput:
     """Base class for the outputs of one exported signature.

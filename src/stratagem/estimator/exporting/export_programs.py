@@ -14,10 +14,9 @@ import jax
 import jax.export
 import jax.numpy as jnp
 
-from stratagem.checkpoint import Checkpoint
+from stratagem import contexts as stack
+from stratagem.checkpoint.checkpoint import Checkpoint
 from stratagem.checkpoint.group_calls import run_on_first
-from stratagem.collectives import SoleCommunicator
-from stratagem.context import ReplicaBatch, ReplicaContext, stack
 from stratagem.estimator.exporting.export_output import ExportOutput, PredictOutput
 from stratagem.estimator.exporting.exported_model import (
     VARIABLES_FOLDER,
@@ -28,11 +27,12 @@ from stratagem.estimator.exporting.serving import ServingInputReceiver
 from stratagem.estimator.spec import DEFAULT_SIGNATURE, EstimatorSpec
 from stratagem.estimator.steps.checkpoints import VARIABLES
 from stratagem.estimator.steps.model_step import ModelStep
-from stratagem.execution import ReplicaScope
+from stratagem.execution.communicator import SoleCommunicator
+from stratagem.execution.context.batch import ReplicaBatch
+from stratagem.execution.context.replica import ReplicaContext
 from stratagem.execution.tracing.created_variables import initialize_created_variables
+from stratagem.execution.tracing.functionalize import ReplicaScope
 from stratagem.messages import explain
-
-__all__ = ["check_receiver", "make_variables", "signatures_of", "write_export"]
 
 _PLATFORMS = ("cpu", "cuda", "tpu")
 _ASSETS_FOLDER = "assets.extra"

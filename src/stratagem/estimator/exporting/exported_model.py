@@ -19,14 +19,6 @@ from stratagem.estimator.steps.checkpoints import read_values
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
 
-__all__ = [
-    "ExportedModel",
-    "Signature",
-    "load_exported",
-    "read_signatures",
-    "write_signatures",
-]
-
 VARIABLES_FOLDER = "variables"
 _SIGNATURES_FILE = "signatures.json"
 _FORMAT = 1

@@ -11,12 +11,6 @@ import keras
 
 from stratagem.messages import explain
 
-__all__ = [
-    "InputSpec",
-    "ServingInputReceiver",
-    "build_raw_serving_input_receiver_fn",
-]
-
 # TensorFlow's name for a single unnamed input.
 _SOLE_INPUT = "input"
 

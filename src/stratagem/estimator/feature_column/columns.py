@@ -20,15 +20,6 @@ import numpy as np
 from stratagem.estimator.feature_column.raw_values import feature_of
 from stratagem.messages import explain
 
-__all__ = [
-    "CategoricalColumn",
-    "DenseColumn",
-    "FeatureColumn",
-    "check_columns",
-    "encode_features",
-    "encode_groups",
-]
-
 
 @dataclasses.dataclass(frozen=True)
 class FeatureColumn(abc.ABC):

@@ -16,14 +16,6 @@ from stratagem.messages import explain
 if TYPE_CHECKING:
     import jax
 
-__all__ = [
-    "EmbeddingColumn",
-    "IndicatorColumn",
-    "combine_rows",
-    "embedding_column",
-    "indicator_column",
-    "shared_embeddings",
-]
 
 Combiner = Literal["mean", "sqrtn", "sum"]
 

@@ -20,8 +20,6 @@ from stratagem.estimator.feature_column.columns import (
 from stratagem.estimator.feature_column.embeddings import EmbeddingColumn, combine_rows
 from stratagem.messages import explain
 
-__all__ = ["DenseFeatures", "LinearModel"]
-
 
 class _ColumnsLayer(keras.layers.Layer):
     """Keras layer of feature columns, called with a dict of features."""

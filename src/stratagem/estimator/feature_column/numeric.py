@@ -18,8 +18,6 @@ from stratagem.messages import explain
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
 
-__all__ = ["BucketizedColumn", "NumericColumn", "bucketized_column", "numeric_column"]
-
 
 @keras.saving.register_keras_serializable("stratagem")
 @dataclasses.dataclass(frozen=True)

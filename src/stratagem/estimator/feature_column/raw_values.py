@@ -9,8 +9,6 @@ import numpy as np
 
 from stratagem.messages import explain
 
-__all__ = ["as_bytes", "categorical_rows", "feature_of", "numeric_rows"]
-
 
 def feature_of(features: Mapping[str, Any], key: str) -> Any:
     """Returns a feature by name."""

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from jax.typing import DTypeLike
 
 
-__all__ = ["WeightedCategoricalColumn", "weighted_categorical_column"]
-
-
 @keras.saving.register_keras_serializable("stratagem")
 @dataclasses.dataclass(frozen=True)
 class WeightedCategoricalColumn(CategoricalColumn):

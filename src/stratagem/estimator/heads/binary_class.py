@@ -21,8 +21,6 @@ from stratagem.messages import explain
 if TYPE_CHECKING:
     import jax
 
-__all__ = ["BinaryClassHead"]
-
 
 class BinaryClassHead(ClassHead):
     """Head for binary classification: sigmoid cross-entropy of one logit.

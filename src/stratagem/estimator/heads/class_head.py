@@ -16,8 +16,6 @@ from stratagem.estimator.heads.labels import check_vocabulary, class_names, labe
 if TYPE_CHECKING:
     import jax
 
-__all__ = ["ClassHead"]
-
 
 class ClassHead(Head):
     """Base class for heads whose labels are one class per example."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     import jax
 
 
-__all__ = ["Head"]
-
 _LOSS_ARGUMENTS = ("labels", "logits", "features")
 
 

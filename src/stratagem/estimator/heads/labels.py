@@ -13,8 +13,6 @@ from stratagem.messages import explain
 if TYPE_CHECKING:
     import jax
 
-__all__ = ["check_range", "check_vocabulary", "class_names", "label_ids", "matching_labels"]
-
 
 def check_vocabulary(label_vocabulary: object, n_classes: int) -> tuple[str, ...] | None:
     """Returns a label vocabulary as strings, one per class."""

@@ -13,8 +13,6 @@ from stratagem.estimator.feature_column.numeric import NumericColumn
 from stratagem.estimator.heads.regression import RegressionHead
 from stratagem.messages import explain
 
-__all__ = ["LogisticRegressionHead", "PoissonRegressionHead"]
-
 
 class PoissonRegressionHead(RegressionHead):
     """Head for counts: the logit is the log of their mean.

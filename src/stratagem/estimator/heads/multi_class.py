@@ -18,8 +18,6 @@ from stratagem.messages import explain
 if TYPE_CHECKING:
     import jax
 
-__all__ = ["MultiClassHead", "binary_or_multi_class_head"]
-
 
 class MultiClassHead(ClassHead):
     """Head for more than two classes: softmax cross-entropy.

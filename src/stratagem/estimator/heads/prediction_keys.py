@@ -7,8 +7,6 @@ from typing import Any
 
 from stratagem.messages import explain
 
-__all__ = ["select"]
-
 
 def select(
     available: Mapping[str, Callable[[], Any]], keys: Sequence[str] | None

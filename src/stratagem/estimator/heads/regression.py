@@ -22,8 +22,6 @@ from stratagem.messages import explain
 if TYPE_CHECKING:
     import jax
 
-__all__ = ["RegressionHead"]
-
 
 class RegressionHead(Head):
     """Head for regression: squared error.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stratagem.collectives import host
+from stratagem.devices.collectives import host
 from stratagem.estimator.argument_checks import check_instances
 from stratagem.estimator.hooks.session_run_hook import (
     Session,
@@ -23,7 +23,6 @@ from stratagem.messages import explain
 if TYPE_CHECKING:
     from stratagem.estimator.scaffold import Saver, Scaffold
 
-__all__ = ["CheckpointSaverHook", "CheckpointSaverListener"]
 
 _logger = logging.getLogger(__name__)
 

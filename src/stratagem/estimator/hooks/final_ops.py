@@ -9,8 +9,6 @@ import jax
 from stratagem.estimator.hooks.session_run_hook import Session, SessionRunHook
 from stratagem.messages import explain
 
-__all__ = ["FeedFnHook", "FinalOpsHook"]
-
 
 class FinalOpsHook(SessionRunHook):
     """Fetches values of the last step.

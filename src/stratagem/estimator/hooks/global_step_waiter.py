@@ -12,8 +12,6 @@ from stratagem.estimator.hooks.session_run_hook import SessionRunContext, Sessio
 from stratagem.estimator.hooks.timers import Clock
 from stratagem.messages import explain
 
-__all__ = ["GlobalStepWaiterHook"]
-
 _logger = logging.getLogger(__name__)
 
 _POLL_EVERY_S = 0.5

@@ -20,8 +20,6 @@ from stratagem.estimator.hooks.timers import Clock, NeverTriggerTimer, SecondOrS
 from stratagem.estimator.number_checks import check_minimum
 from stratagem.messages import explain
 
-__all__ = ["LoggingTensorHook"]
-
 _logger = logging.getLogger(__name__)
 
 

@@ -14,8 +14,6 @@ from stratagem.estimator.hooks.session_run_hook import (
 )
 from stratagem.messages import explain
 
-__all__ = ["NanLossDuringTrainingError", "NanTensorHook"]
-
 _logger = logging.getLogger(__name__)
 
 

@@ -7,14 +7,6 @@ from typing import Any, Protocol, runtime_checkable
 
 from stratagem.messages import explain
 
-__all__ = [
-    "Session",
-    "SessionRunArgs",
-    "SessionRunContext",
-    "SessionRunHook",
-    "SessionRunValues",
-]
-
 
 @runtime_checkable
 class Session(Protocol):

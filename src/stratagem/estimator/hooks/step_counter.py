@@ -16,8 +16,6 @@ from stratagem.estimator.hooks.summary_output import SummaryOutput
 from stratagem.estimator.hooks.timers import Clock, SecondOrStepTimer
 from stratagem.messages import explain
 
-__all__ = ["StepCounterHook"]
-
 _logger = logging.getLogger(__name__)
 
 _TAG = "global_step/sec"

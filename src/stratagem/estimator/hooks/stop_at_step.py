@@ -10,8 +10,6 @@ from stratagem.estimator.hooks.session_run_hook import (
 )
 from stratagem.messages import explain
 
-__all__ = ["StopAtStepHook"]
-
 
 class StopAtStepHook(SessionRunHook):
     """Stops training after a number of steps, or at a global step.

@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stratagem import summary
 from stratagem.estimator.hooks.session_run_hook import Session
-
-__all__ = ["SummaryOutput"]
+from stratagem.execution import summary
 
 
 class SummaryOutput:

@@ -18,8 +18,6 @@ from stratagem.estimator.hooks.summary_output import SummaryOutput
 from stratagem.estimator.hooks.timers import Clock, SecondOrStepTimer
 from stratagem.messages import explain
 
-__all__ = ["SummarySaverHook"]
-
 
 class SummarySaverHook(SessionRunHook):
     """Writes scalar summaries every N steps or N seconds.

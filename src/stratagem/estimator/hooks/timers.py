@@ -5,16 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from stratagem.collectives import host
+from stratagem.devices.collectives import host
+from stratagem.group.current import current_group
 from stratagem.messages import explain
-from stratagem.process_group import current_group
-
-__all__ = [
-    "Clock",
-    "NeverTriggerTimer",
-    "SecondOrStepTimer",
-    "SynchronizedTimer",
-]
 
 Clock = Callable[[], float]
 

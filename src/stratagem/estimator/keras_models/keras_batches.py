@@ -10,8 +10,6 @@ import keras
 
 from stratagem.messages import explain
 
-__all__ = ["inputs_of", "output_names", "outputs_by_name", "split_weights", "targets_of"]
-
 # Features with these two keys carry weights, as in TensorFlow.
 _WEIGHTED = {"features", "sample_weights"}
 

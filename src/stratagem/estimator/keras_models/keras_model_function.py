@@ -20,16 +20,14 @@ from stratagem.estimator.mode_keys import ModeKeys
 from stratagem.estimator.scaffold import Scaffold
 from stratagem.estimator.spec import DEFAULT_SIGNATURE, EstimatorSpec
 from stratagem.estimator.train_op import minimize
-from stratagem.keras.private import (
+from stratagem.keras.private.trainers import (
     compile_arguments,
-    flatten_layers,
     named_metrics,
     takes_training,
     total_loss,
 )
+from stratagem.keras.private.variables import flatten_layers
 from stratagem.messages import explain
-
-__all__ = ["KerasModelFunction"]
 
 _METRICS = ("metrics", "weighted_metrics")
 

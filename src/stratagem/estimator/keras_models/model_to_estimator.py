@@ -11,10 +11,8 @@ import keras
 from stratagem.estimator.estimator import Estimator
 from stratagem.estimator.keras_models.keras_model_function import KerasModelFunction
 from stratagem.estimator.settings.run_config import RunConfig
-from stratagem.keras.private import flatten_layers
+from stratagem.keras.private.variables import flatten_layers
 from stratagem.messages import explain
-
-__all__ = ["model_to_estimator"]
 
 _STEPS = ("train_step", "test_step", "predict_step")
 

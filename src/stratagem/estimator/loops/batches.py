@@ -18,15 +18,6 @@ if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
 
-__all__ = [
-    "InputFunction",
-    "ModelBatches",
-    "check_input_fn",
-    "features_and_labels",
-    "require_batch",
-]
-
-
 class InputFunction:
     """Picklable dataset function around an `input_fn`; `repeats` makes a single batch endless."""
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from stratagem import summary
-from stratagem.context import get_strategy
+from stratagem.contexts import get_strategy
 from stratagem.estimator.loops.batches import InputFunction, features_and_labels, require_batch
 from stratagem.estimator.loops.training_role import TrainingRole
 from stratagem.estimator.steps.model_step import ModelStep
+from stratagem.execution import summary
 from stratagem.input.placement import place
 from stratagem.keras.training.dataset_creator import DatasetCreator
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
@@ -25,7 +25,6 @@ from stratagem.parameter_server.keras.worker_data import WorkerData
 if TYPE_CHECKING:
     from stratagem.parameter_server.keras.worker_batches import WorkerBatches
 
-__all__ = ["CoordinatorRole", "ScheduledBatches"]
 
 _IN_FLIGHT_PER_WORKER = 3
 

@@ -17,8 +17,6 @@ from stratagem.messages import explain
 from stratagem.strategies.base.strategy import Strategy
 from stratagem.strategies.one_device import OneDeviceStrategy
 
-__all__ = ["DistributedModel", "DistributedModels"]
-
 
 class DistributedModel:
     """Variables, steps and checkpoints of a model function under one strategy."""

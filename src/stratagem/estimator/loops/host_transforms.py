@@ -9,9 +9,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stratagem.input.sources import Reader, Source, as_source
-
-__all__ = ["HostTransforms"]
+from stratagem.input.sources.adapters import as_source
+from stratagem.input.sources.source import Reader, Source
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

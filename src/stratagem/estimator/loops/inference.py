@@ -10,8 +10,6 @@ from stratagem.estimator.loops.session import HookedLoop, ModelSession
 from stratagem.estimator.steps.checkpoints import ModelCheckpoints
 from stratagem.estimator.steps.model_step import ModelStep, spec_hooks
 
-__all__ = ["InferenceLoop"]
-
 
 class InferenceLoop:
     """Loop of steps that don't train. Creating it traces the step for the first batch."""

@@ -23,8 +23,6 @@ from stratagem.estimator.steps.model_step import ModelStep, spec_hooks
 from stratagem.estimator.steps.variable_store import GLOBAL_STEP
 from stratagem.messages import explain
 
-__all__ = ["HookedLoop", "ModelSession"]
-
 
 class ModelSession:
     """Session passed to hooks: values of the last step, the global step and saving.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from stratagem.estimator.loops.batches import ModelBatches
     from stratagem.estimator.loops.coordinated_training import ScheduledBatches
 
-__all__ = ["train"]
-
 
 def train(
     model: DistributedModel,

@@ -14,8 +14,6 @@ from stratagem.estimator.settings.run_config import RunConfig
 from stratagem.estimator.spec import EstimatorSpec
 from stratagem.messages import explain
 
-__all__ = ["training_hooks"]
-
 
 def training_hooks(
     spec: EstimatorSpec,

@@ -13,8 +13,6 @@ from stratagem.keras.training.dataset_creator import DatasetCreator, part_of
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
-__all__ = ["IndependentWorkerRole", "TrainingRole"]
-
 
 class TrainingRole:
     """Role of a single process, or of processes in lockstep, which all do the same.

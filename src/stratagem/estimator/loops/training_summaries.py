@@ -10,10 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from stratagem import summary
 from stratagem.estimator.hooks.timers import SecondOrStepTimer
-
-__all__ = ["TrainingSummaries", "write_results", "writer_of"]
+from stratagem.execution import summary
 
 _logger = logging.getLogger(__name__)
 

@@ -15,8 +15,6 @@ from stratagem.estimator.premade.optimizers import OptimizerLike, optimizer_fact
 from stratagem.estimator.premade.premade_estimator import PremadeEstimator
 from stratagem.estimator.settings.run_config import RunConfig
 
-__all__ = ["BaselineClassifier", "BaselineEstimator", "BaselineRegressor"]
-
 _LEARNING_RATE = 0.3
 
 

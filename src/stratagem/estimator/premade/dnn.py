@@ -16,8 +16,6 @@ from stratagem.estimator.premade.optimizers import OptimizerLike, optimizer_fact
 from stratagem.estimator.premade.premade_estimator import PremadeEstimator, checked_columns
 from stratagem.estimator.settings.run_config import RunConfig
 
-__all__ = ["DNNClassifier", "DNNEstimator", "DNNRegressor"]
-
 
 class DNNEstimator(PremadeEstimator):
     """Deep network with a given head.

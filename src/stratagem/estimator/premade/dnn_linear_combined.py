@@ -18,12 +18,6 @@ from stratagem.estimator.premade.premade_estimator import PremadeEstimator, chec
 from stratagem.estimator.settings.run_config import RunConfig
 from stratagem.messages import explain
 
-__all__ = [
-    "DNNLinearCombinedClassifier",
-    "DNNLinearCombinedEstimator",
-    "DNNLinearCombinedRegressor",
-]
-
 _DNN_LEARNING_RATE = 0.001
 _LINEAR_LEARNING_RATE = 0.005
 

@@ -16,8 +16,6 @@ from stratagem.estimator.premade.optimizers import OptimizerLike, optimizer_fact
 from stratagem.estimator.premade.premade_estimator import PremadeEstimator, checked_columns
 from stratagem.estimator.settings.run_config import RunConfig
 
-__all__ = ["LinearClassifier", "LinearEstimator", "LinearRegressor"]
-
 _LEARNING_RATE = 0.2
 
 

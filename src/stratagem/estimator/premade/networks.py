@@ -13,14 +13,6 @@ from stratagem.estimator.feature_column.columns import FeatureColumn
 from stratagem.estimator.feature_column.layers import DenseFeatures, LinearModel
 from stratagem.messages import explain
 
-__all__ = [
-    "BiasNetwork",
-    "DeepNetwork",
-    "EXAMPLES",
-    "LinearNetwork",
-    "Network",
-]
-
 # TensorFlow's value; Keras's default, 0.99, fails on some problems.
 _BATCH_NORM_MOMENTUM = 0.999
 

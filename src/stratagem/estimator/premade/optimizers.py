@@ -9,8 +9,6 @@ import keras
 
 from stratagem.messages import explain
 
-__all__ = ["OptimizerLike", "optimizer_factory"]
-
 OptimizerLike = str | keras.optimizers.Optimizer | Callable[[], keras.optimizers.Optimizer]
 
 _BY_NAME: dict[str, Any] = {

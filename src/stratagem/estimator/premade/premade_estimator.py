@@ -21,8 +21,6 @@ from stratagem.estimator.spec import EstimatorSpec
 from stratagem.estimator.train_op import Minimize, minimize
 from stratagem.messages import explain
 
-__all__ = ["PremadeEstimator", "checked_columns"]
-
 
 class PremadeEstimator(Estimator):
     """Estimator whose batches are encoded by feature columns on the host.

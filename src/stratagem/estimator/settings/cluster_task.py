@@ -6,12 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from stratagem.cluster import ClusterSpec, TFConfigClusterResolver, check_cluster, is_chief
-from stratagem.cluster.resolvers.tf_config import tf_config
-from stratagem.cluster.roles import task_count
+from stratagem.cluster.checks import check_cluster
+from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver, tf_config
+from stratagem.cluster.roles import is_chief, task_count
+from stratagem.cluster.spec import ClusterSpec
 from stratagem.messages import explain
-
-__all__ = ["ClusterTask", "cluster_task", "model_dir_of_task"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

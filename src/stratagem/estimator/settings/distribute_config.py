@@ -6,11 +6,10 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stratagem.cluster import ClusterSpec, normalize_cluster_spec
+from stratagem.cluster.roles import normalize_cluster_spec
+from stratagem.cluster.spec import ClusterSpec
 from stratagem.messages import explain
 from stratagem.strategies.base.strategy import Strategy
-
-__all__ = ["DistributeConfig", "check_strategy"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -8,14 +8,12 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
-from stratagem.cluster import ClusterSpec
+from stratagem.cluster.spec import ClusterSpec
 from stratagem.estimator.number_checks import check_minimum, check_number
 from stratagem.estimator.settings.cluster_task import ClusterTask, cluster_task, model_dir_of_task
 from stratagem.estimator.settings.distribute_config import DistributeConfig, check_strategy
 from stratagem.messages import explain
 from stratagem.strategies.base.strategy import Strategy
-
-__all__ = ["RunConfig"]
 
 _DEFAULT_SAVE_SECS: Final = 600
 

@@ -6,8 +6,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stratagem.checkpoint import Checkpoint, CheckpointManager, CheckpointOptions
+from stratagem.checkpoint.checkpoint import Checkpoint
 from stratagem.checkpoint.group_calls import run_on_first
+from stratagem.checkpoint.manager import CheckpointManager
+from stratagem.checkpoint.options import CheckpointOptions
 from stratagem.checkpoint.saving import load_arrays, load_manifest
 from stratagem.estimator.steps.variable_store import VariableStore
 from stratagem.messages import explain
@@ -15,13 +17,6 @@ from stratagem.messages import explain
 if TYPE_CHECKING:
     from stratagem.estimator.settings.run_config import RunConfig
 
-__all__ = [
-    "CHECKPOINT_NAME",
-    "ModelCheckpoints",
-    "latest_checkpoint",
-    "read_names",
-    "read_variable",
-]
 
 CHECKPOINT_NAME = "model.ckpt"
 # TensorFlow's default, more than a year. It disables keeping checkpoints by age.

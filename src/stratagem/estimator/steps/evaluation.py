@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from stratagem.context import get_replica_context
 from stratagem.estimator.mode_keys import ModeKeys
 from stratagem.estimator.spec import EstimatorSpec
 from stratagem.estimator.steps.model_step import ModelStep, reported
+from stratagem.execution.context.replica import get_replica_context
 from stratagem.keras.numerics.step_mode import StepMode, record_loss, step_mode
 from stratagem.keras.training.metric_logs import MetricLogs
 from stratagem.messages import explain
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from stratagem.estimator.steps.model_function import ModelFunction
     from stratagem.estimator.steps.variable_store import VariableStore
     from stratagem.strategies.base.strategy import Strategy
-
-__all__ = ["EvaluationStep"]
 
 
 class EvaluationStep(ModelStep):

@@ -9,8 +9,6 @@ from typing import Any
 from stratagem.estimator.spec import EstimatorSpec
 from stratagem.messages import explain
 
-__all__ = ["ModelFunction", "arguments_of"]
-
 _KNOWN = ("features", "labels", "mode", "params", "config")
 
 

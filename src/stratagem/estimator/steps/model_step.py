@@ -9,23 +9,17 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from stratagem.context import ReplicaContext, get_replica_context
 from stratagem.estimator.hooks.session_run_hook import SessionRunHook
 from stratagem.estimator.named_values import naming_values
 from stratagem.estimator.spec import EstimatorSpec
 from stratagem.estimator.steps.model_function import ModelFunction
 from stratagem.estimator.steps.variable_store import VariableStore
+from stratagem.execution.context.replica import ReplicaContext, get_replica_context
 from stratagem.execution.tracing.arguments import flatten_arguments
 from stratagem.keras.numerics.step_mode import example_fraction
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
-
-__all__ = [
-    "ModelStep",
-    "reported",
-    "spec_hooks",
-]
 
 
 def spec_hooks(spec: EstimatorSpec, mode: str) -> tuple[SessionRunHook, ...]:

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
 
-__all__ = ["PredictionStep", "prediction_batches", "select_keys", "split_examples"]
-
-
 class PredictionStep(ModelStep):
     """Computes `spec.predictions` on each replica."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from stratagem.keras.private import fresh_names
+from stratagem.keras.private.process_state import fresh_names
 from stratagem.keras.variables.variable_creation import Variable
 from stratagem.keras.variables.variable_source import VariableRequest, variables_from
 from stratagem.messages import explain
@@ -18,7 +18,6 @@ from stratagem.messages import explain
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
-__all__ = ["GLOBAL_STEP", "VariableStore", "current_store"]
 
 GLOBAL_STEP = "global_step"
 

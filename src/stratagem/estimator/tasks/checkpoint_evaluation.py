@@ -10,15 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stratagem.collectives import host
+from stratagem.devices.collectives import host
 from stratagem.estimator.estimator_protocol import EstimatorProtocol
 from stratagem.estimator.hooks.checkpoint_saver import CheckpointSaverListener
 from stratagem.estimator.hooks.session_run_hook import Session
 from stratagem.estimator.hooks.timers import Clock, SecondOrStepTimer
 from stratagem.estimator.tasks.train_spec import EvalSpec
 from stratagem.messages import explain
-
-__all__ = ["CheckpointEvaluation", "CheckpointEvaluator", "EvaluationListener"]
 
 _logger = logging.getLogger(__name__)
 

@@ -18,8 +18,6 @@ from stratagem.estimator.tasks.train_spec import EvalSpec, TrainSpec
 from stratagem.keras.evaluation.stop_notice import StopNotice
 from stratagem.messages import explain
 
-__all__ = ["EvaluatorLoop", "run_evaluator"]
-
 _logger = logging.getLogger(__name__)
 
 _POLL_EVERY_S = 1.0

@@ -14,8 +14,6 @@ from stratagem.estimator.loops.evaluation_record import read_eval_metrics
 from stratagem.estimator.number_checks import check_minimum
 from stratagem.messages import explain
 
-__all__ = ["BestExporter", "Exporter", "FinalExporter", "LatestExporter"]
-
 _logger = logging.getLogger(__name__)
 
 

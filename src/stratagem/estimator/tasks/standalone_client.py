@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stratagem.cluster import ClusterSpec
 from stratagem.cluster.roles import task_count
+from stratagem.cluster.spec import ClusterSpec
 from stratagem.estimator.settings.run_config import RunConfig
-from stratagem.remote import RemoteCluster
+from stratagem.launch.remote.remote_cluster import RemoteCluster
 
 if TYPE_CHECKING:
     from stratagem.estimator.estimator import Estimator
     from stratagem.estimator.estimator_protocol import EstimatorProtocol
 
-__all__ = ["remote_cluster_of", "run_remotely"]
 
 _EVALUATOR = ("evaluator", 0)
 

@@ -17,13 +17,11 @@ from stratagem.estimator.tasks.checkpoint_evaluation import (
 from stratagem.estimator.tasks.evaluator_task import run_evaluator
 from stratagem.estimator.tasks.standalone_client import remote_cluster_of, run_remotely
 from stratagem.estimator.tasks.train_spec import EvalSpec, TrainSpec
+from stratagem.group.current import current_group
+from stratagem.launch.remote.server import run_standard_server
 from stratagem.messages import explain
 from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
-from stratagem.process_group import current_group
-from stratagem.remote import run_standard_server
 from stratagem.strategies.base.non_training import NonTraining
-
-__all__ = ["train_and_evaluate"]
 
 _logger = logging.getLogger(__name__)
 

@@ -14,8 +14,6 @@ from stratagem.estimator.number_checks import check_minimum, check_number
 from stratagem.estimator.tasks.exporters import Exporter
 from stratagem.messages import explain
 
-__all__ = ["EvalSpec", "TrainSpec"]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainSpec:

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
 
 
-__all__ = ["is_by_element"]
-
 _BY_ELEMENT = frozenset(
     [
         *("abs", "add", "and", "ceil", "clamp", "convert_element_type", "copy", "cos", "div", "eq"),

@@ -11,22 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 
-from stratagem.collectives import is_sum_over_replicas
+from stratagem.devices.collectives.all_reduce import is_sum_over_replicas
 from stratagem.execution.analysis.retracing import scan_counts
 
 if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
 
-
-__all__ = [
-    "contains_primitive",
-    "differing_outputs",
-    "differing_values",
-    "has_collectives",
-    "inner_jaxprs",
-    "is_replicated_work",
-    "may_wait_for_ever",
-]
 
 _COMBINING = {
     "psum",

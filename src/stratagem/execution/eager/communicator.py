@@ -10,15 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.collectives import AllReduce, Communicator, SoleCommunicator
-from stratagem.context.replica import check_equal_shapes
+from stratagem.devices.collectives.all_reduce import AllReduce
+from stratagem.execution.communicator import Communicator, SoleCommunicator
+from stratagem.execution.context.replica import check_equal_shapes
 from stratagem.execution.eager.meeting import Answer, CollectiveRequest, by_group, self_transposed
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
-from stratagem.values import Mirrored, PerReplica
-from stratagem.values.regrouping import is_array
-
-__all__ = ["EagerCommunicator", "EagerReplica", "EagerSession"]
+from stratagem.variables.distributed import Mirrored, PerReplica
+from stratagem.variables.regrouping import is_array
 
 
 class EagerReplica(Protocol):

@@ -16,11 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from stratagem.collectives import AllReduce, SoleCommunicator
-from stratagem.context import ReplicaContext, stack
+from stratagem import contexts as stack
+from stratagem.devices.collectives.all_reduce import AllReduce
+from stratagem.devices.context_mesh import is_explicit, on_one_device
+from stratagem.devices.exact_integers import require_exact_integers
+from stratagem.devices.mesh import Topology
+from stratagem.devices.shards import replicas_span_processes
+from stratagem.execution.communicator import SoleCommunicator
+from stratagem.execution.context.replica import ReplicaContext
 from stratagem.execution.eager.communicator import EagerCommunicator
 from stratagem.execution.eager.meeting import CollectiveRequest, asked_by_all
 from stratagem.execution.eager.state import EagerState
+from stratagem.execution.summary.collector import Collector
+from stratagem.execution.summary.host_callbacks import forward_summaries
 from stratagem.execution.tracing.arguments import batch_of, true_batch
 from stratagem.execution.tracing.build_writes import lost_writes, store_initial
 from stratagem.execution.tracing.created_variables import initialize_created_variables
@@ -34,19 +42,12 @@ from stratagem.execution.tracing.errors import (
 from stratagem.execution.tracing.functionalize import ReplicaScope
 from stratagem.execution.tracing.lost_changes import call_with_copies
 from stratagem.execution.tracing.returned_values import as_values, rebuilt
-from stratagem.summary.collector import Collector
-from stratagem.summary.host_callbacks import forward_summaries
-from stratagem.topology import Topology, require_exact_integers
-from stratagem.topology.context_mesh import is_explicit, on_one_device
-from stratagem.topology.shards import replicas_span_processes
-from stratagem.values import regroup, select_replica
-from stratagem.values.regrouping import is_array
-from stratagem.variables import agree_on_initial_values
+from stratagem.variables.initial_values import agree_on_initial_values
+from stratagem.variables.regrouping import is_array, regroup, select_replica
 
 if TYPE_CHECKING:
     from stratagem.contexts import StrategyParts
 
-__all__ = ["run_eagerly"]
 
 _Step = Callable[..., Any]
 

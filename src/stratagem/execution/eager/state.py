@@ -9,26 +9,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from stratagem.devices.mesh import Topology
+from stratagem.devices.shards import replica_copy
 from stratagem.execution.tracing.errors import disagreement, foreign_variable
 from stratagem.execution.tracing.functionalize import ReplicaScope
-from stratagem.process_group import current_group
-from stratagem.topology import Topology
-from stratagem.topology.shards import replica_copy
-from stratagem.variables import (
-    VariableKind,
-    home_of,
-    put_stored,
-    require_layouts_used,
-    store_of,
-)
+from stratagem.group.current import current_group
+from stratagem.variables.kind import VariableKind
+from stratagem.variables.layouts import put_stored, require_layouts_used
+from stratagem.variables.registry import home_of
+from stratagem.variables.store import store_of
 
 if TYPE_CHECKING:
     import keras
 
     from stratagem.contexts import StrategyParts
-
-
-__all__ = ["EagerState"]
 
 
 class EagerState:

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from stratagem import config
-from stratagem.context import get_replica_context, get_strategy, has_strategy
-from stratagem.context.function_trace import current_function_trace
+from stratagem.contexts import current_function_trace, get_strategy, has_strategy
+from stratagem.devices.context_mesh import outside_context_mesh
+from stratagem.execution.context.replica import get_replica_context
 from stratagem.execution.functions.function_program import (
     FunctionProgram,
     KnownVariables,
@@ -20,16 +21,12 @@ from stratagem.execution.functions.function_program import (
 from stratagem.execution.programs.argument_differences import ArgumentKinds
 from stratagem.execution.programs.compilations import note_compilation
 from stratagem.execution.programs.recompilations import Recompilations
+from stratagem.execution.summary.settings import trace_key
 from stratagem.execution.tracing.returned_values import as_values, rebuilt
 from stratagem.messages import explain
-from stratagem.profiling.step_observer import observed_call
-from stratagem.summary.settings import trace_key
-from stratagem.topology.context_mesh import outside_context_mesh
+from stratagem.observe.profiling.step_observer import observed_call
 from stratagem.tracebacks import filters_traceback
 from stratagem.variables.exhausted_memory import ExplainsExhaustedMemory
-
-__all__ = ["Function", "function"]
-
 
 _recompilations = Recompilations()
 

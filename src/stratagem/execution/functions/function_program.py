@@ -13,13 +13,13 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 
-from stratagem.context.function_trace import (
-    FunctionTrace,
-    KnownBuilds,
-    NeedsInitialization,
-    tracing_function,
-)
+from stratagem.contexts import FunctionTrace, KnownBuilds, NeedsInitialization, tracing_function
+from stratagem.devices.context_mesh import is_explicit, on_one_device
+from stratagem.devices.exact_integers import require_exact_integers
+from stratagem.devices.lockstep import run_together
 from stratagem.execution.programs.recompilations import Usage
+from stratagem.execution.summary.collector import CollectedSummaries, Collector
+from stratagem.execution.summary.recording import begin_recording
 from stratagem.execution.tracing.arguments import Static
 from stratagem.execution.tracing.created_variables import initialize_created_variables
 from stratagem.execution.tracing.errors import created_again
@@ -27,26 +27,17 @@ from stratagem.execution.tracing.lost_changes import call_with_copies
 from stratagem.execution.tracing.program_fingerprint import agree_on_program, name_of
 from stratagem.execution.tracing.returned_values import as_values
 from stratagem.messages import explain
-from stratagem.summary.collector import CollectedSummaries, Collector
-from stratagem.summary.recording import begin_recording
-from stratagem.topology import require_exact_integers
-from stratagem.topology.context_mesh import is_explicit, on_one_device
-from stratagem.topology.lockstep import run_together
-from stratagem.values import PerReplica
-from stratagem.values.regrouping import is_array
-from stratagem.variables import (
-    agree_on_initial_values,
-    home_of,
-    read_before_replacing,
-    stored_sharding,
-)
+from stratagem.variables.distributed import PerReplica
+from stratagem.variables.initial_values import agree_on_initial_values
+from stratagem.variables.late_reads import read_before_replacing
+from stratagem.variables.layouts import stored_sharding
+from stratagem.variables.registry import home_of
+from stratagem.variables.regrouping import is_array
 
 if TYPE_CHECKING:
     from jax.extend.core import ClosedJaxpr
 
     from stratagem.execution.tracing.arguments import Shaped
-
-__all__ = ["Call", "FunctionProgram", "KnownVariables", "flatten_call", "trace_function"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,6 @@ from jax.extend.core import Jaxpr
 from stratagem.execution.late_gathers.gradient_products import readers_of
 from stratagem.execution.late_gathers.weights import is_literal
 
-__all__ = ["is_small", "with_early_outputs"]
-
 _MAX_ELEMENTS = 2**16
 
 

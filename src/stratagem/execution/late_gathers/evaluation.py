@@ -47,9 +47,6 @@ if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
 
 
-__all__ = ["Evaluation", "scheduled"]
-
-
 def scheduled(frame: Jaxpr, run: Callable[[Gathers], Any]) -> Any:
     """Runs a computation with gathers that start ahead; they are recorded first."""
     once = RecordedGathers(frame)

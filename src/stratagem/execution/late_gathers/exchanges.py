@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jax
 from jax.sharding import PartitionSpec
 
-from stratagem.topology import REPLICA_AXIS, Topology
+from stratagem.devices.mesh import REPLICA_AXIS, Topology
 
 if TYPE_CHECKING:
     from stratagem.execution.late_gathers.weights import WeightShard
-
-__all__ = ["BlockExchange", "Sharded", "fold_blocks"]
 
 
 @dataclasses.dataclass(frozen=True)

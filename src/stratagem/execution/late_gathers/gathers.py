@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
 
 
-__all__ = ["GatherLimits", "Gathers", "LargeOperation", "Loop", "WeightGather"]
-
-
 @dataclasses.dataclass(frozen=True)
 class GatherLimits:
     """Limits of gathered weights on a device.

@@ -22,16 +22,6 @@ if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
 
 
-__all__ = [
-    "Bind",
-    "Block",
-    "GradientProduct",
-    "chain_to_output",
-    "product_chain",
-    "readers_of",
-    "smallest_block_bytes",
-]
-
 # Smaller messages, or smaller parts of one for a replica, would not use the links, and thinner
 # products not the arithmetic units: a product of n rows does n operations for each byte of a
 # bfloat16 operand, and v5e can do 240, H100 295.

@@ -22,8 +22,6 @@ from stratagem.execution.late_gathers.shard_updates import ShardUpdate
 from stratagem.execution.late_gathers.sums import Sums
 from stratagem.execution.late_gathers.weights import WeightShard, is_literal, num_bytes
 
-__all__ = ["LateStep"]
-
 # Smaller weights are gathered together at the start: their messages cost more than their memory.
 _MIN_LATE_BYTES = 2**17
 

@@ -25,18 +25,6 @@ if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
 
 
-__all__ = [
-    "is_late_loop",
-    "is_sliced",
-    "narrower_dtype",
-    "shard_of",
-    "sharded_slice",
-    "sharded_stack",
-    "stacked_shards",
-    "summed_stacks",
-]
-
-
 def is_late_loop(eqn: JaxprEqn, inputs: Sequence[Any]) -> bool:
     """Returns True for a scan that gets a slice of a sharded stack in each iteration."""
     if eqn.primitive.name != "scan" or eqn.effects or eqn.params["jaxpr"].consts:

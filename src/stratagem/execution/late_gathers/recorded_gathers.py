@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
 
 
-__all__ = ["RecordedGathers"]
-
-
 class RecordedGathers(Gathers):
     """Records which weights each operation reads. Computes types only."""
 

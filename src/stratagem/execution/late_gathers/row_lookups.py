@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
 
 
-__all__ = ["GradientRows", "RowLookup", "row_chain"]
-
-
 @dataclasses.dataclass(frozen=True)
 class RowLookup:
     """A lookup of rows by ids, in more than one block."""

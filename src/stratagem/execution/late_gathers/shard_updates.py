@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
 
 
-__all__ = ["ShardUpdate", "shard_updates"]
-
 _Source = tuple[str, int]
 
 

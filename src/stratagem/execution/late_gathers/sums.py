@@ -12,8 +12,6 @@ from stratagem.execution.late_gathers.gradient_products import GradientProduct
 from stratagem.execution.late_gathers.shard_updates import ShardUpdate
 from stratagem.execution.late_gathers.weights import WeightShard
 
-__all__ = ["Sums"]
-
 
 class Sums:
     """Sums values as soon as they are computed, and runs an update once its sums are there.

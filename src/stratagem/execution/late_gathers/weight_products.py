@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
 
 
-__all__ = ["WeightProduct"]
-
 # Thinner products would not use the arithmetic units, and other sizes not their tiles.
 _MIN_BLOCK_COLUMNS = 512
 

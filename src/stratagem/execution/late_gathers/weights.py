@@ -17,19 +17,6 @@ if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
 
 
-__all__ = [
-    "Deferred",
-    "Late",
-    "WeightShard",
-    "inner_jaxpr",
-    "is_cheap",
-    "is_literal",
-    "is_recomputation",
-    "narrowing_cast",
-    "num_bytes",
-    "shape_of",
-]
-
 # Operations so cheap that repeating them for each use of a weight costs less than the memory of
 # their result: casts, changes of shape, and what quantized weights are computed with.
 _CHEAP = frozenset(

@@ -9,8 +9,6 @@ import jax
 
 from stratagem.execution.tracing.arguments import Leaf, Static
 
-__all__ = ["ArgumentKinds", "differences"]
-
 
 class ArgumentKinds(NamedTuple):
     """Structure of `(args, kwargs)`, and what each leaf contributes to the program."""

@@ -12,24 +12,22 @@ from typing import TYPE_CHECKING, Any, cast
 import jax
 import jax.numpy as jnp
 
-from stratagem.context import get_replica_context
-from stratagem.context.replica import is_key
+from stratagem.devices.abstract_devices import placeholder
+from stratagem.devices.shards import local_copy
+from stratagem.execution.context.replica import get_replica_context, is_key
 from stratagem.execution.tracing.functionalize import current_scope
 from stratagem.execution.tracing.program_fingerprint import name_of
 from stratagem.execution.tracing.returned_values import as_values
 from stratagem.messages import explain
 from stratagem.options import ReduceOp, VariableAggregation
-from stratagem.topology.abstract_devices import placeholder
-from stratagem.topology.shards import local_copy
-from stratagem.values import Mirrored, PerReplica
-from stratagem.values.regrouping import is_array
-from stratagem.variables import Home, VariableKind
+from stratagem.variables.distributed import Mirrored, PerReplica
+from stratagem.variables.kind import VariableKind
+from stratagem.variables.registry import Home
+from stratagem.variables.regrouping import is_array
 
 if TYPE_CHECKING:
     from stratagem.contexts import StrategyParts
     from stratagem.execution.programs.lockstep import Lockstep
-
-__all__ = ["Carry", "CarryingStep"]
 
 
 class CarrySlot:

@@ -9,10 +9,8 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from stratagem.context import get_strategy
+from stratagem.contexts import get_strategy
 from stratagem.execution.tracing.program_fingerprint import name_of
-
-__all__ = ["Compilation", "compilations_of", "explain_recompiles", "note_compilation"]
 
 _MAX_RECORDS = 1_000
 

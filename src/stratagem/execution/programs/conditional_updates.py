@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
 
 
-__all__ = ["with_split_conditionals"]
-
 # Operations that cost no more than a pass over their inputs, or contain only such operations.
 _ALSO_CHEAP = "concatenate cond iota reduce_and reduce_max reduce_min reduce_or slice stack"
 _CHEAP = ELEMENTWISE | LINEAR | set(SUB_JAXPRS) | set(_ALSO_CHEAP.split())

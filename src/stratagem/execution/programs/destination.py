@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.sharding import PartitionSpec
 
-from stratagem.context.function_trace import current_function_trace
-from stratagem.topology import Topology
-from stratagem.variables import VariableKind, home_of, store_of
+from stratagem.contexts import current_function_trace
+from stratagem.devices.mesh import Topology
+from stratagem.variables.kind import VariableKind
+from stratagem.variables.registry import home_of
+from stratagem.variables.store import store_of
 
 if TYPE_CHECKING:
     import keras
-
-__all__ = ["Destination"]
 
 
 class Destination:

@@ -12,29 +12,23 @@ import jax
 import jax.numpy as jnp
 
 from stratagem import config
-from stratagem.context.function_trace import current_function_trace
+from stratagem.contexts import current_function_trace
+from stratagem.devices.mesh import Topology
 from stratagem.execution.programs.elastic_program import ElasticProgram, RoundAbortedError
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.execution.programs.outside_variables import OutsideVariables
 from stratagem.execution.programs.program import Program
-from stratagem.execution.tracing.arguments import (
-    Arguments,
-    batch_arguments,
-    flatten_arguments,
-)
+from stratagem.execution.tracing.arguments import Arguments, batch_arguments, flatten_arguments
 from stratagem.execution.tracing.program_fingerprint import name_of
 from stratagem.execution.tracing.trace import Trace
+from stratagem.group.current import current_group
 from stratagem.input.batches import HostBatch, take_own_part
 from stratagem.input.placement import place
 from stratagem.messages import explain
-from stratagem.process_group import current_group
-from stratagem.topology import Topology
-from stratagem.values import PerReplica
+from stratagem.variables.distributed import PerReplica
 
 if TYPE_CHECKING:
     from stratagem.contexts import StrategyParts
-
-__all__ = ["ElasticLockstep", "is_on"]
 
 
 class ElasticLockstep(Lockstep):

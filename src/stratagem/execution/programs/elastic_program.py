@@ -14,10 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec, Sharding
 
-from stratagem.collectives.elastic_rounds import FollowedRounds, Rounds, error_of_rounds
-from stratagem.elastic import ElasticGroup, scale_of_sums
-from stratagem.elastic.group_messages import diverged
-from stratagem.elastic.peer_connections import DivergedError
+from stratagem.devices.collectives.elastic_rounds import FollowedRounds, Rounds, error_of_rounds
+from stratagem.devices.mesh import Topology
 from stratagem.execution.analysis.retracing import retrace
 from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.programs.left_out_replicas import own_outputs, reason_to_wait
@@ -34,11 +32,11 @@ from stratagem.execution.programs.update_apart import Update, update_apart
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.program_fingerprint import operations_digest
 from stratagem.execution.tracing.trace import Trace
-from stratagem.topology import Topology
-from stratagem.values import Participation, PerReplica
-
-__all__ = ["ElasticProgram", "RoundAbortedError"]
-
+from stratagem.group.elastic.backed_rounds import scale_of_sums
+from stratagem.group.elastic.group import ElasticGroup
+from stratagem.group.elastic.group_messages import diverged
+from stratagem.group.elastic.peer_connections import DivergedError
+from stratagem.variables.distributed import Participation, PerReplica
 
 _logger = logging.getLogger(__name__)
 

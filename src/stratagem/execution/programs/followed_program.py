@@ -10,22 +10,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stratagem.context.function_trace import current_function_trace
+from stratagem.contexts import current_function_trace
+from stratagem.devices.background import background_flights, start_beside
+from stratagem.devices.lockstep import compiling, wait_for_background
+from stratagem.devices.mesh import Topology
 from stratagem.execution.programs.program import Program
 from stratagem.execution.tracing.arguments import flatten_arguments
 from stratagem.execution.tracing.garbage_collection import paused_garbage_collection
 from stratagem.execution.tracing.program_fingerprint import agree_on_program, name_of
 from stratagem.execution.tracing.trace import Trace
 from stratagem.execution.tracing.tracer import trace_replica_function
-from stratagem.topology import Topology
-from stratagem.topology.background import background_flights, start_beside
-from stratagem.topology.lockstep import compiling, wait_for_background
-from stratagem.values import PerReplica
+from stratagem.variables.distributed import PerReplica
 
 if TYPE_CHECKING:
     from stratagem.contexts import StrategyParts
-
-__all__ = ["FollowUpProgram", "FollowedProgram"]
 
 
 class FollowedProgram(Program):

@@ -9,14 +9,13 @@ import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
+from stratagem.devices.mesh import Topology
 from stratagem.execution.programs.step_program import StepProgram
 from stratagem.execution.tracing.remote_state import Ids, without_unused
 from stratagem.execution.tracing.trace import Trace
 from stratagem.messages import explain
-from stratagem.topology import Topology
-from stratagem.variables import VariableKind, home_of
-
-__all__ = ["EarlyProgram", "IdsProgram", "spec_of_input"]
+from stratagem.variables.kind import VariableKind
+from stratagem.variables.registry import home_of
 
 
 class EarlyProgram:

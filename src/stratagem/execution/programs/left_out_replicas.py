@@ -17,9 +17,8 @@ from stratagem.execution.analysis.replication import (
     inner_jaxprs,
 )
 from stratagem.execution.tracing.trace import Trace
-from stratagem.variables import VariableKind, home_of
-
-__all__ = ["own_outputs", "reason_to_wait"]
+from stratagem.variables.kind import VariableKind
+from stratagem.variables.registry import home_of
 
 _SUMS = ("psum", "psum_invariant", "pmax", "pmin")
 _EXCHANGES = (

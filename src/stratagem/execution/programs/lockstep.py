@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stratagem import config
-from stratagem.collectives.shared_sums import in_order, is_connected
-from stratagem.context.function_trace import current_function_trace
+from stratagem.contexts import current_function_trace
+from stratagem.devices.collectives.shared_sums import in_order, is_connected
+from stratagem.devices.lockstep import compiling
+from stratagem.devices.mesh import Topology
 from stratagem.execution.eager.replicas import run_eagerly
 from stratagem.execution.programs.argument_differences import ArgumentKinds
 from stratagem.execution.programs.compilations import note_compilation
@@ -22,6 +24,7 @@ from stratagem.execution.programs.program import Program
 from stratagem.execution.programs.recompilations import Recompilations
 from stratagem.execution.programs.sharded_program import ShardedProgram, is_sharded
 from stratagem.execution.programs.step_capture import offer_step
+from stratagem.execution.summary.settings import trace_key
 from stratagem.execution.tracing.arguments import Arguments, flatten_arguments
 from stratagem.execution.tracing.follow_ups import taking_follow_ups
 from stratagem.execution.tracing.function_identity import FunctionKeys
@@ -33,15 +36,11 @@ from stratagem.execution.tracing.tracer import trace_replica_function
 from stratagem.input.batches import HostBatch
 from stratagem.input.iterator import DistributedIterator
 from stratagem.options import ReduceOp
-from stratagem.summary.settings import trace_key
-from stratagem.topology import Topology
-from stratagem.topology.lockstep import compiling
-from stratagem.variables import agree_on_initial_values, require_layouts_used
+from stratagem.variables.initial_values import agree_on_initial_values
+from stratagem.variables.layouts import require_layouts_used
 
 if TYPE_CHECKING:
     from stratagem.contexts import StrategyParts
-
-__all__ = ["Lockstep", "program_of"]
 
 
 class Lockstep:

@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING
 import jax
 
 from stratagem import environment
-from stratagem.context.function_trace import current_function_trace
+from stratagem.contexts import current_function_trace
 from stratagem.execution.analysis.replication import contains_primitive
-from stratagem.summary.collector import is_tracing
+from stratagem.execution.summary.collector import is_tracing
 
 if TYPE_CHECKING:
     from jax.extend.core import Jaxpr
 
+    from stratagem.devices.mesh import Topology
     from stratagem.execution.tracing.trace import Trace
-    from stratagem.topology import Topology
 
-__all__ = ["loop_options", "sequence_options", "unrolls_steps"]
 
 # XLA:GPU since 0.11 copies a step's slice of an input, such as the labels, on a second stream. An
 # asynchronous operation has the whole loop reordered for overlap, without regard for memory or

@@ -9,16 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stratagem.collectives.elastic_rounds import Rounds
+from stratagem.devices.collectives.elastic_rounds import Rounds
 from stratagem.execution.programs.destination import Destination
-
-__all__ = [
-    "components_of_all",
-    "held_components",
-    "hold_components",
-    "is_component",
-    "merged_components",
-]
 
 
 def is_component(place: Destination) -> bool:

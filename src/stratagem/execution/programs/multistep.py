@@ -11,25 +11,23 @@ from typing import TYPE_CHECKING, Any, cast
 import jax
 import jax.numpy as jnp
 
-from stratagem.context import get_replica_context
 from stratagem.errors import InvalidArgumentError
+from stratagem.execution.context.replica import get_replica_context
 from stratagem.execution.eager.replicas import run_eagerly
 from stratagem.execution.programs.carry import Carry, CarryingStep
 from stratagem.execution.tracing.arguments import batch_arguments
 from stratagem.execution.tracing.returned_values import as_values
-from stratagem.input import DistributedIterator
+from stratagem.input.iterator import DistributedIterator
 from stratagem.input.placement import PlacedBatches
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
-from stratagem.values import PerReplica
+from stratagem.variables.distributed import PerReplica
 
 if TYPE_CHECKING:
     import numpy as np
 
     from stratagem.contexts import StrategyParts
     from stratagem.execution.programs.lockstep import Lockstep
-
-__all__ = ["run_steps"]
 
 
 def run_steps(

@@ -8,15 +8,13 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from stratagem.collectives.shared_sums import no_sums
-from stratagem.context.function_trace import current_function_trace
+from stratagem.contexts import current_function_trace
+from stratagem.devices.collectives.shared_sums import no_sums
+from stratagem.devices.mesh import Topology
 from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.programs.program import Program
+from stratagem.execution.summary.collector import is_tracing
 from stratagem.execution.tracing.trace import Trace
-from stratagem.summary.collector import is_tracing
-from stratagem.topology import Topology
-
-__all__ = ["OrderedProgram"]
 
 
 class OrderedProgram(Program):

@@ -10,9 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stratagem.messages import explain
-from stratagem.variables import home_of
-
-__all__ = ["OutsideVariables"]
+from stratagem.variables.registry import home_of
 
 
 class OutsideVariables:

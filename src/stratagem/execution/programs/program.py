@@ -13,7 +13,10 @@ from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import PartitionSpec, Sharding
 
-from stratagem.context.function_trace import current_function_trace
+from stratagem.contexts import current_function_trace
+from stratagem.devices.context_mesh import is_explicit
+from stratagem.devices.lockstep import record_program, run_together
+from stratagem.devices.mesh import Topology
 from stratagem.execution.analysis.replication import has_collectives
 from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.programs.ids_program import EarlyProgram, IdsProgram
@@ -30,14 +33,10 @@ from stratagem.execution.tracing.garbage_collection import paused_garbage_collec
 from stratagem.execution.tracing.program_fingerprint import agree_on_program
 from stratagem.execution.tracing.remote_state import RemoteState, inputs_of
 from stratagem.execution.tracing.trace import Trace
-from stratagem.profiling.step_observer import UNOBSERVED, current_observer, observed_call
-from stratagem.run_events import current_events
-from stratagem.topology import Topology
-from stratagem.topology.context_mesh import is_explicit
-from stratagem.topology.lockstep import record_program, run_together
-from stratagem.variables import read_before_replacing, stored_sharding
-
-__all__ = ["POOLS", "Program"]
+from stratagem.observe.profiling.step_observer import UNOBSERVED, current_observer, observed_call
+from stratagem.observe.run_events.process_writer import current_events
+from stratagem.variables.late_reads import read_before_replacing
+from stratagem.variables.layouts import stored_sharding
 
 # Groups of a program's inputs, in order.
 POOLS: Sequence[str] = ("written", "read_only", "split", "shared", "constant", "rows")

@@ -6,8 +6,6 @@ import collections
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-__all__ = ["QueuedInput", "input_bytes", "is_large"]
-
 # JAX lets the host run up to 32 calls ahead of the devices, and each holds its input.
 _MOST_CALLS_OF_JAX = 32
 _MOST_BYTES = 1 << 30

@@ -15,8 +15,6 @@ from stratagem.execution.tracing.program_fingerprint import name_of
 from stratagem.logs import warn_on_one_worker
 from stratagem.messages import explain
 
-__all__ = ["Recompilations", "Usage"]
-
 _NUM_BEFORE_WARNING = 3
 _NUM_KINDS_BEFORE_WARNING = 6
 _MAX_PLACES = 1_000

@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from jax.extend.core import Literal
 
-from stratagem.collectives.shared_sums import is_shared_sum
+from stratagem.devices.collectives.shared_sums import is_shared_sum
+from stratagem.devices.mesh import Topology
 from stratagem.execution.programs.update_part import StepParts
-from stratagem.topology import Topology
-from stratagem.variables import ShardedStore
+from stratagem.variables.sharded_store import ShardedStore
 
 if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
 
-
-__all__ = ["scatter_sums"]
 
 _SUMS = ("psum", "psum2", "psum_invariant")
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec, Sharding
 
+from stratagem.devices.mesh import Topology
 from stratagem.execution.embeddings.sharded_row_updates import ShardedRowUpdates
 from stratagem.execution.late_gathers.exchanges import Sharded
 from stratagem.execution.late_gathers.late_step import LateStep
@@ -24,14 +25,13 @@ from stratagem.execution.programs.update_part import StepParts, part_step
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.remote_state import without_unused
 from stratagem.execution.tracing.trace import Trace
-from stratagem.topology import Topology
-from stratagem.variables import ShardedStore, store_of, stored_sharding
+from stratagem.variables.layouts import stored_sharding
+from stratagem.variables.sharded_store import ShardedStore
+from stratagem.variables.store import store_of
 
 if TYPE_CHECKING:
     import keras
 
-
-__all__ = ["ShardedProgram", "is_sharded"]
 
 _Pools = Mapping[str, Sequence[Any]]
 

@@ -11,14 +11,12 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from stratagem.devices.mesh import Topology
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.trace import Trace
-from stratagem.topology import Topology
 
 if TYPE_CHECKING:
     from stratagem.contexts import StrategyParts
-
-__all__ = ["CapturedStep", "StepCaptured", "capture", "note_optimizer", "offer_step"]
 
 
 @dataclasses.dataclass(frozen=True)

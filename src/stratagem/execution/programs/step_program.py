@@ -11,8 +11,6 @@ import jax
 if TYPE_CHECKING:
     from stratagem.execution.tracing.arguments import Shaped
 
-__all__ = ["StepProgram", "shape_on"]
-
 
 @dataclasses.dataclass(frozen=True)
 class StepProgram:

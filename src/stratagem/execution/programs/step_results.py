@@ -6,13 +6,11 @@ from typing import Any
 
 import jax
 
+from stratagem.devices.abstract_devices import placeholder
+from stratagem.devices.mesh import Topology
+from stratagem.devices.shards import local_copy
 from stratagem.execution.tracing.trace import Trace
-from stratagem.topology import Topology
-from stratagem.topology.abstract_devices import placeholder
-from stratagem.topology.shards import local_copy
-from stratagem.values import PerReplica
-
-__all__ = ["assemble_results", "placeholder_results"]
+from stratagem.variables.distributed import PerReplica
 
 
 def assemble_results(trace: Trace, outputs: list[Any], topology: Topology) -> Any:

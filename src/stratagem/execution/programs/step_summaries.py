@@ -8,14 +8,12 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from stratagem.devices.mesh import Topology
+from stratagem.execution.summary.collector import current_collector, is_tracing
+from stratagem.execution.summary.host_callbacks import forward_summaries
+from stratagem.execution.summary.recording import Recording, begin_recording
 from stratagem.execution.tracing.trace import Trace
-from stratagem.summary.collector import current_collector, is_tracing
-from stratagem.summary.host_callbacks import forward_summaries
-from stratagem.summary.recording import Recording, begin_recording
-from stratagem.topology import Topology
-from stratagem.values import PerReplica
-
-__all__ = ["StepSummaries"]
+from stratagem.variables.distributed import PerReplica
 
 
 class StepSummaries:

@@ -8,9 +8,8 @@ from jax.extend.core import Jaxpr, Literal
 
 from stratagem.execution.programs.update_part import StepParts
 from stratagem.execution.tracing.trace import Trace
-from stratagem.variables import ShardedStore, store_of
-
-__all__ = ["store_for", "stores_of_sums"]
+from stratagem.variables.sharded_store import ShardedStore
+from stratagem.variables.store import store_of
 
 
 def store_for(variable: Any, store: ShardedStore) -> ShardedStore:

@@ -13,8 +13,6 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
-__all__ = ["Update", "update_apart"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Update:

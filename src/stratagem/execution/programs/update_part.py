@@ -16,8 +16,6 @@ from stratagem.execution.analysis.replication import differing_values, is_replic
 from stratagem.execution.programs.conditional_updates import with_split_conditionals
 from stratagem.execution.tracing.remote_state import without_unused
 
-__all__ = ["StepParts", "part_step"]
-
 
 @dataclasses.dataclass(frozen=True)
 class StepParts:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from stratagem.context.function_trace import current_function_trace
+from stratagem.contexts import current_function_trace
+from stratagem.devices.mesh import Topology
 from stratagem.execution.programs.destination import Destination
-from stratagem.topology import Topology
-from stratagem.variables import home_of, is_remote, store_of
-
-__all__ = ["VariableValues", "value_for_step"]
+from stratagem.variables.registry import home_of
+from stratagem.variables.store import is_remote, store_of
 
 
 class VariableValues:

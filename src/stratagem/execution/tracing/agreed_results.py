@@ -8,8 +8,6 @@ from stratagem.execution.analysis.replication import differing_outputs
 from stratagem.execution.tracing.errors import disagreement
 from stratagem.execution.tracing.trace import Trace
 
-__all__ = ["use_agreement"]
-
 
 def use_agreement(trace: Trace, unproven: Set[int], strategy: object) -> None:
     """Checks that `unproven` variables, by id, are assigned equal values on all replicas.

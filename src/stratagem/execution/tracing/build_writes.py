@@ -16,22 +16,21 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from stratagem.context.function_trace import current_function_trace
+from stratagem.contexts import current_function_trace
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.local_jaxpr import without_unused_variables
 from stratagem.execution.tracing.remote_state import without_unused
 from stratagem.execution.tracing.trace import Trace
 from stratagem.messages import explain
-from stratagem.values import PerReplica
-from stratagem.variables import VariableKind, agree_on_initial_values, home_of
+from stratagem.variables.distributed import PerReplica
+from stratagem.variables.initial_values import agree_on_initial_values
+from stratagem.variables.kind import VariableKind
+from stratagem.variables.registry import home_of
 
 if TYPE_CHECKING:
     import keras
 
     from stratagem.contexts import StrategyParts
-
-
-__all__ = ["BuildWrites", "keep_builds", "lost_writes", "store_initial"]
 
 
 def lost_writes(

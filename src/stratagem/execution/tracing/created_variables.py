@@ -9,8 +9,6 @@ import keras
 if TYPE_CHECKING:
     from stratagem.contexts import StrategyParts
 
-__all__ = ["initialize_created", "initialize_created_variables", "is_uninitialized", "stand_in"]
-
 
 def initialize_created() -> None:
     """Initializes variables that this thread created in Keras scopes."""

@@ -10,8 +10,6 @@ import threading
 from collections.abc import Generator
 from typing import Any, Protocol
 
-__all__ = ["FollowUp", "FollowUps", "taking_follow_ups"]
-
 
 class FollowUp(Protocol):
     """Work after each run of a step."""

@@ -21,10 +21,8 @@ from stratagem.execution.tracing.created_variables import is_uninitialized, stan
 from stratagem.execution.tracing.follow_ups import FollowUp, FollowUps
 from stratagem.execution.tracing.remote_state import Lookup, RemoteState, UpdatedValue
 from stratagem.messages import explain
-from stratagem.values import IndexedSlices
-from stratagem.variables import home_of
-
-__all__ = ["ReplicaScope", "current_scope", "on_global_model"]
+from stratagem.variables.indexed_slices import IndexedSlices
+from stratagem.variables.registry import home_of
 
 # JAX caches a `jax.jit` within a step by the shapes of its arguments. Its program also depends on
 # the true rows of the batch, and closes over variables it reads, which are tracers of the step.

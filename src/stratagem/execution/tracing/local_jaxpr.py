@@ -7,10 +7,8 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from stratagem.devices.mesh import Topology
 from stratagem.execution.tracing.remote_state import Lookup, WholeInput, without_unused
-from stratagem.topology import Topology
-
-__all__ = ["UNTOUCHED", "local_jaxpr", "without_unused_variables"]
 
 # Source of an input for an unused variable.
 UNTOUCHED = ("untouched", 0)

@@ -13,8 +13,6 @@ import jax
 from stratagem.execution.tracing.program_fingerprint import name_of
 from stratagem.messages import explain
 
-__all__ = ["call_with_copies"]
-
 _RECIPE = (
     "give the state to the step and return it: `graph, state = nnx.split(model)` outside, "
     "`model = nnx.merge(graph, state)` and `return nnx.state(model)` inside, "

@@ -12,10 +12,8 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from stratagem.execution.analysis.replication import inner_jaxprs
+from stratagem.group.current import current_group
 from stratagem.messages import explain
-from stratagem.process_group import current_group
-
-__all__ = ["agree_on_program", "name_of", "operations_digest"]
 
 
 def name_of(fn: Callable[..., Any]) -> str:

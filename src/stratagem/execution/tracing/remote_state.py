@@ -13,8 +13,8 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, Literal
 
-from stratagem.context.function_trace import current_function_trace
-from stratagem.variables import is_keyed
+from stratagem.contexts import current_function_trace
+from stratagem.variables.store import is_keyed
 
 if TYPE_CHECKING:
     import keras
@@ -24,21 +24,6 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:
     from stratagem.execution.tracing.trace import Trace
-
-__all__ = [
-    "BatchShare",
-    "Ids",
-    "Lookup",
-    "RemoteState",
-    "SumOverWorkers",
-    "Summand",
-    "UpdatedValue",
-    "WholeInput",
-    "chained_tables",
-    "gets_rows",
-    "inputs_of",
-    "without_unused",
-]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -12,13 +12,11 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from stratagem.context.batch import ReplicaBatch
+from stratagem.execution.context.batch import ReplicaBatch
 from stratagem.execution.tracing.arguments import HostOnly
-from stratagem.values import DistributedValues
-from stratagem.values.regrouping import is_array
-from stratagem.variables import ShardedVariable
-
-__all__ = ["Results", "as_values", "rebuilt"]
+from stratagem.variables.distributed import DistributedValues
+from stratagem.variables.regrouping import is_array
+from stratagem.variables.sharded_variable import ShardedVariable
 
 
 def as_values(result: object, late: Callable[[Any], bool] = lambda _: False) -> Any:

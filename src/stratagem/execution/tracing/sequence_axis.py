@@ -13,9 +13,7 @@ from stratagem.messages import explain
 
 if TYPE_CHECKING:
     from stratagem.contexts import StrategyParts
-    from stratagem.topology import Topology
-
-__all__ = ["split_sequences"]
+    from stratagem.devices.mesh import Topology
 
 
 def split_sequences(strategy: StrategyParts, arguments: Any) -> Any:

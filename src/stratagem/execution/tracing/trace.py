@@ -8,12 +8,11 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr
 
+from stratagem.execution.summary.collector import CollectedSummaries
 from stratagem.execution.tracing.follow_ups import FollowUps
 from stratagem.execution.tracing.remote_state import Ids, Lookup, WholeInput, without_unused
-from stratagem.summary.collector import CollectedSummaries
-from stratagem.variables import VariableKind, home_of
-
-__all__ = ["Trace"]
+from stratagem.variables.kind import VariableKind
+from stratagem.variables.registry import home_of
 
 
 @dataclasses.dataclass

@@ -11,10 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from stratagem.collectives import MeshCommunicator, SoleCommunicator
-from stratagem.context import ReplicaContext, stack
-from stratagem.context.function_trace import NeedsInitialization, current_function_trace
+from stratagem import contexts as stack
+from stratagem.contexts import NeedsInitialization, current_function_trace
+from stratagem.devices.mesh import Topology
 from stratagem.execution.analysis.replication import may_wait_for_ever
+from stratagem.execution.communicator import MeshCommunicator, SoleCommunicator
+from stratagem.execution.context.replica import ReplicaContext
+from stratagem.execution.summary.collector import CollectedSummaries, Collector
 from stratagem.execution.tracing.agreed_results import use_agreement
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.build_writes import BuildWrites, keep_builds
@@ -47,16 +50,13 @@ from stratagem.execution.tracing.remote_state import (
 from stratagem.execution.tracing.returned_values import Results, as_values
 from stratagem.execution.tracing.sequence_axis import split_sequences
 from stratagem.execution.tracing.trace import Trace
-from stratagem.summary.collector import CollectedSummaries, Collector
-from stratagem.topology import Topology
-from stratagem.variables import Home, VariableKind, VariableRegistry, home_of
+from stratagem.variables.kind import VariableKind
+from stratagem.variables.registry import Home, VariableRegistry, home_of
 
 if TYPE_CHECKING:
     from jax.extend.core import ClosedJaxpr
 
     from stratagem.contexts import StrategyParts
-
-__all__ = ["trace_replica_function"]
 
 
 # Source of the input that is true if summaries are recorded.

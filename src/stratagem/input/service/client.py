@@ -22,12 +22,10 @@ from stratagem.input.service.splits import (
     require_hint,
     require_repeatable,
 )
-from stratagem.input.sources import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Reader, Source
+from stratagem.input.sources.source import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Reader, Source
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
 from stratagem.options import AutoShardPolicy
-
-__all__ = ["ServiceReader", "ServiceSource", "register_source"]
 
 
 def register_source(

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 from stratagem.errors import UnavailableError
+from stratagem.group.transport.connection import ServerError
+from stratagem.group.transport.wire import Message
 from stratagem.input.batch_messages import unpack_batch
 from stratagem.input.service.job_requests import JobRequest
 from stratagem.input.service.positions import ConsumerPosition
@@ -23,10 +25,6 @@ from stratagem.input.service.ranges import NumberRanges
 from stratagem.input.service.read_errors import job_error, skip_warning
 from stratagem.input.service.service_client import ServiceClient
 from stratagem.messages import explain
-from stratagem.transport.connection import ServerError
-from stratagem.transport.wire import Message
-
-__all__ = ["JobConsumer", "ReceivedBatch"]
 
 _LEAST_AHEAD, _AHEAD_PER_WORKER = 4, 2
 # Part of the limit on silence after which a consumer that hears nothing returns no batch: the

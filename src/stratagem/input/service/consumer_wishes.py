@@ -7,8 +7,6 @@ from typing import Any
 
 from stratagem.input.batch_compression import AUTO, ZSTD, checked_compression, is_available
 
-__all__ = ["ConsumerWishes"]
-
 
 class ConsumerWishes:
     """Trainers of the consumers of a job, and whether it compresses their batches.

@@ -9,8 +9,6 @@ from stratagem.input.service.members import Members
 from stratagem.input.service.service_state import JobRun
 from stratagem.input.service.sharding import ShardingPolicy
 
-__all__ = ["describe"]
-
 
 def describe(members: Members, runs: Iterable[JobRun]) -> dict[str, Any]:
     """Returns the workers by address, and the jobs.

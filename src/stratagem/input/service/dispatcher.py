@@ -8,13 +8,11 @@ from typing import Any
 
 from stratagem import environment
 from stratagem.closing import Closing
+from stratagem.group.transport.listener import Listener
 from stratagem.input.service.dispatching import Dispatching
 from stratagem.input.service.service_keys import bind_host, service_keys
 from stratagem.input.service.service_state import ServiceState
 from stratagem.messages import explain
-from stratagem.transport.listener import Listener
-
-__all__ = ["DispatchServer", "DispatcherConfig"]
 
 _TICK_S = 0.05
 _GC_TIMEOUT_MS = 300_000

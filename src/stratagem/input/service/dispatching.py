@@ -10,6 +10,8 @@ import zlib
 from collections.abc import Generator, Sequence
 from typing import Any
 
+from stratagem.group.transport.listener import Request
+from stratagem.group.transport.wire import Message
 from stratagem.input.service.description import describe
 from stratagem.input.service.job import Record
 from stratagem.input.service.job_starts import JobStarts
@@ -18,10 +20,6 @@ from stratagem.input.service.parked import ParkedRequests
 from stratagem.input.service.service_state import JobRun, ServiceState
 from stratagem.input.service.sharding import ShardingPolicy
 from stratagem.input.service.splits import SourceFacts
-from stratagem.transport.listener import Request
-from stratagem.transport.wire import Message
-
-__all__ = ["Dispatching"]
 
 # Longest time that a request of a worker or consumer waits for news: the interval of signs of life.
 _MOST_NEWS_S = 1.0

@@ -13,9 +13,7 @@ from stratagem.input.service.client import ServiceSource, register_source
 from stratagem.input.service.job_requests import JobRequest
 from stratagem.input.service.sharding import ShardingPolicy
 from stratagem.input.service.shared_window import CrossTrainerCache
-from stratagem.input.sources import as_source
-
-__all__ = ["distribute", "from_dataset_id", "register_dataset"]
+from stratagem.input.sources.adapters import as_source
 
 
 def distribute(

@@ -8,14 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from stratagem.errors import UnavailableError
+from stratagem.group.transport.connection import Connections, ServerError
+from stratagem.group.transport.shared_memory import MemoryLimits
+from stratagem.group.transport.wire import Message
 from stratagem.input.batch_compression import ZSTD, is_available
 from stratagem.input.service.consumer import JobConsumer
 from stratagem.input.service.service_keys import service_keys
-from stratagem.transport.connection import Connections, ServerError
-from stratagem.transport.shared_memory import MemoryLimits
-from stratagem.transport.wire import Message
-
-__all__ = ["FreeFetching", "RoundFetching"]
 
 _AGAIN_S = 0.02
 # On one machine, batches of up to this size go by shared memory. A consumer that has more of them

@@ -10,17 +10,9 @@ from typing import Any
 
 import jax
 
+from stratagem.group.transport.wire import Message
 from stratagem.input.batch_messages import pack_batch
 from stratagem.input.service.ranges import NumberRanges
-from stratagem.transport.wire import Message
-
-__all__ = [
-    "HeldSplit",
-    "PackedBatch",
-    "ReadCounts",
-    "WindowLimits",
-    "without_rows",
-]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,8 +17,6 @@ from typing import Any
 
 from stratagem.input.service.ranges import NumberRanges
 
-__all__ = ["MOST_FRUITLESS_LOSSES", "Record", "ServiceJob"]
-
 Record = dict[str, Any]
 
 # A split that is lost so often in a row before any batch arrives is what its workers die of.

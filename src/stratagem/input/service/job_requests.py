@@ -8,8 +8,6 @@ from stratagem.input.service.sharding import ShardingPolicy, checked_policy
 from stratagem.input.service.shared_window import CrossTrainerCache
 from stratagem.messages import explain
 
-__all__ = ["JobRequest"]
-
 
 @dataclasses.dataclass(frozen=True)
 class JobRequest:

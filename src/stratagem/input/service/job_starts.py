@@ -7,6 +7,7 @@ import uuid
 from typing import Any
 
 from stratagem.errors import NotFoundError, UnavailableError
+from stratagem.group.transport.wire import Message
 from stratagem.input.service.members import Members
 from stratagem.input.service.ranges import NumberRanges
 from stratagem.input.service.restoring import JoinedStates
@@ -14,9 +15,6 @@ from stratagem.input.service.service_state import RunSpec, ServiceState
 from stratagem.input.service.sharding import ShardingPolicy
 from stratagem.input.service.splits import plan_splits, require_endless, require_repeatable
 from stratagem.messages import explain
-from stratagem.transport.wire import Message
-
-__all__ = ["JobStarts"]
 
 # Processes that resume together may start at different times.
 _LEAST_LIMIT_S = 5.0

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 from stratagem.cluster.addresses import without_scheme
 from stratagem.messages import explain
 
-__all__ = ["InputWorker", "Members"]
-
 _ANY_PORT = "%port%"
 
 

@@ -6,10 +6,8 @@ import dataclasses
 import time
 from collections.abc import Callable
 
-from stratagem.transport.listener import Request
-from stratagem.transport.wire import Message
-
-__all__ = ["ParkedRequests"]
+from stratagem.group.transport.listener import Request
+from stratagem.group.transport.wire import Message
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,6 @@ from typing import Any
 
 from stratagem.input.service.ranges import EVERY_NUMBER, NumberRanges
 
-__all__ = ["ConsumerPosition"]
-
 # So many splits that coordinated reads are past are remembered with their batches. Consumers are
 # never farther apart than workers read ahead.
 _MOST_PASSED = 256

@@ -8,18 +8,16 @@ import threading
 from collections.abc import Sequence
 
 from stratagem import environment, logs
-from stratagem.authentication import find_secret
 from stratagem.closing import Closing
 from stratagem.cluster.addresses import is_loopback, split_address
 from stratagem.errors import UnavailableError
+from stratagem.group.authentication.secret import find_secret
+from stratagem.group.transport.connection import ServerError
 from stratagem.input.service.service_client import ServiceClient
 from stratagem.input.service.worker import WorkerConfig, WorkerServer
-from stratagem.parameter_server.cluster.local_processes import LocalProcesses, SharedStandby
-from stratagem.parameter_server.cluster.ray_processes import RayProcesses
-from stratagem.remote.ray.ray_cluster import own_host
-from stratagem.transport.connection import ServerError
-
-__all__ = ["InputWorkers", "serve_input_worker"]
+from stratagem.launch.processes.local_processes import LocalProcesses, SharedStandby
+from stratagem.launch.processes.ray_processes import RayProcesses
+from stratagem.launch.remote.ray.ray_cluster import own_host
 
 _logger = logging.getLogger(__name__)
 _KIND = "input worker"

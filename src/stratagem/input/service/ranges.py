@@ -5,8 +5,6 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["EVERY_NUMBER", "NumberRanges"]
-
 # The range of all numbers that occur.
 EVERY_NUMBER = (0, 2**53)
 

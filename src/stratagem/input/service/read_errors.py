@@ -8,10 +8,8 @@ from typing import Any
 
 from stratagem.errors import PoisonExampleError, UnavailableError
 from stratagem.input.service.splits import SplitPlan, file_of_split
-from stratagem.input.sources import Source
+from stratagem.input.sources.source import Source
 from stratagem.messages import explain
-
-__all__ = ["describe_open_error", "describe_read_error", "job_error", "skip_warning"]
 
 _OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _INSTALLED = f"{os.sep}site-packages{os.sep}"

@@ -7,8 +7,6 @@ from typing import Any
 
 from stratagem.input.service.ranges import NumberRanges
 
-__all__ = ["JoinedStates"]
-
 
 class JoinedStates:
     """Positions of the consumers of one job, collected until all have joined."""

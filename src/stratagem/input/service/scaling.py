@@ -13,8 +13,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["Load", "Scaler", "TrainerWait", "load_between", "workers_wanted"]
-
 # Part of its time that a trainer may wait without more workers.
 _WAIT_SHARE = 0.05
 # Part of its capacity that the service keeps free when it shrinks.

@@ -8,11 +8,9 @@ import numpy as np
 
 from stratagem.closing import Closing
 from stratagem.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from stratagem.group.transport.connection import Connections
+from stratagem.group.transport.wire import Message
 from stratagem.input.service.service_keys import service_keys, tcp_address
-from stratagem.transport.connection import Connections
-from stratagem.transport.wire import Message
-
-__all__ = ["ServiceClient"]
 
 _REFUSALS: dict[str, type[Exception]] = {
     "InvalidArgumentError": InvalidArgumentError,

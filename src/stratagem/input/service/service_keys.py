@@ -9,12 +9,9 @@ import socket
 from pathlib import Path
 
 from stratagem import environment
-from stratagem.authentication import Secret, new_secret, required_secret
-from stratagem.authentication.secret import key_of
 from stratagem.cluster.addresses import is_loopback, split_address
-from stratagem.transport.keys import ClusterKeys, load_zmq
-
-__all__ = ["bind_host", "service_keys", "tcp_address"]
+from stratagem.group.authentication.secret import Secret, key_of, new_secret, required_secret
+from stratagem.group.transport.keys import ClusterKeys, load_zmq
 
 _WHO = "The input service"
 _FILE = "input_service.secret"

@@ -6,8 +6,6 @@ import enum
 
 from stratagem.messages import explain
 
-__all__ = ["ShardingPolicy", "checked_policy"]
-
 
 class ShardingPolicy(enum.IntEnum):
     """The way in which the input workers of a job share its data.

@@ -8,8 +8,6 @@ import dataclasses
 from stratagem.input.service.held_splits import HeldSplit, PackedBatch
 from stratagem.messages import explain
 
-__all__ = ["CrossTrainerCache", "SharedWindow"]
-
 
 @dataclasses.dataclass(frozen=True)
 class CrossTrainerCache:

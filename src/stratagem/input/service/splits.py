@@ -11,20 +11,10 @@ from typing import Any
 
 from stratagem.errors import InvalidArgumentError
 from stratagem.input.service.sharding import ShardingPolicy
-from stratagem.input.sources import INFINITE_CARDINALITY, FileSource, RepeatedSource, Source
+from stratagem.input.sources.repeated import RepeatedSource
+from stratagem.input.sources.shards import FileSource
+from stratagem.input.sources.source import INFINITE_CARDINALITY, Source
 from stratagem.messages import explain
-
-__all__ = [
-    "SourceFacts",
-    "SplitPlan",
-    "facts_of",
-    "file_of_split",
-    "plan_splits",
-    "read_split",
-    "require_endless",
-    "require_hint",
-    "require_repeatable",
-]
 
 # A range of batches has at most so many, and at most this part of all batches: small enough for
 # workers to finish at about the same time, large enough to ask seldom for the next.

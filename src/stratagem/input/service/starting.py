@@ -14,10 +14,13 @@ from stratagem.errors import UnavailableError
 from stratagem.input.service.dispatcher import DispatcherConfig, DispatchServer
 from stratagem.input.service.processes import InputWorkers
 from stratagem.input.service.scaling import Scaler, load_between
+from stratagem.launch.remote.ray.ray_cluster import (
+    is_connected,
+    load_ray,
+    own_host,
+    start_local_ray,
+)
 from stratagem.messages import explain
-from stratagem.remote.ray.ray_cluster import is_connected, load_ray, own_host, start_local_ray
-
-__all__ = ["InputService", "start"]
 
 # Interval of measurements and decisions.
 _SCALING_S = 3.0

@@ -12,19 +12,17 @@ from stratagem import environment
 from stratagem.closing import Closing
 from stratagem.cluster.addresses import join_address, split_address, without_scheme
 from stratagem.errors import UnavailableError
+from stratagem.group.transport.connection import Connections, ServerError
+from stratagem.group.transport.listener import Listener, Request
+from stratagem.group.transport.wire import Message
 from stratagem.input.service.dispatcher import check_protocol
 from stratagem.input.service.held_splits import ReadCounts, WindowLimits
 from stratagem.input.service.read_errors import describe_open_error
 from stratagem.input.service.service_keys import bind_host, service_keys, tcp_address
 from stratagem.input.service.worker_job import WorkerJob
-from stratagem.input.sources import Source
+from stratagem.input.sources.source import Source
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
-from stratagem.transport.connection import Connections, ServerError
-from stratagem.transport.listener import Listener, Request
-from stratagem.transport.wire import Message
-
-__all__ = ["WorkerConfig", "WorkerServer"]
 
 _RETRY_S = 0.2
 _ANY_PORT = "%port%"

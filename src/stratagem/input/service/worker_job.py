@@ -13,17 +13,15 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any
 
+from stratagem.group.transport.listener import Request
+from stratagem.group.transport.wire import Message
 from stratagem.input.service.consumer_wishes import ConsumerWishes
 from stratagem.input.service.held_splits import HeldSplit, PackedBatch, ReadCounts, WindowLimits
 from stratagem.input.service.read_errors import describe_read_error
 from stratagem.input.service.shared_window import SharedWindow
 from stratagem.input.service.splits import SplitPlan, facts_of, read_split
 from stratagem.input.service.worker_reports import WorkerReports
-from stratagem.input.sources import Source
-from stratagem.transport.listener import Request
-from stratagem.transport.wire import Message
-
-__all__ = ["WorkerJob"]
+from stratagem.input.sources.source import Source
 
 _END, _MOVED, _NOTED = Message("end"), Message("moved"), Message("noted")
 

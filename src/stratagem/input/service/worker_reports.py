@@ -7,10 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stratagem.errors import UnavailableError
-from stratagem.transport.connection import ServerError
-from stratagem.transport.wire import Message
-
-__all__ = ["WorkerReports"]
+from stratagem.group.transport.connection import ServerError
+from stratagem.group.transport.wire import Message
 
 _AGAIN_S = 0.1
 

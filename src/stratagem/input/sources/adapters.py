@@ -23,8 +23,6 @@ from stratagem.input.sources.sequences import PyDatasetSource, SequenceSource
 from stratagem.input.sources.source import Source
 from stratagem.messages import explain
 
-__all__ = ["as_source", "batched_source", "every_nth"]
-
 
 def as_source(dataset: object) -> Source:
     """Returns the source that reads a dataset of batches.

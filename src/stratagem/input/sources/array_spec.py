@@ -8,8 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 
-__all__ = ["ArraySpec", "spec_of"]
-
 
 @dataclasses.dataclass(frozen=True)
 class ArraySpec:

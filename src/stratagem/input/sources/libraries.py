@@ -14,22 +14,8 @@ import numpy as np
 
 from stratagem.input.sources.array_spec import ArraySpec
 from stratagem.input.sources.iterables import IterableSource
-from stratagem.input.sources.source import (
-    UNKNOWN_CARDINALITY,
-    Reader,
-    Source,
-    not_resumable_error,
-)
+from stratagem.input.sources.source import UNKNOWN_CARDINALITY, Reader, Source, not_resumable_error
 from stratagem.options import AutoShardPolicy
-
-__all__ = [
-    "GrainIterSource",
-    "GrainMapSource",
-    "HuggingFaceStreamSource",
-    "TensorFlowSource",
-    "TorchLoaderSource",
-    "is_of",
-]
 
 
 class _GrainMapDataset(Protocol):

@@ -9,8 +9,6 @@ from stratagem.input.sources.source import Reader, Source, not_resumable_error
 from stratagem.messages import explain
 from stratagem.options import AutoShardPolicy
 
-__all__ = ["RayDataSource", "unbatched_ray_data"]
-
 
 class _RayDataset(Protocol):
     """A `ray.data.Dataset`, or a `DataIterator` of one process."""

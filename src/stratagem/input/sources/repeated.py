@@ -9,8 +9,6 @@ from stratagem.input.sources.source import INFINITE_CARDINALITY, Reader, Source
 from stratagem.messages import explain
 from stratagem.options import AutoShardPolicy
 
-__all__ = ["RepeatedReader", "RepeatedSource", "check_count", "repeated_cardinality"]
-
 
 def check_count(count: object) -> int | None:
     """Returns a valid repeat count, or None to repeat forever."""

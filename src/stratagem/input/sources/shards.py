@@ -8,8 +8,6 @@ from typing import Any
 from stratagem.input.sources.source import Reader, Source
 from stratagem.messages import explain
 
-__all__ = ["FileSource", "HintSource", "SHARD_HINT"]
-
 SHARD_HINT = -1
 
 

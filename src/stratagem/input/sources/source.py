@@ -9,15 +9,6 @@ from stratagem.input.sources.array_spec import spec_of
 from stratagem.messages import explain
 from stratagem.options import AutoShardPolicy
 
-__all__ = [
-    "BATCHES_PER_SNAPSHOT",
-    "INFINITE_CARDINALITY",
-    "Reader",
-    "Source",
-    "UNKNOWN_CARDINALITY",
-    "not_resumable_error",
-]
-
 # Interval between reads of an expensive state; resuming reads the batches since then again.
 BATCHES_PER_SNAPSHOT = 32
 INFINITE_CARDINALITY = -1

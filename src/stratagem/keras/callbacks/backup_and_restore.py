@@ -15,26 +15,22 @@ from typing import Any
 import keras
 
 from stratagem import environment
-from stratagem.checkpoint import (
-    Checkpoint,
-    CheckpointManager,
-    CheckpointOptions,
-    MemoryBackup,
-)
+from stratagem.checkpoint.checkpoint import Checkpoint
 from stratagem.checkpoint.group_calls import run_on_first
+from stratagem.checkpoint.in_memory import MemoryBackup
+from stratagem.checkpoint.manager import CheckpointManager
+from stratagem.checkpoint.options import CheckpointOptions
 from stratagem.checkpoint.preemption_exit import PreemptionExit
+from stratagem.checkpoint.storage.files import COMMIT_MARK
+from stratagem.cluster.preemption.configuration import TerminationConfig
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.keras.callbacks.backup_run import BackupProgress, BackupRun
 from stratagem.keras.callbacks.data_position import DataPosition
 from stratagem.keras.callbacks.fit_position import FitPosition
 from stratagem.keras.callbacks.snapshot_interval import AUTO, SnapshotInterval
-from stratagem.keras.private import set_initial_epoch
+from stratagem.keras.private.trainers import set_initial_epoch
 from stratagem.keras.training.active_fit import epoch_iterator
 from stratagem.messages import explain
-from stratagem.preemption import TerminationConfig
-from stratagem.storage import COMMIT_MARK
-
-__all__ = ["BackupAndRestore"]
 
 _NAME = "backup"
 

@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from stratagem.checkpoint import CheckpointManager, CheckpointOptions, MemoryBackup
+from stratagem.checkpoint.in_memory import MemoryBackup
+from stratagem.checkpoint.manager import CheckpointManager
+from stratagem.checkpoint.options import CheckpointOptions
 from stratagem.checkpoint.preemption_exit import PreemptionExit
 from stratagem.keras.callbacks.fit_position import FitPosition
 from stratagem.keras.callbacks.snapshot_interval import SnapshotInterval
-
-__all__ = ["BackupProgress", "BackupRun"]
 
 
 class BackupProgress:

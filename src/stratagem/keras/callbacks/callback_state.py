@@ -10,8 +10,6 @@ import keras
 from stratagem.checkpoint.objects import Stateful
 from stratagem.keras.json_values import from_json, to_json
 
-__all__ = ["callback_states", "set_callback_states"]
-
 # Attributes that Keras's callbacks carry from epoch to epoch.
 _ATTRIBUTES: tuple[tuple[type, tuple[str, ...]], ...] = (
     (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stratagem.keras.callbacks.tracked_data import TrackedAdapter
 from stratagem.keras.numerics.random_state import Draws
-from stratagem.keras.private import (
+from stratagem.keras.private.iterators import (
     batches_taken,
     goes_on_with_iterator,
     order_number,
@@ -20,8 +20,6 @@ from stratagem.messages import explain
 if TYPE_CHECKING:
     from stratagem.keras.private import JAXEpochIterator
 
-
-__all__ = ["DataPosition"]
 
 # Entries of a position that only a read changes.
 _OF_SOURCE = ("ahead", "following", "earlier", "own", "opened")

@@ -8,9 +8,7 @@ from typing import Any
 from stratagem.keras.callbacks.callback_state import callback_states, set_callback_states
 from stratagem.keras.callbacks.data_position import DataPosition
 from stratagem.keras.numerics.random_state import Draws, RandomState
-from stratagem.keras.private import set_initial_epoch
-
-__all__ = ["FitPosition"]
+from stratagem.keras.private.trainers import set_initial_epoch
 
 
 class FitPosition:

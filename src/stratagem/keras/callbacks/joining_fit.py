@@ -13,13 +13,12 @@ from stratagem.input.sparse_rows import is_sparse
 from stratagem.keras.callbacks.data_position import DataPosition
 from stratagem.keras.callbacks.fit_position import FitPosition
 from stratagem.keras.numerics.random_state import RandomState
-from stratagem.keras.private import ArrayDataAdapter, TFDatasetAdapter, set_initial_epoch
+from stratagem.keras.private import ArrayDataAdapter, TFDatasetAdapter
+from stratagem.keras.private.trainers import set_initial_epoch
 from stratagem.keras.training.active_fit import call_after_fit, epoch_iterator
 from stratagem.keras.training.dataset_adapter import DatasetAdapter
 from stratagem.keras.training.step_functions import TrainOrTestFunction
 from stratagem.strategies.elastic_admission import ElasticAdmission
-
-__all__ = ["JoiningFit"]
 
 _FitState = dict[str, Any]
 

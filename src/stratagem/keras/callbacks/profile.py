@@ -20,11 +20,10 @@ from stratagem.keras.training.active_fit import call_after_fit
 from stratagem.keras.training.model import strategy_of
 from stratagem.keras.training.observed_steps import observe_steps
 from stratagem.messages import explain
-from stratagem.profiling import ProfileSummary, report
-from stratagem.profiling.recorder import StepRecorder
-from stratagem.profiling.step_observer import observe
-
-__all__ = ["StepProfile", "profile"]
+from stratagem.observe.profiling import report
+from stratagem.observe.profiling.recorder import StepRecorder
+from stratagem.observe.profiling.step_observer import observe
+from stratagem.observe.profiling.summary import ProfileSummary
 
 
 def profile(

@@ -7,9 +7,7 @@ import statistics
 import time
 from collections import deque
 
-from stratagem.process_group import current_group
-
-__all__ = ["AUTO", "SnapshotInterval"]
+from stratagem.group.current import current_group
 
 AUTO = "auto"
 _SHARE = 0.005

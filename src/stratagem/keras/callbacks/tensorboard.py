@@ -12,7 +12,7 @@ import jax
 import keras
 import numpy as np
 
-from stratagem import summary
+from stratagem.execution import summary
 from stratagem.folders import checked_folder
 from stratagem.keras.callbacks.weight_summaries import (
     write_conceptual_graph,
@@ -22,8 +22,6 @@ from stratagem.keras.callbacks.weight_summaries import (
 )
 from stratagem.keras.training.model import strategy_of
 from stratagem.messages import explain
-
-__all__ = ["TensorBoard"]
 
 
 class TensorBoard(keras.callbacks.Callback):

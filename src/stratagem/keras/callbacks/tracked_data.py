@@ -13,23 +13,14 @@ import keras
 from stratagem.checkpoint.objects import Stateful
 from stratagem.keras.json_values import from_json, to_json
 from stratagem.keras.numerics.random_state import Draws
-from stratagem.keras.private import (
-    GeneratorDataAdapter,
-    PyDatasetAdapter,
-    TFDatasetAdapter,
-    grouped,
-    order_number,
-    set_order_number,
-    torch_loader,
-)
+from stratagem.keras.private import GeneratorDataAdapter, PyDatasetAdapter, TFDatasetAdapter
+from stratagem.keras.private.iterators import grouped, order_number, set_order_number, torch_loader
 from stratagem.keras.training.dataset_adapter import DatasetAdapter
 from stratagem.messages import explain
 
 if TYPE_CHECKING:
     from stratagem.keras.private import DataAdapter
 
-
-__all__ = ["TrackedAdapter", "TrackedBatches"]
 
 _ORDER, _OF_DATA = "order", "of_data"
 

@@ -9,16 +9,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from stratagem import summary
+from stratagem.execution import summary
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
-
-__all__ = [
-    "write_conceptual_graph",
-    "write_embeddings",
-    "write_projector_configuration",
-    "write_weights",
-]
 
 
 def write_weights(model: keras.Model, epoch: int, *, with_images: bool) -> None:

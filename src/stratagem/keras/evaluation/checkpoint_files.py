@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     import keras
 
 
-__all__ = ["CheckpointFile", "CheckpointFormat", "KerasFiles", "UnreadableCheckpointError"]
-
 # ".weights.h5" comes first because it also ends with ".h5".
 _SUFFIXES = (".weights.h5", ".keras", ".h5")
 # A separate integer, not the decimals of a number: "ckpt-0007", "07-0.35".

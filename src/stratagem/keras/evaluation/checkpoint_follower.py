@@ -8,8 +8,6 @@ from pathlib import Path
 
 from stratagem.keras.evaluation.checkpoint_files import CheckpointFile, CheckpointFormat
 
-__all__ = ["CheckpointFollower"]
-
 # Limit on an unchanged, incomplete file. On a network file system, writes of another machine can
 # take a minute to appear.
 PATIENCE_S = 75.0

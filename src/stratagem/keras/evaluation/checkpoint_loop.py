@@ -19,8 +19,6 @@ from stratagem.keras.evaluation.checkpoint_follower import CheckpointFollower
 from stratagem.keras.evaluation.stop_notice import StopNotice
 from stratagem.messages import explain
 
-__all__ = ["CheckpointLoop", "LoopLimits"]
-
 _logger = logging.getLogger(__name__)
 
 # Time without any checkpoint before a line reports the folder.

@@ -16,8 +16,6 @@ from stratagem.keras.evaluation.sidecar_export import SidecarEvaluatorModelExpor
 from stratagem.keras.training.model import strategy_of
 from stratagem.messages import explain
 
-__all__ = ["check_arguments"]
-
 
 def check_arguments(
     *,

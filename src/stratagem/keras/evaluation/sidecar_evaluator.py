@@ -20,8 +20,6 @@ from stratagem.keras.evaluation.sidecar_arguments import check_arguments
 from stratagem.keras.evaluation.stop_notice import StopNotice
 from stratagem.keras.training.model import strategy_of
 
-__all__ = ["SidecarEvaluation", "SidecarEvaluator"]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SidecarEvaluation:

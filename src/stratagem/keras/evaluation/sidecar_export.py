@@ -13,8 +13,6 @@ import keras
 from stratagem.keras.evaluation.checkpoint_files import CheckpointFile
 from stratagem.messages import explain
 
-__all__ = ["SidecarEvaluatorModelExport"]
-
 
 class SidecarEvaluatorModelExport(keras.callbacks.ModelCheckpoint):
     """Saves the model of each checkpoint that `SidecarEvaluator` finds better than all before.

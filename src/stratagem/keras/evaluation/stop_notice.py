@@ -7,8 +7,6 @@ import signal
 import threading
 from types import FrameType, TracebackType
 
-__all__ = ["StopNotice"]
-
 
 class StopNotice:
     """Treats the first SIGTERM as a stop notice; a second one ends the process, as usual.

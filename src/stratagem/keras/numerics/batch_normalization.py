@@ -14,26 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
-from stratagem.context import ReplicaContext
-from stratagem.execution import ReplicaScope, current_scope
+from stratagem.execution.context.replica import ReplicaContext
+from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
 from stratagem.keras.numerics.batch_rows import row_mask
 from stratagem.keras.numerics.step_mode import lockstep_context, replica_context
-from stratagem.keras.private import annotate, get_stateless_scope, reduction_axes
+from stratagem.keras.private import get_stateless_scope
+from stratagem.keras.private.variables import annotate, reduction_axes
 from stratagem.keras.variables.annotations import annotated_variables
 from stratagem.options import ReduceOp
-from stratagem.variables import VariableKind, home_of
+from stratagem.variables.kind import VariableKind
+from stratagem.variables.registry import home_of
 
 if TYPE_CHECKING:
     import jax
     import keras
 
-
-__all__ = [
-    "annotating_statistics",
-    "moments_of_replicas",
-    "normalizing_true_rows",
-    "taking_synchronized",
-]
 
 _MOVING = ("moving_mean", "moving_variance", "moving_stddev", "renorm_mean", "renorm_stddev")
 

@@ -9,26 +9,15 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from stratagem.context import ReplicaContext, stack
-from stratagem.context.batch import ReplicaBatch
+from stratagem import contexts as stack
+from stratagem.execution.context.batch import ReplicaBatch
+from stratagem.execution.context.replica import ReplicaContext
 from stratagem.keras.numerics.step_mode import StepMode, example_fraction, step_mode
 from stratagem.keras.private import get_keras_mask, set_keras_mask
 from stratagem.options import ReduceOp
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
-
-
-__all__ = [
-    "first_rows",
-    "gathered_rows",
-    "num_rows",
-    "row_mask",
-    "true_rows",
-    "whole_batch",
-    "with_gradient_times",
-    "with_known_rows",
-]
 
 
 def true_rows(values: jax.Array, context: ReplicaContext) -> Any:

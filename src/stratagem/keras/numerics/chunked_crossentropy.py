@@ -11,8 +11,6 @@ from stratagem.keras.numerics.chunked_loss import chunked_softmax_cross_entropy
 from stratagem.keras.private import set_keras_mask
 from stratagem.messages import explain
 
-__all__ = ["ChunkedSparseCategoricalCrossentropy"]
-
 
 @keras.saving.register_keras_serializable("stratagem")
 class ChunkedSparseCategoricalCrossentropy(keras.losses.Loss):

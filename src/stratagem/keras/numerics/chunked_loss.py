@@ -19,8 +19,6 @@ from stratagem.messages import explain
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
 
-__all__ = ["chunked_softmax_cross_entropy"]
-
 
 def chunked_softmax_cross_entropy(
     labels: ArrayLike,

@@ -17,21 +17,16 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from stratagem.collectives.shared_sums import is_connected
-from stratagem.context import ReplicaContext, get_replica_context, stack
-from stratagem.execution import FollowUpProgram, current_scope
-from stratagem.keras.numerics.global_weights import (
-    assign_global,
-    mixed,
-    next_globals,
-    read_global,
-)
+from stratagem import contexts as stack
+from stratagem.devices.background import can_run_beside
+from stratagem.devices.collectives.shared_sums import is_connected
+from stratagem.devices.local_updates import LocalUpdates, fragments_of
+from stratagem.devices.lockstep import wait_for_background
+from stratagem.execution.context.replica import ReplicaContext, get_replica_context
+from stratagem.execution.programs.followed_program import FollowUpProgram
+from stratagem.execution.tracing.functionalize import current_scope
+from stratagem.keras.numerics.global_weights import assign_global, mixed, next_globals, read_global
 from stratagem.keras.numerics.sync_rounds import is_end_of_fixed_round
-from stratagem.local_updates import LocalUpdates, fragments_of
-from stratagem.topology.background import can_run_beside
-from stratagem.topology.lockstep import wait_for_background
-
-__all__ = ["leave_sends"]
 
 
 def leave_sends(

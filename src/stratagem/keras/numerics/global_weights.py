@@ -6,14 +6,12 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from stratagem.collectives.compressed.between import IslandSums, compressed_between
-from stratagem.context import ReplicaContext
-from stratagem.execution import on_global_model
-from stratagem.local_updates import DiLoCo, LocalUpdates
+from stratagem.devices.local_updates import DiLoCo, LocalUpdates
+from stratagem.execution.compressed.between import IslandSums, compressed_between
+from stratagem.execution.context.replica import ReplicaContext
+from stratagem.execution.tracing.functionalize import on_global_model
 from stratagem.options import ReduceOp
-from stratagem.variables import is_compressed
-
-__all__ = ["assign_global", "mixed", "next_globals", "read_global"]
+from stratagem.variables.compressed import is_compressed
 
 
 def read_global(trained: Sequence[Any]) -> tuple[list[Any], list[dict[str, Any]]]:

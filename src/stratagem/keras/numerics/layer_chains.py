@@ -13,16 +13,9 @@ from typing import Any
 import keras
 
 from stratagem.keras.numerics.layer_equality import find_difference
-from stratagem.keras.private import (
-    GraphCall,
-    flatten_layers,
-    graph_calls,
-    graph_of,
-    graph_output_ids,
-)
+from stratagem.keras.private.graphs import GraphCall, graph_calls, graph_of, graph_output_ids
+from stratagem.keras.private.variables import flatten_layers
 from stratagem.messages import explain
-
-__all__ = ["LayerChain", "find_chains"]
 
 
 class LayerChain:

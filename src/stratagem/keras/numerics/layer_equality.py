@@ -8,9 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from stratagem.keras.private import sublayers
-
-__all__ = ["find_difference"]
+from stratagem.keras.private.rematerialization import sublayers
 
 _PLAIN = bool | int | float | str | None
 _STATE_OF_SEEDS = "seed"  # an initial value, which a variable holds

@@ -8,12 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from stratagem.context import ReplicaContext
+from stratagem.execution.context.replica import ReplicaContext
 from stratagem.keras.numerics.step_mode import StepMode, current_mode, example_fraction
 from stratagem.options import ReduceOp
-from stratagem.values import IndexedSlices, is_indexed_slices
-
-__all__ = ["island_gradients"]
+from stratagem.variables.indexed_slices import IndexedSlices, is_indexed_slices
 
 
 def island_gradients(grads: Sequence[Any], context: ReplicaContext) -> list[Any]:

@@ -14,23 +14,18 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from stratagem.context import ReplicaContext, get_strategy
-from stratagem.execution import on_global_model
+from stratagem.contexts import get_strategy
+from stratagem.devices.local_updates import LocalUpdates, fragments_of
+from stratagem.execution.context.replica import ReplicaContext
+from stratagem.execution.tracing.functionalize import on_global_model
 from stratagem.keras.numerics.compressed_gradients import state_variables
 from stratagem.keras.numerics.fragment_sends import leave_sends
-from stratagem.keras.numerics.global_weights import (
-    assign_global,
-    mixed,
-    next_globals,
-    read_global,
-)
+from stratagem.keras.numerics.global_weights import assign_global, mixed, next_globals, read_global
 from stratagem.keras.numerics.sync_rounds import SyncRounds, add_round_end
 from stratagem.keras.variables.annotations import annotated_variables
-from stratagem.local_updates import LocalUpdates, fragments_of
-from stratagem.profiling.scopes import every_steps
-from stratagem.variables import home_of, is_compressed
-
-__all__ = ["synchronize", "with_local_copies"]
+from stratagem.observe.profiling.scopes import every_steps
+from stratagem.variables.compressed import is_compressed
+from stratagem.variables.registry import home_of
 
 
 def with_local_copies(original: Callable[..., Any]) -> Any:

@@ -8,13 +8,10 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from stratagem.context import ReplicaContext
-from stratagem.execution import RowEffect
-from stratagem.execution.analysis.row_effects import row_effects
+from stratagem.execution.analysis.row_effects import RowEffect, row_effects
+from stratagem.execution.context.replica import ReplicaContext
 from stratagem.keras.numerics.batch_rows import num_rows
 from stratagem.keras.numerics.step_mode import StepMode, step_mode
-
-__all__ = ["effect_of_loss", "is_by_rows", "is_of_keras"]
 
 # Keras functions whose value for one row may depend on other rows.
 _MIXING_FUNCTIONS = {"circle", "dice", "tversky"}

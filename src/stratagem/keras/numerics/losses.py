@@ -16,9 +16,10 @@ import keras
 from jax.core import Tracer
 from keras import ops
 
-from stratagem.context import ReplicaContext, get_replica_context
 from stratagem.errors import InvalidArgumentError
-from stratagem.execution import RowEffect, current_scope
+from stratagem.execution.analysis.row_effects import RowEffect
+from stratagem.execution.context.replica import ReplicaContext, get_replica_context
+from stratagem.execution.tracing.functionalize import current_scope
 from stratagem.keras.numerics.batch_rows import (
     first_rows,
     gathered_rows,
@@ -56,8 +57,6 @@ from stratagem.options import ReduceOp
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
 
-
-__all__ = ["compute_average_loss", "replica_loss", "scale_regularization_loss"]
 
 _AVERAGING = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 

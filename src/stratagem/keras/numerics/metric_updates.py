@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from stratagem.context import ReplicaContext, get_strategy
-from stratagem.execution import RowEffect
-from stratagem.execution.analysis.row_effects import adds_to_inputs, row_effects
+from stratagem.contexts import get_strategy
+from stratagem.execution.analysis.row_effects import RowEffect, adds_to_inputs, row_effects
+from stratagem.execution.context.replica import ReplicaContext
 from stratagem.keras.numerics.batch_rows import first_rows, gathered_rows, num_rows, whole_batch
 from stratagem.keras.numerics.loss_effects import is_by_rows, is_of_keras
 from stratagem.keras.numerics.step_mode import (
@@ -32,16 +32,16 @@ from stratagem.keras.numerics.step_mode import (
     step_mode,
 )
 from stratagem.keras.numerics.step_terms import terms_of
-from stratagem.keras.private import averaged, averaged_function
+from stratagem.keras.private.variables import averaged, averaged_function
 from stratagem.messages import explain
 from stratagem.options import VariableAggregation
-from stratagem.variables import VariableKind, aggregate_components, home_of
+from stratagem.variables.aggregation import aggregate_components
+from stratagem.variables.kind import VariableKind
+from stratagem.variables.registry import home_of
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike, DTypeLike
 
-
-__all__ = ["of_all_replicas", "require_counts", "update_in_replica", "variables_of_update"]
 
 # Metrics whose first update was tried: it creates variables in some of them.
 _tried: weakref.WeakSet[Any] = weakref.WeakSet()

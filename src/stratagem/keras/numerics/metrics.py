@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from stratagem.context import get_replica_context, has_strategy
+from stratagem.contexts import has_strategy
+from stratagem.execution.context.replica import get_replica_context
 from stratagem.keras.numerics.metric_updates import (
     of_all_replicas,
     require_counts,
@@ -27,12 +28,12 @@ from stratagem.keras.numerics.metric_updates import (
 )
 from stratagem.keras.numerics.step_mode import replica_context, shares_batches
 from stratagem.keras.numerics.step_terms import is_analyzing
-from stratagem.keras.private import get_stateless_scope, own_variables
+from stratagem.keras.private import get_stateless_scope
+from stratagem.keras.private.variables import own_variables
 from stratagem.keras.variables.annotations import making_state_of_metric
 from stratagem.keras.variables.variable import DistributedVariable
-from stratagem.variables import VariableKind, home_of
-
-__all__ = ["created_once", "results_of_all_replicas", "wrapping_class"]
+from stratagem.variables.kind import VariableKind
+from stratagem.variables.registry import home_of
 
 _WRAPPED = "_stratagem_wrapped"
 

@@ -14,16 +14,12 @@ import jax.numpy as jnp
 import keras
 from jax.experimental.sparse import JAXSparse
 
-from stratagem.context import (
-    ReplicaContext,
-    get_replica_context,
-    get_strategy,
-    has_strategy,
-    stack,
-)
-from stratagem.context.function_trace import current_function_trace
-from stratagem.execution import ReplicaScope, current_scope
+from stratagem import contexts as stack
+from stratagem.contexts import current_function_trace, get_strategy, has_strategy
+from stratagem.devices.local_updates import LocalUpdates
+from stratagem.execution.context.replica import ReplicaContext, get_replica_context
 from stratagem.execution.programs.step_capture import note_optimizer
+from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
 from stratagem.keras.numerics.compressed_gradients import sums_of_compressed
 from stratagem.keras.numerics.local_gradients import island_gradients
 from stratagem.keras.numerics.local_weights import synchronize
@@ -36,24 +32,16 @@ from stratagem.keras.numerics.step_mode import (
 from stratagem.keras.numerics.step_terms import is_analyzing, terms_of
 from stratagem.keras.numerics.sync_rounds import begin_round
 from stratagem.keras.numerics.table_rows import apply_with_rows
-from stratagem.keras.private import trainable_variables as built_variables
-from stratagem.local_updates import LocalUpdates
+from stratagem.keras.private.optimizers import trainable_variables as built_variables
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
-from stratagem.values import IndexedSlices, Mirrored, PerReplica, is_indexed_slices
-from stratagem.variables import home_of, is_remote
+from stratagem.variables.distributed import Mirrored, PerReplica
+from stratagem.variables.indexed_slices import IndexedSlices, is_indexed_slices
+from stratagem.variables.registry import home_of
+from stratagem.variables.store import is_remote
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
-
-
-__all__ = [
-    "apply_gradients",
-    "applying_sums",
-    "build_in_replica",
-    "stateless_with_sums",
-    "sum_gradients",
-]
 
 
 class _GradientsReduced(threading.local):

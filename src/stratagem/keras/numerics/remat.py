@@ -9,9 +9,7 @@ import keras
 
 from stratagem.keras.numerics.remat_policies import parse_policy
 from stratagem.keras.numerics.repeated_blocks import choose_layers
-from stratagem.keras.private import set_remat_policy
-
-__all__ = ["remat"]
+from stratagem.keras.private.rematerialization import set_remat_policy
 
 
 def remat(

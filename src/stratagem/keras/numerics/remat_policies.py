@@ -10,8 +10,6 @@ import jax
 
 from stratagem.messages import explain
 
-__all__ = ["LAYER_INPUT", "POLICIES", "RematPolicy", "parse_policy"]
-
 LAYER_INPUT = "layer_input"  # the name of activations that enter a layer
 
 _policies = jax.checkpoint_policies

@@ -8,9 +8,7 @@ import keras
 
 from stratagem.keras.numerics.layer_chains import find_chains
 from stratagem.keras.numerics.repeated_blocks import choose_layers
-from stratagem.keras.private import set_chain
-
-__all__ = ["scan_layers"]
+from stratagem.keras.private.rematerialization import set_chain
 
 
 def scan_layers(

@@ -13,9 +13,7 @@ import jax.numpy as jnp
 import keras
 from jax.typing import ArrayLike
 
-from stratagem.local_updates import LocalUpdates, QuadraticPeriod
-
-__all__ = ["SyncRounds", "add_round_end", "begin_round", "is_end_of_fixed_round"]
+from stratagem.devices.local_updates import LocalUpdates, QuadraticPeriod
 
 # The longest round: a float32 has it exactly, and a sum with a step is an int32.
 _MOST_STEPS = 1_000_000_000

@@ -15,18 +15,12 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from stratagem.execution import (
-    ReplicaScope,
-    current_scope,
-    is_worth_rows,
-    rows_to_update,
-    with_updated_rows,
-)
-from stratagem.keras.private import trainable_variables
+from stratagem.execution.embeddings.lookups import is_worth_rows
+from stratagem.execution.embeddings.sharded_row_updates import rows_to_update, with_updated_rows
+from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
+from stratagem.keras.private.optimizers import trainable_variables
 from stratagem.keras.variables.variable import DistributedVariable
-from stratagem.values import IndexedSlices, is_indexed_slices
-
-__all__ = ["apply_with_rows"]
+from stratagem.variables.indexed_slices import IndexedSlices, is_indexed_slices
 
 _leaves_rows: weakref.WeakKeyDictionary[Any, dict[int, bool]] = weakref.WeakKeyDictionary()
 _Apply = Callable[[Any, list[Any], Any], Any]

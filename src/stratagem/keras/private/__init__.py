@@ -35,12 +35,7 @@ from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sampl
 from keras.src.utils.python_utils import pythonify_logs
 from keras.src.utils.tracking import TrackedDict, TrackedList, TrackedSet, Tracker
 
-from stratagem.keras.private.graphs import (
-    GraphCall,
-    graph_calls,
-    graph_of,
-    graph_output_ids,
-)
+from stratagem.keras.private.graphs import GraphCall, graph_calls, graph_of, graph_output_ids
 from stratagem.keras.private.identities import blank_object, set_referred, taken_apart
 from stratagem.keras.private.iterators import (
     array_batches,

@@ -14,26 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from stratagem.keras.private import calls_in_thread
+from stratagem.keras.private.trainers import calls_in_thread
 from stratagem.keras.training.fit_progress import FitProgress
-from stratagem.run_events import current_events
+from stratagem.observe.run_events.process_writer import current_events
 from stratagem.tracebacks import filters_traceback
 
 if TYPE_CHECKING:
     from stratagem.keras.private import JAXEpochIterator
-
-
-__all__ = [
-    "active_progress",
-    "acts_on_batches",
-    "awaits_each_step",
-    "call_after_fit",
-    "epoch_iterator",
-    "ordering_callbacks",
-    "recorded_fit",
-    "recorded_iterator",
-    "uses_batch_logs",
-]
 
 
 class _Fit:

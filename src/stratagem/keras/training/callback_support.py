@@ -10,8 +10,6 @@ import keras
 
 from stratagem.messages import explain
 
-__all__ = ["CHIEF_ONLY", "check_callbacks", "listed"]
-
 # These write or show only the logs, which are the same on all processes.
 CHIEF_ONLY = (
     keras.callbacks.CSVLogger,

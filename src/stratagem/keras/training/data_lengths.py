@@ -19,8 +19,6 @@ from stratagem.input.device_rows import is_on_accelerator
 from stratagem.keras.training.dataset_adapter import DatasetAdapter
 from stratagem.messages import explain
 
-__all__ = ["data_lengths", "data_rows", "require_equal_lengths", "require_equal_rows"]
-
 _DATA = ("x", "validation_data")
 _NUMBERS = (
     "batch_size",

@@ -8,9 +8,8 @@ from typing import Any
 import keras
 
 from stratagem.keras.private import pythonify_logs
-from stratagem.run_events import EventWriter, is_progress_due
-
-__all__ = ["FitProgress"]
+from stratagem.observe.run_events.process_writer import is_progress_due
+from stratagem.observe.run_events.writer import EventWriter
 
 
 class FitProgress(keras.callbacks.Callback):

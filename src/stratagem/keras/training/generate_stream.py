@@ -9,9 +9,7 @@ import numpy as np
 
 from stratagem.keras.training.stepwise_generation import TOKEN_IDS, Tokens, generate_stepwise
 from stratagem.messages import explain
-from stratagem.variables import home_of
-
-__all__ = ["generate_stream"]
+from stratagem.variables.registry import home_of
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 

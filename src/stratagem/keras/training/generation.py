@@ -13,19 +13,18 @@ from typing import TYPE_CHECKING, Any
 import jax
 import keras
 
-from stratagem.context import get_replica_context, has_strategy
-from stratagem.context.function_trace import current_function_trace
+from stratagem.contexts import current_function_trace, has_strategy
+from stratagem.execution.context.replica import get_replica_context
 from stratagem.keras.variables.made_in_scope import adopt_new
 from stratagem.keras.variables.stored_reads import reading_as_stored
-from stratagem.variables import home_of, is_remote, store_of
+from stratagem.variables.registry import home_of
+from stratagem.variables.store import is_remote, store_of
 
 if TYPE_CHECKING:
     from jax.sharding import NamedSharding
 
+    from stratagem.devices.mesh import Topology
     from stratagem.strategies.base.strategy import Strategy
-    from stratagem.topology import Topology
-
-__all__ = ["generating_with_shards", "place_prompts"]
 
 
 def generating_with_shards(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,11 +12,10 @@ from typing import Any
 import jax
 import keras
 
-from stratagem.keras.private import calls_in_thread, last_drawn_s, pythonify_logs
+from stratagem.keras.private import pythonify_logs
+from stratagem.keras.private.trainers import calls_in_thread, last_drawn_s
 from stratagem.keras.training.active_fit import uses_batch_logs
-from stratagem.variables import LateRead
-
-__all__ = ["LateLogs", "reading_when_drawn", "sharing_late_logs"]
+from stratagem.variables.late_reads import LateRead
 
 _UNREAD = object()
 

@@ -8,18 +8,15 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from stratagem.execution import batch_arguments
+from stratagem.execution.tracing.arguments import batch_arguments
 from stratagem.input.placement import PlacedBatches
-from stratagem.keras.private import build_for
+from stratagem.keras.private.trainers import build_for
 from stratagem.keras.training.model import strategy_of
 from stratagem.keras.training.replica_steps import ReplicaSteps
 from stratagem.messages import explain
 
 if TYPE_CHECKING:
     import keras
-
-
-__all__ = ["lower_training_step"]
 
 
 def lower_training_step(model: keras.Model, batch: Sequence[object], *, num_steps: int = 1) -> Any:

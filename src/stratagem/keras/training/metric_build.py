@@ -11,19 +11,13 @@ from typing import Any
 
 import keras
 
-from stratagem.context import has_strategy
-from stratagem.keras.private import (
-    Functional,
-    build_metrics,
-    first_batch,
-    flatten_layers,
-    has_unbuilt_metrics,
-    unpack_x_y_sample_weight,
-)
+from stratagem.contexts import has_strategy
+from stratagem.keras.private import Functional, unpack_x_y_sample_weight
+from stratagem.keras.private.iterators import first_batch
+from stratagem.keras.private.trainers import build_metrics, has_unbuilt_metrics
+from stratagem.keras.private.variables import flatten_layers
 from stratagem.keras.training.model import strategy_of
 from stratagem.keras.training.step_functions import HostBatches
-
-__all__ = ["building_metrics"]
 
 # Their outputs are those of the layers that they were made from.
 _CALLS = (keras.Sequential.call, Functional.call)

@@ -12,30 +12,25 @@ import keras
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.keras.private import get_stateless_scope
-from stratagem.keras.training.late_logs import LateLogs
-from stratagem.keras.variables.variable import DistributedVariable
-from stratagem.messages import explain
-from stratagem.topology.abstract_devices import placeholder
-from stratagem.topology.lockstep import (
+from stratagem.devices.abstract_devices import placeholder
+from stratagem.devices.lockstep import (
     meets_on_host,
     run_together,
     runs_separately,
     wait_until_ready,
 )
-from stratagem.variables import (
-    LateRead,
-    VariableKind,
-    aggregate_components,
-    gather_together,
-    home_of,
-)
+from stratagem.keras.private import get_stateless_scope
+from stratagem.keras.training.late_logs import LateLogs
+from stratagem.keras.variables.variable import DistributedVariable
+from stratagem.messages import explain
+from stratagem.variables.aggregation import aggregate_components
+from stratagem.variables.components import gather_together
+from stratagem.variables.kind import VariableKind
+from stratagem.variables.late_reads import LateRead
+from stratagem.variables.registry import home_of
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
-
-
-__all__ = ["MetricLogs", "results_at_once"]
 
 
 def results_at_once(original: Callable[..., Any]) -> Any:

@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Any
 import jax
 import keras
 
-from stratagem.context import get_replica_context, get_strategy, has_strategy, stack
+from stratagem import contexts as stack
+from stratagem.contexts import get_strategy, has_strategy
+from stratagem.devices.context_mesh import outside_context_mesh
+from stratagem.execution.context.replica import get_replica_context
 from stratagem.keras.numerics.step_mode import (
     StepMode,
     current_mode,
     example_fraction,
     lockstep_context,
 )
-from stratagem.keras.private import (
-    compile_arguments,
-)
+from stratagem.keras.private.trainers import compile_arguments
 from stratagem.keras.training.active_fit import acts_on_batches, uses_batch_logs
 from stratagem.keras.training.callback_support import check_callbacks, listed
 from stratagem.keras.training.dataset_adapter import adapted, is_dataset
@@ -42,28 +43,15 @@ from stratagem.keras.training.step_functions import (
 from stratagem.keras.variables.made_in_scope import adopt_new, scope_of
 from stratagem.keras.variables.variable_creation import adopt
 from stratagem.messages import explain
-from stratagem.run_events import current_events
-from stratagem.topology.context_mesh import outside_context_mesh
+from stratagem.observe.run_events.process_writer import current_events
 from stratagem.tracebacks import filters_traceback
-from stratagem.variables import home_of
+from stratagem.variables.registry import home_of
 
 if TYPE_CHECKING:
     from stratagem.keras.private import JAXEpochIterator
     from stratagem.strategies.base.strategy import Strategy
-    from stratagem.variables import Home
+    from stratagem.variables.registry import Home
 
-
-__all__ = [
-    "compile",
-    "compiling_in_scope",
-    "entering_scope",
-    "making_step_function",
-    "sharing_additional_losses",
-    "state_in_variables",
-    "strategy_of",
-    "with_default_strategy",
-    "yielding_host_batches",
-]
 
 _STEP_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "train_function": lambda m, s: _train_or_test(m, s, training=True),

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from stratagem.profiling.marks import input_mark
-from stratagem.profiling.step_observer import current_observer
-
-__all__ = ["ObservedTrainFunction", "observe_steps", "restore_steps"]
+from stratagem.observe.profiling.marks import input_mark
+from stratagem.observe.profiling.step_observer import current_observer
 
 
 def observe_steps(model: Any) -> None:

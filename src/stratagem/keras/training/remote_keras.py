@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import keras
 
-from stratagem.context import ReplicaContext
+from stratagem.execution.context.replica import ReplicaContext
 from stratagem.keras.training.dataset_creator import DatasetCreator
 from stratagem.keras.training.unread_data import UnreadData
 from stratagem.keras.variables.variable import DistributedVariable
@@ -15,9 +15,6 @@ from stratagem.keras.variables.variable_source import VariableRequest
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
-
-
-__all__ = ["RemoteKeras"]
 
 
 class RemoteKeras(Protocol):

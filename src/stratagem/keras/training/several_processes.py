@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import keras
 
+from stratagem.group.current import current_group
+from stratagem.group.random_state import agree_on_random_state
 from stratagem.keras.training.callback_support import CHIEF_ONLY, listed
 from stratagem.keras.training.data_lengths import (
     data_lengths,
@@ -26,16 +28,13 @@ from stratagem.keras.training.data_lengths import (
 from stratagem.keras.variables.stored_reads import announces_gathers, announcing_gathers
 from stratagem.messages import explain
 from stratagem.options import VariableAggregation
-from stratagem.process_group import agree_on_random_state, current_group
-from stratagem.variables import VariableKind, home_of
+from stratagem.variables.kind import VariableKind
+from stratagem.variables.registry import home_of
 
 if TYPE_CHECKING:
+    from stratagem.group.member import Group
     from stratagem.keras.variables.variable import DistributedVariable
-    from stratagem.process_group import Group
     from stratagem.strategies.base.strategy import Strategy
-
-
-__all__ = ["saved_once", "settle_call", "written_by_first"]
 
 
 def settle_call(arguments: dict[str, Any], wants_logs: bool) -> bool:

@@ -6,24 +6,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stratagem.devices.background import InFlightProgram
+from stratagem.devices.devices import device_memory
+from stratagem.devices.lockstep import last_program, record_program, wait_for_program
 from stratagem.keras.training.active_fit import active_progress, awaits_each_step
 from stratagem.keras.training.fit_progress import FitProgress
-from stratagem.run_events import EventWriter, sample_devices
-from stratagem.run_events.wait_clock import DataWait, wait_clock
-from stratagem.topology.devices import device_memory
-from stratagem.topology.lockstep import (
-    InFlightProgram,
-    last_program,
-    record_program,
-    wait_for_program,
-)
+from stratagem.observe.run_events.process_writer import sample_devices
+from stratagem.observe.run_events.wait_clock import DataWait, wait_clock
+from stratagem.observe.run_events.writer import EventWriter
 
 if TYPE_CHECKING:
     import jax
     import keras
-
-
-__all__ = ["ReportedTrainFunction", "StepEvents"]
 
 
 class StepEvents:

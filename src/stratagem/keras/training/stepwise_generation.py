@@ -25,7 +25,6 @@ from stratagem.messages import explain
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
-__all__ = ["TOKEN_IDS", "Tokens", "generate_stepwise"]
 
 TOKEN_IDS, _PADDING_MASK = "token_ids", "padding_mask"
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from stratagem.keras.private import DataAdapter, grouped
-
-__all__ = ["UnreadData"]
+from stratagem.keras.private import DataAdapter
+from stratagem.keras.private.iterators import grouped
 
 
 class UnreadData(DataAdapter):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from stratagem.messages import explain
 
-__all__ = ["delta_outside", "number_to_sum", "parts_in_replica", "parts_without_aggregation"]
-
 
 def delta_outside(method: str, path: str) -> ValueError:
     """Error for a delta assigned to an ON_READ sum in cross-replica context."""

@@ -10,16 +10,17 @@ import jax
 import keras
 import numpy as np
 
-from stratagem.context.function_trace import current_function_trace
+from stratagem.contexts import current_function_trace
+from stratagem.devices.shards import MIN_SLICED_BYTES, creating_on_host, put_slices
 from stratagem.keras.variables.copied_assignments import note_assignment
-from stratagem.topology.shards import MIN_SLICED_BYTES, creating_on_host, put_slices
-from stratagem.variables import Division, Home, Store, VariableKind
+from stratagem.variables.kind import VariableKind
+from stratagem.variables.layouts import Division
+from stratagem.variables.registry import Home
+from stratagem.variables.store import Store
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
 
-
-__all__ = ["DividedCopies"]
 
 _CONSTANTS = (keras.initializers.Zeros, keras.initializers.Ones, keras.initializers.Constant)
 

@@ -9,12 +9,12 @@ import contextlib
 from collections.abc import Callable, Generator
 from typing import Any
 
-from stratagem.context.explicit_device import explicit_device, naming_device
+from stratagem.devices.devices import find_devices
+from stratagem.execution.context.explicit_device import explicit_device, naming_device
 from stratagem.messages import explain
-from stratagem.topology import find_devices
-from stratagem.variables import Home, VariableKind, sole_device
-
-__all__ = ["check_explicit_device", "noted_device"]
+from stratagem.variables.kind import VariableKind
+from stratagem.variables.placement import sole_device
+from stratagem.variables.registry import Home
 
 
 def noted_device(original: Callable[..., Any]) -> Any:

@@ -10,14 +10,11 @@ import jax.numpy as jnp
 import keras
 from jax.core import Tracer
 
+from stratagem.devices.shards import creating_on_host
 from stratagem.messages import explain
-from stratagem.topology.shards import creating_on_host
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
-
-
-__all__ = ["as_initializer", "draws_same_again"]
 
 
 def as_initializer(value: object, dtype: DTypeLike | None) -> tuple[Any, Any, Any]:

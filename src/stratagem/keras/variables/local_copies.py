@@ -6,8 +6,6 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["LocalCopies"]
-
 
 class LocalCopies:
     """The part of a variable that knows its local copy; the variable itself is the global model."""

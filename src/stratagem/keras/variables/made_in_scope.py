@@ -11,26 +11,15 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from stratagem.context import get_strategy, has_strategy
-from stratagem.context.stack import current_frame
+from stratagem.contexts import current_frame, get_strategy, has_strategy
 from stratagem.keras.variables.variable_creation import adopt
-from stratagem.variables import home_of
+from stratagem.variables.registry import home_of
 
 if TYPE_CHECKING:
     import keras
 
     from stratagem.strategies.base.strategy import Strategy
 
-
-__all__ = [
-    "adopt_new",
-    "adopting",
-    "created_in_scope",
-    "in_scope_of_layer",
-    "in_scope_of_slot",
-    "in_scope_until_built",
-    "scope_of",
-]
 
 _strategies: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
 
-__all__ = ["warn_of_other_distribution"]
-
 _warned_of: set[str] = set()
 
 

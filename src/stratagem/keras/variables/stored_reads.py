@@ -10,13 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
-__all__ = [
-    "announce_gather",
-    "announces_gathers",
-    "announcing_gathers",
-    "reading_as_stored",
-    "reads_as_stored",
-]
 
 _strategy: ContextVar[Strategy | None] = ContextVar("strategy read as stored", default=None)
 _announce: ContextVar[Callable[[Any], None] | None] = ContextVar("announce gather", default=None)

@@ -11,30 +11,25 @@ import keras
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.context.function_trace import current_function_trace
-from stratagem.execution import current_scope, is_worth_rows
+from stratagem.contexts import current_function_trace
+from stratagem.devices.lockstep import is_multi_process
+from stratagem.devices.shards import assemble_on_host, local_copy
+from stratagem.execution.embeddings.lookups import is_worth_rows
+from stratagem.execution.tracing.functionalize import current_scope
 from stratagem.keras.private import get_stateless_scope, in_symbolic_scope
 from stratagem.keras.variables.explicit_placement import check_explicit_device
 from stratagem.keras.variables.initial_value import draws_same_again
 from stratagem.keras.variables.stored_reads import announce_gather, reading_as_stored
-from stratagem.topology.lockstep import is_multi_process
-from stratagem.topology.shards import assemble_on_host, local_copy
-from stratagem.variables import (
-    Home,
-    Store,
-    VariableKind,
-    WholeValue,
-    is_in_parts,
-    sole_device,
-    store_components,
-)
+from stratagem.variables.components import WholeValue, store_components
+from stratagem.variables.kind import VariableKind
+from stratagem.variables.layouts import is_in_parts
+from stratagem.variables.placement import sole_device
+from stratagem.variables.registry import Home
 from stratagem.variables.single_device_store import take_rows
+from stratagem.variables.store import Store
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
-
-
-__all__ = ["StoredValue", "unshared"]
 
 
 class StoredValue:

@@ -6,13 +6,12 @@ from typing import Any
 
 import jax
 
-from stratagem.context.function_trace import current_function_trace
-from stratagem.execution import is_table
+from stratagem.contexts import current_function_trace
+from stratagem.execution.embeddings.lookups import is_table
 from stratagem.keras.variables.initial_value import as_initializer
 from stratagem.keras.variables.variable import DistributedVariable
-from stratagem.variables import Home, VariableKind
-
-__all__ = ["ValuelessVariable"]
+from stratagem.variables.kind import VariableKind
+from stratagem.variables.registry import Home
 
 
 class ValuelessVariable(DistributedVariable):

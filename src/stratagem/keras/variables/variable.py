@@ -13,16 +13,14 @@ import keras
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.context import (
-    ReplicaContext,
-    get_replica_context,
-    get_strategy,
-    in_update_context,
-    stack,
-)
-from stratagem.context.function_trace import current_function_trace
-from stratagem.execution import current_scope
+from stratagem import contexts as stack
+from stratagem.contexts import current_function_trace, get_strategy, in_update_context
+from stratagem.devices.context_mesh import outside_context_mesh
+from stratagem.devices.lockstep import is_multi_process
+from stratagem.devices.shards import local_copy
+from stratagem.execution.context.replica import ReplicaContext, get_replica_context
 from stratagem.execution.tracing.errors import foreign_variable
+from stratagem.execution.tracing.functionalize import current_scope
 from stratagem.keras.private import get_stateless_scope
 from stratagem.keras.variables.annotations import (
     current_annotations,
@@ -46,31 +44,22 @@ from stratagem.keras.variables.stored_value import StoredValue, unshared
 from stratagem.keras.variables.variable_source import is_initialized
 from stratagem.options import ReduceOp, VariableAggregation
 from stratagem.strategies.base.reduction import of_all
-from stratagem.topology.context_mesh import outside_context_mesh
-from stratagem.topology.lockstep import is_multi_process
-from stratagem.topology.shards import local_copy
-from stratagem.values import Mirrored, PerReplica
-from stratagem.variables import (
-    Home,
+from stratagem.variables.aggregation import aggregate_components, spread_over_components
+from stratagem.variables.components import WholeValue, store_components, stored_components
+from stratagem.variables.distributed import Mirrored, PerReplica
+from stratagem.variables.initial_values import initial_digest
+from stratagem.variables.kind import (
     VariableKind,
-    WholeValue,
-    aggregate_components,
     choose_kind,
-    initial_digest,
     parse_aggregation,
     parse_synchronization,
-    put_stored,
-    spread_over_components,
-    store_components,
-    stored_components,
 )
+from stratagem.variables.layouts import put_stored
+from stratagem.variables.registry import Home
 
 if TYPE_CHECKING:
     import jax
     from jax.typing import DTypeLike
-
-
-__all__ = ["DistributedVariable"]
 
 
 class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, keras.Variable):

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from stratagem.context import get_strategy
-from stratagem.context.function_trace import current_function_trace
-from stratagem.execution import current_scope
+from stratagem.contexts import current_function_trace, get_strategy
+from stratagem.execution.tracing.functionalize import current_scope
 from stratagem.keras.private import current_path
 from stratagem.keras.variables.annotations import (
     IS_SEED,
@@ -28,22 +27,19 @@ from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.keras.variables.variable_source import VariableRequest, as_created, current_source
 from stratagem.messages import explain
 from stratagem.options import VariableAggregation, VariableSynchronization
-from stratagem.variables import (
-    Home,
+from stratagem.variables.kind import (
     VariableKind,
     choose_kind,
-    home_of,
     parse_aggregation,
     parse_synchronization,
 )
+from stratagem.variables.registry import Home, home_of
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
 
     from stratagem.strategies.base.strategy import Strategy
 
-
-__all__ = ["Adoption", "Variable", "adopt", "create_variable"]
 
 _SIGNATURE = inspect.signature(DistributedVariable.__init__)
 
@@ -52,7 +48,7 @@ def Variable(  # noqa: N802 - tf.Variable's name
     initial_value: object,
     trainable: bool | None = None,
     name: str | None = None,
-    dtype: DTypeLike = None,
+    dtype: DTypeLike | None = None,
     synchronization: object = VariableSynchronization.AUTO,
     aggregation: object = VariableAggregation.NONE,
 ) -> keras.Variable:

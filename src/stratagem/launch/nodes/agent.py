@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stratagem import environment
-from stratagem.accelerators import local_gpus
-from stratagem.authentication import Credentials
+from stratagem.cluster.accelerators import local_gpus
 from stratagem.errors import UnavailableError
+from stratagem.group.authentication.credentials import Credentials
 from stratagem.launch.nodes.meeting_point import MeetingPoint
 from stratagem.launch.nodes.node_link import NodeLink
 from stratagem.launch.plan.devices import uses_gpus
@@ -28,8 +28,6 @@ from stratagem.launch.tasks.exit_status import ExitStatus, describe_exit
 from stratagem.launch.tasks.guardian import Guardian
 from stratagem.launch.tasks.output.screen import Screen
 from stratagem.messages import explain
-
-__all__ = ["run_node"]
 
 _POLL_S = 0.05
 # After a signal has ended the tasks here, the whole job may be ending too, which node 0 reports.

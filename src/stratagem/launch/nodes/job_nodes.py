@@ -21,8 +21,6 @@ from stratagem.launch.plan.task_plan import TaskPlan
 from stratagem.launch.restart.running_tasks import RunningTask
 from stratagem.messages import explain
 
-__all__ = ["JobNodes"]
-
 # Once enough nodes have joined, the others have this long to take part from the first start.
 _LAST_CALL_S = 30.0
 _POLL_S = 0.05

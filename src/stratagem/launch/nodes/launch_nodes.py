@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from stratagem.authentication import Credentials
+from stratagem.group.authentication.credentials import Credentials
 from stratagem.launch.nodes.agent import run_node
 from stratagem.launch.nodes.job_nodes import JobNodes
 from stratagem.launch.nodes.meeting_point import MeetingPoint, find_meeting_point
@@ -18,8 +18,6 @@ from stratagem.launch.restart.report import end_summary
 from stratagem.launch.tasks.exit_status import ExitStatus
 from stratagem.launch.tasks.output.screen import Screen
 from stratagem.messages import explain
-
-__all__ = ["launch_nodes"]
 
 
 def launch_nodes(

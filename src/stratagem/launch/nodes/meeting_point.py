@@ -14,8 +14,6 @@ from stratagem.launch.plan.node_tasks import node_range
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.messages import explain
 
-__all__ = ["DEFAULT_PORT", "MeetingPoint", "find_meeting_point"]
-
 # As for torchrun.
 DEFAULT_PORT = 29400
 

@@ -11,14 +11,12 @@ import threading
 import time
 from typing import Any
 
-from stratagem.authentication import Credentials
-from stratagem.authentication.connections import connect
 from stratagem.closing import Closing
-from stratagem.frames import frame, read_frame
+from stratagem.group.authentication.connections import connect
+from stratagem.group.authentication.credentials import Credentials
+from stratagem.group.frames import frame, read_frame
 from stratagem.launch.nodes.meeting_point import MeetingPoint
 from stratagem.launch.nodes.rendezvous import LIMIT_OPTION, PURPOSE, beat_s
-
-__all__ = ["NodeLink"]
 
 _RETRY_S = 0.3
 _CONNECT_S = 5.0

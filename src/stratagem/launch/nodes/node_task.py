@@ -9,8 +9,6 @@ from typing import IO, Any
 from stratagem.launch.nodes.rendezvous import Node
 from stratagem.launch.plan.task_plan import TaskPlan
 
-__all__ = ["NodeTask"]
-
 
 class NodeTask:
     """Process and output of a task of another node; `send` sends a message there.

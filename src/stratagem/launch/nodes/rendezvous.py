@@ -12,16 +12,14 @@ from collections.abc import Callable, Iterator
 from types import NoneType
 from typing import Any
 
-from stratagem.authentication import Credentials
-from stratagem.authentication.connections import close_now, open_streams
-from stratagem.authentication.gate import Gate, HandshakeLimits
-from stratagem.authentication.listening import listening_sockets
 from stratagem.closing import Closing
-from stratagem.frames import frame, read_frame
+from stratagem.group.authentication.connections import close_now, open_streams
+from stratagem.group.authentication.credentials import Credentials
+from stratagem.group.authentication.gate import Gate, HandshakeLimits
+from stratagem.group.authentication.listening import listening_sockets
+from stratagem.group.frames import frame, read_frame
 from stratagem.launch.nodes.meeting_point import MeetingPoint
 from stratagem.messages import explain
-
-__all__ = ["LIMIT_OPTION", "Node", "PURPOSE", "Rendezvous", "beat_s"]
 
 # Names the limit in messages.
 LIMIT_OPTION = "the limit of --node-timeout-s"

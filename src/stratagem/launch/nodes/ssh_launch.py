@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 from stratagem import environment
-from stratagem.authentication import Secret, find_secret, new_secret
 from stratagem.cluster.addresses import join_address
+from stratagem.group.authentication.secret import Secret, find_secret, new_secret
 from stratagem.launch.nodes.meeting_point import DEFAULT_PORT
 from stratagem.launch.nodes.ssh_lease import BEAT_S, VARIABLE
 from stratagem.launch.plan.hosts import Host, read_hosts, remote_flags, remote_variables
@@ -29,8 +29,6 @@ from stratagem.launch.restart.signals import CaughtSignals
 from stratagem.launch.tasks.exit_status import ExitStatus, describe_exit
 from stratagem.launch.tasks.output.screen import STDERR, Screen
 from stratagem.messages import explain
-
-__all__ = ["launch_over_ssh"]
 
 _POLL_S = 0.05
 # Until a host whose launcher has ended is tried again.

@@ -10,8 +10,6 @@ import time
 
 from stratagem import environment
 
-__all__ = ["BEAT_S", "VARIABLE", "hold_lease"]
-
 VARIABLE = "STRATAGEM_SSH_LEASE"
 """Set in the launcher of a host; it is not passed on to tasks."""
 BEAT_S = 5.0

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from stratagem.messages import explain
 
-__all__ = ["NO_GPU", "SERVERS", "TRAINERS", "assign_devices", "uses_gpus"]
-
 TRAINERS = ("chief", "worker")
 SERVERS = ("ps", "input")  # They run until the trainers have ended.
 

@@ -10,8 +10,6 @@ from stratagem import environment
 from stratagem.errors import UnavailableError
 from stratagem.messages import explain
 
-__all__ = ["Discovery", "ElasticConfig"]
-
 _DISCOVER_EVERY_S = 1.0
 _POLL_S = 0.05
 

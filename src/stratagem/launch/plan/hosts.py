@@ -11,8 +11,6 @@ from pathlib import Path
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.messages import explain
 
-__all__ = ["Host", "read_hosts", "remote_flags", "remote_variables"]
-
 _LINE = re.compile(r"(\S+?)(?:\s+slots\s*=\s*(\d+))?")
 _FORWARDED = ("STRATAGEM_", "JAX_", "KERAS_", "XLA_FLAGS")
 # Options that differ by host or concern this terminal alone.

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from stratagem.messages import explain
 
-__all__ = ["node_range", "tasks_of_nodes"]
-
 _RANGE = re.compile(r"(\d+)(?::(\d+))?")
 
 

@@ -14,8 +14,6 @@ from stratagem.launch.plan.node_tasks import node_range
 from stratagem.messages import explain
 from stratagem.setting_kinds import LOG_LEVELS
 
-__all__ = ["LaunchArguments", "LaunchOptions"]
-
 _SHOWN = ("all", "leader")
 _LEAST = {
     "workers": 0,

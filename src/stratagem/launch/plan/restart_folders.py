@@ -10,8 +10,6 @@ from collections.abc import Generator, Mapping
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.temporary_folders import TemporaryFolder
 
-__all__ = ["RestartFolders", "make_restart_folders"]
-
 # A user who sets one of these has chosen JAX's cache on disk.
 _JAX_CACHE_VARIABLES = {"JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"}
 # A file system in memory, on Linux, where our folders are private. The variable names another.

@@ -9,11 +9,10 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from stratagem.cluster.addresses import split_address
-from stratagem.launch.plan.devices import NO_GPU, SERVERS, TRAINERS, assign_devices
+from stratagem.launch.plan.devices import NO_GPU, SERVERS, assign_devices
+from stratagem.launch.plan.devices import TRAINERS as TRAINERS
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.restart_folders import RestartFolders
-
-__all__ = ["INPUT", "TRAINERS", "TaskPlan", "numbered", "plan_own_tasks", "plan_tasks"]
 
 INPUT = "input"  # Type of the task of input workers, which is not in the cluster.
 _HOST = "127.0.0.1"

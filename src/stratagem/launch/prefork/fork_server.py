@@ -18,12 +18,10 @@ from typing import Any, Literal
 
 from stratagem import environment
 from stratagem.errors import UnavailableError
-from stratagem.launch.prefork.server_program import CLOSE, MAX_MESSAGE_BYTES, PROGRAM
+from stratagem.launch.prefork.forked_object import CLOSE
+from stratagem.launch.prefork.server_program import MAX_MESSAGE_BYTES, PROGRAM
 from stratagem.launch.tasks.tied_process import tied_command
 from stratagem.messages import explain
-
-__all__ = ["ForkServer", "ForkedProcess"]
-
 
 # A server that was stopped reports no ends. Any other one does it at once.
 _UNREPORTED_S = 2.0

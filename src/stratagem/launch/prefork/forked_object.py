@@ -15,8 +15,6 @@ from typing import Protocol
 
 from stratagem import environment
 
-__all__ = ["CLOSE", "ServedObject", "serve_object", "serve_with"]
-
 CLOSE = b"close\n"
 
 

@@ -13,8 +13,6 @@ from stratagem.launch.prefork.fork_server import ForkedProcess, ForkServer
 from stratagem.launch.tasks.exit_status import describe_exit
 from stratagem.optional_libraries import load
 
-__all__ = ["HOST_VARIABLE", "ServedProcess"]
-
 # Gives forked processes the address of their machine, as Ray has it.
 HOST_VARIABLE = "STRATAGEM_NODE_HOST"
 

@@ -20,11 +20,10 @@ import sys
 import traceback
 
 from stratagem import environment
-from stratagem.launch.prefork.forked_object import CLOSE, serve_object
+from stratagem.launch.prefork.forked_object import CLOSE as CLOSE
+from stratagem.launch.prefork.forked_object import serve_object
 from stratagem.launch.prefork.forked_script import run_script
 from stratagem.launch.tasks.tied_process import tie
-
-__all__ = ["CLOSE", "MAX_MESSAGE_BYTES", "PROGRAM", "main"]
 
 # The server's `-c` argument. Its own working directory is no place to import from.
 PROGRAM = (
@@ -70,7 +69,7 @@ def _load(names: list[str]) -> None:
     for name in names:
         importlib.import_module(name)
     if "jax" in sys.modules:
-        from stratagem.topology.processes import has_started
+        from stratagem.devices.processes import has_started
 
         if has_started():
             raise RuntimeError("A JAX backend has started; its threads do not survive a fork.")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from types import TracebackType
 
+from stratagem.launch.plan.devices import TRAINERS
 from stratagem.launch.plan.options import LaunchOptions
-from stratagem.launch.plan.task_plan import TRAINERS
 from stratagem.launch.restart.policy import have_saved_and_left
 from stratagem.launch.restart.slow_tasks import SlowTask
 from stratagem.launch.tasks.exit_status import ExitStatus
-from stratagem.run_events import EventWriter
-
-__all__ = ["LaunchEvents"]
+from stratagem.observe.run_events.writer import EventWriter
 
 
 class LaunchEvents:

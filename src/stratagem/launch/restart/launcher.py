@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from stratagem import environment
-from stratagem.accelerators import local_gpus
-from stratagem.authentication import with_ray_token, with_secret
+from stratagem.cluster.accelerators import local_gpus
+from stratagem.cluster.preemption.configuration import EXIT_CODE
+from stratagem.group.authentication.secret import with_ray_token, with_secret
 from stratagem.launch.plan.devices import uses_gpus
 from stratagem.launch.plan.elastic import Discovery, ElasticConfig
 from stratagem.launch.plan.options import LaunchOptions
@@ -21,11 +22,7 @@ from stratagem.launch.plan.task_plan import INPUT, TaskPlan, plan_own_tasks, pla
 from stratagem.launch.prefork.warm_start import WarmStart, can_fork
 from stratagem.launch.restart.launch_events import LaunchEvents
 from stratagem.launch.restart.membership import notice_after_s, workers_after
-from stratagem.launch.restart.policy import (
-    cause_of_failure,
-    have_saved_and_left,
-    have_survivors,
-)
+from stratagem.launch.restart.policy import cause_of_failure, have_saved_and_left, have_survivors
 from stratagem.launch.restart.report import (
     failure_report,
     notice_report,
@@ -39,9 +36,6 @@ from stratagem.launch.restart.task_group import OtherNodes, run_group
 from stratagem.launch.tasks.exit_status import ExitStatus, exit_code
 from stratagem.launch.tasks.guardian import Guardian
 from stratagem.launch.tasks.output.screen import Screen
-from stratagem.preemption import EXIT_CODE
-
-__all__ = ["Nodes", "Outcome", "launch"]
 
 # Exit of a task that was ended from outside, or that saved and exited.
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, EXIT_CODE)

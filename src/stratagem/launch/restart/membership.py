@@ -8,8 +8,6 @@ from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.restart.policy import failed_by_themselves, have_saved_and_left
 from stratagem.launch.tasks.exit_status import ExitStatus
 
-__all__ = ["notice_after_s", "workers_after"]
-
 
 def workers_after(options: LaunchOptions, num_workers: int, statuses: Sequence[ExitStatus]) -> int:
     """Returns the number of workers to start after a start with `num_workers` has ended.

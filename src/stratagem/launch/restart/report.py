@@ -11,15 +11,6 @@ from stratagem.launch.restart.restart_count import MAX_SHORT_STARTS, SHORT_S, Re
 from stratagem.launch.tasks.exit_status import ExitStatus
 from stratagem.launch.tasks.output.tracebacks import error_lines, failure_lines
 
-__all__ = [
-    "end_summary",
-    "failure_report",
-    "notice_report",
-    "restart_report",
-    "signal_report",
-    "stop_report",
-]
-
 
 def failure_report(
     cause: ExitStatus,

@@ -7,8 +7,6 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["CaughtSignals", "ENDING"]
-
 # No task is restarted after one of these.
 ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 _CAUGHT = (*sorted(ENDING), signal.SIGUSR1, signal.SIGUSR2)

@@ -29,8 +29,6 @@ from stratagem.launch.tasks.exit_status import ExitStatus
 from stratagem.launch.tasks.guardian import Guardian
 from stratagem.launch.tasks.output.screen import Screen
 
-__all__ = ["OtherNodes", "run_group"]
-
 
 class OtherNodes(Protocol):
     """Tasks that other nodes have been asked to start."""

@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from stratagem.launch.restart.restart_count import SHORT_S
 
-__all__ = ["WorkerRestarts"]
-
 _MOST_DELAY_S = 30.0
 
 

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from stratagem.messages import explain
 
-__all__ = ["command_of"]
-
 
 def command_of(
     script: str | os.PathLike[str], args: Sequence[str] = (), *, module: bool = False

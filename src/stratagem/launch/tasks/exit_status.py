@@ -8,8 +8,6 @@ import signal
 from stratagem.launch.plan.devices import TRAINERS
 from stratagem.launch.tasks.output.tracebacks import LostPeer, lost_peer
 
-__all__ = ["ExitStatus", "describe_exit", "exit_code"]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExitStatus:

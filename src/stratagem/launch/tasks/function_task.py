@@ -20,17 +20,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-__all__ = [
-    "CALL",
-    "CallResult",
-    "PROGRAM",
-    "is_loading_script",
-    "main",
-    "pack_call",
-    "read_result",
-    "task_command",
-]
-
 CALL = "stratagem_call.pickle"
 """File of the call, in the folder that is the program's first argument."""
 PROGRAM = "from stratagem.launch.tasks.function_task import main; main()"

@@ -13,8 +13,6 @@ from typing import Any, Literal, cast
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
 
-__all__ = ["captured_values", "dumps", "dumps_without_state", "find_unpicklable", "live_kind"]
-
 _MAX_DEPTH = 8
 
 

@@ -8,8 +8,6 @@ import numpy as np
 
 from stratagem.parameter_server.client.client import ServerClient
 
-__all__ = ["CachedReads"]
-
 
 class CachedReads:
     """Copies of values, updated with own writes. Tables with row lookups are never cached."""

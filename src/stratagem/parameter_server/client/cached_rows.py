@@ -14,8 +14,6 @@ from stratagem.parameter_server.client.row_cache import RowCache
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.rows import aligned_empty
 
-__all__ = ["CachedRows", "CachedTable"]
-
 # Entries of the index for each cached row: the more, the fewer rows share one.
 _INDEX_PER_ROW = 8
 # Step of a slot without a row. Ids cannot show that: any 64-bit integer is a key.

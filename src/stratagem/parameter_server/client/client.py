@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from stratagem.group.transport.connection import Connections
+from stratagem.group.transport.wire import Message
 from stratagem.optional_libraries import load
 from stratagem.parameter_server.client.distinct_rows import DistinctIds, DistinctKeys
 from stratagem.parameter_server.client.key_layout import KeyLayout
@@ -27,10 +29,6 @@ from stratagem.parameter_server.client.running_function import RunningFunction
 from stratagem.parameter_server.client.server_requests import ServerRequests
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.updates import ASYNCHRONOUS, Pushed, UpdateMode, UpdateRule
-from stratagem.transport.connection import Connections
-from stratagem.transport.wire import Message
-
-__all__ = ["ServerClient"]
 
 
 class ServerClient(ServerRequests):

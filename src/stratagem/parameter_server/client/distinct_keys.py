@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["representatives"]
-
 # The hash table has this many entries or more for each key.
 _ENTRIES_PER_KEY = 2
 # Multipliers of two hashes: Knuth's, and that of rrmxmx, an independent one.

@@ -15,8 +15,6 @@ from stratagem.parameter_server.client.request_partitioning import require_ids, 
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.rows import aligned_empty, sum_rows
 
-__all__ = ["DistinctIds", "DistinctKeys", "DistinctRows"]
-
 # Lookups in tables with more rows use a hash table: the scratch memory has 4 bytes per row.
 _MOST_SCRATCH_ROWS = 2**24
 

@@ -11,10 +11,9 @@ import numpy as np
 
 from stratagem.messages import explain
 from stratagem.parameter_server.client.shard_layout import ShardLayout
-from stratagem.parameter_server.server.tables.key_hash import BUCKET_COUNT, buckets_of
+from stratagem.parameter_server.server.tables.key_hash import BUCKET_COUNT as BUCKET_COUNT
+from stratagem.parameter_server.server.tables.key_hash import buckets_of as buckets_of
 from stratagem.parameter_server.server.tables.row_formats import RowFormat
-
-__all__ = ["BUCKET_COUNT", "KeyLayout", "buckets_of", "layout_of_keys"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,8 +10,6 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 
-__all__ = ["KnownLayouts", "by_layouts"]
-
 
 class KnownLayouts:
     """Layouts by name of the variable, `num_moves` of them replaced. Thread-safe.

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.execution import Ids, Trace
+from stratagem.execution.tracing.remote_state import Ids
+from stratagem.execution.tracing.trace import Trace
 from stratagem.parameter_server.client.local_training import LocalTraining
 from stratagem.parameter_server.client.remote_steps import Gradients, RemoteSteps
 from stratagem.parameter_server.client.remote_values import (
@@ -22,8 +23,6 @@ from stratagem.parameter_server.client.remote_values import (
 from stratagem.parameter_server.client.variable_client import VariableClient
 from stratagem.parameter_server.server.local_rounds import LocalRounds
 from stratagem.parameter_server.server.updates import Pushed
-
-__all__ = ["LocalSteps"]
 
 
 class LocalSteps(RemoteSteps):

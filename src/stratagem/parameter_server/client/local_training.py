@@ -25,8 +25,6 @@ from stratagem.parameter_server.server.updates import (
     stored_name,
 )
 
-__all__ = ["LocalTraining"]
-
 # The rule of averages, such as those of batch normalization.
 _AVERAGES = outer_name("averages")
 

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from stratagem.messages import explain
 from stratagem.parameter_server.server.versions import by_kind
 
-__all__ = ["LostUpdates"]
-
 
 class LostUpdates:
     """Warns when a process sees that servers lost updates, or that functions ran again.

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from stratagem.execution import (
+from stratagem.execution.programs.offloaded_program import rows_of_table
+from stratagem.execution.tracing.remote_state import (
     BatchShare,
     Ids,
     Summand,
-    Trace,
     UpdatedValue,
     WholeInput,
-    rows_of_table,
 )
+from stratagem.execution.tracing.trace import Trace
 from stratagem.parameter_server.client.distinct_rows import DistinctKeys
 from stratagem.parameter_server.client.local_training import LocalTraining
 from stratagem.parameter_server.client.lost_updates import LostUpdates
@@ -37,15 +37,13 @@ from stratagem.parameter_server.client.remote_values import (
 from stratagem.parameter_server.client.step_keys import StepKeys
 from stratagem.parameter_server.client.variable_client import VariableClient
 from stratagem.parameter_server.server.updates import Pushed
-from stratagem.variables import is_keyed, is_remote
+from stratagem.variables.store import is_keyed, is_remote
 
 if TYPE_CHECKING:
     import keras
 
     from stratagem.parameter_server.client.key_layout import KeyLayout
 
-
-__all__ = ["Gradients", "RemoteSteps"]
 
 # Maximum age of values from the last push with which a step may begin.
 _FRESH_S = 0.05

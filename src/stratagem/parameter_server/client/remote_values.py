@@ -7,19 +7,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = [
-    "Assigned",
-    "Gradient",
-    "IsFinite",
-    "OptimizerScalar",
-    "RemoteVariable",
-    "RowGradient",
-    "Scalar",
-    "Stored",
-    "Unplaced",
-    "name_of",
-]
-
 
 @dataclasses.dataclass(frozen=True)
 class Stored:

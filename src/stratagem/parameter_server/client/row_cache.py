@@ -6,8 +6,6 @@ import dataclasses
 
 from stratagem.messages import explain
 
-__all__ = ["RowCache", "checked_row_cache"]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowCache:

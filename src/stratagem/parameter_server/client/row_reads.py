@@ -13,20 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.cached_rows import CachedRows
-from stratagem.parameter_server.client.distinct_rows import (
-    DistinctIds,
-    DistinctKeys,
-    DistinctRows,
-)
+from stratagem.parameter_server.client.distinct_rows import DistinctIds, DistinctKeys, DistinctRows
 from stratagem.parameter_server.client.key_layout import KeyLayout
 from stratagem.parameter_server.client.request_partitioning import RequestParts, shard_name
 from stratagem.parameter_server.client.row_cache import RowCache
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.versions import SeenVersions
-from stratagem.transport.wire import Message
-
-__all__ = ["RowReads", "RowRequest"]
 
 # Lookups with more bytes of rows are split: shared memory holds three answers per connection.
 _MOST_ANSWER_BYTES = 2**23

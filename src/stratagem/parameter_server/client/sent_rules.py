@@ -15,12 +15,10 @@ from collections.abc import Callable, Collection, Generator, Mapping
 
 from stratagem import environment
 from stratagem.errors import UnavailableError
+from stratagem.group.transport.connection import Connections
+from stratagem.group.transport.wire import Message
 from stratagem.messages import explain
 from stratagem.parameter_server.client.shard_layout import ShardLayout
-from stratagem.transport.connection import Connections
-from stratagem.transport.wire import Message
-
-__all__ = ["NeededRules", "SentRules"]
 
 _POLL_S = 0.05
 

@@ -11,14 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from stratagem.group.transport.connection import Connections
+from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.known_layouts import KnownLayouts
 from stratagem.parameter_server.client.sent_rules import SentRules
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.versions import SeenVersions
-from stratagem.transport.connection import Connections
-from stratagem.transport.wire import Message
-
-__all__ = ["ServerRequests"]
 
 
 class ServerRequests:

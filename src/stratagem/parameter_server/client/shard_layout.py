@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stratagem.parameter_server.partitioners import Partitioner, rows_of_shards
 from stratagem.parameter_server.server.shards import ShardSpec
-from stratagem.partitioners import Partitioner, rows_of_shards
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
-
-
-__all__ = ["ShardLayout", "ShardPlacer"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,6 @@ from stratagem.parameter_server.client.distinct_rows import DistinctKeys
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.rows import aligned_empty, sum_rows
 
-__all__ = ["StepKeys", "as_keys"]
-
 
 def as_keys(pairs: np.ndarray) -> np.ndarray:
     """Returns int64 keys of shape (...), from pairs of uint32 of shape (..., 2), low half first."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from stratagem.errors import DataLossError
+from stratagem.group.transport.wire import Message
 from stratagem.messages import explain
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.key_layout import KeyLayout
@@ -22,9 +23,6 @@ from stratagem.parameter_server.server.tables.version_series import (
     base_of_next,
     remove_unneeded,
 )
-from stratagem.transport.wire import Message
-
-__all__ = ["TableClient"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     import keras
 
 
-__all__ = ["VariableClient", "VariableOnWorkerError"]
-
-
 class VariableOnWorkerError(RuntimeError, ValueError):
     """Raised for a variable created in a function on a worker. A ValueError, as in TensorFlow."""
 

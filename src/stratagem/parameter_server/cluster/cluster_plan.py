@@ -7,24 +7,16 @@ import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from stratagem.cluster import ClusterSpec, id_in_cluster, worker_count
+from stratagem.cluster.roles import id_in_cluster, worker_count
+from stratagem.cluster.spec import ClusterSpec
+from stratagem.devices.local_updates import LocalUpdates
 from stratagem.folders import checked_folder
-from stratagem.local_updates import LocalUpdates
+from stratagem.group.transport.keys import ClusterKeys
 from stratagem.messages import explain
 from stratagem.parameter_server.cluster.cluster_roles import check_counts, refuse_numbers
 from stratagem.parameter_server.cluster.coordinator_options import CoordinatorOptions
 from stratagem.parameter_server.cluster.round_settings import refuse_for_rounds, rounds_of
 from stratagem.parameter_server.server.updates import UpdateMode
-from stratagem.transport.keys import ClusterKeys
-
-__all__ = [
-    "Cluster",
-    "ClusterPlan",
-    "ClusterProcesses",
-    "EntryPoints",
-    "JournalPlan",
-    "update_mode",
-]
 
 _LOCAL_WORKERS = 2
 _LOCAL_SERVERS = 2

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from stratagem.cluster import ClusterResolver, ClusterSpec
 from stratagem.cluster.checks import check_addresses
 from stratagem.cluster.detection import detect_with_servers
+from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.roles import check_task, task_count
+from stratagem.cluster.spec import ClusterSpec
 from stratagem.messages import explain
-
-__all__ = ["check_counts", "checked_cluster", "is_non_training", "refuse_numbers"]
 
 _JOBS = {"num_workers": "worker", "num_servers": "ps"}
 

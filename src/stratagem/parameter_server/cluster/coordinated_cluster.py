@@ -12,24 +12,18 @@ from typing import Any
 
 from stratagem import config, environment
 from stratagem.closing import Closing
-from stratagem.cluster import ClusterSpec
+from stratagem.cluster.spec import ClusterSpec
+from stratagem.group.transport.keys import ClusterKeys
 from stratagem.launch.prefork.served_process import HOST_VARIABLE
-from stratagem.parameter_server.cluster.cluster_plan import (
-    ClusterPlan,
-    EntryPoints,
-    JournalPlan,
-)
-from stratagem.parameter_server.cluster.local_processes import LocalProcesses, SharedStandby
+from stratagem.launch.processes.local_processes import LocalProcesses, SharedStandby
+from stratagem.launch.processes.ray_processes import RayProcesses
+from stratagem.launch.remote.ray.leader import leader_of
+from stratagem.launch.remote.ray.node_process import RayNode
+from stratagem.launch.remote.ray.ray_cluster import is_connected, start_local_ray
+from stratagem.launch.remote.ray.ray_nodes import start_head
+from stratagem.parameter_server.cluster.cluster_plan import ClusterPlan, EntryPoints, JournalPlan
 from stratagem.parameter_server.cluster.placing import Placing
-from stratagem.parameter_server.cluster.ray_processes import RayProcesses
-from stratagem.remote.ray.leader import leader_of
-from stratagem.remote.ray.node_process import RayNode
-from stratagem.remote.ray.ray_cluster import is_connected, start_local_ray
-from stratagem.remote.ray.ray_nodes import start_head
 from stratagem.temporary_folders import TemporaryFolder
-from stratagem.transport.keys import ClusterKeys
-
-__all__ = ["CoordinatedCluster"]
 
 # Servers compute on the host; workers use the accelerators.
 _NO_CLUSTER = {"TF_CONFIG": "", "STRATAGEM_SLURM_JOBS": ""}

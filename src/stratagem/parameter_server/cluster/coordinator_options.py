@@ -8,8 +8,6 @@ import types
 
 from stratagem.messages import explain
 
-__all__ = ["CoordinatorOptions", "checked_options"]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CoordinatorOptions:

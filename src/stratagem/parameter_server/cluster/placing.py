@@ -7,12 +7,10 @@ import os
 from collections.abc import Mapping, Sequence
 
 from stratagem import environment
-from stratagem.cluster import ClusterSpec
-from stratagem.remote.ray.leader import leader_of
-from stratagem.remote.ray.ray_cluster import load_ray
-from stratagem.remote.ray.ray_nodes import resource_of_task
-
-__all__ = ["Placing"]
+from stratagem.cluster.spec import ClusterSpec
+from stratagem.launch.remote.ray.leader import leader_of
+from stratagem.launch.remote.ray.ray_cluster import load_ray
+from stratagem.launch.remote.ray.ray_nodes import resource_of_task
 
 # XLA's number of CPU threads, read when JAX creates its backend.
 _NUM_THREADS = "NPROC"

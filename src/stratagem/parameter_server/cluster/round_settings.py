@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from stratagem.local_updates import DiLoCo, LocalSGD, LocalUpdates, StreamingDiLoCo
+from stratagem.devices.local_updates import DiLoCo, LocalSGD, LocalUpdates, StreamingDiLoCo
 from stratagem.messages import explain
 from stratagem.parameter_server.server.local_rounds import LocalRounds
-
-__all__ = ["refuse_for_rounds", "rounds_of"]
 
 
 def rounds_of(method: object, num_workers: int, *, synchronous: bool) -> LocalRounds:

@@ -13,18 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.transport.wire import Message
-
-__all__ = [
-    "Ended",
-    "MAX_UNANSWERED",
-    "RecentDuration",
-    "SentCall",
-    "calls_in",
-    "ended_in",
-    "pack_calls",
-    "pack_ended",
-]
+from stratagem.group.transport.wire import Message
 
 # Number of answers that a worker keeps, for messages that are sent again. So it gets fewer messages
 # than this after one that it has not answered.

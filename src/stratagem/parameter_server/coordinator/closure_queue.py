@@ -17,8 +17,6 @@ from stratagem.parameter_server.coordinator.remote_value import RemoteValue
 from stratagem.parameter_server.coordinator.waiting_workers import WaitingWorkers
 from stratagem.parameter_server.coordinator.worker_errors import merge_reports
 
-__all__ = ["ClosureQueue", "MAX_CLOSURES", "MAX_GROUP"]
-
 MAX_CLOSURES = 256 * 1024
 # Limits of a group, in closures and in seconds: results wait for the last one of their group. The
 # second limit holds within a worker's share of the queue.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from stratagem.parameter_server.coordinator.shipping import ShippedCall
 
 
-__all__ = ["Closure", "Countdown", "cancel", "input_error"]
-
 _numbers = itertools.count(1)
 
 

@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from stratagem.closing import Closing
+from stratagem.launch.processes.start_errors import not_the_coordinator
 from stratagem.messages import explain
 from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
-from stratagem.parameter_server.cluster.start_errors import not_the_coordinator
 from stratagem.parameter_server.coordinator.closure_queue import ClosureQueue
 from stratagem.parameter_server.coordinator.closures import Closure
 from stratagem.parameter_server.coordinator.coordinated_workers import CoordinatedWorkers
@@ -30,8 +30,6 @@ from stratagem.tracebacks import filters_traceback
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
-
-__all__ = ["ClusterCoordinator"]
 
 _making = threading.Lock()
 _DRAW_EVERY_S = 0.2

@@ -10,16 +10,14 @@ from collections import Counter
 
 from stratagem.closing import Closing
 from stratagem.errors import UnavailableError
+from stratagem.group.transport.connection import Connections, ServerError
+from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
 from stratagem.parameter_server.coordinator.closure_queue import MAX_CLOSURES, ClosureQueue
 from stratagem.parameter_server.coordinator.stalls import StallWatch
 from stratagem.parameter_server.coordinator.transient_failures import TransientFailures
 from stratagem.parameter_server.coordinator.worker_link import WorkerLink
 from stratagem.parameter_server.server.versions import by_kind
-from stratagem.transport.connection import Connections, ServerError
-from stratagem.transport.wire import Message
-
-__all__ = ["CoordinatedWorkers"]
 
 
 class CoordinatedWorkers(Closing):

@@ -9,9 +9,6 @@ if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
 
-__all__ = ["Packing", "Resource"]
-
-
 @dataclasses.dataclass(frozen=True)
 class Resource:
     """Reference, by number, to an object that each worker creates and stores."""

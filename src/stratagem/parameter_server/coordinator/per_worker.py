@@ -9,8 +9,6 @@ from stratagem.messages import explain
 from stratagem.parameter_server.coordinator.packing import Resource
 from stratagem.parameter_server.coordinator.remote_value import RemoteValue
 
-__all__ = ["PerWorkerDataset", "PerWorkerIterator", "PerWorkerValues"]
-
 
 class PerWorkerValues:
     """One value per worker: a scheduled function gets the value of the worker that runs it.

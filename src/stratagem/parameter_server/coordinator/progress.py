@@ -8,8 +8,6 @@ from collections.abc import Callable, Generator, Mapping
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-__all__ = ["drawn_progress"]
-
 
 @contextlib.contextmanager
 def drawn_progress(

@@ -14,8 +14,6 @@ import numpy as np
 from stratagem.errors import CancelledError
 from stratagem.parameter_server.coordinator.structures import map_structure
 
-__all__ = ["RemoteValue", "RemoteValueStatus"]
-
 
 class RemoteValueStatus(enum.Enum):
     """Status of a `RemoteValue`.

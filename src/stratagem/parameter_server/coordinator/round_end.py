@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stratagem.context import get_strategy
+from stratagem.contexts import get_strategy
 
 if TYPE_CHECKING:
     from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
-
-__all__ = ["end_rounds"]
 
 
 def end_rounds(coordinator: ClusterCoordinator) -> None:

@@ -7,14 +7,13 @@ import warnings
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, cast
 
-from stratagem.execution import Lockstep
+from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.messages import explain
 from stratagem.parameter_server.coordinator.packing import Packing
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
-__all__ = ["Scheduling", "scheduling_of"]
 
 _POLL_S, _SETTLE_POLL_S = 0.05, 60.0
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stratagem.group.transport.wire import Message
 from stratagem.messages import explain
 from stratagem.parameter_server.coordinator.call_groups import RecentDuration
 from stratagem.parameter_server.coordinator.packing import Resource
@@ -18,12 +19,10 @@ from stratagem.parameter_server.coordinator.per_worker import PerWorkerValues
 from stratagem.parameter_server.coordinator.remote_value import RemoteValue
 from stratagem.parameter_server.coordinator.scheduling import scheduling_of
 from stratagem.parameter_server.coordinator.structures import leaves_of, map_structure
-from stratagem.transport.wire import Message
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
-__all__ = ["Shipment", "Shipments", "ShippedCall"]
 
 # Shared by all coordinators, so that a foreign resource is never mistaken for an own one.
 _numbers = itertools.count(1)

@@ -13,8 +13,6 @@ from typing import Any
 from stratagem.closing import Closing
 from stratagem.parameter_server.client.client import ServerClient
 
-__all__ = ["StallWatch", "is_stalled"]
-
 _LOOK_S = 1.0
 
 

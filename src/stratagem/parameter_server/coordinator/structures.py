@@ -8,8 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 
-__all__ = ["leaves_of", "map_structure"]
-
 # JAX's mapping takes longer for one leaf than all else.
 _PLAIN = {bool, int, float, str, bytes, np.ndarray}
 

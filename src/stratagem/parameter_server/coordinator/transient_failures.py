@@ -8,8 +8,6 @@ import warnings
 from stratagem.errors import PSUnavailableError
 from stratagem.messages import explain
 
-__all__ = ["TransientFailures"]
-
 
 class TransientFailures:
     """Counts consecutive functions, over all workers, that could not reach a server.

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stratagem.errors import PSUnavailableError, UnavailableError
+from stratagem.group.transport.connection import Connections, ServerError
+from stratagem.group.transport.wire import Message
 from stratagem.messages import explain
 from stratagem.parameter_server.client.lost_updates import LostUpdates
 from stratagem.parameter_server.coordinator.call_groups import (
@@ -29,14 +31,10 @@ from stratagem.parameter_server.coordinator.scheduling import scheduling_of
 from stratagem.parameter_server.coordinator.shipping import Shipment
 from stratagem.parameter_server.coordinator.transient_failures import TransientFailures
 from stratagem.parameter_server.coordinator.worker_errors import WorkerReport
-from stratagem.transport.connection import Connections, ServerError
-from stratagem.transport.wire import Message
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
-
-__all__ = ["WorkerLink"]
 
 # The next group is sent while one runs, if more closures are queued than there are workers.
 _NUM_LANES = 2

@@ -12,8 +12,6 @@ from stratagem.parameter_server.coordinator.round_end import end_rounds
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
-__all__ = ["EpochRounds"]
-
 
 class EpochRounds(keras.callbacks.Callback):
     """Synchronizes workers before validation and at the end of an epoch.

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from stratagem.background_errors import raise_reported
-from stratagem.context import get_strategy
+from stratagem.contexts import get_strategy
 from stratagem.keras.training.metric_logs import MetricLogs
 from stratagem.keras.training.step_functions import (
     HostBatches,
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from stratagem.strategies.base.strategy import Strategy
 
-
-__all__ = ["RemotePredictFunction", "RemoteTrainOrTestFunction", "shares_of"]
 
 _IN_FLIGHT_PER_WORKER = 3
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from stratagem.context import ReplicaContext, stack
-from stratagem.execution import ReplicaScope, current_scope
+from stratagem import contexts as stack
+from stratagem.execution.context.replica import ReplicaContext
+from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
 from stratagem.keras.numerics.table_rows import apply_with_rows
-from stratagem.keras.private import clip_gradients, count_update, filter_empty_gradients
+from stratagem.keras.private.optimizers import clip_gradients, count_update, filter_empty_gradients
 from stratagem.messages import explain
 from stratagem.parameter_server.client.remote_values import OptimizerScalar
 from stratagem.parameter_server.keras.optimizer import (
@@ -25,14 +26,11 @@ from stratagem.parameter_server.keras.optimizer import (
     send_assigned,
 )
 from stratagem.parameter_server.server.updates import stored_name
-from stratagem.values import IndexedSlices, is_indexed_slices
-from stratagem.variables import is_remote
+from stratagem.variables.indexed_slices import IndexedSlices, is_indexed_slices
+from stratagem.variables.store import is_remote
 
 if TYPE_CHECKING:
     import jax
-
-
-__all__ = ["apply_in_parts"]
 
 
 def apply_in_parts(

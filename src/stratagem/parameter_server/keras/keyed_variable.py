@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.context.function_trace import current_function_trace
+from stratagem.contexts import current_function_trace
 from stratagem.keras.private import in_symbolic_scope
 from stratagem.keras.variables.annotations import keyed_table_options
 from stratagem.keras.variables.variable_source import is_initialized
@@ -23,10 +23,8 @@ from stratagem.parameter_server.keras.variable import ParameterServerVariable
 if TYPE_CHECKING:
     import jax
 
-    from stratagem.values import IndexedSlices
-    from stratagem.variables import Rows
-
-__all__ = ["KeyedTableOptions", "KeyedVariable", "whole_gradient"]
+    from stratagem.variables.indexed_slices import IndexedSlices
+    from stratagem.variables.row_selection import Rows
 
 
 @dataclasses.dataclass(frozen=True)

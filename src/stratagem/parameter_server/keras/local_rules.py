@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stratagem.keras.private import trainable_variables
+from stratagem.keras.private.optimizers import trainable_variables
 from stratagem.messages import explain
 from stratagem.parameter_server.keras.update_rule import KerasUpdate
 from stratagem.parameter_server.server.outer_update import OuterUpdate, outer_name
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
     from stratagem.parameter_server.client.local_training import LocalTraining
     from stratagem.parameter_server.client.variable_client import VariableClient
-
-
-__all__ = ["add_to_worker", "check_for_rounds", "give_outer_rule"]
 
 
 def check_for_rounds(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> None:

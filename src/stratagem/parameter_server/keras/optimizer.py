@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from stratagem.context import ReplicaContext
-from stratagem.execution import ReplicaScope, Summand, SumOverWorkers, current_scope
-from stratagem.keras.private import (
+from stratagem.execution.context.replica import ReplicaContext
+from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
+from stratagem.execution.tracing.remote_state import Summand, SumOverWorkers
+from stratagem.keras.private.optimizers import (
     clip_gradients,
     decays,
     filter_empty_gradients,
@@ -39,8 +40,8 @@ from stratagem.parameter_server.keras.local_rules import (
 from stratagem.parameter_server.keras.update_rule import KerasUpdate, other_shapes, scalar_names
 from stratagem.parameter_server.keras.variable import making_slot
 from stratagem.parameter_server.server.updates import stored_name
-from stratagem.values import IndexedSlices, is_indexed_slices
-from stratagem.variables import is_keyed, is_remote
+from stratagem.variables.indexed_slices import IndexedSlices, is_indexed_slices
+from stratagem.variables.store import is_keyed, is_remote
 
 if TYPE_CHECKING:
     import jax
@@ -50,23 +51,6 @@ if TYPE_CHECKING:
     from stratagem.parameter_server.keras.variable import ParameterServerVariable
     from stratagem.strategies.base.strategy import Strategy
 
-
-__all__ = [
-    "check_known",
-    "clips",
-    "create_slot",
-    "give_to_servers",
-    "name_on_servers",
-    "note_built",
-    "note_undecayed",
-    "rows_that_are_there",
-    "scalars_of",
-    "send",
-    "send_assigned",
-    "send_gradients",
-    "share_name",
-    "take_built",
-]
 
 _NAME = "_stratagem_name"
 _UNDECAYED = "_stratagem_undecayed"

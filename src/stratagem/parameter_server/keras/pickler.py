@@ -28,14 +28,10 @@ from stratagem.keras.private import (
     TrackedList,
     TrackedSet,
     Tracker,
-    blank_object,
-    set_referred,
-    taken_apart,
 )
+from stratagem.keras.private.identities import blank_object, set_referred, taken_apart
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
-
-__all__ = ["ProcessSettings", "pack_object", "unpack_object"]
 
 _PLAIN = {type(None), bool, int, float, complex, str, bytes}
 _CONTAINERS = {tuple, list, dict}

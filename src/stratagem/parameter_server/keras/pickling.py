@@ -15,7 +15,8 @@ import keras
 import numpy as np
 
 from stratagem.execution.tracing.errors import foreign_variable
-from stratagem.keras.private import autocasts, set_path, trainable_variables
+from stratagem.keras.private.optimizers import trainable_variables
+from stratagem.keras.private.variables import autocasts, set_path
 from stratagem.keras.variables.annotations import making_worker_local
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.parameter_server.client.remote_values import Stored, Unplaced
@@ -28,24 +29,18 @@ from stratagem.parameter_server.keras.optimizer import (
     note_undecayed,
     take_built,
 )
-from stratagem.parameter_server.keras.pickler import (
-    ProcessSettings,
-    pack_object,
-    unpack_object,
-)
+from stratagem.parameter_server.keras.pickler import ProcessSettings, pack_object, unpack_object
 from stratagem.parameter_server.keras.variable import (
     ParameterServerVariable,
     ShardedParameterServerVariable,
     making_slot,
 )
-from stratagem.variables import home_of
+from stratagem.variables.registry import home_of
 
 if TYPE_CHECKING:
     from stratagem.parameter_server.client.remote_values import Scalar
     from stratagem.strategies.base.strategy import Strategy
 
-
-__all__ = ["KERAS_PACKING"]
 
 _NUMBER = "_stratagem_number"
 

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from stratagem.strategies.placement_rules import PlacementRules
 
 
-__all__ = ["ServerKeras"]
-
-
 class ServerKeras:
     """Implements `RemoteKeras` of `stratagem.keras.training` for parameter servers."""
 

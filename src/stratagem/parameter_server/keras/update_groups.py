@@ -18,8 +18,6 @@ import numpy as np
 from stratagem.parameter_server.server.rows import aligned_empty
 from stratagem.parameter_server.server.updates import State
 
-__all__ = ["is_elementwise", "joined_rows"]
-
 # These update each element on its own, so joined rows have the same results, bit for bit.
 # Others, such as Lamb, compute norms of an array.
 _ELEMENTWISE = frozenset(

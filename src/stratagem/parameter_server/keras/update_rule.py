@@ -12,14 +12,13 @@ import jax
 import keras
 import numpy as np
 
-from stratagem.context import stack
-from stratagem.keras.private import KerasSaveable, config_and_rate
+from stratagem import contexts as stack
+from stratagem.keras.private import KerasSaveable
+from stratagem.keras.private.optimizers import config_and_rate
 from stratagem.messages import explain
 from stratagem.parameter_server.keras.pickler import ProcessSettings
 from stratagem.parameter_server.keras.update_groups import is_elementwise, joined_rows
 from stratagem.parameter_server.server.updates import Slot, State
-
-__all__ = ["KerasUpdate", "other_shapes", "scalar_names"]
 
 # Suffix of a shard's name.
 _SHARD = re.compile(r"/part_\d+(@\d+)?$")

@@ -7,14 +7,12 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from stratagem.context import get_strategy
-from stratagem.input import DistributedDataset
+from stratagem.contexts import get_strategy
 from stratagem.input.batches import HostBatch
+from stratagem.input.distributed import DistributedDataset
 from stratagem.keras.training.dataset_creator import DatasetCreator, part_of
 from stratagem.messages import explain
 from stratagem.parameter_server.coordinator.worker import get_current_worker_index
-
-__all__ = ["BatchAssignment", "BatchesMaker", "WorkerBatches"]
 
 
 @dataclasses.dataclass(frozen=True)

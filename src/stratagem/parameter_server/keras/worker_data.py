@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from stratagem.errors import CancelledError
-from stratagem.input.sources import INFINITE_CARDINALITY
+from stratagem.input.sources.source import INFINITE_CARDINALITY
 from stratagem.keras.training.dataset_creator import DatasetCreator, require_end
 from stratagem.keras.training.unread_data import UnreadData
 from stratagem.messages import explain
@@ -25,8 +25,6 @@ from stratagem.parameter_server.keras.worker_batches import (
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
-
-__all__ = ["BatchAssigner", "WorkerData", "answer_of"]
 
 # Batches that a worker reads ahead, and the number left at which it reads more.
 _NUM_AHEAD = 8

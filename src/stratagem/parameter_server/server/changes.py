@@ -16,11 +16,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from stratagem.group.transport.listener import Request
+from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.server.update_counts import UpdateCounts, kind_of
-from stratagem.transport.listener import Request
-from stratagem.transport.wire import Message
-
-__all__ = ["Change", "Changes"]
 
 # Least recently active clients are dropped beyond this limit. Each worker thread is a client.
 _MOST_CLIENTS = 4096

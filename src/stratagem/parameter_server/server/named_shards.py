@@ -9,8 +9,6 @@ from typing import Any
 from stratagem.parameter_server.server.shards import Shard
 from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard
 
-__all__ = ["NamedShards"]
-
 
 class NamedShards:
     """Thread-safe mapping of shards by name."""

@@ -13,8 +13,6 @@ from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard
 from stratagem.parameter_server.server.tables.tiered_shard import TieredShard
 from stratagem.parameter_server.server.tables.tiers import Tiers
 
-__all__ = ["made_shard"]
-
 
 def made_shard(
     spec: ShardSpec,

@@ -19,8 +19,6 @@ import numpy as np
 from stratagem.parameter_server.server.local_rounds import LocalRounds
 from stratagem.parameter_server.server.updates import Slot, State
 
-__all__ = ["OuterUpdate", "outer_name"]
-
 _MOMENTUM, _SUM, _COUNT = "outer_momentum", "outer_sum", "num_pushes"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from stratagem.group.transport.wire import Message
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
 from stratagem.parameter_server.server.changes import Change
@@ -21,9 +22,6 @@ from stratagem.parameter_server.server.synchronous import (
 )
 from stratagem.parameter_server.server.updates import ASYNCHRONOUS, UpdateMode
 from stratagem.parameter_server.server.versions import Lifetime
-from stratagem.transport.wire import Message
-
-__all__ = ["Pushes"]
 
 
 class Pushes:

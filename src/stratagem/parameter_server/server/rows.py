@@ -7,8 +7,6 @@ import math
 import numpy as np
 from scipy.sparse import csc_array
 
-__all__ = ["aligned_empty", "combine_rows", "sorted_distinct", "sum_rows"]
-
 # JAX uses an array in place only if its address is aligned to this.
 _ALIGNMENT = 64
 

@@ -16,8 +16,6 @@ from stratagem.parameter_server.server.updates import (
     stored_name,
 )
 
-__all__ = ["Rules"]
-
 
 class Rules:
     """Optimizers by name. Callers serialize changes.

@@ -11,12 +11,17 @@ from typing import Any
 import numpy as np
 
 from stratagem.closing import Closing
+from stratagem.group.transport.connection import ServerError
+from stratagem.group.transport.journal import Journal, invalid_journal
+from stratagem.group.transport.journal_folders import remove_journal
+from stratagem.group.transport.journal_lock import JournalLock
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.listener import Listener, Request
+from stratagem.group.transport.local_sockets import sweep_local_sockets
+from stratagem.group.transport.wire import Message
 from stratagem.messages import explain
 from stratagem.optional_libraries import load
 from stratagem.parameter_server.server.changes import Change, Changes
-from stratagem.parameter_server.server.journal import Journal, invalid_journal
-from stratagem.parameter_server.server.journal_folders import remove_journal
-from stratagem.parameter_server.server.journal_lock import JournalLock
 from stratagem.parameter_server.server.pushes import Pushes
 from stratagem.parameter_server.server.shards import ShardSpec, made_in_pieces
 from stratagem.parameter_server.server.state import INVALID_STATE, ServerState, next_lifetime
@@ -25,13 +30,6 @@ from stratagem.parameter_server.server.store import ServerVariables
 from stratagem.parameter_server.server.table_moves import TableMoves
 from stratagem.parameter_server.server.table_requests import TableRequests
 from stratagem.parameter_server.server.updates import UpdateMode
-from stratagem.transport.connection import ServerError
-from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.listener import Listener, Request
-from stratagem.transport.local_sockets import sweep_local_sockets
-from stratagem.transport.wire import Message
-
-__all__ = ["ParameterServer"]
 
 # Below these sizes, handing a request to another thread costs more than handling it inline, unless
 # rows are read from disk.

@@ -14,16 +14,6 @@ from stratagem.messages import explain
 from stratagem.parameter_server.server.rows import aligned_empty
 from stratagem.parameter_server.server.updates import Slot, is_stored_by, own_name
 
-__all__ = [
-    "SavedPart",
-    "Shard",
-    "ShardSpec",
-    "UpdatedPart",
-    "made_in_pieces",
-    "padded_empty",
-    "piece_rows",
-]
-
 # Row updates are padded, so that few shapes compile: to this many rows or a larger power of two,
 # and above the second number to eighths of that power, because then copies of rows cost more.
 _LEAST_ROWS, _MANY_ROWS = 64, 4096

@@ -8,13 +8,11 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 
 from stratagem.closing import Closing
-from stratagem.parameter_server.server.journal import Journal
+from stratagem.group.transport.journal import Journal
+from stratagem.group.transport.listener import Request
+from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.server.state import ServerState
 from stratagem.parameter_server.server.store import Marks
-from stratagem.transport.listener import Request
-from stratagem.transport.wire import Message
-
-__all__ = ["StateJournal"]
 
 # A journal is rewritten when it is this many times as large as the state,
 _MOST_TIMES = 2

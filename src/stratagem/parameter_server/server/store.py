@@ -13,16 +13,9 @@ from stratagem.messages import explain
 from stratagem.parameter_server.server.named_shards import NamedShards
 from stratagem.parameter_server.server.new_shards import made_shard
 from stratagem.parameter_server.server.rules import Rules
-from stratagem.parameter_server.server.shards import (
-    SavedPart,
-    Shard,
-    ShardSpec,
-    UpdatedPart,
-)
+from stratagem.parameter_server.server.shards import SavedPart, Shard, ShardSpec, UpdatedPart
 from stratagem.parameter_server.server.tables.tiers import Tiers
 from stratagem.parameter_server.server.updates import State, UpdateRule, stored_name
-
-__all__ = ["Marks", "ServerVariables"]
 
 Marks = Mapping[str, Any]  # changed rows, by shard name
 

@@ -18,8 +18,6 @@ from stratagem.messages import explain
 from stratagem.parameter_server.server.rows import combine_rows
 from stratagem.parameter_server.server.store import ServerVariables
 
-__all__ = ["Answer", "Contribution", "SynchronousSums", "SynchronousUpdates"]
-
 
 class Answer(Protocol):
     """Callback that reports whether a worker's gradients were used."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from stratagem.errors import UnavailableError
+from stratagem.group.transport.wire import Message
 from stratagem.messages import explain
 from stratagem.parameter_server.server.shards import ShardSpec, piece_rows
 from stratagem.parameter_server.server.store import ServerVariables
@@ -20,9 +21,6 @@ from stratagem.parameter_server.server.tables.key_slots import KeySlots, SavedKe
 from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard
 from stratagem.parameter_server.server.tables.saved_table import KeyedMarks
 from stratagem.parameter_server.server.tables.table_copies import TableCopy
-from stratagem.transport.wire import Message
-
-__all__ = ["TableMoves"]
 
 _NONE = np.empty(0, np.int64)
 

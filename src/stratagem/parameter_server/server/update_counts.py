@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from stratagem.transport.wire import Message
-
-__all__ = ["KINDS", "UpdateCounts", "kind_of"]
+from stratagem.group.transport.wire import Message
 
 # Subtracting counts as adding. One synchronous update is several pushes.
 KINDS: tuple[str, ...] = ("assign", "assign_add", "scatter", "scatter_add", "push")

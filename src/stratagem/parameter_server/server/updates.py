@@ -11,18 +11,6 @@ import numpy as np
 from stratagem.messages import explain
 from stratagem.parameter_server.server.local_rounds import LocalRounds
 
-__all__ = [
-    "ASYNCHRONOUS",
-    "Pushed",
-    "Slot",
-    "State",
-    "UpdateMode",
-    "UpdateRule",
-    "is_stored_by",
-    "own_name",
-    "stored_name",
-]
-
 
 @dataclasses.dataclass(frozen=True)
 class Slot:

@@ -13,10 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.server.update_counts import KINDS
-from stratagem.transport.wire import Message
-
-__all__ = ["Lifetime", "SeenVersions", "by_kind"]
 
 _NEVER = (0, 0)
 

@@ -7,7 +7,8 @@ import os
 from typing import Any
 
 from stratagem.closing import Closing
-from stratagem.cluster import ClusterResolver
+from stratagem.cluster.resolvers.resolver import ClusterResolver
+from stratagem.devices.abstract_devices import refuse_to_plan
 from stratagem.messages import explain
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.lost_updates import LostUpdates
@@ -21,13 +22,10 @@ from stratagem.parameter_server.cluster.coordinator_options import (
     checked_options,
 )
 from stratagem.parameter_server.keras.server_keras import ServerKeras
+from stratagem.parameter_server.partitioners import Partitioner
 from stratagem.parameter_server.server.updates import ASYNCHRONOUS
 from stratagem.parameter_server.strategy.entry_points import start_cluster
 from stratagem.parameter_server.strategy.process_parts import connect
-from stratagem.partitioners import Partitioner
-from stratagem.topology.abstract_devices import refuse_to_plan
-
-__all__ = ["TableServers", "table_servers"]
 
 
 class TableServers(Closing):

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stratagem.collectives import (
-    Algorithm,
-    AllReduce,
-    Choice,
-    ChosenAllReduce,
-    MeasuredChoice,
-    ReplicaAxis,
-    packing_for,
-)
-from stratagem.collectives.compression_advice import MeasuredLink, advice_lines
-from stratagem.collectives.packing import NO_PACKING
-from stratagem.communication import CommunicationImplementation, CommunicationOptions
-from stratagem.compression import AUTO, Compression
+from stratagem.devices.collectives.all_reduce import AllReduce, ChosenAllReduce
+from stratagem.devices.collectives.axis import ReplicaAxis
+from stratagem.devices.collectives.choice import Algorithm, Choice
+from stratagem.devices.collectives.measurement import MeasuredChoice
+from stratagem.devices.collectives.packing import NO_PACKING, packing_for
+from stratagem.devices.communication import CommunicationImplementation, CommunicationOptions
+from stratagem.devices.compression import AUTO, Compression
+from stratagem.devices.mesh import Topology
+from stratagem.devices.slices import num_slices
+from stratagem.execution.compression_advice import MeasuredLink, advice_lines
 from stratagem.messages import explain
 from stratagem.strategies.base.built_in_ops import BuiltInOps
-from stratagem.topology import Topology
-from stratagem.topology.slices import num_slices
-
-__all__ = ["AutomaticOps", "CompressedAllReduce"]
 
 _NAMED: Mapping[CommunicationImplementation, Algorithm] = {
     CommunicationImplementation.RING: Algorithm.RING,

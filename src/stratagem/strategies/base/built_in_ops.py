@@ -8,33 +8,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from stratagem.collectives import (
-    NO_PACKING,
-    Algorithm,
+from stratagem.devices.collectives.all_reduce import (
     AllReduce,
-    Choice,
     ChosenAllReduce,
     GatheredAllReduce,
-    NumberedPacks,
-    ReplicaAxis,
     mean_of,
 )
+from stratagem.devices.collectives.axis import ReplicaAxis
+from stratagem.devices.collectives.choice import Algorithm, Choice
+from stratagem.devices.collectives.packing import NO_PACKING, NumberedPacks
+from stratagem.devices.devices import DeviceLike, find_devices
+from stratagem.devices.mesh import Topology
 from stratagem.messages import explain
 from stratagem.options import ReduceOp
 from stratagem.strategies.base import reduction
 from stratagem.strategies.base.cross_device_ops import CrossDeviceOps
-from stratagem.topology import Topology, find_devices
-from stratagem.topology.devices import DeviceLike
-from stratagem.values import Mirrored, PerReplica
-
-__all__ = [
-    "AlgorithmicOps",
-    "BuiltInOps",
-    "HierarchicalCopyAllReduce",
-    "NcclAllReduce",
-    "ReductionToOneDevice",
-    "RingAllReduce",
-]
+from stratagem.variables.distributed import Mirrored, PerReplica
 
 
 class BuiltInOps(CrossDeviceOps):

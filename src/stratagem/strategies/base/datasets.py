@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from stratagem.execution import ElasticLockstep
-from stratagem.input import DistributedDataset, DistributedIterator
+from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
+from stratagem.input.distributed import DistributedDataset
 from stratagem.input.elastic_dataset import ElasticDataset
-from stratagem.input.sources import as_source
+from stratagem.input.iterator import DistributedIterator
+from stratagem.input.sources.adapters import as_source
 from stratagem.messages import explain
 from stratagem.options import InputContext, InputOptions, InputReplicationMode
 from stratagem.strategies.base.input_workers import on_input_workers
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
-
-
-__all__ = ["checked_steps", "from_dataset", "from_function"]
 
 
 def from_dataset(strategy: Strategy, dataset: object, options: object) -> DistributedDataset:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from stratagem.context import stack
+from stratagem import contexts as stack
+from stratagem.devices.mesh import Topology
 from stratagem.strategies.base.strategy import Strategy
-from stratagem.topology import Topology
-
-__all__ = ["DefaultStrategy"]
 
 
 @final

@@ -10,13 +10,6 @@ from rich.table import Table
 
 from stratagem.rendering import as_html, as_text, new_table, size_text
 
-__all__ = [
-    "DescribedDevice",
-    "DescribedTransfer",
-    "StoredVariableSize",
-    "StrategyDescription",
-]
-
 _MAX_ROWS = 40
 _T = TypeVar("_T")
 

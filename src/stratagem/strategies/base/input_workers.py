@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING
 
 from stratagem import environment
 from stratagem import input as inputs
-from stratagem.execution import ElasticLockstep
-from stratagem.input.sources import Source
+from stratagem.devices.shards import replicas_span_processes
+from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
+from stratagem.group.current import current_group
+from stratagem.input.sources.source import Source
 from stratagem.messages import explain
 from stratagem.options import AutoShardPolicy, InputOptions
-from stratagem.process_group import current_group
-from stratagem.topology.shards import replicas_span_processes
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
-__all__ = ["on_input_workers"]
 
 # Processes of a strategy distribute their datasets in the same order.
 _numbers = itertools.count()

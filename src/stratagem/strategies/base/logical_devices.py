@@ -10,14 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from stratagem.context import get_replica_context
 from stratagem.contexts import StrategyParts
+from stratagem.devices.groups import prime_factors
+from stratagem.execution.context.replica import get_replica_context
 from stratagem.logs import warn_on_one_worker
 from stratagem.messages import explain
-from stratagem.topology.groups import prime_factors
-
-__all__ = ["LogicalDevices", "set_shape_inference"]
-
 
 # The Keras integration, a package above this one, sets its test for shape inference.
 _infers_shapes: list[Callable[[], bool]] = [lambda: False]

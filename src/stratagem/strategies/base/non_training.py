@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from stratagem.execution import Lockstep
+from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.messages import explain
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
-
-__all__ = ["NonTraining"]
 
 
 class NonTraining(Lockstep):

@@ -8,8 +8,6 @@ from stratagem.logs import warn_on_one_worker
 from stratagem.messages import explain
 from stratagem.old_names import OLD_METHODS, SAME_METHODS
 
-__all__ = ["OldMethods"]
-
 
 class OldMethods:
     """Resolves older names of a strategy's methods, which `dir` does not list."""

@@ -10,8 +10,6 @@ from typing import Any, ParamSpec
 from stratagem.messages import explain
 from stratagem.old_names import OLD_ARGUMENTS
 
-__all__ = ["recreatable"]
-
 _P = ParamSpec("_P")
 
 

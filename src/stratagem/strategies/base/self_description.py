@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 import jax
 
-from stratagem.collectives import ChosenAllReduce
 from stratagem.contexts import StrategyParts
+from stratagem.devices.collectives.all_reduce import ChosenAllReduce
+from stratagem.devices.mesh import Topology
 from stratagem.execution.programs.compilations import compilations_of
 from stratagem.messages import explain
 from stratagem.public_dir import PublicDir
@@ -22,17 +23,11 @@ from stratagem.strategies.base.description import (
     StrategyDescription,
 )
 from stratagem.strategies.base.traffic import array_bytes, shapes_summed, transfers_of
-from stratagem.topology import Topology
-from stratagem.variables import (
-    ShardedStore,
-    SingleDeviceStore,
-    VariableKind,
-    home_of,
-    is_remote,
-    store_of,
-)
-
-__all__ = ["SelfDescription"]
+from stratagem.variables.kind import VariableKind
+from stratagem.variables.registry import home_of
+from stratagem.variables.sharded_store import ShardedStore
+from stratagem.variables.single_device_store import SingleDeviceStore
+from stratagem.variables.store import is_remote, store_of
 
 _SERVERS = "parameter servers"
 # Replica functions of Keras's methods, by the name of their program.

@@ -9,11 +9,17 @@ from typing import Any
 
 import jax
 
+from stratagem import contexts as stack
 from stratagem.background_errors import raise_reported
-from stratagem.cluster import ClusterResolver
-from stratagem.context import stack
-from stratagem.execution import Executor, Lockstep
-from stratagem.input import DistributedDataset, DistributedIterator
+from stratagem.cluster.resolvers.resolver import ClusterResolver
+from stratagem.devices.abstract_devices import planned_topology
+from stratagem.devices.compilation_cache import use_compilation_cache
+from stratagem.devices.context_mesh import outside_context_mesh
+from stratagem.devices.mesh import Topology
+from stratagem.execution.executor import Executor
+from stratagem.execution.programs.lockstep import Lockstep
+from stratagem.input.distributed import DistributedDataset
+from stratagem.input.iterator import DistributedIterator
 from stratagem.messages import explain
 from stratagem.options import InputContext, InputOptions, ReduceOp, RunOptions
 from stratagem.strategies.base import datasets
@@ -25,17 +31,10 @@ from stratagem.strategies.base.logical_devices import LogicalDevices
 from stratagem.strategies.base.old_methods import OldMethods
 from stratagem.strategies.base.self_description import SelfDescription
 from stratagem.strategies.base.value_methods import ValueMethods
-from stratagem.topology import Topology, planned_topology, use_compilation_cache
-from stratagem.topology.context_mesh import outside_context_mesh
 from stratagem.tracebacks import filters_traceback
-from stratagem.variables import (
-    Placement,
-    Replicated,
-    VariableRegistry,
-    agree_on_initial_values,
-)
-
-__all__ = ["Strategy"]
+from stratagem.variables.initial_values import agree_on_initial_values
+from stratagem.variables.placement import Placement, Replicated
+from stratagem.variables.registry import VariableRegistry
 
 
 class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):

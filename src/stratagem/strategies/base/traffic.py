@@ -13,20 +13,14 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from stratagem.compression import Compression
-from stratagem.local_updates import LocalUpdates, fragments_of
+from stratagem.devices.compression import Compression
+from stratagem.devices.local_updates import LocalUpdates, fragments_of
+from stratagem.devices.mesh import Topology
 from stratagem.strategies.base.description import DescribedTransfer
-from stratagem.topology import Topology
-from stratagem.variables import (
-    Placement,
-    ShardedStore,
-    is_compressed,
-    is_compressible,
-    is_remote,
-    store_of,
-)
-
-__all__ = ["array_bytes", "shapes_summed", "transfers_of"]
+from stratagem.variables.compressed import is_compressed, is_compressible
+from stratagem.variables.placement import Placement
+from stratagem.variables.sharded_store import ShardedStore
+from stratagem.variables.store import is_remote, store_of
 
 # How, and what.
 _Transfer = tuple[str, str]

@@ -8,18 +8,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from stratagem.context import stack
+from stratagem import contexts as stack
 from stratagem.contexts import StrategyParts
+from stratagem.devices.context_mesh import outside_context_mesh
+from stratagem.devices.private import uncommitted
 from stratagem.options import ReduceOp, ValueContext
 from stratagem.strategies.base import reduction
-from stratagem.topology.context_mesh import outside_context_mesh
-from stratagem.topology.private import uncommitted
 from stratagem.tracebacks import filters_traceback
-from stratagem.values import PerReplica, regroup, select_replica
-from stratagem.values.distributed import DistributedValues
-from stratagem.values.regrouping import is_per_replica
-
-__all__ = ["ValueMethods"]
+from stratagem.variables.distributed import DistributedValues, PerReplica
+from stratagem.variables.regrouping import is_per_replica, regroup, select_replica
 
 
 class ValueMethods(StrategyParts):

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from stratagem.errors import DataLossError
+from stratagem.group.transport.journal import Journal
 from stratagem.parameter_server.server import state_journal
 from stratagem.parameter_server.server.changes import Changes
-from stratagem.parameter_server.server.journal import Journal
 from stratagem.parameter_server.server.pushes import Pushes
 from stratagem.parameter_server.server.state import ServerState
 from stratagem.parameter_server.server.state_journal import StateJournal

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["is_foreign"]
-
 _FOREIGN = re.compile(
     # JAX's coordination service, about a setting that process groups need.
     r"W\d{4} \S+ +\d+ coordination_service\.cc:\d+\] .*Using experimental recoverable task feature"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["LineBuffer"]
-
 # How long text without an end of line waits for one.
 PATIENCE_S = 1.0
 # Longer lines are split, so that they do not fill the memory.

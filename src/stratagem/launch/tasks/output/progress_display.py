@@ -8,8 +8,6 @@ from typing import Any
 
 from stratagem.notebooks import notebook_display, plain_text
 
-__all__ = ["ProgressDisplay", "open_progress_display"]
-
 # A notebook stores and sends every update.
 _UPDATE_EVERY_S = 0.25
 

@@ -11,8 +11,6 @@ from stratagem.launch.tasks.output.tracebacks import (
     find_error_line,
 )
 
-__all__ = ["RepeatedTracebacks"]
-
 _MAX_LINES = 400
 _MAX_TRACEBACKS = 32
 # How long held lines wait for the rest of the traceback.

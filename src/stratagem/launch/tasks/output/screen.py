@@ -13,8 +13,6 @@ from stratagem.launch.tasks.output.progress_display import open_progress_display
 from stratagem.launch.tasks.output.repeated_tracebacks import RepeatedTracebacks
 from stratagem.notebooks import printable
 
-__all__ = ["STDERR", "STDOUT", "Screen"]
-
 STDOUT, STDERR = 0, 1
 
 _COLORS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green")

@@ -13,8 +13,6 @@ from stratagem.launch.tasks.output.foreign_lines import is_foreign
 from stratagem.launch.tasks.output.line_buffer import LineBuffer
 from stratagem.launch.tasks.output.screen import STDERR, STDOUT, Screen
 
-__all__ = ["TaskOutput"]
-
 _MAX_TAIL_LINES = 400
 _MAX_TAIL_LINE_CHARS = 2000
 

@@ -6,9 +6,6 @@ import numpy as np
 
 from stratagem.parameter_server.server.tables.growing_array import GrowingArray
 
-__all__ = ["DirtyRows"]
-
-
 # Fewer than one of so many rows are sorted.
 _SORTED_PART = 16
 

@@ -17,12 +17,10 @@ import numpy as np
 
 from stratagem.closing import Closing
 from stratagem.errors import DataLossError
+from stratagem.group.transport.journal_lock import JournalLock
 from stratagem.messages import explain
-from stratagem.parameter_server.server.journal_lock import JournalLock
 from stratagem.parameter_server.server.tables.key_slots import SavedKeys
 from stratagem.parameter_server.server.tables.row_file import RowFile
-
-__all__ = ["DiskRows", "FetchedRows", "Position"]
 
 Position = tuple[int, int]  # of a journal entry: its lifetime, and the changes in it
 

@@ -15,8 +15,6 @@ from stratagem.parameter_server.server.tables.disk_rows import DiskRows, Fetched
 from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard
 from stratagem.parameter_server.server.updates import Slot
 
-__all__ = ["FileShard"]
-
 _VALUE = "value"
 _NONE = np.empty(0, np.int64)
 

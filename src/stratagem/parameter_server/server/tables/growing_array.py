@@ -10,8 +10,6 @@ import numpy as np
 
 from stratagem.messages import explain
 
-__all__ = ["GrowingArray", "most_rows_in_memory"]
-
 _LEAST_ROWS = 16
 # Smaller arrays are copied when they grow, because a page of memory may have 2 MiB.
 _COPIED_BYTES = 2**22

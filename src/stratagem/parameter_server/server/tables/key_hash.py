@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["BUCKET_COUNT", "GOLDEN", "buckets_of", "mix64", "seeded"]
-
 _BUCKET_BITS = 12
 # Enough that each of up to hundreds of servers has about the same number of keys, and few enough to
 # move one at a time to another server.

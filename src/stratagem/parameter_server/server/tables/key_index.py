@@ -20,8 +20,6 @@ import numpy as np
 from stratagem.parameter_server.server.tables.growing_array import GrowingArray
 from stratagem.parameter_server.server.tables.key_hash import seeded
 
-__all__ = ["KeyIndex"]
-
 _BUCKET_BITS = 10
 _BUCKETS = 1 << _BUCKET_BITS  # buckets of a segment
 _PLACES = 8 * _BUCKETS

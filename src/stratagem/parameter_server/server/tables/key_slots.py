@@ -18,8 +18,6 @@ from stratagem.parameter_server.server.tables.policies import (
     victims,
 )
 
-__all__ = ["KeySlots", "SavedKeys", "SlotOrder"]
-
 # Eviction looks at so many slots at once, and evicts this part of them beforehand.
 _WINDOW, _EVICTED_PART = 2**16, 64
 _WINDOW_PER_VICTIM = 16

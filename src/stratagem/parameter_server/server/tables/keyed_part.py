@@ -13,8 +13,6 @@ from stratagem.parameter_server.server.tables.keyed_rows import Sighting
 if TYPE_CHECKING:
     from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard
 
-__all__ = ["KeyedPart"]
-
 
 class KeyedPart(UpdatedPart):
     """Known rows and initial values of new ones, which one optimizer updates."""

@@ -12,12 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from stratagem.messages import explain
-from stratagem.parameter_server.server.shards import (
-    SavedPart,
-    ShardSpec,
-    UpdatedPart,
-    piece_rows,
-)
+from stratagem.parameter_server.server.shards import SavedPart, ShardSpec, UpdatedPart, piece_rows
 from stratagem.parameter_server.server.tables.dirty_rows import DirtyRows
 from stratagem.parameter_server.server.tables.key_slots import SavedKeys
 from stratagem.parameter_server.server.tables.keyed_part import KeyedPart
@@ -27,8 +22,6 @@ from stratagem.parameter_server.server.tables.row_arrays import RowArrays
 from stratagem.parameter_server.server.tables.save_history import SaveHistory
 from stratagem.parameter_server.server.tables.saved_table import KeyedMarks, SavedTable
 from stratagem.parameter_server.server.updates import Slot
-
-__all__ = ["KeyedShard"]
 
 
 class KeyedShard(RowArrays):

@@ -11,19 +11,6 @@ import numpy as np
 from stratagem.messages import explain
 from stratagem.parameter_server.server.tables.key_hash import GOLDEN, mix64, seeded
 
-__all__ = [
-    "Admission",
-    "AfterSightings",
-    "Eviction",
-    "LeastFrequent",
-    "LeastRecent",
-    "NotSeenFor",
-    "WithProbability",
-    "are_drawn",
-    "policy_from",
-    "victims",
-]
-
 _MOST_CANDIDATES = 2**22
 
 

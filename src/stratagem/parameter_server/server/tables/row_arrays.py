@@ -6,14 +6,9 @@ import numpy as np
 
 from stratagem.messages import explain
 from stratagem.parameter_server.server.shards import Shard, ShardSpec
-from stratagem.parameter_server.server.tables.growing_array import (
-    GrowingArray,
-    most_rows_in_memory,
-)
+from stratagem.parameter_server.server.tables.growing_array import GrowingArray, most_rows_in_memory
 from stratagem.parameter_server.server.tables.row_formats import RowFormat
 from stratagem.parameter_server.server.tables.table_options import TableOptions
-
-__all__ = ["RowArrays"]
 
 # Memory of the key of a row, its place in the index and its counts.
 _KEY_BYTES = 28

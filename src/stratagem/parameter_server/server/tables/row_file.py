@@ -11,8 +11,6 @@ import numpy as np
 from stratagem.closing import Closing
 from stratagem.parameter_server.server.tables.key_hash import GOLDEN, mix64
 
-__all__ = ["RowFile"]
-
 _CHECK, _PAD = "check", "pad"
 _CHUNK_BYTES = 2**22  # read at once by `scan`
 _GROWTH = 1.25

@@ -16,8 +16,6 @@ import numpy as np
 from stratagem.messages import explain
 from stratagem.parameter_server.server.tables.key_hash import GOLDEN, mix64, seeded
 
-__all__ = ["ROW_DTYPES", "RowFormat"]
-
 ROW_DTYPES: tuple[str, ...] = ("bfloat16", "int8")
 _STREAM = 0x73746F7265640001  # other bits than those of initial rows
 _MOST_NUMBERS = 2**16  # computed at once: temporary arrays stay in the processor's cache

@@ -8,8 +8,6 @@ import numpy as np
 
 from stratagem.parameter_server.server.tables.growing_array import GrowingArray
 
-__all__ = ["RowFrames"]
-
 # Frames are looked at, and freed, at least so many at once, so that most calls free none.
 _WINDOW, _FREED_PART = 2**12, 64
 

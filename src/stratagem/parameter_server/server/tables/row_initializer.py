@@ -14,8 +14,6 @@ from stratagem.messages import explain
 from stratagem.parameter_server.server.tables.key_hash import GOLDEN, mix64, seeded
 from stratagem.parameter_server.server.tables.row_formats import RowFormat
 
-__all__ = ["RowInitializer"]
-
 _KINDS = ("constant", "uniform", "normal", "truncated_normal")
 _MOST_NUMBERS = 2**16  # computed at once: temporary arrays stay in the processor's cache
 # Probability that a standard normal number is below -2.

@@ -6,8 +6,6 @@ import numpy as np
 
 from stratagem.parameter_server.server.tables.dirty_rows import DirtyRows
 
-__all__ = ["RowStates"]
-
 
 class RowStates(DirtyRows):
     """Rows that changed since the last journal entry, and those that the files of rows lack.

@@ -10,8 +10,6 @@ import numpy as np
 
 from stratagem.parameter_server.server.tables.key_slots import SavedKeys
 
-__all__ = ["KeyedMarks", "SavedTable"]
-
 
 @dataclasses.dataclass(frozen=True)
 class KeyedMarks:

@@ -27,8 +27,6 @@ from stratagem.parameter_server.server.tables.table_files import (
     damaged,
 )
 
-__all__ = ["TableChain", "load_table"]
-
 
 class TableChain(Closing):
     """A saved part of a table, read from the newest file and those that it continues.

@@ -12,8 +12,6 @@ from stratagem.parameter_server.server.tables.table_chains import TableChain
 from stratagem.parameter_server.server.tables.table_files import TableFileWriter
 from stratagem.parameter_server.server.tables.table_versions import TableVersions, file_name
 
-__all__ = ["compact"]
-
 
 def compact(versions: TableVersions, number: int) -> None:
     """Makes a version independent of others, and removes earlier ones that no version needs.

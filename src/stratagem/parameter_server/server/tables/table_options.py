@@ -11,8 +11,6 @@ from stratagem.parameter_server.server.tables.policies import Admission, Evictio
 from stratagem.parameter_server.server.tables.row_formats import ROW_DTYPES
 from stratagem.parameter_server.server.tables.row_initializer import RowInitializer
 
-__all__ = ["TableOptions", "TierOptions", "tier_options"]
-
 
 @dataclasses.dataclass(frozen=True)
 class TierOptions:

@@ -17,11 +17,9 @@ from typing import Any
 from urllib.parse import quote
 
 from stratagem.errors import NotFoundError
+from stratagem.group.transport.records import sync, sync_folder, write_all
 from stratagem.messages import explain
 from stratagem.parameter_server.server.tables.table_files import damaged
-from stratagem.transport.records import sync, sync_folder, write_all
-
-__all__ = ["TableVersions", "file_name"]
 
 _FORMAT = 1
 _MANIFEST, _LATEST = "manifest.json", "LATEST"

@@ -18,8 +18,6 @@ from stratagem.parameter_server.server.tables.row_frames import RowFrames
 from stratagem.parameter_server.server.tables.row_states import RowStates
 from stratagem.parameter_server.server.tables.saved_table import KeyedMarks
 
-__all__ = ["TieredShard"]
-
 # Rows that are newer than those on disk are written in the background when they fill the first part
 # of the memory limit, until they fill the second one. Beyond the third, changes wait for it.
 _FLUSHED_ABOVE, _FLUSHED_TO, _MOST_UNFLUSHED = 0.5, 0.375, 0.75

@@ -14,8 +14,6 @@ from stratagem.closing import Closing
 from stratagem.parameter_server.server.tables.disk_rows import Position
 from stratagem.parameter_server.server.tables.tiered_shard import TieredShard
 
-__all__ = ["Tiers"]
-
 
 class Tiers(Closing):
     """Tables whose rows beyond a memory limit are on disk.

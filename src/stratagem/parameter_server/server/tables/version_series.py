@@ -8,8 +8,6 @@ from typing import Any
 from stratagem.errors import DataLossError
 from stratagem.parameter_server.server.tables.table_versions import TableVersions
 
-__all__ = ["CHECKPOINT", "base_of_next", "remove_unneeded"]
-
 # Field of a version's manifest: name of the checkpoint that it belongs to.
 CHECKPOINT = "checkpoint"
 

@@ -1,0 +1,202 @@
+"""Parts of saved arrays, read without the rest: each process reads what its devices need.
+
+A chunk, that is a saved shard or an array that was saved whole, is the least that is read, because
+its checksum is that of all its bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stratagem.checkpoint.storage.large_arrays import (
+    INDEX_BYTES,
+    Location,
+    Receiver,
+    locations_of,
+    num_readers,
+    read_bytes,
+    size_bytes_of,
+)
+from stratagem.checkpoint.storage.manifest import damage_error, is_sharded_entry
+from stratagem.checkpoint.storage.shards import open_database, shard_key
+
+Region = tuple[slice, ...]
+"""Part of an array: a slice with a start and an end for each axis."""
+
+_Entries = Mapping[str, Sequence[Mapping[str, Any]]]
+_Array = np.ndarray[Any, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chunk:
+    key: str
+    region: Region
+    crc32: int
+
+
+class ShardReader:
+    """Reads and verifies parts of the arrays of a checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._items: dict[str, dict[str, Location]] = {}
+        self._databases: dict[str, Any] = {}
+
+    def can_read(self, item: str, entry: Mapping[str, Any]) -> bool:
+        """True for an array whose parts can be read; Orbax reads the others whole."""
+        if is_sharded_entry(entry):
+            return True
+        (chunk,) = _chunks(entry)
+        location = self._locations(item).get(chunk.key)
+        size_bytes = size_bytes_of(entry)
+        return location is not None and location.length_bytes - size_bytes in (0, INDEX_BYTES)
+
+    def read(
+        self, item: str, entry: Mapping[str, Any], regions: Sequence[Region] | None = None
+    ) -> list[_Array]:
+        """Returns the regions of an array, or all of it; raises DataLossError if it is damaged."""
+        dtype = np.dtype(entry["dtype"])
+        if regions is None:
+            regions = [tuple(slice(0, size) for size in entry["shape"])]
+        arrays = [np.empty([one.stop - one.start for one in region], dtype) for region in regions]
+
+        def read(chunk: _Chunk) -> None:
+            targets = [
+                (array, region, common)
+                for array, region in zip(arrays, regions, strict=True)
+                if (common := _overlap(chunk.region, region)) is not None
+            ]
+            self._read_chunk(item, entry, chunk, targets)
+
+        chunks = [
+            chunk
+            for chunk in _chunks(entry)
+            if any(_overlap(chunk.region, region) is not None for region in regions)
+        ]
+        with ThreadPoolExecutor(num_readers(), "stratagem-readers") as threads:
+            for _ in threads.map(read, chunks):
+                pass
+        return arrays
+
+    def verify(
+        self, item: str, entry: Mapping[str, Any], regions: Sequence[Region] | None = None
+    ) -> None:
+        """Raises DataLossError if a part of an array is damaged."""
+        for chunk in _chunks(entry):
+            if regions is None or any(_overlap(chunk.region, one) is not None for one in regions):
+                self._read_chunk(item, entry, chunk, [])
+
+    def _read_chunk(
+        self,
+        item: str,
+        entry: Mapping[str, Any],
+        chunk: _Chunk,
+        targets: list[tuple[_Array, Region, Region]],
+    ) -> None:
+        shape = [one.stop - one.start for one in chunk.region]
+        direct = _direct_target(chunk, targets)
+        content = np.empty(shape, np.dtype(entry["dtype"])) if direct is None else direct
+        if not self._is_read(item, chunk, content.reshape(-1).view(np.uint8)):
+            raise damage_error(
+                str(self._folder), f"the array {entry['path']} differs from the saved one"
+            )
+        for array, region, common in targets:
+            part = array[_within(common, region)]
+            if not np.may_share_memory(part, content):
+                part[...] = content[_within(common, chunk.region)]
+
+    def _is_read(self, item: str, chunk: _Chunk, target: _Array) -> bool:
+        location = self._locations(item).get(chunk.key)
+        try:
+            if location is not None:
+                return read_bytes(location, target.size, target) == chunk.crc32
+            # Small values are in the tree of the database, and a large tree has several levels.
+            if item not in self._databases:
+                self._databases[item] = open_database(self._folder / item)
+            value = self._databases[item].read(chunk.key).result().value[: target.size]
+        except (OSError, ValueError, KeyError):
+            return False
+        if len(value) != target.size:
+            return False
+        target[:] = np.frombuffer(value, np.uint8)
+        return zlib.crc32(value) == chunk.crc32
+
+    def _locations(self, item: str) -> dict[str, Location]:
+        if item not in self._items:
+            self._items[item] = locations_of(self._folder / item)
+        return self._items[item]
+
+
+def read_sharded_arrays(
+    folder: Path, entries: _Entries, receive: Receiver | None = None
+) -> dict[str, dict[str, Any]]:
+    """Returns the arrays that were saved as shards by item and path, as `read_large_arrays`."""
+    reader = ShardReader(folder)
+    read: dict[str, dict[str, Any]] = {}
+    for name, entry in _sharded(entries):
+        (whole,) = reader.read(name, entry)
+        read.setdefault(name, {})[entry["path"]] = whole if receive is None else receive(whole)
+    return read
+
+
+def verify_sharded_arrays(folder: Path, entries: _Entries) -> dict[str, dict[str, bool]]:
+    """Returns True by item and path for arrays that were saved as shards.
+
+    Raises DataLossError if one is damaged.
+    """
+    reader = ShardReader(folder)
+    found: dict[str, dict[str, bool]] = {}
+    for name, entry in _sharded(entries):
+        reader.verify(name, entry)
+        found.setdefault(name, {})[entry["path"]] = True
+    return found
+
+
+def _sharded(entries: _Entries) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for name, some in entries.items():
+        yield from ((name, entry) for entry in some if is_sharded_entry(entry))
+
+
+def _chunks(entry: Mapping[str, Any]) -> Iterator[_Chunk]:
+    shape = entry["shape"]
+    shard_shape = entry.get("shard_shape", shape)
+    checksums = entry["crc32"] if is_sharded_entry(entry) else [entry["crc32"]]
+    grid = [size // part if part else 1 for size, part in zip(shape, shard_shape, strict=True)]
+    for position, crc32 in zip(np.ndindex(*grid), checksums, strict=True):
+        region = tuple(
+            slice(at * part, (at + 1) * part)
+            for at, part in zip(position, shard_shape, strict=True)
+        )
+        yield _Chunk(shard_key(entry["path"], position), region, crc32)
+
+
+def _overlap(one: Region, other: Region) -> Region | None:
+    """Returns the intersection of two regions; None if it is empty."""
+    common = tuple(
+        slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(one, other, strict=True)
+    )
+    return None if any(axis.start >= axis.stop for axis in common) else common
+
+
+def _within(common: Region, outer: Region) -> Region:
+    return tuple(
+        slice(one.start - begin.start, one.stop - begin.start)
+        for one, begin in zip(common, outer, strict=True)
+    )
+
+
+def _direct_target(chunk: _Chunk, targets: list[tuple[_Array, Region, Region]]) -> _Array | None:
+    """Returns the array, or part of it, that is just the chunk, and contiguous; None without."""
+    for array, region, common in targets:
+        if common == chunk.region:
+            part = array[_within(common, region)]
+            if part.flags.c_contiguous:
+                return part
+    return None
