@@ -75,10 +75,10 @@ class VariableLike(Protocol):
     """A variable, of Keras or of a plan."""
 
     @property
-    def shape(self) -> Any: ...
+    def shape(self) -> Any: ...  # noqa: D102
 
     @property
-    def dtype(self) -> Any: ...
+    def dtype(self) -> Any: ...  # noqa: D102
 
 
 def held_bytes(variable: VariableLike, topology: Topology, store: Store | None = None) -> int:

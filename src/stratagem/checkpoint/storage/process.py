@@ -180,7 +180,7 @@ class StorageProcess:
             self._submit(work)
 
     def read_manifest(self, folder: Path) -> dict[str, Any]:
-        """Returns the manifest of a checkpoint; raises as `stratagem.checkpoint.storage.read_manifest`."""
+        """Returns the manifest of a checkpoint; raises as `read_manifest`."""
         with self._lock:
             return self._submit(lambda: self._request("read_manifest", folder)).result()
 

@@ -1,7 +1,7 @@
 """Main program of the storage process.
 
-`python -m stratagem.checkpoint.storage.process_main CONNECTION MEMORY`, both file descriptors: serves requests
-until the connection closes.
+`python -m stratagem.checkpoint.storage.process_main CONNECTION MEMORY`, both file descriptors:
+serves requests until the connection closes.
 """
 
 from __future__ import annotations

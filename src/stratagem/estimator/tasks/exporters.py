@@ -21,10 +21,10 @@ class Exportable(Protocol):
     """The parts of an `Estimator` that exporters use."""
 
     @property
-    def model_dir(self) -> str: ...
+    def model_dir(self) -> str: ...  # noqa: D102
 
     @property
-    def export_saved_model(self) -> Callable[..., str]: ...
+    def export_saved_model(self) -> Callable[..., str]: ...  # noqa: D102
 
 
 class Exporter(abc.ABC):

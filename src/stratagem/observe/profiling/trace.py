@@ -44,7 +44,7 @@ class HasPlanes(Protocol):
     """A `jax.profiler.ProfileData`, which is no type for type checkers."""
 
     @property
-    def planes(self) -> Iterable[Any]: ...
+    def planes(self) -> Iterable[Any]: ...  # noqa: D102
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
