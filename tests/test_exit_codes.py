@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 import stratagem as sg
-from stratagem import exit_codes
+from stratagem import errors as exit_codes
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "exit_codes.md"
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import stratagem as sg
-from stratagem import environment, security_settings
+from stratagem import config as security_settings
+from stratagem import environment
 
 
 @pytest.mark.parametrize("name", security_settings.__all__)

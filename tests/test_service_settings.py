@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem import environment, service_settings
+from stratagem import config as service_settings
+from stratagem import environment
 
 
 @pytest.mark.parametrize("name", service_settings.__all__)

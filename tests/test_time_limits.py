@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 import stratagem as sg
-from stratagem import environment, time_limits
-from stratagem.setting_kinds import SECONDS
+from stratagem import config as time_limits
+from stratagem import environment
+from stratagem.environment import SECONDS
 
 
 def test_every_limit_has_a_function() -> None:

@@ -17,7 +17,7 @@ import jax
 from jax.experimental import topologies
 
 from benchmarks.gpu_profile.worker import accelerator_here, trained
-from stratagem.keras.training.lowering import lower_training_step
+from stratagem.keras.training.model import lower_training_step
 from stratagem.planning.compilers import attached_devices, missing_compiler
 from stratagem.planning.targets import parse_target
 

@@ -22,8 +22,8 @@ from stratagem.devices.abstract_devices import placeholder, planning_for
 from stratagem.devices.mesh import Topology
 from stratagem.keras.training.planned_models import training_step
 from stratagem.planning.compilers import devices_of
-from stratagem.planning.planned_strategy import planned_strategy
-from stratagem.planning.programs import step_programs
+from stratagem.planning.memory import step_programs
+from stratagem.planning.planner import planned_strategy
 from stratagem.planning.schedule import Schedule, share_behind
 from stratagem.planning.targets import parse_target
 

@@ -24,8 +24,7 @@ from stratagem.group.transport.listener import Listener, Request
 from stratagem.group.transport.local_sockets import LocalSocket
 from stratagem.group.transport.shared_memory import MemoryLimits
 from stratagem.group.transport.wire import Message
-from stratagem.input.batch_compression import is_available
-from stratagem.input.batch_messages import pack_batch, unpack_batch
+from stratagem.input.batch_messages import is_available, pack_batch, unpack_batch
 
 __all__ = ["Way", "measure"]
 

@@ -16,9 +16,9 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from stratagem.observe.goodput.account import Account
-from stratagem.observe.goodput.membership import MemberChange
 from stratagem.observe.goodput.report import duration_text
-from stratagem.observe.monitoring.reported_run import load_run
+from stratagem.observe.goodput.time_spans import MemberChange
+from stratagem.observe.monitoring.html_report import load_run
 from stratagem.observe.monitoring.run_series import Line
 
 HERE = Path(__file__).parent

@@ -11,9 +11,9 @@ import importlib
 from typing import Any
 
 from stratagem import environment as _environment
-from stratagem import host_memory as _host_memory
+from stratagem import environment as _host_memory
 from stratagem import logs as _logs
-from stratagem.old_names import OLD_NAMES as _OLD_NAMES
+from stratagem.errors import OLD_NAMES as _OLD_NAMES
 
 __version__ = "0.1.0"
 

@@ -14,8 +14,8 @@ from stratagem.checkpoint.preemption_handler import (
     PreemptionCheckpointHandler as PreemptionCheckpointHandler,
 )
 from stratagem.cluster import preemption as preemption
+from stratagem.cluster.preemption.configuration import PreemptionWatcher as PreemptionWatcher
 from stratagem.cluster.preemption.configuration import TerminationConfig as TerminationConfig
-from stratagem.cluster.preemption.watcher import PreemptionWatcher as PreemptionWatcher
 from stratagem.cluster.spec import ClusterSpec as ClusterSpec
 from stratagem.contexts import experimental_set_strategy as experimental_set_strategy
 from stratagem.contexts import get_strategy as get_strategy
@@ -33,8 +33,8 @@ from stratagem.devices.communication import CommunicationOptions as Communicatio
 from stratagem.estimator import feature_column as feature_column
 from stratagem.estimator import train as train
 from stratagem.execution import summary as summary
-from stratagem.execution.context.gathering import all_gather as all_gather
 from stratagem.execution.context.replica import ReplicaContext as ReplicaContext
+from stratagem.execution.context.replica import all_gather as all_gather
 from stratagem.execution.context.replica import get_replica_context as get_replica_context
 from stratagem.execution.functions.compiled_function import function as function
 from stratagem.execution.gradient import value_and_grad as value_and_grad
@@ -62,7 +62,7 @@ from stratagem.keras.training.model import compile as compile
 from stratagem.keras.variables.variable_creation import Variable as Variable
 from stratagem.launch import remote as remote
 from stratagem.launch.plan.elastic import ElasticConfig as ElasticConfig
-from stratagem.launch.remote.connecting import connect_to_cluster as connect_to_cluster
+from stratagem.launch.remote.remote_cluster import connect_to_cluster as connect_to_cluster
 from stratagem.launch.remote.server import Server as Server
 from stratagem.launch.remote.server import run_standard_server as run_standard_server
 from stratagem.observe import goodput as goodput
@@ -119,3 +119,5 @@ from stratagem.variables.regrouping import select_replica as select_replica
 from stratagem.variables.sharded_variable import ShardedVariable as ShardedVariable
 
 __version__: str
+
+def public_names() -> dict[str, tuple[str, str]]: ...

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 if TYPE_CHECKING:
     from stratagem.devices.collectives.islands import Islands

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from stratagem.group.authentication.connections import UnansweredError, connect, open_streams
-from stratagem.group.authentication.credentials import Credentials
-from stratagem.group.authentication.gate import Gate
-from stratagem.group.authentication.secret import Secret
+from stratagem.group.authentication.secret import Credentials, Gate, Secret
 from tests.authentication.certificates import make_certificates
 
 _SECRET = Secret("s" * 32)

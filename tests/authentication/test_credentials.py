@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.group.authentication.credentials import Certificates, Credentials
-from stratagem.group.authentication.handshake import PLAIN, TLS
-from stratagem.group.authentication.secret import Secret
+from stratagem.group.authentication.secret import PLAIN, TLS, Certificates, Credentials, Secret
 from tests.authentication import peers
 from tests.authentication.certificates import make_certificates
 

@@ -11,9 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stratagem.group.authentication.credentials import Credentials
-from stratagem.group.authentication.gate import Gate, HandshakeLimits
-from stratagem.group.authentication.secret import Secret
+from stratagem.group.authentication.secret import Credentials, Gate, HandshakeLimits, Secret
 from tests.authentication import peers
 from tests.launch.waiting import until
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stratagem.cluster.preemption.notices import Notice, NoticeSource
-from stratagem.group.announcements import Listener
-from stratagem.group.identity import Identity
+from stratagem.group.current import Identity
+from stratagem.group.member import Listener
 from stratagem.group.verdict import GroupLimits
 
 LIMIT_S = 120.0

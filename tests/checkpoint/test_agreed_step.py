@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stratagem.checkpoint.agreed_step import AgreedStep, PreemptionAction
+from stratagem.checkpoint.preemption_exit import AgreedStep, PreemptionAction
 from stratagem.cluster.preemption.configuration import TerminationConfig
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.group.verdict import GroupLimits

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import stratagem as sg
-from stratagem.checkpoint import checkpoint_events, saving
+from stratagem.checkpoint import saving
+from stratagem.checkpoint import saving as checkpoint_events
 from stratagem.observe.run_events import writer
 from stratagem.observe.run_events.writer import EventWriter
 from tests.run_events.test_wait_clock import ticking

@@ -100,7 +100,7 @@ def test_failed_save_leaves_nothing(objects, tmp_path, monkeypatch) -> None:
 
     for target, name in (
         ("stratagem.checkpoint.storage.write", "write"),
-        ("stratagem.group.transport.records.os.fsync", "fsync"),
+        ("stratagem.group.transport.journal.os.fsync", "fsync"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(target, fail)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.checkpoint import group_calls, sharded_values
+from stratagem.checkpoint import latest as group_calls
+from stratagem.checkpoint import restoration as sharded_values
 from stratagem.checkpoint.objects import part_of
-from stratagem.checkpoint.sharded_values import (
+from stratagem.checkpoint.restoration import (
     begin_sharded_write,
     bytes_to_write,
     own_shards,

@@ -116,7 +116,7 @@ def test_all_rows_each_time(objects, tmp_path) -> None:
     [
         ("stratagem.checkpoint.storage.write", False),
         ("stratagem.checkpoint.storage.write", True),
-        ("stratagem.group.transport.records.os.fsync", False),
+        ("stratagem.group.transport.journal.os.fsync", False),
     ],
 )
 def test_failed_save_breaks_no_chain(objects, tmp_path, monkeypatch, target, is_killed) -> None:

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.checkpoint import device_copies, values_to_save
-from stratagem.checkpoint.storage import pending
+from stratagem.checkpoint import checkpoint as values_to_save
+from stratagem.checkpoint import device_copies
+from stratagem.checkpoint.storage import staging as pending
 from stratagem.checkpoint.storage.process import storage_process
 from tests.checkpoint.accelerators import stand_in
 

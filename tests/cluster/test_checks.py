@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.cluster.checks import check_cluster
+from stratagem.cluster.processes import check_cluster
 from stratagem.cluster.spec import ClusterSpec
 
 RIGHT = [

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from stratagem.cluster.addresses import split_address
+from stratagem.cluster.detection import ray_train
 from stratagem.cluster.processes import Processes
-from stratagem.cluster.ray_train import ray_train
 
 
 class Context:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from stratagem.devices.collectives import shared_sums
-from stratagem.devices.collectives.shared_memory import SharedArea
+from stratagem.devices.collectives.shared_sums import SharedArea
 
 
 @contextmanager

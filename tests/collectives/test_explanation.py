@@ -5,7 +5,7 @@ from __future__ import annotations
 import stratagem as sg
 from stratagem.devices.collectives.choice import Algorithm, choose
 from stratagem.devices.collectives.measurement import MeasuredChoice
-from stratagem.devices.devices import find_devices
+from stratagem.devices.finding import find_devices
 from stratagem.devices.mesh import Topology
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.base.strategy import Strategy

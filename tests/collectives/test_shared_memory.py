@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratagem.devices.collectives.shared_memory import (
+from stratagem.devices.collectives.shared_sums import (
     _BLOCK_BYTES,
     SharedArea,
     SumServer,
@@ -183,7 +183,7 @@ def test_memory_is_private_whole_and_given_back(monkeypatch) -> None:
 _CHILD = """
 import json, queue, sys
 import numpy as np
-from stratagem.devices.collectives.shared_memory import SharedArea, SumServer
+from stratagem.devices.collectives.shared_sums import SharedArea, SumServer
 from tests.collectives.test_shared_memory import Sum
 rank, offer = int(sys.argv[1]), json.loads(sys.argv[2])
 server = SumServer(SharedArea(3, offer), rank, lambda: False)

@@ -20,8 +20,7 @@ from stratagem.devices.collectives import shared_sums
 from stratagem.devices.collectives.all_reduce import ChosenAllReduce
 from stratagem.devices.collectives.axis import ReplicaAxis
 from stratagem.devices.collectives.choice import Algorithm, Choice
-from stratagem.devices.collectives.shared_memory import is_supported
-from stratagem.devices.collectives.shared_sums import in_order, is_connected, no_sums
+from stratagem.devices.collectives.shared_sums import in_order, is_connected, is_supported, no_sums
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
 from stratagem.options import ReduceOp
 from tests.collectives import sharing

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from stratagem.devices.collectives.islands import Islands
-from stratagem.execution.context.batch import ReplicaBatch
+from stratagem.execution.context.replica import ReplicaBatch
 
 PADDED = ReplicaBatch(size=3, lengths=(3, 1, 0))
 

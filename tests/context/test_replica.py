@@ -14,8 +14,12 @@ from stratagem import contexts as stack
 from stratagem.contexts import ContextFrame, FrameKind, get_strategy
 from stratagem.errors import InvalidArgumentError
 from stratagem.execution.communicator import Communicator
-from stratagem.execution.context.batch import ReplicaBatch
-from stratagem.execution.context.replica import ReplicaContext, check_axis, check_equal_shapes
+from stratagem.execution.context.replica import (
+    ReplicaBatch,
+    ReplicaContext,
+    check_axis,
+    check_equal_shapes,
+)
 from stratagem.options import ReduceOp
 
 

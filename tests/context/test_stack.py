@@ -266,7 +266,7 @@ def test_set_strategy_takes_only_strategies(value) -> None:
 
 def test_default_strategy_is_made_once_and_not_before_it_is_asked_for() -> None:
     program = """
-from stratagem.execution.context import stack
+from stratagem import contexts as stack
 made = []
 stack.set_default(lambda: made.append("made") or "default")
 print(made)

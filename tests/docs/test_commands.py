@@ -10,9 +10,8 @@ import pytest
 
 from stratagem.cli import main
 from stratagem.cli.manifests.kubernetes import kubernetes_template, validate_kubernetes
-from stratagem.cli.manifests.ray import ray_template
 from stratagem.cli.manifests.rendering import Template
-from stratagem.cli.manifests.slurm import slurm_template
+from stratagem.cli.manifests.variable_rules import ray_template, slurm_template
 from tests.command_runner import CliRunner
 from tests.manifests.definitions import open_definitions, open_definitions_text
 

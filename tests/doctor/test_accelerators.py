@@ -15,7 +15,7 @@ from stratagem.cli.doctor.accelerators import (
     gpu_driver,
     probe_devices,
 )
-from stratagem.cli.doctor.finding import Level
+from stratagem.cli.doctor.settings import Level
 
 _CPU = {"platform": "cpu", "kind": "cpu", "process": 0, "memory_bytes": None}
 _GPU = {"platform": "gpu", "kind": "NVIDIA H100", "process": 0, "memory_bytes": 2**36}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from stratagem.cli.doctor import clusters
-from stratagem.cli.doctor.finding import Level
+from stratagem.cli.doctor.settings import Level
 from stratagem.cluster.detection import ENVIRONMENTS
 
 

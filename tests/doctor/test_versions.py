@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from stratagem.cli.doctor.finding import Finding, Level
+from stratagem.cli.doctor.settings import Finding, Level
 from stratagem.cli.doctor.versions import (
     check_extras,
     check_plugins,

@@ -10,12 +10,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stratagem.closing import Closing
-from stratagem.group.authentication.credentials import Credentials
+from stratagem.group.authentication.secret import Credentials
 from stratagem.group.elastic.group import ElasticGroup
-from stratagem.group.elastic.handover import TrainingState, hand_over, receive
-from stratagem.group.elastic.peer_connections import PeerConnections
+from stratagem.group.elastic.peer_connections import (
+    PeerConnections,
+    TrainingState,
+    hand_over,
+    receive,
+)
 from stratagem.group.verdict import GroupLimits
+from stratagem.resources import Closing
 from tests.process_group.members import listed, together
 
 # Far above what a busy machine needs: no test waits until they are over.

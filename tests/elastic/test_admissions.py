@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from stratagem.group.elastic.admissions import Admissions
 from stratagem.group.elastic.changes import SafePoint
 from stratagem.group.elastic.inbox import Inbox, Stage
+from stratagem.group.elastic.rounds import Admissions
 from stratagem.group.elastic.views import View
 
 _VIEW = View(1, (0, 2), 5, (10, 12))

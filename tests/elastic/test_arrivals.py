@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stratagem.group.elastic.arrivals import Arrivals, ArrivalsThread, RoundChoice
+from stratagem.group.elastic.backed_rounds import Arrivals, ArrivalsThread, RoundChoice
 from stratagem.group.elastic.peer_connections import PeerLostError
 
 

@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 
 from stratagem.errors import UnavailableError
-from stratagem.group.elastic import candidacy
-from stratagem.group.elastic.candidacy import Candidacy, RunningGroup
-from stratagem.group.elastic.inbox import Inbox, Stage
-from stratagem.group.elastic.member_messages import send_message
-from stratagem.group.elastic.reaching import EndedError
+from stratagem.group.elastic import inbox as candidacy
+from stratagem.group.elastic.inbox import (
+    Candidacy,
+    EndedError,
+    Inbox,
+    RunningGroup,
+    Stage,
+    send_message,
+)
 from stratagem.group.elastic.views import View
 
 _JOINED = View(5, (1, 2, 3), 7, (11, 12, 13), newcomers=(3,))

@@ -10,8 +10,7 @@ import pytest
 
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.group.elastic.changes import SafePoint, ViewChanges
-from stratagem.group.elastic.inbox import Inbox, Stage
-from stratagem.group.elastic.member_messages import receive_message, send_message
+from stratagem.group.elastic.inbox import Inbox, Stage, receive_message, send_message
 from stratagem.group.elastic.views import Report, View
 from stratagem.group.verdict import GroupLimits
 

@@ -10,9 +10,8 @@ import threading
 import numpy as np
 import pytest
 
-from stratagem.group.elastic import exchange_times
-from stratagem.group.elastic.exchange_times import ExchangeTimes
-from stratagem.group.elastic.peer_connections import PeerConnections
+from stratagem.group.elastic import peer_connections as exchange_times
+from stratagem.group.elastic.peer_connections import ExchangeTimes, PeerConnections
 from stratagem.observe.run_events.wait_clock import WaitClock
 from tests.process_group.members import together
 from tests.run_events.test_wait_clock import FakeTime

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stratagem.errors import DeadlineExceededError, UnavailableError
-from stratagem.group.authentication.credentials import Credentials
+from stratagem.group.authentication.secret import Credentials
 from stratagem.group.elastic.group import ElasticGroup
 from stratagem.group.elastic.peer_connections import DivergedError
 from stratagem.launch.plan.ports import free_ports

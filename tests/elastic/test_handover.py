@@ -12,9 +12,13 @@ import numpy as np
 import pytest
 
 from stratagem.errors import DataLossError
-from stratagem.group.elastic import handover
-from stratagem.group.elastic.handover import TrainingState, hand_over, receive
-from stratagem.group.elastic.peer_connections import PeerConnections
+from stratagem.group.elastic import peer_connections as handover
+from stratagem.group.elastic.peer_connections import (
+    PeerConnections,
+    TrainingState,
+    hand_over,
+    receive,
+)
 from tests.process_group.members import together
 
 _COUNT = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stratagem.group.elastic import rounds
-from stratagem.group.elastic.pauses import TrainingPauses
+from stratagem.group.elastic.rounds import TrainingPauses
 from stratagem.group.elastic.views import View
 from stratagem.observe.run_events.records import MembersEvent
 from tests.elastic.members import Training

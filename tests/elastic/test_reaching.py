@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from stratagem.group.authentication.credentials import Credentials
-from stratagem.group.authentication.gate import Gate
-from stratagem.group.elastic import reaching
-from stratagem.group.elastic.inbox import Inbox
-from stratagem.group.elastic.reaching import PURPOSE, EndedError, Peers
+from stratagem.group.authentication.secret import Credentials, Gate
+from stratagem.group.elastic import inbox as reaching
+from stratagem.group.elastic.inbox import PURPOSE, EndedError, Inbox, Peers
 from stratagem.launch.plan.ports import free_ports
 
 _PEER_S = 0.3

@@ -10,7 +10,7 @@ import pytest
 
 from stratagem.group.elastic.inbox import DATA, Inbox
 from stratagem.group.elastic.peer_connections import PeerConnections, PeerLostError
-from stratagem.group.elastic.view_connections import connect_view
+from stratagem.group.elastic.rounds import connect_view
 from stratagem.group.elastic.views import View
 from tests.process_group.members import together
 

@@ -11,22 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratagem.group.authentication.credentials import Credentials
-from stratagem.group.authentication.handshake import PLAIN, admit, prove
-from stratagem.group.frames import frame
+from stratagem.group.authentication.secret import PLAIN, Credentials, admit, prove
 from stratagem.group.hub import Hub
-from stratagem.group.protocol import read_answer, read_message
-from stratagem.group.transport.client_memories import ClientMemories
+from stratagem.group.protocol import frame, read_answer, read_message
 from stratagem.group.transport.keys import ClusterKeys
-from stratagem.group.transport.listener import Request
+from stratagem.group.transport.listener import ClientMemories, Request
 from stratagem.group.transport.shared_memory import ClientMemory, is_placed
 from stratagem.group.transport.wire import Message, is_message, pack, unpack
 from stratagem.group.verdict import GroupLimits
 from stratagem.group.wire import decode, encode
-from stratagem.input.batch_compression import is_available
-from stratagem.input.batch_messages import pack_batch, unpack_batch
+from stratagem.input.batch_messages import is_available, pack_batch, unpack_batch
 from stratagem.launch.nodes.rendezvous import _INVALID, Node, _record
-from stratagem.launch.remote.jobs.log_frames import FrameReader
+from stratagem.launch.remote.jobs.job_log import FrameReader
 from stratagem.parameter_server.server.server import ParameterServer
 
 __all__ = ["PARSERS"]

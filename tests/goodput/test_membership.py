@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stratagem.observe.goodput.account import Account, account_for
-from stratagem.observe.goodput.membership import MemberChange, lost_processes, member_changes
+from stratagem.observe.goodput.time_spans import MemberChange, lost_processes, member_changes
 from stratagem.observe.run_events.reader import RunEvents
 from stratagem.observe.run_events.records import Event
 from tests.goodput.runs import (

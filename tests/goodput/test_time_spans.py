@@ -10,8 +10,7 @@ from stratagem.observe.goodput.history import (
     Startup,
     StepInterval,
 )
-from stratagem.observe.goodput.membership import MemberChange
-from stratagem.observe.goodput.time_spans import CAUSES, Span, spans_of
+from stratagem.observe.goodput.time_spans import CAUSES, MemberChange, Span, spans_of
 
 
 def interval(begin_s: float, end_s: float, step: int = 10, share: float = 1.0) -> StepInterval:

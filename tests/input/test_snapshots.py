@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.group.transport.records import write_all, write_record
+from stratagem.group.transport.journal import write_all, write_record
 from stratagem.group.transport.wire import Message, pack
 from stratagem.input.snapshots import RecordFile, SnapshotBatches, SnapshotSource
 from tests.input.service.servers import input_servers

@@ -11,11 +11,11 @@ import yaml
 from stratagem.cli.manifests.custom_resources import CustomResources, read_definitions
 from stratagem.cli.manifests.kubernetes import (
     render_kubernetes,
+    schema_problems,
     unchecked_rules,
     validate_kubernetes,
 )
-from stratagem.cli.manifests.ray import render_ray
-from stratagem.cli.manifests.schemas import schema_problems
+from stratagem.cli.manifests.variable_rules import render_ray
 from tests.manifests.definitions import definition, open_definitions, released_definitions
 from tests.manifests.kubelet import documents
 from tests.manifests.mutations import mutations

@@ -9,10 +9,10 @@ import pytest
 from stratagem.cli.input_service import command
 from stratagem.cli.manifests.kubernetes import (
     kubernetes_template,
+    kubernetes_versions,
     render_kubernetes,
     validate_kubernetes,
 )
-from stratagem.cli.manifests.schemas import kubernetes_versions
 from stratagem.cluster.processes import Processes
 from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
 from stratagem.group.authentication.secret import Secret

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.cli.manifests.slurm import render_slurm, slurm_template
+from stratagem.cli.manifests.variable_rules import render_slurm, slurm_template
 from stratagem.group.authentication.secret import Secret
 
 _BASH = shutil.which("bash") or "bash"

@@ -6,8 +6,8 @@ import libcst as cst
 import pytest
 from libcst.metadata import MetadataWrapper
 
-from stratagem.cli.migrate.arguments import code_of
 from stratagem.cli.migrate.context import FileContext, dotted, module_names, with_marks
+from stratagem.cli.migrate.names import code_of
 from stratagem.cli.migrate.rules import Advice
 
 

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from stratagem.cli.migrate.notebooks import rewrite_notebook
-from stratagem.cli.migrate.rewrite import UnreadableSourceError, rewrite
+from stratagem.cli.migrate.files import UnreadableSourceError, rewrite, rewrite_notebook
 from tests.migrate.programs import SG
 
 

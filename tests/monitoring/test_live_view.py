@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stratagem.errors import NotFoundError
-from stratagem.observe.monitoring import live_view
-from stratagem.observe.monitoring.watcher import Watcher
+from stratagem.observe.monitoring import terminal_view as live_view
+from stratagem.observe.monitoring.run_state import Watcher
 from stratagem.observe.run_events.records import encode
 from tests.goodput.runs import end, first_step, process, run, straggling, write
 

@@ -12,10 +12,11 @@ import urllib.request
 import pytest
 from click.testing import CliRunner
 
-from stratagem import optional_libraries
-from stratagem.cli import main, prometheus_export
-from stratagem.cli.prometheus_export import RunCollector, serve
-from stratagem.observe.monitoring.watcher import Watcher
+from stratagem import environment as optional_libraries
+from stratagem.cli import main
+from stratagem.cli import watch as prometheus_export
+from stratagem.cli.watch import RunCollector, serve
+from stratagem.observe.monitoring.run_state import Watcher
 from stratagem.observe.run_events.records import encode
 from tests.goodput.runs import (
     EPOCH_S,

@@ -12,7 +12,7 @@ import pytest
 
 from stratagem.cli import main
 from stratagem.observe.goodput.account import account_for
-from stratagem.observe.monitoring.reported_run import load_run
+from stratagem.observe.monitoring.html_report import load_run
 from stratagem.observe.monitoring.run_series import NUM_COLUMNS
 from stratagem.observe.run_events.reader import read_run
 from tests.command_runner import CliRunner

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from stratagem.observe.monitoring.cell import Cell
 from stratagem.observe.monitoring.charts import TimeFrame
-from stratagem.observe.monitoring.reported_run import load_run
-from stratagem.observe.monitoring.straggler_cell import straggler_cell
+from stratagem.observe.monitoring.html_report import Cell, load_run, straggler_cell
 from stratagem.observe.run_events.records import StepEvent
 from tests.goodput.runs import at, first_step, gang_restart, process, run, straggling, write
 from tests.stragglers.simulation import Group

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from stratagem.observe.monitoring.cell import Cell
 from stratagem.observe.monitoring.charts import TimeFrame
-from stratagem.observe.monitoring.reported_run import load_run
-from stratagem.observe.monitoring.table_cells import (
+from stratagem.observe.monitoring.html_report import (
+    Cell,
     failure_cell,
+    load_run,
     plan_cell,
     save_cell,
     warning_cell,

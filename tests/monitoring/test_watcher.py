@@ -6,8 +6,8 @@ import pytest
 
 from stratagem.errors import NotFoundError
 from stratagem.observe.goodput.account import account_for
-from stratagem.observe.monitoring import watcher as watcher_module
-from stratagem.observe.monitoring.watcher import Watcher
+from stratagem.observe.monitoring import run_state as watcher_module
+from stratagem.observe.monitoring.run_state import Watcher
 from stratagem.observe.run_events.records import encode
 from tests.goodput.runs import EPOCH_S, gang_restart, steps, straggling, write
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stratagem.group.transport.keys import ClusterKeys
-from stratagem.parameter_server.cluster.coordinator_options import CoordinatorOptions
+from stratagem.parameter_server.cluster.cluster_plan import CoordinatorOptions
 from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
 from stratagem.parameter_server.server.server import ParameterServer

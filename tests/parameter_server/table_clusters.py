@@ -14,7 +14,7 @@ import numpy as np
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.keys import ClusterKeys
 from stratagem.parameter_server.client.client import ServerClient
-from stratagem.parameter_server.client.key_layout import layout_of_keys
+from stratagem.parameter_server.client.shard_layout import layout_of_keys
 from stratagem.parameter_server.client.table_client import TableClient
 from stratagem.parameter_server.client.table_moves import ReshardStats, move_tables
 from stratagem.parameter_server.server.server import ParameterServer

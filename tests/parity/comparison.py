@@ -19,9 +19,9 @@ import keras
 import numpy as np
 
 import stratagem as sg
-from stratagem.devices.devices import find_devices
+from stratagem.devices.finding import find_devices
 from stratagem.devices.mesh import Topology
-from stratagem.strategies.offloaded_state import pinned_host_store
+from stratagem.strategies.placement_rules import pinned_host_store
 from stratagem.variables.layouts import Division, VariableLayouts
 from stratagem.variables.placement import UniformPlacement
 from tests.on_gpu.devices import selected_platform

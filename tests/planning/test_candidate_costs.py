@@ -6,9 +6,17 @@ import dataclasses
 
 import pytest
 
-from stratagem.planning.candidate_costs import Estimate, Weight, Workload, assumptions_of, estimate
-from stratagem.planning.candidates import Form, PlanCandidate, list_candidates
-from stratagem.planning.operation_costs import OperationCost
+from stratagem.planning.candidates import (
+    Estimate,
+    Form,
+    PlanCandidate,
+    Weight,
+    Workload,
+    assumptions_of,
+    estimate,
+    list_candidates,
+)
+from stratagem.planning.schedule import OperationCost
 from stratagem.planning.step_time import Assumptions
 from stratagem.planning.targets import parse_target
 from stratagem.planning.traced_costs import TracedCosts

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from stratagem.planning.candidate_costs import Estimate
-from stratagem.planning.candidates import Form, PlanCandidate
+from stratagem.planning.candidates import Estimate, Form, PlanCandidate
 from stratagem.planning.choices import PlanChoice, PlanSearch
 from stratagem.planning.targets import parse_target
 

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from stratagem.observe.profiling.summary import ProfileSummary
-from stratagem.planning.comparison import ComparedPart, compare
 from stratagem.planning.report import show_comparison
+from stratagem.planning.result import ComparedPart, compare
 from stratagem.planning.step_time import StepTime
 from tests.profiling.fabricated import two_steps, write
 

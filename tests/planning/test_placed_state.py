@@ -15,7 +15,7 @@ import stratagem as sg
 from stratagem.devices.abstract_devices import planning_for
 from stratagem.devices.mesh import Topology
 from stratagem.keras.training.planned_models import training_step
-from stratagem.planning.programs import device_bytes, step_programs
+from stratagem.planning.memory import device_bytes, step_programs
 from stratagem.planning.report import show
 from stratagem.planning.result import Plan
 from stratagem.planning.targets import parse_target
@@ -221,7 +221,7 @@ def test_a_large_model_with_a_shared_table_takes_no_memory_here(monkeypatch) -> 
         made.append(int(np.prod(shape)))
         return full(shape, *args, **kwargs)
 
-    monkeypatch.setattr("stratagem.keras.numerics.table_rows.jnp.full", counted)
+    monkeypatch.setattr("stratagem.keras.numerics.optimizer.jnp.full", counted)
     plan = sg.plan(_table, _IDS, "2xH100", shard_state="all")
     assert plan.memory.optimizer_bytes > 2**20
     assert max(made) == 1

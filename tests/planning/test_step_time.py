@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stratagem.planning.accelerators import ACCELERATORS
-from stratagem.planning.operation_costs import OperationCost
-from stratagem.planning.schedule import Reduction
+from stratagem.planning.schedule import OperationCost, Reduction
 from stratagem.planning.step_time import (
     Assumptions,
     compute_s,

@@ -6,8 +6,8 @@ import keras
 
 from stratagem.devices.abstract_devices import placeholder
 from stratagem.planning.candidates import Form
+from stratagem.planning.search import workload_of
 from stratagem.planning.targets import parse_target
-from stratagem.planning.workloads import workload_of
 
 
 def test_a_model_with_adam() -> None:

@@ -8,9 +8,12 @@ import time
 import pytest
 
 from stratagem.cli.manifests.kubernetes import kubernetes_template
-from stratagem.cli.manifests.slurm import render_slurm, slurm_template
-from stratagem.cluster.preemption.configuration import EXIT_CODE, TerminationConfig
-from stratagem.cluster.preemption.google_cloud import GoogleCloudSource
+from stratagem.cli.manifests.variable_rules import render_slurm, slurm_template
+from stratagem.cluster.preemption.configuration import (
+    EXIT_CODE,
+    GoogleCloudSource,
+    TerminationConfig,
+)
 from stratagem.cluster.preemption.notices import Notice
 from stratagem.cluster.preemption.signals import SignalSource
 

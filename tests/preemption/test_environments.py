@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from stratagem.cluster.preemption.environments import (
+from stratagem.cluster.preemption.configuration import (
     name_of_environment,
     pod_time_left,
     slurm_time_left,

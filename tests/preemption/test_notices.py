@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
+from stratagem.cluster.preemption.configuration import PolledSource
 from stratagem.cluster.preemption.notices import AnySource, Notice, NoticeSource
-from stratagem.cluster.preemption.polling import PolledSource
 
 
 class Told(NoticeSource):

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from stratagem.cluster.preemption.polling import PolledSource
+from stratagem.cluster.preemption.configuration import PolledSource
 
 NAME = "stratagem-notice-poll"
 

@@ -8,9 +8,8 @@ import time
 
 import pytest
 
-from stratagem.cluster.preemption.configuration import TerminationConfig
+from stratagem.cluster.preemption.configuration import PreemptionWatcher, TerminationConfig
 from stratagem.cluster.preemption.signals import SignalSource
-from stratagem.cluster.preemption.watcher import PreemptionWatcher
 
 
 def watcher_with_grace(grace_s: float) -> PreemptionWatcher:

@@ -6,7 +6,7 @@ import concurrent.futures
 
 import pytest
 
-from stratagem.group.addresses import Link, reachable_addresses
+from stratagem.group.hub import Link, reachable_addresses
 from stratagem.group.member import Group
 from stratagem.group.verdict import GroupLimits
 from tests.process_group.members import connected, free_port, hello, identity, joined

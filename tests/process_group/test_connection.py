@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from stratagem.group.authentication import gate
-from stratagem.group.authentication.credentials import Credentials
-from stratagem.group.authentication.secret import Secret
+from stratagem.group.authentication import secret as gate
+from stratagem.group.authentication.secret import Credentials, Secret
 from stratagem.group.member import Group
 from stratagem.group.verdict import GroupLimits
 from tests.authentication import peers

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stratagem.group.exchanges import ExchangeReply, Exchanges
+from stratagem.group.hub import ExchangeReply, Exchanges
 from stratagem.group.verdict import Activity, GroupLimits, MemberView, ProgramPosition, Verdict
 
 _LABELS = ["worker 0", "worker 1", "worker 2"]

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from stratagem.group.authentication.credentials import Credentials
-from stratagem.group.frames import frame, read_frame
+from stratagem.group.authentication.secret import Credentials
 from stratagem.group.hub import Hub
+from stratagem.group.protocol import frame, read_frame
 from stratagem.group.verdict import GroupLimits
 from tests.process_group.members import hello
 

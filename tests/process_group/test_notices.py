@@ -8,11 +8,9 @@ import socket
 import pytest
 
 from stratagem.group import notices
-from stratagem.group.authentication.credentials import Credentials
-from stratagem.group.authentication.gate import HandshakeLimits
-from stratagem.group.authentication.secret import Secret
-from stratagem.group.frames import frame
+from stratagem.group.authentication.secret import Credentials, HandshakeLimits, Secret
 from stratagem.group.member import Group
+from stratagem.group.protocol import frame
 from stratagem.group.verdict import GroupLimits
 from stratagem.launch.plan.ports import free_ports
 from tests.authentication import peers

@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratagem.errors import UnavailableError
-from stratagem.group.authentication.credentials import Credentials
-from stratagem.group.frames import frame
+from stratagem.group.authentication.secret import Credentials
 from stratagem.group.hub import Hub
 from stratagem.group.member import Group
-from stratagem.group.protocol import read_answer, read_message
+from stratagem.group.protocol import frame, read_answer, read_message
 from stratagem.group.verdict import GroupLimits
 from tests.fuzzing import JSON, fuzz
 from tests.process_group.members import (

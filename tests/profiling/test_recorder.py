@@ -6,9 +6,12 @@ import jax
 import pytest
 
 from stratagem.observe.profiling import recorder as module
-from stratagem.observe.profiling.recorder import StepRecorder
-from stratagem.observe.profiling.step_observer import current_observer, observe
-from stratagem.observe.profiling.trace_files import read_profile
+from stratagem.observe.profiling.recorder import (
+    StepRecorder,
+    current_observer,
+    observe,
+    read_profile,
+)
 from tests.profiling.fabricated import cpu_trace, step, two_steps, write
 
 

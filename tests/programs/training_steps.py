@@ -9,7 +9,7 @@ import jax
 import keras
 
 from stratagem.devices.mesh import Topology
-from stratagem.keras.training.lowering import lower_training_step
+from stratagem.keras.training.model import lower_training_step
 from stratagem.strategies.compile_only import CompileOnlyStrategy
 
 

@@ -6,8 +6,8 @@ import os
 import threading
 from pathlib import Path
 
-from stratagem.observe.run_events import memory_sampler
-from stratagem.observe.run_events.memory_sampler import MemorySampler, resident_bytes
+from stratagem.observe.run_events import process_writer as memory_sampler
+from stratagem.observe.run_events.process_writer import MemorySampler, resident_bytes
 from stratagem.observe.run_events.reader import read_run
 from stratagem.observe.run_events.records import EndEvent, MemoryEvent
 from stratagem.observe.run_events.writer import EventWriter

@@ -7,9 +7,9 @@ import warnings
 
 import pytest
 
+from stratagem.observe.run_events.process_writer import MAX_WARNINGS, WarningCapture
 from stratagem.observe.run_events.reader import read_run
 from stratagem.observe.run_events.records import WarningEvent
-from stratagem.observe.run_events.warning_capture import MAX_WARNINGS, WarningCapture
 from stratagem.observe.run_events.writer import EventWriter
 
 

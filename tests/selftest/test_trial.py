@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from stratagem.cli.doctor.finding import Level
+from stratagem.cli.doctor.settings import Level
 from stratagem.cli.selftest import trial
 from stratagem.cli.selftest.measurements import MEASUREMENTS
 from tests.slow_rows import slow_but_for

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from stratagem.checkpoint.storage.manifest import (
+from stratagem.checkpoint.storage.shard_reader import (
     FORMAT,
     SHARDED_FORMAT,
     add_checksum,

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratagem.observe.stragglers.attribution import Cause
-from stratagem.observe.stragglers.cost import RunCost, cost_of
+from stratagem.observe.stragglers.attribution import Cause, RunCost, cost_of
 from stratagem.observe.stragglers.windows import windows_of
 from tests.stragglers.simulation import Group
 

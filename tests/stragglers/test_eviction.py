@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.observe.stragglers.attribution import Assessment, Cause, Straggler
-from stratagem.observe.stragglers.eviction import (
+from stratagem.observe.stragglers.attribution import (
+    Assessment,
+    Cause,
     EvictionRule,
+    Straggler,
     choose_eviction,
     slow_since,
     slowdown,

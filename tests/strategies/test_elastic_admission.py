@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.errors import DataLossError, UnavailableError
+from stratagem.errors import NOT_NEEDED, DataLossError, UnavailableError
 from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
-from stratagem.exit_codes import NOT_NEEDED
-from stratagem.group.elastic.candidacy import RunningGroup
+from stratagem.group.elastic.inbox import RunningGroup
 from stratagem.group.elastic.peer_connections import PeerConnections, PeerLostError
 from stratagem.strategies import elastic_admission
 from stratagem.strategies.elastic_admission import ElasticAdmission

@@ -13,7 +13,7 @@ import pytest
 import stratagem as sg
 from stratagem.devices.processes import start_processes
 from stratagem.group.authentication import secret
-from stratagem.group.identity import Identity
+from stratagem.group.current import Identity
 from stratagem.group.verdict import GroupLimits
 
 

@@ -17,7 +17,7 @@ from stratagem.devices.abstract_devices import (
     planned_topology,
     planning_for,
 )
-from stratagem.devices.devices import find_devices, find_groups, local_devices
+from stratagem.devices.finding import find_devices, find_groups, local_devices
 from stratagem.devices.mesh import Topology
 from stratagem.planning.targets import parse_target
 

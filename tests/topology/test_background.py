@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from stratagem.devices import background
-from stratagem.devices.devices import find_devices
+from stratagem.devices.finding import find_devices
 from stratagem.devices.lockstep import wait_for_background
 from stratagem.devices.mesh import Topology
 

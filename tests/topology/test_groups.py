@@ -9,9 +9,14 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from stratagem.devices.devices import find_groups
-from stratagem.devices.groups import adjacent_groups, check_groups, prime_factors
-from stratagem.devices.mesh import REPLICA_AXIS, Topology
+from stratagem.devices.finding import find_groups
+from stratagem.devices.mesh import (
+    REPLICA_AXIS,
+    Topology,
+    adjacent_groups,
+    check_groups,
+    prime_factors,
+)
 from stratagem.devices.shards import replicas_span_processes
 from stratagem.variables.distributed import PerReplica
 

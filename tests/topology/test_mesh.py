@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from stratagem.devices.devices import find_devices
+from stratagem.devices.finding import find_devices
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from stratagem.devices.devices import find_groups
+from stratagem.devices.finding import find_groups
 from stratagem.devices.mesh import Topology
 from stratagem.devices.shards import (
     assemble_on_host,

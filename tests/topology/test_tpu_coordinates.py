@@ -9,8 +9,13 @@ import pytest
 from jax.experimental import mesh_utils
 
 from stratagem.devices.device_assignment import DeviceAssignment
-from stratagem.devices.slices import num_slices, slice_of
-from stratagem.devices.tpu_coordinates import assigned_devices, in_ring_order, tpu_topology_of
+from stratagem.devices.tpu_coordinates import (
+    assigned_devices,
+    in_ring_order,
+    num_slices,
+    slice_of,
+    tpu_topology_of,
+)
 
 
 @dataclasses.dataclass(frozen=True)

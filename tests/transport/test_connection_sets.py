@@ -7,7 +7,7 @@ import resource
 import pytest
 import zmq
 
-from stratagem.group.transport.connection_sets import ConnectionPool, ConnectionSet
+from stratagem.group.transport.connection import ConnectionPool, ConnectionSet
 from stratagem.group.transport.keys import ClusterKeys
 from stratagem.group.transport.server_connections import Peer
 

@@ -12,8 +12,8 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem.group.transport.client_memories import ClientMemories
 from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.listener import ClientMemories
 from stratagem.group.transport.shared_memory import ClientMemory, is_placed
 from stratagem.group.transport.wire import PING, Message, is_message, numeric_dtype, pack, unpack
 from stratagem.parameter_server.server.server import ParameterServer

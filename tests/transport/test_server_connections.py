@@ -8,12 +8,11 @@ import pytest
 import zmq
 
 from stratagem.errors import UnavailableError
-from stratagem.group.transport.connection_sets import ConnectionPool, ConnectionSet
+from stratagem.group.transport.connection import ConnectionPool, ConnectionSet, Question, wait
 from stratagem.group.transport.keys import ClusterKeys
 from stratagem.group.transport.listener import Listener, Request
 from stratagem.group.transport.local_sockets import LocalSocket
 from stratagem.group.transport.server_connections import Peer, Place
-from stratagem.group.transport.waiting import Question, wait
 from stratagem.group.transport.wire import Message, pack
 from tests.transport.cut_connection import CutLine
 

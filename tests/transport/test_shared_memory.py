@@ -19,10 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratagem.group.transport import listener as listener_module
-from stratagem.group.transport.client_memories import ClientMemories
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.keys import ClusterKeys
-from stratagem.group.transport.listener import Listener, Request
+from stratagem.group.transport.listener import ClientMemories, Listener, Request
 from stratagem.group.transport.shared_memory import (
     ClientMemory,
     MemoryLimits,

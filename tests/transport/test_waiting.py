@@ -15,9 +15,8 @@ import zmq
 
 from stratagem.errors import UnavailableError
 from stratagem.group.transport import connection as connection_module
-from stratagem.group.transport import waiting
-from stratagem.group.transport.connection import Connections
-from stratagem.group.transport.connection_sets import ConnectionSet
+from stratagem.group.transport import connection as waiting
+from stratagem.group.transport.connection import Connections, ConnectionSet
 from stratagem.group.transport.keys import ClusterKeys
 from stratagem.group.transport.listener import Listener, Request
 from stratagem.group.transport.local_sockets import LocalSocket

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from stratagem.devices.devices import find_devices
+from stratagem.devices.finding import find_devices
 from stratagem.devices.mesh import Topology
 from stratagem.variables.distributed import DistributedValues, Mirrored, PerReplica
 from tests.test_rendering import require_plain

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratagem.devices.devices import find_devices
+from stratagem.devices.finding import find_devices
 from stratagem.devices.mesh import Topology
 from stratagem.variables.distributed import Mirrored, PerReplica
 from stratagem.variables.regrouping import is_array, is_per_replica, regroup, select_replica

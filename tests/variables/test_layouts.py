@@ -9,9 +9,9 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import stratagem as sg
-from stratagem.devices.devices import find_groups
+from stratagem.devices.finding import find_groups
 from stratagem.devices.mesh import Topology
-from stratagem.rendering import size_text
+from stratagem.logs import size_text
 from stratagem.variables.layouts import Division, VariableLayouts, require_layouts_used
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.devices.devices import find_devices
+from stratagem.devices.finding import find_devices
 from stratagem.devices.mesh import Topology
 from stratagem.variables.placement import ShardedState
 from stratagem.variables.sharded_store import ShardedStore

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from stratagem.options import VariableAggregation
-from stratagem.variables.kind import VariableKind
-from stratagem.variables.registry import Home, VariableRegistry, home_of
+from stratagem.variables.registry import Home, VariableKind, VariableRegistry, home_of
 
 
 class Stored:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stratagem.devices.devices import find_devices, find_groups
+from stratagem.devices.finding import find_devices, find_groups
 from stratagem.devices.mesh import Topology
 from stratagem.devices.shards import local_shards, put_local_shards
 from stratagem.variables.layouts import Division

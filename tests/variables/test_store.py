@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from stratagem.devices.devices import find_devices
+from stratagem.devices.finding import find_devices
 from stratagem.devices.mesh import Topology
-from stratagem.variables.sharded_store import ShardedStore
-from stratagem.variables.single_device_store import SingleDeviceStore
+from stratagem.variables.sharded_store import ShardedStore, SingleDeviceStore
 from stratagem.variables.store import Store
 
 HOST = jax.devices()[3]

@@ -19,9 +19,9 @@ from benchmarks.growth.costs.serving import Answer, cpu_and_elapsed_s, serve_cos
 from stratagem.group.transport.keys import ClusterKeys
 from stratagem.group.transport.listener import Listener, Request
 from stratagem.group.transport.wire import Message
-from stratagem.parameter_server.cluster.coordinator_options import CoordinatorOptions
+from stratagem.parameter_server.cluster.cluster_plan import CoordinatorOptions
 from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
-from stratagem.parameter_server.coordinator.call_groups import Ended, calls_in, pack_ended
+from stratagem.parameter_server.coordinator.shipping import Ended, calls_in, pack_ended
 from stratagem.parameter_server.server.updates import ASYNCHRONOUS
 from stratagem.parameter_server.strategy.process_parts import coordinator_parts
 

@@ -7,11 +7,11 @@ import time
 from collections.abc import Mapping
 
 from stratagem.checkpoint.checkpoint import Checkpoint
-from stratagem.checkpoint.checkpoint_events import record_memory_save, record_restore, step_of_run
-from stratagem.checkpoint.group_calls import run_on_all
-from stratagem.checkpoint.matching import match
+from stratagem.checkpoint.deferred_restore import match
+from stratagem.checkpoint.latest import run_on_all
 from stratagem.checkpoint.objects import Part, state_of
-from stratagem.checkpoint.storage.memory import MemorySlots, Snapshot
+from stratagem.checkpoint.saving import record_memory_save, record_restore, step_of_run
+from stratagem.checkpoint.storage.staging import MemorySlots, Snapshot
 from stratagem.checkpoint.values import (
     assign_local_values,
     has_components,

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 
 @dataclasses.dataclass(frozen=True)

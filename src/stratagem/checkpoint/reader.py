@@ -11,8 +11,7 @@ import numpy as np
 from stratagem.checkpoint.latest import newest_in
 from stratagem.checkpoint.saving import load_arrays, load_manifest
 from stratagem.checkpoint.storage.files import is_whole
-from stratagem.errors import NotFoundError
-from stratagem.messages import explain
+from stratagem.errors import NotFoundError, explain
 
 
 class CheckpointReader:

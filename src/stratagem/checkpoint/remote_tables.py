@@ -17,13 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stratagem.checkpoint.group_calls import run_on_first
+from stratagem.checkpoint.latest import run_on_first
 from stratagem.checkpoint.objects import Part
-from stratagem.checkpoint.saving import CheckpointLocation, load_manifest
+from stratagem.checkpoint.saving import CheckpointLocation, TableSeries, load_manifest
+from stratagem.checkpoint.saving import RemoteTables as RemoteTables
 from stratagem.checkpoint.storage.files import is_whole
 from stratagem.checkpoint.storage.process import wait_for_writing
-from stratagem.checkpoint.table_series import RemoteTables as RemoteTables
-from stratagem.checkpoint.table_series import TableSeries
 
 _FOLDER = "tables"
 

@@ -9,17 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stratagem.checkpoint.creation_hooks import is_in_step
-from stratagem.checkpoint.objects import Part
+from stratagem.checkpoint.deferred_restore import is_in_step
+from stratagem.checkpoint.objects import ArrayLeaf, Part
 from stratagem.checkpoint.storage.large_arrays import Receiver
-from stratagem.checkpoint.trees import ArrayLeaf
 from stratagem.devices.lockstep import compute_on_every_process, is_multi_process, wait_until_ready
 from stratagem.devices.shards import assemble_on_host, local_shards, put_local_shards
 from stratagem.variables.components import store_components
 from stratagem.variables.distributed import PerReplica
-from stratagem.variables.kind import VariableKind
 from stratagem.variables.layouts import is_in_parts
-from stratagem.variables.registry import home_of
+from stratagem.variables.registry import VariableKind, home_of
 from stratagem.variables.store import is_keyed, store_of
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import click
 
 from stratagem import environment
 from stratagem.cli.commands import suggestion
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 # Options that say how a command runs, which a file does not.
 _NOT_IN_FILES = ("config", "help", "module", "quiet", "verbose")

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stratagem.cli.commands import print_json
-from stratagem.devices.devices import local_devices
+from stratagem.devices.finding import local_devices
 
 _BYTES_PER_GIB = 2**30
 

@@ -21,8 +21,8 @@ def command(run_dir: Path, plot: Path | None, *, as_json: bool) -> None:
     RUN_DIR is the folder with the run's events.
     """
     from stratagem.observe import goodput
-    from stratagem.observe.goodput import plot as plotting
     from stratagem.observe.goodput import report
+    from stratagem.observe.goodput import report as plotting
 
     try:
         account = goodput.account_for(goodput.read_run(run_dir))

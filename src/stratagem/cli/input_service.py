@@ -8,7 +8,7 @@ import threading
 
 import click
 
-from stratagem import exit_codes
+from stratagem import errors as exit_codes
 
 _POLL_S = 0.2
 

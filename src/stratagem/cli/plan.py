@@ -89,8 +89,8 @@ def command(
     environment.set_defaults({"JAX_PLATFORMS": "cpu"})
     try:
         environment.require_jax_choice()
-        from stratagem.planning import plot as plotting
         from stratagem.planning import report
+        from stratagem.planning import result as plotting
 
         step = _captured(script, arguments, target, global_batch, shard_state, shard_size)
         if num_results is not None:

@@ -24,7 +24,7 @@ def command(trace: Path, top: int, *, as_json: bool) -> None:
     environment.set_defaults({"JAX_PLATFORMS": "cpu"})
     try:
         from stratagem.observe.profiling import report
-        from stratagem.observe.profiling.trace_files import read_profiles
+        from stratagem.observe.profiling.recorder import read_profiles
 
         summaries = read_profiles(trace)
     except (ImportError, OSError, ValueError) as error:

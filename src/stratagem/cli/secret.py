@@ -29,7 +29,7 @@ def command(path: Path | None, *, telemetry: bool) -> None:
     from stratagem.group.authentication.secret import find_secret, new_secret
 
     if telemetry:
-        from stratagem.cli.prometheus_export import PURPOSE
+        from stratagem.cli.watch import PURPOSE
 
         try:
             secret = find_secret()

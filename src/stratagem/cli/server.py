@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from stratagem import exit_codes
+from stratagem import errors as exit_codes
 
 
 @click.command("server")

@@ -1,9 +1,8 @@
 """Cluster specifications, task roles, and resolvers that detect them. Loads no JAX."""
 
-from stratagem.cluster.checks import check_cluster
 from stratagem.cluster.detection import ENVIRONMENTS, detect
 from stratagem.cluster.kubernetes_services import resolve_cluster
-from stratagem.cluster.processes import Processes, processes_of_task
+from stratagem.cluster.processes import Processes, check_cluster, processes_of_task
 from stratagem.cluster.resolvers.gce import GCEClusterResolver
 from stratagem.cluster.resolvers.kubernetes import (
     KubernetesClusterResolver,

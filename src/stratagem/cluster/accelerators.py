@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 
 from stratagem import environment
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 _COMMAND = ("nvidia-smi", "--list-gpus")
 _TIMEOUT_S = 60

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 _MAX_PORT = 65535
 _LOOPBACK_NAMES = {"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"}

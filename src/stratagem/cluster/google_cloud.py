@@ -7,8 +7,8 @@ import urllib.request
 from typing import Any
 
 from stratagem import environment
-from stratagem.messages import explain
-from stratagem.optional_libraries import load
+from stratagem.environment import load
+from stratagem.errors import explain
 
 _TIMEOUT_S = 10
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"

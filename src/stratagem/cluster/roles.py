@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stratagem.cluster.spec import ClusterDef, ClusterSpec, parse_task_index
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 TASK_TYPES = ("chief", "worker", "ps", "evaluator")
 

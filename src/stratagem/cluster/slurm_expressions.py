@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 # A part between commas outside brackets.
 _PART = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")

@@ -19,9 +19,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType
 
-from stratagem.devices.groups import adjacent_groups
-from stratagem.devices.mesh import Topology
-from stratagem.messages import explain
+from stratagem.devices.mesh import Topology, adjacent_groups
+from stratagem.errors import explain
 
 # Arrays up to this size keep their values.
 _MAX_VALUE_BYTES = 2**16

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from stratagem import environment
-from stratagem.devices.devices import num_cpu_devices
+from stratagem.devices.finding import num_cpu_devices
 from stratagem.devices.mesh import Topology
 from stratagem.group.current import current_group
 

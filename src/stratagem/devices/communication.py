@@ -7,7 +7,7 @@ import enum
 import types
 
 from stratagem.devices.compression import AUTO, Compression
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 __all__ = [
     "CollectiveCommunication",

@@ -18,7 +18,7 @@ import jax
 
 from stratagem import config
 from stratagem.devices.private import write_cache_entries_whole
-from stratagem.folders import programs_folder
+from stratagem.resources import programs_folder
 
 _logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 AUTO = "auto"
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 # Letters of the dtypes of 64-bit integers: on some systems, there are two of each.
 _WIDE = frozenset(np.dtype(kind).char for kind in ("int64", "uint64", "l", "L", "q", "Q"))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stratagem.devices.compression import Compression
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 __all__ = ["DiLoCo", "LocalSGD", "LocalUpdates", "QuadraticPeriod", "StreamingDiLoCo"]
 

@@ -24,7 +24,7 @@ import jax
 from stratagem.cluster.preemption.signals import ignore_until_exit
 from stratagem.devices.lockstep import wait_for_background
 from stratagem.devices.private import exit_now, main_thread_file
-from stratagem.exit_codes import INTERRUPTED
+from stratagem.errors import INTERRUPTED
 from stratagem.group.current import current_group
 from stratagem.group.elastic.group import ElasticGroup
 from stratagem.group.member import Group

@@ -14,7 +14,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from stratagem.devices.lockstep import compute_on_every_process
 from stratagem.devices.mesh import Topology
-from stratagem.host_memory import release_freed_memory
+from stratagem.environment import release_freed_memory
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike

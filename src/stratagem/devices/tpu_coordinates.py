@@ -13,11 +13,22 @@ from typing import Any
 import jax
 import numpy as np
 
-from stratagem.devices.device_assignment import DeviceAssignment
-from stratagem.devices.rings import ring_of
-from stratagem.devices.slices import slice_of
+from stratagem.devices.device_assignment import DeviceAssignment, ring_of
 from stratagem.devices.tpu_topology import TPUTopology
-from stratagem.messages import explain
+from stratagem.errors import explain
+
+# TPU slices: chips within one are directly connected, other slices are reached over a network.
+
+
+def slice_of(device: object) -> int:
+    """Returns the slice index of a `jax.Device`, or 0 if it has none."""
+    return int(getattr(device, "slice_index", None) or 0)
+
+
+def num_slices(devices: Sequence[jax.Device] | None) -> int:
+    """Returns the number of slices of the devices, at least 1."""
+    return len({slice_of(device) for device in devices or ()}) or 1
+
 
 Position = tuple[int, int, int, int]
 

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from stratagem.errors import explain
 from stratagem.estimator.number_checks import check_minimum
 from stratagem.input.dataset import Dataset
 from stratagem.input.sources.adapters import every_nth
-from stratagem.messages import explain
 from stratagem.options import InputContext
 
 _InputFn = Callable[..., Dataset]

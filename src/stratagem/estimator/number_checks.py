@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 
 def check_number(name: str, value: object, *, is_integer: bool) -> None:

@@ -7,8 +7,8 @@ checkpoint_utils.py, training_util.py.
 from stratagem.checkpoint.checkpoint import Checkpoint
 from stratagem.checkpoint.latest import checkpoints_iterator, latest_checkpoint
 from stratagem.checkpoint.manager import CheckpointManager
-from stratagem.checkpoint.options import CheckpointOptions
 from stratagem.checkpoint.reader import list_variables, load_checkpoint, load_variable
+from stratagem.checkpoint.saving import CheckpointOptions
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.estimator.global_step import get_global_step, get_or_create_global_step
 from stratagem.keras.numerics.random_state import RandomState

@@ -14,7 +14,7 @@ import numpy as np
 from stratagem.devices.collectives import device
 from stratagem.devices.collectives.all_reduce import AllReduce, ChosenAllReduce, marked_as_sum
 from stratagem.devices.collectives.packing import NO_PACKING
-from stratagem.messages import explain
+from stratagem.errors import explain
 from stratagem.options import ReduceOp
 from stratagem.variables.distributed import Mirrored, PerReplica
 from stratagem.variables.indexed_slices import IndexedSlices

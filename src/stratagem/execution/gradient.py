@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 
+from stratagem.config import filters_traceback
+from stratagem.errors import explain
 from stratagem.execution.embeddings.lookups import (
     Lookups,
     as_row_numbers,
@@ -21,12 +23,13 @@ from stratagem.execution.embeddings.lookups import (
     tables_among,
 )
 from stratagem.execution.summary.collector import Collector
-from stratagem.execution.summary.host_callbacks import forward_summaries
-from stratagem.execution.tracing.created_variables import initialize_created
-from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
+from stratagem.execution.summary.kinds import forward_summaries
+from stratagem.execution.tracing.functionalize import (
+    ReplicaScope,
+    current_scope,
+    initialize_created,
+)
 from stratagem.execution.tracing.remote_state import Ids, Lookup
-from stratagem.messages import explain
-from stratagem.tracebacks import filters_traceback
 from stratagem.variables.distributed import DistributedValues, Mirrored, PerReplica
 from stratagem.variables.indexed_slices import IndexedSlices
 from stratagem.variables.regrouping import is_array

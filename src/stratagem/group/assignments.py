@@ -14,8 +14,8 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stratagem.errors import explain
 from stratagem.group.verdict import Verdict
-from stratagem.messages import explain
 
 # Messages name one variable; which one of very many does not matter.
 _MAX_SENT = 32

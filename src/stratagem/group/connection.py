@@ -12,18 +12,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from stratagem.errors import explain
 from stratagem.group.authentication.connections import Streams, UnansweredError, close_now, connect
-from stratagem.group.authentication.credentials import Credentials
-from stratagem.group.authentication.gate import Gate, HandshakeLimits
 from stratagem.group.authentication.listening import listening_sockets
-from stratagem.group.frames import frame
+from stratagem.group.authentication.secret import Credentials, Gate, HandshakeLimits
+from stratagem.group.current import Identity
 from stratagem.group.hub import MEMBER, TUNNEL, Hub
-from stratagem.group.identity import Identity
 from stratagem.group.notices import listen_for_notice, notify, read_notice
-from stratagem.group.protocol import read_answer
+from stratagem.group.protocol import frame, read_answer
 from stratagem.group.tunnel import open_coordination_port
 from stratagem.group.verdict import GroupLimits, ProgramPosition, Verdict
-from stratagem.messages import explain
 
 _PURPOSE = "group"
 _RETRY_S = 0.2

@@ -13,12 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 from stratagem.group.authentication.connections import close_now, connect, open_streams
-from stratagem.group.authentication.credentials import Credentials
-from stratagem.group.authentication.gate import Gate, HandshakeLimits
 from stratagem.group.authentication.listening import listening_sockets
-from stratagem.group.frames import frame
-from stratagem.group.identity import Identity
-from stratagem.group.protocol import read_answer
+from stratagem.group.authentication.secret import Credentials, Gate, HandshakeLimits
+from stratagem.group.current import Identity
+from stratagem.group.protocol import frame, read_answer
 from stratagem.group.verdict import Verdict
 
 _PURPOSE = "notice"

@@ -7,11 +7,42 @@ invalid messages are rejected here. Later code relies on every field and its typ
 from __future__ import annotations
 
 import asyncio
+import json
 from types import NoneType
 from typing import Any
 
-from stratagem.group.frames import MAX_FRAME_BYTES, read_frame
 from stratagem.group.verdict import Activity
+
+# Framed JSON messages between processes that coordinate over asyncio streams.
+#
+# A frame is a four-byte length and that many bytes of JSON. Nothing is ever unpickled.
+
+MAX_FRAME_BYTES = 256 * 2**20
+
+
+def frame(message: dict[str, Any]) -> bytes:
+    """Returns a JSON message as a frame."""
+    text = json.dumps(message, separators=(",", ":")).encode()
+    return len(text).to_bytes(4, "big") + text
+
+
+async def read_frame(
+    reader: asyncio.StreamReader, max_bytes: int = MAX_FRAME_BYTES
+) -> dict[str, Any]:
+    """Reads one message; raises ConnectionError if the connection or frame is broken."""
+    try:
+        size = int.from_bytes(await reader.readexactly(4), "big")
+        if size > max_bytes:
+            raise ConnectionError(f"received a frame of {size} bytes, which is too large")
+        message = json.loads(await reader.readexactly(size))
+    except ConnectionError:
+        raise
+    except (asyncio.IncompleteReadError, OSError, ValueError, RecursionError) as error:
+        raise ConnectionError(f"closed by the other side ({error})") from error
+    if not isinstance(message, dict):
+        raise ConnectionError("received a frame that holds no JSON object")
+    return message
+
 
 # It names the cluster, which may have thousands of tasks.
 MAX_HELLO_BYTES = 2**20

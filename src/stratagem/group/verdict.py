@@ -6,8 +6,7 @@ import dataclasses
 import enum
 from collections.abc import Sequence
 
-from stratagem.errors import DeadlineExceededError, UnavailableError
-from stratagem.messages import explain
+from stratagem.errors import DeadlineExceededError, UnavailableError, explain
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 _STRINGS = re.compile(r"[<>|][US]\d{1,6}")
 

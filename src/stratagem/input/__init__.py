@@ -3,13 +3,16 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from stratagem.input.batches import batch_sizes_for_worker
 from stratagem.input.dataset import Dataset
 from stratagem.input.distributed import DistributedDataset
 from stratagem.input.iterator import DistributedIterator, OptionalBatch
-from stratagem.input.sources.array_spec import ArraySpec
-from stratagem.input.sources.shards import SHARD_HINT
-from stratagem.input.sources.source import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
-from stratagem.input.splitting import batch_sizes_for_worker
+from stratagem.input.sources.source import (
+    INFINITE_CARDINALITY,
+    SHARD_HINT,
+    UNKNOWN_CARDINALITY,
+    ArraySpec,
+)
 
 if TYPE_CHECKING:
     from stratagem.input import service as service

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from stratagem import contexts as stack
+from stratagem.errors import explain
 from stratagem.input.snapshots import SnapshotSource
 from stratagem.input.sources.adapters import as_source, batched_source, every_nth
 from stratagem.input.sources.iterables import GeneratorSource
 from stratagem.input.sources.repeated import RepeatedSource, check_count
-from stratagem.input.sources.shards import SHARD_HINT, FileSource, HintSource
-from stratagem.input.sources.source import Source
-from stratagem.messages import explain
+from stratagem.input.sources.source import SHARD_HINT, FileSource, HintSource, Source
 
 
 class Dataset:

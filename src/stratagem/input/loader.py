@@ -12,9 +12,8 @@ import jax.numpy as jnp
 
 from stratagem.devices.mesh import Topology
 from stratagem.input.batches import HostBatch
-from stratagem.input.placement import HostSteps, PlacedBatches, place
+from stratagem.input.placement import HostSteps, PlacedBatches, are_small, place, put_steps
 from stratagem.input.sources.source import BATCHES_PER_SNAPSHOT, Reader
-from stratagem.input.transfer import are_small, put_steps
 from stratagem.variables.regrouping import is_array
 
 # After so many groups, others of the same shapes are likely to follow.

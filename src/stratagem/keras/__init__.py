@@ -9,7 +9,7 @@ from stratagem.keras.numerics.losses import compute_average_loss
 
 from stratagem.keras.numerics.losses import scale_regularization_loss  # isort: skip
 from stratagem.keras.training.generate_stream import generate_stream  # isort: skip
-from stratagem.keras.training.lowering import lower_training_step  # isort: skip
+from stratagem.keras.training.model import lower_training_step  # isort: skip
 from stratagem.keras.training.model import compile
 
 from stratagem.keras.training.model import strategy_of  # isort: skip
@@ -18,11 +18,11 @@ from stratagem.keras.numerics.random_state import RandomState  # isort: skip
 from stratagem.keras.numerics.chunked_crossentropy import ChunkedSparseCategoricalCrossentropy  # isort: skip
 from stratagem.keras.numerics.chunked_loss import chunked_softmax_cross_entropy  # isort: skip
 from stratagem.keras.numerics.remat import remat  # isort: skip
-from stratagem.keras.numerics.scan_layers import scan_layers  # isort: skip
+from stratagem.keras.numerics.layer_chains import scan_layers  # isort: skip
 from stratagem.keras.evaluation.sidecar_evaluator import SidecarEvaluation
 
 from stratagem.keras.evaluation.sidecar_evaluator import SidecarEvaluator  # isort: skip
-from stratagem.keras.evaluation.sidecar_export import SidecarEvaluatorModelExport  # isort: skip
+from stratagem.keras.evaluation.sidecar_evaluator import SidecarEvaluatorModelExport  # isort: skip
 from stratagem.keras.callbacks.tensorboard import TensorBoard  # isort: skip
 from stratagem.keras.variables.variable import DistributedVariable  # isort: skip
 from stratagem.keras.variables.variable_creation import Variable  # isort: skip

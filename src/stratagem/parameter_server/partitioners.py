@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike

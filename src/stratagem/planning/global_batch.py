@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from stratagem.devices.abstract_devices import placeholder
-from stratagem.execution.context.batch import ReplicaBatch
+from stratagem.errors import explain
+from stratagem.execution.context.replica import ReplicaBatch
 from stratagem.execution.programs.step_capture import CapturedStep
 from stratagem.execution.tracing.arguments import Arguments, Leaf
-from stratagem.messages import explain
 
 
 def with_global_batch(step: CapturedStep, global_batch: int) -> CapturedStep:

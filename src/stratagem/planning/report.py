@@ -9,11 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stratagem.rendering import size_text
+from stratagem.logs import size_text
 
 if TYPE_CHECKING:
-    from stratagem.planning.comparison import Comparison
-    from stratagem.planning.result import Plan
+    from stratagem.planning.result import Comparison, Plan
     from stratagem.planning.schedule import Reduction
 
 

@@ -10,8 +10,8 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from stratagem.devices.abstract_devices import planning_for
+from stratagem.errors import explain
 from stratagem.execution.programs.step_capture import CapturedStep, capture
-from stratagem.messages import explain
 from stratagem.planning.targets import Target
 from stratagem.strategies.mirrored import MirroredStrategy
 from stratagem.variables.placement import ShardedState

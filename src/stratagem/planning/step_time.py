@@ -20,9 +20,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stratagem.messages import explain
-from stratagem.planning.operation_costs import OperationCost
-from stratagem.planning.schedule import Reduction
+from stratagem.errors import explain
+from stratagem.planning.schedule import OperationCost, Reduction
 from stratagem.planning.targets import Target
 
 # Two thirds of a training step's products are the backward pass, which can overlap communication.

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from stratagem.devices.abstract_devices import AbstractDevice, AbstractTopology
-from stratagem.messages import explain
+from stratagem.errors import explain
 from stratagem.planning.accelerators import ACCELERATORS, Accelerator
 
 _GPUS = re.compile(r"(?:(\d+)x)?([a-z]\w*)", re.IGNORECASE)

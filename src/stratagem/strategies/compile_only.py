@@ -8,8 +8,8 @@ from typing import Any, NoReturn, final
 import jax
 
 from stratagem.devices.mesh import Topology
+from stratagem.errors import explain
 from stratagem.execution.programs.lockstep import Lockstep
-from stratagem.messages import explain
 from stratagem.strategies.base.cross_device_ops import CrossDeviceOps
 from stratagem.strategies.base.strategy import Strategy
 

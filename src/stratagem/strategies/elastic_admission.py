@@ -11,18 +11,20 @@ import numpy as np
 
 from stratagem import logs
 from stratagem.devices.mesh import Topology
-from stratagem.errors import UnavailableError
+from stratagem.errors import NOT_NEEDED, UnavailableError, explain
 from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
-from stratagem.exit_codes import NOT_NEEDED
-from stratagem.group.elastic.candidacy import RunningGroup
 from stratagem.group.elastic.group import ElasticGroup
-from stratagem.group.elastic.handover import TrainingState, hand_over, receive
-from stratagem.group.elastic.peer_connections import PeerConnections, PeerLostError
-from stratagem.messages import explain
+from stratagem.group.elastic.inbox import RunningGroup
+from stratagem.group.elastic.peer_connections import (
+    PeerConnections,
+    PeerLostError,
+    TrainingState,
+    hand_over,
+    receive,
+)
 from stratagem.strategies.base.strategy import Strategy
 from stratagem.variables.components import store_components
-from stratagem.variables.kind import VariableKind
-from stratagem.variables.registry import home_of
+from stratagem.variables.registry import VariableKind, home_of
 
 _logger = logging.getLogger(__name__)
 _LOOP = "loop"

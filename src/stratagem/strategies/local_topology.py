@@ -12,10 +12,9 @@ from stratagem.devices.abstract_devices import (
     planned_topology,
     refuse_to_plan,
 )
-from stratagem.devices.devices import DeviceLike, find_devices, find_groups, local_devices
-from stratagem.devices.groups import adjacent_groups
-from stratagem.devices.mesh import Topology
-from stratagem.messages import explain
+from stratagem.devices.finding import DeviceLike, find_devices, find_groups, local_devices
+from stratagem.devices.mesh import Topology, adjacent_groups
+from stratagem.errors import explain
 
 
 def local_topology(

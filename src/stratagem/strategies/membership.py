@@ -13,16 +13,16 @@ import jax
 
 from stratagem import config, environment
 from stratagem.cluster.addresses import split_address
+from stratagem.cluster.detection import RAY_TRAIN
 from stratagem.cluster.processes import Processes
-from stratagem.cluster.ray_train import RAY_TRAIN
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.devices.abstract_devices import planned_devices
-from stratagem.devices.devices import local_devices
+from stratagem.devices.finding import local_devices
 from stratagem.devices.processes import end_coordination, start_processes
-from stratagem.group.authentication.credentials import Credentials
-from stratagem.group.identity import Identity
+from stratagem.errors import explain
+from stratagem.group.authentication.secret import Credentials
+from stratagem.group.current import Identity
 from stratagem.group.verdict import GroupLimits
-from stratagem.messages import explain
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy

@@ -15,18 +15,17 @@ from stratagem.devices.abstract_devices import planned_topology
 from stratagem.devices.collectives.measurement import measured_choice
 from stratagem.devices.communication import CommunicationImplementation, CommunicationOptions
 from stratagem.devices.compression import AUTO
-from stratagem.devices.groups import adjacent_groups
-from stratagem.devices.mesh import Topology
+from stratagem.devices.mesh import Topology, adjacent_groups
+from stratagem.errors import explain
 from stratagem.execution.compression_advice import measured_link
-from stratagem.group.random_state import agree_on_random_state
-from stratagem.messages import explain
+from stratagem.group.current import agree_on_random_state
 from stratagem.strategies.base.argument_checks import checked_communication, checked_sequence_axis
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.base.recreate import recreatable
 from stratagem.strategies.base.strategy import Strategy
 from stratagem.strategies.membership import check_resolver, copy_refused, devices_of_cluster
-from stratagem.strategies.state_placement import state_placement
-from stratagem.variables.mesh_axes import devices_per_replica_of
+from stratagem.strategies.placement_rules import state_placement
+from stratagem.variables.layouts import devices_per_replica_of
 
 
 @final

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-from stratagem.devices.devices import DeviceLike, find_devices
+from stratagem.devices.finding import DeviceLike, find_devices
 from stratagem.devices.mesh import Topology
 from stratagem.strategies.base.recreate import recreatable
 from stratagem.strategies.base.strategy import Strategy

@@ -6,7 +6,7 @@ Source: TF 2.21 tpu/topology.py, device_assignment.py, tpu_strategy_util.py, tpu
 from stratagem.cluster.tpu_metadata import TPUSystemMetadata
 from stratagem.devices.device_assignment import DeviceAssignment, DeviceOrderMode
 from stratagem.devices.tpu_topology import TPUTopology as Topology
-from stratagem.strategies.tpu_system import initialize_tpu_system, shutdown_tpu_system
+from stratagem.strategies.tpu import initialize_tpu_system, shutdown_tpu_system
 
 __all__ = [
     "DeviceAssignment",

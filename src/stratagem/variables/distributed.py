@@ -12,9 +12,8 @@ from jax.core import Tracer
 
 from stratagem.devices.context_mesh import outside_context_mesh
 from stratagem.devices.lockstep import wait_until_ready
-from stratagem.messages import explain
-from stratagem.public_dir import PublicDir
-from stratagem.rendering import as_html, new_table
+from stratagem.errors import explain
+from stratagem.logs import PublicDir, as_html, new_table
 
 # In a notebook.
 _MAX_SHOWN = 32

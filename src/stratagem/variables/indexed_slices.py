@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 
 from stratagem.devices.exact_integers import require_exact_integers
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 
 @jax.tree_util.register_pytree_node_class

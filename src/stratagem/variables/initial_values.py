@@ -13,8 +13,8 @@ import numpy as np
 from stratagem.devices.lockstep import compute_on_every_process
 from stratagem.devices.mesh import Topology
 from stratagem.devices.shards import local_copy
+from stratagem.errors import explain
 from stratagem.group.current import current_group
-from stratagem.messages import explain
 from stratagem.variables.layouts import is_in_parts, put_stored
 from stratagem.variables.registry import VariableRegistry
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from stratagem.devices.exact_integers import require_exact_integers
 from stratagem.devices.mesh import Topology
+from stratagem.errors import explain
 from stratagem.group.current import current_group
-from stratagem.messages import explain
 from stratagem.variables.distributed import DistributedValues, Mirrored, PerReplica
 
 

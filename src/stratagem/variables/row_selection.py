@@ -12,7 +12,7 @@ import keras
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 if TYPE_CHECKING:
     pass

@@ -10,9 +10,9 @@ import pytest
 
 from stratagem.cli.doctor.network import probes
 from stratagem.cli.doctor.network.agent import Agent, listen
-from stratagem.cli.doctor.network.hosts import SurveyedHost
 from stratagem.cli.doctor.network.probes import Reason
-from stratagem.group.frames import frame
+from stratagem.cli.doctor.network.survey import SurveyedHost
+from stratagem.group.protocol import frame
 from tests.run_events.test_wait_clock import ticking
 
 

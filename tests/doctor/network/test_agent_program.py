@@ -10,7 +10,7 @@ from typing import IO, Any
 import pytest
 
 from stratagem.cli.doctor.network.agent_program import MARKER
-from stratagem.group.frames import frame, read_frame
+from stratagem.group.protocol import frame, read_frame
 
 pytestmark = pytest.mark.slow
 

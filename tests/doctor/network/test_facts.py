@@ -9,9 +9,9 @@ import platform
 import pytest
 
 from stratagem.cli.doctor.accelerators import Probe
-from stratagem.cli.doctor.finding import Finding, Level
 from stratagem.cli.doctor.network import facts
 from stratagem.cli.doctor.network.facts import gather_facts
+from stratagem.cli.doctor.settings import Finding, Level
 
 _PROBE = Probe([{"platform": "cpu", "kind": "cpu", "process": 0, "memory_bytes": None}] * 2)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.cli.doctor.network.hosts import SurveyedHost, hosts_of, own_index, parse_hosts
+from stratagem.cli.doctor.network.survey import SurveyedHost, hosts_of, own_index, parse_hosts
 from stratagem.cluster.resolvers.simple import SimpleClusterResolver
 from stratagem.cluster.spec import ClusterSpec
 

@@ -20,7 +20,7 @@ from stratagem.cli.doctor.network.probes import (
     measure_transfer,
     receive,
 )
-from stratagem.group.frames import read_frame
+from stratagem.group.protocol import read_frame
 from tests.run_events.test_wait_clock import ticking
 
 _LIMIT_S = 120.0

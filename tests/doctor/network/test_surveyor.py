@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from stratagem.cli.doctor.network import surveyor
-from stratagem.cli.doctor.network.hosts import SurveyedHost
 from stratagem.cli.doctor.network.probes import Reason
-from stratagem.cli.doctor.network.survey import Survey
+from stratagem.cli.doctor.network.survey import Survey, SurveyedHost
 from stratagem.cli.doctor.network.surveyor import Surveyor
 
 _OFFSETS_S = [0.0, 5.0, -2.0]

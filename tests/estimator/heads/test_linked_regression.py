@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.estimator.heads.linked_regression import (
-    LogisticRegressionHead,
-    PoissonRegressionHead,
-)
+from stratagem.estimator.heads.regression import LogisticRegressionHead, PoissonRegressionHead
 
 LOGITS = np.array([[-1.0], [0.0], [1.5]], "float32")
 

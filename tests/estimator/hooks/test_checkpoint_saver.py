@@ -7,7 +7,7 @@ import pytest
 import stratagem as sg
 from stratagem.devices.collectives import host
 from stratagem.estimator.hooks.checkpoint_saver import CheckpointSaverHook, CheckpointSaverListener
-from stratagem.estimator.hooks.stop_at_step import StopAtStepHook
+from stratagem.estimator.hooks.session_run_hook import StopAtStepHook
 from tests.estimator.hooks.fake_loop import FakeClock, FakeSession
 
 

@@ -11,7 +11,7 @@ from keras import layers
 
 import stratagem as sg
 from stratagem.estimator import export
-from stratagem.estimator.exporting.exported_model import load_exported
+from stratagem.estimator.exporting.export_programs import load_exported
 from stratagem.estimator.keras_models.model_to_estimator import model_to_estimator
 from stratagem.estimator.settings.run_config import RunConfig
 

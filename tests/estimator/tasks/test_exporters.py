@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stratagem.estimator.loops.evaluation_record import write_eval_metrics
-from stratagem.estimator.tasks.exporters import (
+from stratagem.estimator.tasks.train_spec import (
     BestExporter,
     Exporter,
     FinalExporter,

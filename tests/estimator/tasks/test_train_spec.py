@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from stratagem.estimator.hooks.checkpoint_saver import CheckpointSaverListener
-from stratagem.estimator.hooks.stop_at_step import StopAtStepHook
-from stratagem.estimator.tasks.exporters import FinalExporter, LatestExporter
-from stratagem.estimator.tasks.train_spec import EvalSpec, TrainSpec
+from stratagem.estimator.hooks.session_run_hook import StopAtStepHook
+from stratagem.estimator.tasks.train_spec import EvalSpec, FinalExporter, LatestExporter, TrainSpec
 
 
 def input_fn():

@@ -14,7 +14,7 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, PartitionSpec
 
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
-from stratagem.execution.programs.reduce_scatter import scatter_sums
+from stratagem.execution.programs.sharded_program import scatter_sums
 from stratagem.execution.programs.update_part import StepParts, part_step
 from stratagem.variables.sharded_store import ShardedStore
 

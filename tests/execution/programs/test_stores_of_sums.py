@@ -11,9 +11,9 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from stratagem.devices.devices import find_groups
+from stratagem.devices.finding import find_groups
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
-from stratagem.execution.programs.stores_of_sums import store_for, stores_of_sums
+from stratagem.execution.programs.sharded_program import store_for, stores_of_sums
 from stratagem.execution.programs.update_part import StepParts, part_step
 from stratagem.variables.layouts import Division
 from stratagem.variables.sharded_store import ShardedStore

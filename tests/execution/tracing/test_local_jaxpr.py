@@ -9,7 +9,11 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, PartitionSpec
 
 from stratagem.devices.mesh import Topology
-from stratagem.execution.tracing.local_jaxpr import UNTOUCHED, local_jaxpr, without_unused_variables
+from stratagem.execution.tracing.remote_state import (
+    UNTOUCHED,
+    local_jaxpr,
+    without_unused_variables,
+)
 
 CONSTANT = np.arange(3, dtype=np.float32)
 

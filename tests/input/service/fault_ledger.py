@@ -24,8 +24,8 @@ import numpy as np
 
 import stratagem as sg
 from stratagem.input.service.dispatcher import DispatcherConfig, DispatchServer
-from stratagem.input.service.sharding import ShardingPolicy
-from stratagem.input.service.worker import WorkerConfig, WorkerServer
+from stratagem.input.service.processes import WorkerConfig, WorkerServer
+from stratagem.input.service.splits import ShardingPolicy
 
 __all__ = ["FAULTS", "MODES", "NUM_EXAMPLES", "Mode", "count_visits"]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 import stratagem as sg
 from stratagem.input.service.dispatcher import DispatcherConfig, DispatchServer
-from stratagem.input.service.worker import WorkerConfig, WorkerServer
+from stratagem.input.service.processes import WorkerConfig, WorkerServer
 from tests.launch.waiting import until
 
 # Nothing is lost because the machine is busy: a test says what has been silent for so long.

@@ -12,7 +12,7 @@ import threading
 import time
 
 from stratagem.input.service.dispatcher import DispatcherConfig, DispatchServer
-from stratagem.input.service.worker import WorkerConfig, WorkerServer
+from stratagem.input.service.processes import WorkerConfig, WorkerServer
 
 
 def _end_with_parent() -> None:

@@ -16,7 +16,7 @@ import stratagem as sg
 from stratagem.group.transport.journal import Journal
 from stratagem.input.service import consumer
 from stratagem.input.service.dispatcher import DispatcherConfig
-from stratagem.input.service.worker import WorkerConfig
+from stratagem.input.service.processes import WorkerConfig
 from tests.input.service.servers import input_servers, kill_worker, values
 from tests.launch.waiting import until
 

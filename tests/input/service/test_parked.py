@@ -6,7 +6,7 @@ import pytest
 
 from stratagem.group.transport.listener import Request
 from stratagem.group.transport.wire import Message
-from stratagem.input.service.parked import ParkedRequests
+from stratagem.input.service.dispatching import ParkedRequests
 
 
 class _Asked:

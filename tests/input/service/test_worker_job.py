@@ -13,7 +13,7 @@ import stratagem as sg
 from stratagem.group.transport.listener import Request
 from stratagem.group.transport.wire import Message
 from stratagem.input.batch_messages import unpack_batch
-from stratagem.input.service.held_splits import WindowLimits
+from stratagem.input.service.job_requests import WindowLimits
 from stratagem.input.service.worker_job import WorkerJob
 
 _LIMIT_S = 120

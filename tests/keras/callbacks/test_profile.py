@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.observe.profiling.step_observer import current_observer
+from stratagem.observe.profiling.recorder import current_observer
 from stratagem.observe.profiling.trace import read_trace
 
 X = np.random.default_rng(0).random((64, 16), np.float32)

@@ -10,9 +10,8 @@ import pytest
 
 import stratagem as sg
 from stratagem.execution.analysis.row_effects import RowEffect
-from stratagem.execution.context.batch import ReplicaBatch
-from stratagem.execution.context.replica import ReplicaContext
-from stratagem.keras.numerics.loss_effects import effect_of_loss, is_by_rows, is_of_keras
+from stratagem.execution.context.replica import ReplicaBatch, ReplicaContext
+from stratagem.keras.numerics.metrics import effect_of_loss, is_by_rows, is_of_keras
 
 SIZE = 4
 

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 
-from stratagem.keras.training.fit_progress import FitProgress
+from stratagem.keras.training.active_fit import FitProgress
 from stratagem.observe.run_events import process_writer
 from stratagem.observe.run_events.reader import read_run
 from stratagem.observe.run_events.records import ProgressEvent

@@ -18,7 +18,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.devices.lockstep import last_program, wait_for_program
-from stratagem.keras.training import step_events
+from stratagem.keras.training import active_fit as step_events
 from stratagem.observe.run_events import process_writer
 from stratagem.observe.run_events.reader import read_run
 from stratagem.observe.run_events.records import StepEvent

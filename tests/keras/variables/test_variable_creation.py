@@ -12,7 +12,7 @@ import stratagem as sg
 from stratagem.devices.abstract_devices import planning_for
 from stratagem.keras.variables.variable_creation import adopt
 from stratagem.planning.targets import parse_target
-from stratagem.variables.kind import VariableKind
+from stratagem.variables.registry import VariableKind
 from tests.keras.replicas import copies_of, kind_of, values_of
 from tests.parity.comparison import (
     Scope,

@@ -6,7 +6,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.launch.plan.options import LaunchOptions
-from stratagem.launch.restart.launch_events import LaunchEvents
+from stratagem.launch.restart.task_group import LaunchEvents
 from stratagem.launch.tasks.exit_status import ExitStatus
 from stratagem.observe.goodput.account import account_for
 from stratagem.observe.run_events.reader import read_run

@@ -8,8 +8,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.launch.plan.options import LaunchOptions
-from stratagem.launch.restart.launcher import Outcome
-from stratagem.launch.restart.membership import notice_after_s, workers_after
+from stratagem.launch.restart.launcher import Outcome, notice_after_s, workers_after
 from stratagem.launch.restart.restart_count import RestartCount
 from stratagem.launch.tasks.exit_status import ExitStatus
 from stratagem.observe.run_events.reader import read_run

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from stratagem.launch import scripts
+from stratagem.launch import functions as scripts
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.restart import slow_tasks
 from stratagem.launch.restart.slow_tasks import followed_tasks

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.checkpoint import device_copies, device_room
+from stratagem.checkpoint import device_copies
+from stratagem.checkpoint import device_copies as device_room
 from stratagem.group.current import current_group
 
 folder = Path(sys.argv[1])

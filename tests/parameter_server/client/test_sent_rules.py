@@ -9,7 +9,7 @@ import pytest
 
 from stratagem.errors import UnavailableError
 from stratagem.group.transport.wire import Message
-from stratagem.parameter_server.client.sent_rules import NeededRules, SentRules
+from stratagem.parameter_server.client.client import NeededRules, SentRules
 
 
 class Sent:

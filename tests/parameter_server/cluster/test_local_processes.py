@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from stratagem.background_errors import take_reported
-from stratagem.errors import DeadlineExceededError, UnavailableError
+from stratagem.errors import DeadlineExceededError, UnavailableError, take_reported
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.keys import ClusterKeys
 from stratagem.group.transport.wire import Message

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stratagem.group.transport.wire import Message, pack, unpack
-from stratagem.parameter_server.coordinator.call_groups import (
+from stratagem.parameter_server.coordinator.shipping import (
     Ended,
     RecentDuration,
     SentCall,

@@ -15,8 +15,8 @@ import pytest
 import stratagem as sg
 from stratagem import config
 from stratagem.errors import CancelledError
-from stratagem.parameter_server.coordinator.per_worker import PerWorkerValues
 from stratagem.parameter_server.coordinator.remote_value import RemoteValueStatus
+from stratagem.parameter_server.coordinator.shipping import PerWorkerValues
 from stratagem.parameter_server.coordinator.worker import get_current_worker_index
 from stratagem.variables.distributed import PerReplica
 from tests.parameter_server.clusters import coordinated

@@ -14,7 +14,7 @@ import pytest
 
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.wire import Message
-from stratagem.parameter_server.coordinator.call_groups import SentCall, ended_in, pack_calls
+from stratagem.parameter_server.coordinator.shipping import SentCall, ended_in, pack_calls
 from stratagem.parameter_server.keras.pickling import KERAS_PACKING
 from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.parameter_server.strategy.entry_points import make_worker

@@ -16,7 +16,7 @@ import stratagem as sg
 from stratagem.variables.store import is_remote
 from tests.parameter_server.clusters import ThreadCluster
 
-MAKER = "stratagem.parameter_server.strategy.table_servers.start_cluster"
+MAKER = "stratagem.parameter_server.strategy.hybrid.start_cluster"
 RATE = 0.1
 
 

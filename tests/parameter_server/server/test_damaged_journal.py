@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from stratagem.errors import DataLossError
 from stratagem.group.transport.connection import Connections
-from stratagem.group.transport.journal import Journal
+from stratagem.group.transport.journal import _RECORD, MARK, Journal
 from stratagem.group.transport.keys import ClusterKeys
-from stratagem.group.transport.records import _RECORD, MARK
 from stratagem.group.transport.wire import pack
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout

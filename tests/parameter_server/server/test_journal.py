@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from stratagem.errors import DataLossError
-from stratagem.group.transport.journal import Journal
-from stratagem.group.transport.records import _RECORD, MARK, frames_in
+from stratagem.group.transport.journal import _RECORD, MARK, Journal, frames_in
 from stratagem.group.transport.wire import Message
 
 

@@ -23,9 +23,9 @@ from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.running_function import RunningFunction
 from stratagem.parameter_server.client.shard_layout import ShardLayout
+from stratagem.parameter_server.server.changes import by_kind
 from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.server.updates import UpdateMode
-from stratagem.parameter_server.server.versions import by_kind
 from tests.parameter_server.server.update_rules import Momentum
 
 V = ShardLayout("v", (3,), "float32", (0,), (3,))

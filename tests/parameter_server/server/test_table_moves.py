@@ -10,7 +10,7 @@ import pytest
 
 from stratagem.errors import UnavailableError
 from stratagem.group.transport.wire import Message
-from stratagem.parameter_server.client.key_layout import layout_of_keys
+from stratagem.parameter_server.client.shard_layout import layout_of_keys
 from stratagem.parameter_server.server.shards import ShardSpec
 from stratagem.parameter_server.server.store import ServerVariables
 from stratagem.parameter_server.server.table_moves import TableMoves

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 
 from stratagem.group.transport.wire import Message
-from stratagem.parameter_server.server.versions import Lifetime, SeenVersions, by_kind
+from stratagem.parameter_server.server.changes import Lifetime, SeenVersions, by_kind
 
 FIRST, SECOND = Lifetime(10), Lifetime(20, restored_version=5)
 

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from stratagem.launch.remote.jobs import job
-from stratagem.launch.remote.jobs.job_plan import JobPlan, answer_key
-from stratagem.launch.remote.jobs.log_frames import FrameReader, verified
+from stratagem.launch.remote.jobs.job_log import FrameReader, verified
+from stratagem.launch.remote.jobs.lockstep import JobPlan, answer_key
 
 
 def own_python() -> str:

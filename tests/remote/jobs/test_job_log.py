@@ -11,10 +11,8 @@ import pytest
 
 from stratagem.errors import UnavailableError
 from stratagem.launch.remote.jobs import job_log
-from stratagem.launch.remote.jobs.job_log import JobResult, follow
-from stratagem.launch.remote.jobs.job_output import JobOutput
+from stratagem.launch.remote.jobs.job_log import FrameWriter, JobOutput, JobResult, follow
 from stratagem.launch.remote.jobs.jobs_client import JobState
-from stratagem.launch.remote.jobs.log_frames import FrameWriter
 
 
 class Logged:

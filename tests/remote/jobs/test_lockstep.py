@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from stratagem.launch.remote.jobs import lockstep
-from stratagem.launch.remote.jobs.job_plan import JobPlan
-from stratagem.launch.remote.jobs.lockstep import run_in_lockstep
-from stratagem.launch.remote.jobs.log_frames import FrameReader, FrameWriter, LogFrame
+from stratagem.launch.remote.jobs.job_log import FrameReader, FrameWriter, LogFrame
+from stratagem.launch.remote.jobs.lockstep import JobPlan, run_in_lockstep
 
 
 class RayError(Exception):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem.launch.remote.jobs.log_frames import (
+from stratagem.launch.remote.jobs.job_log import (
     FrameReader,
     FrameWriter,
     LogFrame,

@@ -17,7 +17,7 @@ from stratagem.devices.collectives.measurement import SIZES_BYTES, MeasuredChoic
 from stratagem.devices.collectives.packing import SizedPacks
 from stratagem.devices.communication import CommunicationImplementation, CommunicationOptions
 from stratagem.devices.mesh import Topology
-from stratagem.keras.training.lowering import lower_training_step
+from stratagem.keras.training.model import lower_training_step
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.compile_only import CompileOnlyStrategy
 from tests.parity.comparison import (

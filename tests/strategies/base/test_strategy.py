@@ -8,7 +8,7 @@ import jax
 import pytest
 
 import stratagem as sg
-from stratagem.devices.devices import find_devices
+from stratagem.devices.finding import find_devices
 from stratagem.devices.mesh import Topology
 from stratagem.strategies.base.strategy import Strategy
 

@@ -8,13 +8,15 @@ is Orbax's custom metadata.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
+import logging
 import math
 import shutil
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -27,15 +29,15 @@ from stratagem.checkpoint.storage.large_arrays import (
     read_large_arrays,
     verify_large_arrays,
 )
-from stratagem.checkpoint.storage.manifest import (
+from stratagem.checkpoint.storage.shard_reader import (
     add_checksum,
     check_array,
     damage_error,
     describe_items,
+    read_sharded_arrays,
     verified_manifest,
+    verify_sharded_arrays,
 )
-from stratagem.checkpoint.storage.orbax_warnings import OrbaxWarnings, collect_warnings
-from stratagem.checkpoint.storage.shard_reader import read_sharded_arrays, verify_sharded_arrays
 from stratagem.checkpoint.storage.shards import (
     ShardedWrite,
     add_shards,
@@ -43,9 +45,45 @@ from stratagem.checkpoint.storage.shards import (
     items_with_placeholders,
     remove_shards,
 )
-from stratagem.errors import NotFoundError
-from stratagem.messages import explain
-from stratagem.optional_libraries import load
+from stratagem.environment import load
+from stratagem.errors import NotFoundError, explain
+
+# Collection of Orbax's log warnings, which often name the cause of an error that Orbax raises.
+
+# Orbax logs to `absl`; asyncio logs task errors that were not retrieved.
+_LOGGERS = ("absl", "asyncio")
+
+
+@dataclasses.dataclass
+class OrbaxWarnings(logging.Filter):
+    """Collects the errors of warnings, each once and in order, instead of printing them."""
+
+    causes: list[str] = dataclasses.field(default_factory=list[str])
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Collects warnings; passes other records on."""
+        if record.levelno < logging.WARNING:
+            return True
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            text = f"{type(error).__name__}: {(str(error) or repr(error)).splitlines()[0]}"
+            if text not in self.causes:
+                self.causes.append(text)
+        return False
+
+
+@contextlib.contextmanager
+def collect_warnings(collected: OrbaxWarnings) -> Generator[None]:
+    """Collects the warnings that Orbax logs."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    for logger in loggers:
+        logger.addFilter(collected)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(collected)
+
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 Wanted = Sequence[str] | Mapping[str, Sequence[str]]

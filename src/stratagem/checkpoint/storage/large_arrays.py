@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.optional_libraries import load
-from stratagem.processor_time import available_cores
+from stratagem.environment import load
+from stratagem.resources import available_cores
 
 _Array = np.ndarray[Any, Any]
 

@@ -22,10 +22,7 @@ from typing import Any
 import numpy as np
 
 from stratagem import environment
-from stratagem.background_errors import take_reported
-from stratagem.checkpoint.storage.available_memory import fits_in_memory
 from stratagem.checkpoint.storage.files import Arrays, Wanted
-from stratagem.checkpoint.storage.pending import PendingArray
 from stratagem.checkpoint.storage.shards import (
     ShardedWrite,
     is_of_shards,
@@ -33,9 +30,48 @@ from stratagem.checkpoint.storage.shards import (
     report_shard_error,
     wait_for_shards,
 )
-from stratagem.checkpoint.storage.staging import ArrayLocation, Staging
-from stratagem.errors import DeadlineExceededError
-from stratagem.messages import explain
+from stratagem.checkpoint.storage.staging import ArrayLocation, PendingArray, Staging
+from stratagem.errors import DeadlineExceededError, explain, take_reported
+
+# Memory that this process can still allocate.
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+# A third stays free for what else is allocated meanwhile, here and in other processes.
+_RESERVE = 1.5
+
+
+def fits_in_memory(size_bytes: int) -> bool:
+    """True if so much memory can be allocated, with a reserve; also outside Linux."""
+    available_bytes = available_memory_bytes()
+    return available_bytes is None or size_bytes * _RESERVE <= available_bytes
+
+
+def available_memory_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int | None:
+    """Returns the memory of the machine, or of its container if less, without swap.
+
+    The page cache counts as available. None where the kernel does not tell.
+    """
+    fields = _fields(meminfo)
+    if "MemAvailable:" not in fields:
+        return None
+    available_bytes = fields["MemAvailable:"] * 1024
+    try:
+        limit_bytes = int((cgroup / "memory.max").read_text(encoding="utf-8"))
+        used_bytes = int((cgroup / "memory.current").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # no container, or one without a limit
+        return available_bytes
+    cached_bytes = _fields(cgroup / "memory.stat").get("inactive_file", 0)
+    return min(available_bytes, max(limit_bytes - used_bytes + cached_bytes, 0))
+
+
+def _fields(path: Path) -> dict[str, int]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return {}
+    return {name: int(value) for name, value, *_ in (line.split() for line in lines)}
+
 
 # Signals with which a terminal or a scheduler ends training.
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.errors import DeadlineExceededError
-from stratagem.messages import explain
-from stratagem.optional_libraries import load
+from stratagem.environment import load
+from stratagem.errors import DeadlineExceededError, explain
 
 _SUFFIX = "#shards"
 _RESULT = "result.json"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from stratagem import environment
-from stratagem.cli.doctor.finding import Finding, Level
+from stratagem.cli.doctor.settings import Finding, Level
 from stratagem.cluster.addresses import split_address
 from stratagem.cluster.detection import ENVIRONMENTS
 from stratagem.cluster.resolvers.resolver import ClusterResolver

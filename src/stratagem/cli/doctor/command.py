@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import getpass
+import ipaddress
 import itertools
+import platform
+import re
+import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from stratagem.cli.commands import json_option, print_json
-
-if TYPE_CHECKING:
-    from stratagem.cli.doctor.finding import Finding
+from stratagem.cli.doctor.accelerators import counted_devices
+from stratagem.cli.doctor.settings import Finding, Level
 
 
 @click.command("doctor")
@@ -88,9 +92,9 @@ def command(
     Checks versions, devices, limits, settings and the cluster. With SCRIPT, its imports are
     checked, too. Exit codes: 0 if training can start, 1 for errors.
     """
+    from stratagem.cli.doctor.cluster_command import show
     from stratagem.cli.doctor.examination import examine
     from stratagem.cli.doctor.network.survey import SurveySettings
-    from stratagem.cli.doctor.report import show
     from stratagem.cli.selftest.trial import measure
 
     if is_cluster or hosts is not None:
@@ -125,7 +129,8 @@ def env_command(*, as_json: bool) -> None:
     Names, addresses and secrets are left out.
     """
     from stratagem.cli.doctor.accelerators import probe_devices
-    from stratagem.cli.doctor.bug_report import describe, facts
+
+    pass
     from stratagem.cli.doctor.examination import examine, variables_of_user
     from stratagem.cli.doctor.versions import installed_versions
 
@@ -136,3 +141,90 @@ def env_command(*, as_json: bool) -> None:
         print_json(facts(*known))
     else:
         click.echo(describe(*known))
+
+
+# Redacted description of an environment, for issue forms.
+
+# Variables that change training; all others stay private.
+_PREFIXES = ("STRATAGEM_", "JAX_", "KERAS_", "XLA_", "NCCL_", "CUDA_", "TPU_", "LIBTPU_", "RAY_")
+_NAMES = ("TF_CONFIG", "SLURM_NTASKS", "SLURM_JOB_NUM_NODES", "PET_NNODES", "OMPI_COMM_WORLD_SIZE")
+_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|(?:^|_)KEY", re.IGNORECASE)
+_ADDRESS = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.])")
+
+
+def describe(
+    versions: Mapping[str, str],
+    devices: Sequence[Mapping[str, Any]],
+    findings: Sequence[Finding],
+    variables: Mapping[str, str],
+) -> str:
+    """Returns Markdown for a bug report.
+
+    Args:
+        versions: versions by package.
+        devices: local devices, as probed.
+        findings: all; warnings and errors are listed.
+        variables: environment variables.
+    """
+    known = facts(versions, devices, findings, variables)
+    rows = [
+        ("system", known["system"]),
+        ("Python", known["python"]),
+        *known["versions"].items(),
+        ("devices", ", ".join(known["devices"]) or "none"),
+        *known["variables"].items(),
+    ]
+    lines = ["| | |", "|---|---|", *(f"| {name} | {_cell(text)} |" for name, text in rows)]
+    lines += ["", *(f"- {one['level']}: {one['text']}" for one in known["problems"])]
+    return "\n".join(lines).rstrip()
+
+
+def facts(
+    versions: Mapping[str, str],
+    devices: Sequence[Mapping[str, Any]],
+    findings: Sequence[Finding],
+    variables: Mapping[str, str],
+) -> dict[str, Any]:
+    """Returns the same as values for JSON, redacted."""
+    problems = [one for one in findings if one.level in (Level.WARNING, Level.ERROR)]
+    return {
+        "system": redacted(platform.platform()),
+        "python": platform.python_version(),
+        "versions": dict(versions),
+        "devices": counted_devices(devices),
+        "variables": {name: redacted(text) for name, text in sorted(_shown(variables))},
+        "problems": [{"level": str(one.level), "text": redacted(one.text)} for one in problems],
+    }
+
+
+def redacted(text: str) -> str:
+    """Returns a text without the names of this user and host, and without addresses."""
+    for secret, replacement in (
+        (str(Path.home()), "~"),
+        (socket.getfqdn(), "HOST"),
+        (socket.gethostname(), "HOST"),
+        (getpass.getuser(), "USER"),
+    ):
+        if len(secret) > 1 and secret != "localhost":  # noqa: S105 - compared with a host's name
+            text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", replacement, text)
+    return _ADDRESS.sub(_hide_address, text)
+
+
+def _shown(variables: Mapping[str, str]) -> list[tuple[str, str]]:
+    return [
+        (name, "(set)" if _SECRET.search(name) else text)
+        for name, text in variables.items()
+        if name.startswith(_PREFIXES) or name in _NAMES
+    ]
+
+
+def _hide_address(match: re.Match[str]) -> str:
+    try:
+        address = ipaddress.ip_address(match[0])
+    except ValueError:  # a version number
+        return match[0]
+    return match[0] if address.is_loopback or address.is_unspecified else "ADDRESS"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

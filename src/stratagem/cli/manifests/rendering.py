@@ -9,9 +9,9 @@ import types
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from stratagem.environment import load
+from stratagem.errors import explain
 from stratagem.group.authentication.secret import new_secret
-from stratagem.messages import explain
-from stratagem.optional_libraries import load
 
 if TYPE_CHECKING:
     import jinja2
@@ -46,7 +46,7 @@ class Template:
     template or a variable without a value.
 
     Example:
-        >>> from stratagem.cli.manifests import Template
+        >>> from stratagem.cli.manifests.rendering import Template
         >>> template = Template("{% set workers = 2 %}workers: {{ workers }}")
         >>> template.variables, template.render({"workers": "3"})
         ({'workers': 2}, 'workers: 3')

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stratagem import exit_codes
+from stratagem import errors as exit_codes
 from stratagem.cli.commands import json_option, print_json
-from stratagem.optional_libraries import load
+from stratagem.environment import load
 
 if TYPE_CHECKING:
     from stratagem.cli.migrate.files import FileReport

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 # Each status, and its meaning for a program that uses the symbol.
 STATUSES: Mapping[str, str] = {
@@ -57,7 +57,7 @@ def load_symbols(path: Path | None = None) -> tuple[Symbol, ...]:
         OSError: the file cannot be read.
 
     Example:
-        >>> from stratagem.cli.migrate import load_symbols
+        >>> from stratagem.cli.migrate.symbols import load_symbols
         >>> rows = {row.name: row for row in load_symbols()}
         >>> rows["tf.distribute.Strategy.unwrap"].here
         'sg.Strategy.local_results'

@@ -11,7 +11,7 @@ import jax
 import keras
 
 import stratagem as sg
-from stratagem.cli.selftest.reference import BATCH_SIZE, EPOCHS, LEARNING_RATE, data
+from stratagem.cli.selftest.cases import BATCH_SIZE, EPOCHS, LEARNING_RATE, data
 
 MARKER = "STRATAGEM_WEIGHTS"
 

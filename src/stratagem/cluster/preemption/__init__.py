@@ -3,18 +3,17 @@
 from stratagem.cluster.preemption.configuration import (
     EXIT_CODE,
     GOOGLE_CLOUD_EXIT_CODE,
+    GoogleCloudSource,
+    PolledSource,
+    PreemptionWatcher,
     TerminationConfig,
-)
-from stratagem.cluster.preemption.environments import (
     name_of_environment,
+    on_google_cloud,
     pod_time_left,
     slurm_time_left,
 )
-from stratagem.cluster.preemption.google_cloud import GoogleCloudSource, on_google_cloud
 from stratagem.cluster.preemption.notices import AnySource, Notice, NoticeSource
-from stratagem.cluster.preemption.polling import PolledSource
 from stratagem.cluster.preemption.signals import SignalSource
-from stratagem.cluster.preemption.watcher import PreemptionWatcher
 
 __all__ = [
     "AnySource",

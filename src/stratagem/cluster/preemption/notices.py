@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 # A signal just before the main thread begins to wait does not wake it: Python runs the handler
 # only after that wait.

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from stratagem.cluster.preemption.notices import Notice, NoticeSource
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 # Signals that schedulers send before they end a job. Some do not exist on every system.
 _SELECTABLE = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP", "SIGXCPU")

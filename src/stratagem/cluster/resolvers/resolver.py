@@ -8,8 +8,7 @@ import contextlib
 from stratagem.cluster.accelerators import local_gpus
 from stratagem.cluster.processes import Processes, processes_of_task
 from stratagem.cluster.spec import ClusterSpec, parse_task_index, table_of_tasks
-from stratagem.public_dir import PublicDir
-from stratagem.rendering import as_html
+from stratagem.logs import PublicDir, as_html
 
 
 class ClusterResolver(PublicDir, abc.ABC):

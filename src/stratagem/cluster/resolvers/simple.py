@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stratagem.cluster.resolvers.resolver import ClusterResolver, master_url
 from stratagem.cluster.spec import ClusterSpec
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 
 class SimpleClusterResolver(ClusterResolver):

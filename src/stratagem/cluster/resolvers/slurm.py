@@ -10,7 +10,7 @@ from stratagem.cluster.accelerators import local_gpus
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.slurm_expressions import expand_hostlist, expand_tasks_per_node
 from stratagem.cluster.spec import ClusterSpec, parse_task_index
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 
 class SlurmClusterResolver(ClusterResolver):

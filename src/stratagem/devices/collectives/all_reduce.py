@@ -6,6 +6,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,18 +15,252 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 
 from stratagem.devices.collectives.axis import ReplicaAxis
-from stratagem.devices.collectives.bfloat16 import bfloat16_sum, rounded_sum
 from stratagem.devices.collectives.choice import BY_COMPILER, Algorithm, Choice
-from stratagem.devices.collectives.hierarchical import hierarchical_sum
-from stratagem.devices.collectives.joined import JOINED
-from stratagem.devices.collectives.one_device import one_device_sum
 from stratagem.devices.collectives.packing import NO_PACKING, GradientPacking
-from stratagem.devices.collectives.ring import ring_sum
 from stratagem.devices.collectives.shared_sums import SHARED_SUM, shared_sum
-from stratagem.devices.collectives.two_stage import two_stage_sum
 from stratagem.devices.collectives.xla_handler import DTYPES
 from stratagem.devices.mesh import REPLICA_AXIS
 from stratagem.options import ReduceOp
+
+# All-reduce to one device: gathers all arrays in one place and adds them.
+#
+# In an SPMD program every replica is that place: all gather and add alike, so nothing is sent back.
+# It takes one message per pair of replicas, and n times the memory.
+
+
+def one_device_sum(
+    array: jax.Array,
+    axis: ReplicaAxis,
+    accumulate: Callable[[Sequence[Any]], Any] | None = None,
+) -> jax.Array:
+    """Returns the sum of a local array over replicas. Call in a compiled step.
+
+    `accumulate` replaces the sum by a function of the arrays of all replicas, in replica order.
+
+    Source: TF 2.21 cross_device_ops.py, ReductionToOneDevice.
+    """
+    gathered = jax.lax.all_gather(array, axis.name)
+    parts = [gathered[replica] for replica in range(axis.size)]
+    if accumulate is not None:
+        return jnp.asarray(accumulate(parts))
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+# Ring all-reduce: each replica sends only to its neighbor, and each shard goes around twice.
+#
+# Every replica sends 2 (n - 1) / n of the array, the least possible, in 2 (n - 1) consecutive
+# messages.
+#
+# Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations,
+# 2009.
+
+
+def ring_sum(array: jax.Array, axis: ReplicaAxis) -> jax.Array:
+    """Returns the sum of a local array over replicas. Call in a compiled step."""
+    count = axis.size
+    pieces = split_into_shards(array, count)
+    own = jax.lax.axis_index(axis.name)
+    onward = [(replica, (replica + 1) % count) for replica in range(count)]
+
+    def piece(number: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_index_in_dim(pieces, number % count, keepdims=False)
+
+    # A shard starts at the replica of its number, and accumulates on its way around.
+    passing = piece(own)
+    for hop in range(1, count):
+        passing = jax.lax.ppermute(passing, axis.name, onward) + piece(own - hop)
+    # Shard own + 1 is complete here; it goes around once more to reach all replicas.
+    whole = jnp.zeros_like(pieces)
+    whole = jax.lax.dynamic_update_index_in_dim(whole, passing, (own + 1) % count, 0)
+    for hop in range(1, count):
+        passing = jax.lax.ppermute(passing, axis.name, onward)
+        whole = jax.lax.dynamic_update_index_in_dim(whole, passing, (own + 1 - hop) % count, 0)
+    return whole.ravel()[: array.size].reshape(array.shape)
+
+
+def split_into_shards(array: jax.Array, count: int) -> jax.Array:
+    """Splits an array into `count` equal shards, zero-padded: shape (count, elements per shard)."""
+    flat = array.ravel()
+    missing = -flat.size % count
+    return (jnp.pad(flat, (0, missing)) if missing else flat).reshape(count, -1)
+
+
+# All-reduce of float32 arrays with bfloat16 messages, which are half the size.
+#
+# Each replica adds one shard of the array in float32, so a value is rounded twice, before and after
+# the sum, regardless of the number of replicas. Rounding to the eight significant bits of bfloat16
+# changes a number by at most 2**-8 of it, so the error of a sum of values x is at most 2**-8 (sum
+# |x|
+# + |sum x|), less than one percent of sum |x|.
+#
+# Source: Rabenseifner, Optimization of collective reduction operations, 2004, for the two stages.
+
+
+def bfloat16_sum(array: jax.Array, axis: ReplicaAxis) -> jax.Array:
+    """Returns the sum of a local float32 array over replicas, bitwise equal on all of them.
+
+    Call in a compiled step.
+    """
+    return _differentiable_sum(array, axis)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _differentiable_sum(array: jax.Array, axis: ReplicaAxis) -> Any:
+    pieces = _pack(split_into_shards(array, axis.size))
+    received = jax.lax.all_to_all(pieces, axis.name, split_axis=0, concat_axis=0)
+    own = jnp.sum(_unpack(received), axis=0)
+    whole = _unpack(jax.lax.all_gather(_pack(own), axis.name))
+    return whole.ravel()[: array.size].reshape(array.shape)
+
+
+def _forward(array: jax.Array, axis: ReplicaAxis) -> tuple[Any, None]:
+    return _differentiable_sum(array, axis), None
+
+
+def _backward(axis: ReplicaAxis, _: None, incoming: jax.Array) -> tuple[jax.Array]:
+    return (bfloat16_sum(incoming, axis),)
+
+
+# A cast to integers has no derivative; the gradient of the sum is the sum of incoming gradients.
+_differentiable_sum.defvjp(_forward, _backward)
+
+
+def rounded_sum(parts: Sequence[jax.Array]) -> jax.Array:
+    """Returns the same sum outside a compiled step, from one float32 array per replica."""
+    return _unpack(_pack(jnp.sum(_unpack(_pack(jnp.stack(parts))), axis=0)))
+
+
+# XLA:CPU widens bfloat16 messages to float32, but leaves integers alone.
+def _pack(array: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(array.astype(jnp.bfloat16), jnp.uint16)
+
+
+def _unpack(array: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(array, jnp.bfloat16).astype(jnp.float32)
+
+
+# Hierarchical all-reduce: within groups, between groups, and within groups again.
+#
+# Only 1 / (group size) of the array is sent between groups, where links are slow.
+
+
+def hierarchical_sum(array: jax.Array, axis: ReplicaAxis) -> jax.Array:
+    """Returns the sum of a local array over replicas. Call in a compiled step.
+
+    Without groups it is a plain `psum`.
+
+    Source: TF 2.21 cross_device_ops.py, HierarchicalCopyAllReduce.
+    """
+    if not axis.groups:
+        return jax.lax.psum(array, axis.name)
+
+    def between(part: jax.Array, peers: list[list[int]]) -> jax.Array:
+        return jax.lax.psum(part, axis.name, axis_index_groups=peers)
+
+    return sum_by_groups(array, axis, between)
+
+
+def sum_by_groups(
+    array: jax.Array,
+    axis: ReplicaAxis,
+    between: Callable[[jax.Array, list[list[int]]], jax.Array],
+) -> jax.Array:
+    """Returns the sum of a local array over the replicas of an axis with groups.
+
+    `between` receives a replica's part of its group's sum, and lists of the replicas of each place
+    in the groups. It returns the sum over the replicas of a list.
+    """
+    inside = [list(group) for group in axis.groups]
+    peers = [list(one) for one in zip(*axis.groups, strict=True)]
+    pieces = split_into_shards(array, len(inside[0]))
+    own = jax.lax.psum_scatter(pieces, axis.name, axis_index_groups=inside)
+    own = between(own, peers)
+    whole = jax.lax.all_gather(own, axis.name, axis_index_groups=inside)
+    return jnp.ravel(whole)[: array.size].reshape(array.shape)
+
+
+# Two-stage all-reduce: each replica adds one shard of the array, and sends the sum to all others.
+#
+# Every replica sends 2 (n - 1) / n of the array, the least possible, and waits for two messages
+# however many replicas there are; a ring waits for 2 (n - 1), one after the other. So it is for
+# links
+# of a high latency. Groups of nearby replicas add among themselves first, and 1 / (group size) of
+# the
+# array is sent between them.
+#
+# Source: Rabenseifner, Optimization of collective reduction operations, 2004, for the two stages.
+
+
+def two_stage_sum(array: jax.Array, axis: ReplicaAxis) -> jax.Array:
+    """Returns the sum of a local array over replicas. Call in a compiled step.
+
+    Shards are added in replica order, so without groups the bits are those of `one_device_sum`.
+    """
+    if not axis.groups:
+        return _exchanged_sum(array, axis.name, axis.size, None)
+
+    def between(part: jax.Array, peers: list[list[int]]) -> jax.Array:
+        return _exchanged_sum(part, axis.name, len(peers[0]), peers)
+
+    # JAX cannot batch an exchange in groups. Sums are by element: a batch is one more array.
+    @jax.custom_batching.custom_vmap
+    def add(whole: jax.Array) -> jax.Array:
+        return sum_by_groups(whole, axis, between)
+
+    @add.def_vmap
+    def add_batch(_: int, is_batched: list[bool], whole: jax.Array) -> tuple[jax.Array, bool]:
+        return add(whole), is_batched[0]
+
+    @jax.custom_vjp
+    def differentiable(whole: jax.Array) -> jax.Array:
+        return add(whole)
+
+    differentiable.defvjp(lambda whole: (add(whole), None), lambda _, grads: (add(grads),))
+    return differentiable(array)
+
+
+def _exchanged_sum(
+    array: jax.Array, name: str | tuple[str, ...], count: int, groups: list[list[int]] | None
+) -> jax.Array:
+    shards = split_into_shards(array, count)
+    received = _exchange(shards, name, groups)
+    own = received[0]
+    for shard in received[1:]:
+        own = own + shard
+    # An all-gather would do, but Gloo sends it around a ring. The gradient is the same exchange.
+    whole = _exchange(jnp.broadcast_to(own, shards.shape), name, groups)
+    return whole.ravel()[: array.size].reshape(array.shape)
+
+
+def _exchange(
+    rows: jax.Array, name: str | tuple[str, ...], groups: list[list[int]] | None
+) -> jax.Array:
+    return jax.lax.all_to_all(rows, name, split_axis=0, concat_axis=0, axis_index_groups=groups)
+
+
+# Arrays joined from parts, of which each replica of an island has one.
+
+JOINED = "_stratagem_joined_from_parts"
+
+
+def joined(gather: Callable[[jax.Array], jax.Array], part: jax.Array) -> jax.Array:
+    """Returns what a function gathers from the parts of an island's replicas.
+
+    The parts of one place must be equal on all islands, so that the result is equal on all
+    replicas: the replication analysis takes it for a sum over replicas.
+    """
+    return _stratagem_joined_from_parts(gather, part)
+
+
+# Recognized by its name in the trace.
+@functools.partial(jax.jit, static_argnums=0)
+def _stratagem_joined_from_parts(
+    gather: Callable[[jax.Array], jax.Array], part: jax.Array
+) -> jax.Array:
+    return gather(part)
 
 
 class AllReduce(abc.ABC):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from stratagem.devices.mesh import Topology
-from stratagem.devices.slices import num_slices, slice_of
+from stratagem.devices.tpu_coordinates import num_slices, slice_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,16 +17,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stratagem.devices.collectives.denormals import flush_denormals
+from stratagem.devices.collectives.shared_sums import flush_denormals
 from stratagem.devices.collectives.xla_handler import (
     DTYPES,
     PendingCall,
     handlers_work,
     register_handler,
 )
+from stratagem.errors import explain
 from stratagem.group.elastic.group import ElasticGroup
 from stratagem.group.elastic.peer_connections import PeerConnections
-from stratagem.messages import explain
 
 _TARGET = "stratagem_elastic_round"
 # Outcomes of a round that is committed.

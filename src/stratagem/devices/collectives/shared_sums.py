@@ -7,13 +7,21 @@ arrays. A sum outside such an order, as in a loop of the user's, is the compiler
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import logging
+import mmap
 import os
+import platform
+import queue
+import secrets
+import sys
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +30,351 @@ from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, JaxprEqn, gensym
 
 from stratagem.devices.collectives.axis import ReplicaAxis
-from stratagem.devices.collectives.shared_memory import SharedArea, SumServer, is_supported
 from stratagem.devices.collectives.xla_handler import PendingCall, handlers_work, register_handler
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
 from stratagem.group.current import current_group
 from stratagem.group.member import Group
+
+# Arithmetic of XLA's threads in other threads: denormal numbers are zero.
+#
+# A program that continues in another thread would keep them, and have other bits than in a process
+# where it continued in one of XLA's.
+#
+# Source: glibc, fenv.h; XLA, tsl/platform/denormal.cc.
+
+# In C's `fenv_t` on Linux: the place of the control word in units of 32 bits, and its bits.
+_CONTROLS = {
+    "x86_64": (7, 0x8040),  # MXCSR: results are flushed, and so are arguments
+    "aarch64": (0, 1 << 24),  # FPCR: both
+}
+_Environment = ctypes.c_uint32 * 16  # larger than either
+
+
+def flush_denormals() -> None:
+    """Makes this thread compute as XLA's do, from now on; changes nothing but on Linux."""
+    control = _CONTROLS.get(platform.machine()) if sys.platform == "linux" else None
+    if control is None:
+        return
+    place, bits = control
+    library, environment = ctypes.CDLL(None), _Environment()
+    library.fegetenv(environment)
+    environment[place] |= bits
+    library.fesetenv(environment)
+
+
+# Sums of arrays between replicas of one machine, in memory that their processes share.
+#
+# Each replica adds one shard of the array and copies the sums of the others. Blocks pass through a
+# small area, which stays in the cache: in one round a replica writes its part of the shards of
+# block
+# k that others add, adds its own shard of block k - 1, and reads the sums of block k - 2.
+#
+# Every element is added by one replica, in replica order, so the result is bitwise equal on all.
+#
+# The memory is anonymous, so that nothing is left behind when processes are killed, and a small
+# /dev/shm does not limit it. One process creates it, and the others open it through its /proc
+# entry,
+# which needs the same user.
+
+if sys.platform != "win32":
+    import fcntl
+
+
+_WORD_BYTES = 32
+# The head: the word, a number that is not 0 once a replica has failed, and from `_LINES_BEGIN` two
+# lines of a cache per replica: the rounds that it has completed, and the array that it adds.
+_HEAD_BYTES, _LINE_BYTES = 2**14, 64
+_FAILED, _LINES_BEGIN = 64, 1024
+_MOST_REPLICAS = (_HEAD_BYTES - _LINES_BEGIN) // (2 * _LINE_BYTES)
+_BANKS = 2
+# Bytes of a block, and least bytes of its shards.
+_BLOCK_BYTES, _LEAST_SHARD_BYTES = 2**21, 2**13
+# Linux on x86-64.
+_FUTEX, _WAIT, _WAKE, _EVERYONE = 202, 0, 1, 2**31 - 1
+_CHECK_S = 0.1
+_TURN_S = 1e-4
+_LOST = "another process was lost during a sum in shared memory"
+_NAME = "stratagem"
+
+
+class SumCall(Protocol):
+    """A sum that a program has started, and its end. Both arrays are flat and may be the same."""
+
+    addend: np.ndarray[Any, Any]
+    total: np.ndarray[Any, Any]
+
+    def complete(self) -> None:
+        """Marks the total as written."""
+
+    def fail(self, message: str) -> None:
+        """Ends the program with an error."""
+
+
+class _Interval(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+def is_supported() -> bool:
+    """Returns True if this system can share memory.
+
+    On x86-64 all cores see writes in one order; elsewhere Python has no means to enforce that.
+    """
+    return (
+        sys.platform == "linux"
+        and platform.machine() == "x86_64"
+        and platform.libc_ver()[0] == "glibc"
+        and hasattr(fcntl, "F_SEAL_SHRINK")
+        and sys.maxsize > 2**32
+    )
+
+
+class SharedArea:
+    """Memory for the sums of some replicas, one at a time.
+
+    `offer` is of the process that created it; None creates it. Raises OSError if it cannot be
+    opened from this process; ValueError if it is not what the offer says, or for many replicas.
+    """
+
+    def __init__(self, num_replicas: int, offer: dict[str, Any] | None = None) -> None:
+        if num_replicas > _MOST_REPLICAS:
+            raise ValueError(f"{num_replicas} replicas are more than {_MOST_REPLICAS}")
+        self.num_replicas = num_replicas
+        self.shard_bytes = max(_BLOCK_BYTES // num_replicas & -_LINE_BYTES, _LEAST_SHARD_BYTES)
+        size = _HEAD_BYTES + _BANKS * num_replicas**2 * self.shard_bytes
+        word = secrets.token_hex(_WORD_BYTES // 2) if offer is None else str(offer["word"])
+        file = _create(size) if offer is None else _open(offer)
+        try:
+            self._map = mmap.mmap(file, size)
+        except BaseException:
+            os.close(file)
+            raise
+        if offer is None:
+            self._map[:_WORD_BYTES] = word.encode()
+            weakref.finalize(self, os.close, file)
+            self.offer = {"pid": os.getpid(), "file": file, "word": word}
+        else:
+            os.close(file)
+            if self._map[:_WORD_BYTES] != word.encode():
+                raise ValueError("the memory has another identifier than its description")
+            self.offer = offer
+        self._numbers = np.frombuffer(self._map, np.uint32, _HEAD_BYTES // 4)
+        self._address = self._numbers.ctypes.data
+        shape = (_BANKS, num_replicas, num_replicas, self.shard_bytes)
+        self.shards = np.frombuffer(self._map, np.uint8, offset=_HEAD_BYTES).reshape(shape)
+        self._system = ctypes.CDLL(None).syscall
+        self._interval = _Interval(0, int(_CHECK_S * 1e9))
+
+    @property
+    def has_failed(self) -> bool:
+        """True once a replica has failed: the others would wait for it."""
+        return bool(self._numbers[_FAILED // 4])
+
+    def fail(self) -> None:
+        """Ends this and all later sums of all replicas."""
+        self._numbers[_FAILED // 4] = 1
+
+    def describe(self, rank: int, array: np.ndarray[Any, Any]) -> None:
+        """Writes what a replica adds."""
+        place = self._line(rank) + _LINE_BYTES // 4
+        self._numbers[place : place + 3] = (array.size % 2**32, array.size >> 32, array.dtype.num)
+
+    def check(self, rank: int) -> None:
+        """Raises RuntimeError if other replicas add arrays of another size or dtype."""
+        described = [
+            self._numbers[place : place + 3].tolist()
+            for place in (self._line(r) + _LINE_BYTES // 4 for r in range(self.num_replicas))
+        ]
+        if described.count(described[rank]) < self.num_replicas:
+            raise RuntimeError(f"the replicas add different arrays (size, dtype): {described}")
+
+    def finish_round(self, rank: int, number: int, is_lost: Callable[[], bool]) -> None:
+        """Waits until all replicas have finished a round. Raises RuntimeError if one was lost."""
+        own = self._line(rank)
+        self._numbers[own] = number
+        self._call(own, _WAKE, _EVERYONE, None)
+        for other in range(self.num_replicas):
+            line = self._line(other)
+            while 0 < (number - (seen := int(self._numbers[line]))) % 2**32 < 2**31:
+                if self._call(line, _WAIT, seen, self._interval) and (self.has_failed or is_lost()):
+                    raise RuntimeError(_LOST)
+
+    def _call(self, place: int, operation: int, value: int, limit: _Interval | None) -> int:
+        return self._system(
+            ctypes.c_long(_FUTEX),
+            ctypes.c_void_p(self._address + 4 * place),
+            ctypes.c_int(operation),
+            ctypes.c_uint32(value),
+            None if limit is None else ctypes.byref(limit),
+            None,
+            ctypes.c_uint32(0),
+        )
+
+    def _line(self, rank: int) -> int:
+        return (_LINES_BEGIN + 2 * rank * _LINE_BYTES) // 4
+
+
+def _create(size: int) -> int:
+    file = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.fchmod(file, 0o600)
+        # Without memory for all of it, the first access to the rest would kill a process.
+        os.posix_fallocate(file, 0, size)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _open(offer: dict[str, Any]) -> int:
+    entry = f"/proc/{offer['pid']:d}/fd/{offer['file']:d}"
+    # In a container of its own, the entry may be of another process.
+    if not os.readlink(entry).startswith(f"/memfd:{_NAME}"):
+        raise ValueError(f"{entry} is not the memory of its description")
+    file = os.open(entry, os.O_RDWR | os.O_CLOEXEC)
+    # Reading memory that shrank would kill this process.
+    try:
+        if not fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+            raise ValueError("the memory is not sealed: it could shrink")
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+class _Turns:
+    """The turns of Python's threads, which are short while sums are under way.
+
+    A sum needs Python a few times. Each time, it waits for the turn of a thread that computes to
+    end, after 5 ms by default.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_sums = 0
+        self._usual_s = 0.0
+
+    def shorten(self) -> None:
+        with self._lock:
+            if self._num_sums == 0:
+                self._usual_s = sys.getswitchinterval()
+                sys.setswitchinterval(_TURN_S)
+            self._num_sums += 1
+
+    def restore(self) -> None:
+        with self._lock:
+            self._num_sums -= 1
+            if self._num_sums == 0:
+                sys.setswitchinterval(self._usual_s)
+
+
+_turns = _Turns()
+
+
+class SumServer:
+    """Adds for one replica. The sums of a program come one after the other."""
+
+    def __init__(self, area: SharedArea, rank: int, is_lost: Callable[[], bool]) -> None:
+        self._area, self._rank, self._is_lost = area, rank, is_lost
+        self._num_rounds = 0
+        self._calls: queue.SimpleQueue[SumCall | None] = queue.SimpleQueue()
+        # A program may continue in the thread that completes a sum, while another adds the next.
+        name = f"stratagem sums of replica {rank}"
+        self._threads = [
+            threading.Thread(target=self._serve, name=name, daemon=True) for _ in range(2)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def start(self, call: SumCall) -> None:
+        """Starts a sum, without waiting for it."""
+        _turns.shorten()
+        self._calls.put(call)
+
+    def close(self) -> None:
+        """Ends the threads after the sums that were started."""
+        for _ in self._threads:
+            self._calls.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _serve(self) -> None:
+        flush_denormals()
+        while (call := self._calls.get()) is not None:
+            try:
+                self._add(call.addend, call.total)
+            except Exception as error:  # noqa: BLE001 - it ends the program instead
+                self._area.fail()
+                _turns.restore()
+                call.fail(str(error))
+            else:
+                _turns.restore()
+                call.complete()  # the next sum may start within
+            del call  # its arrays may be freed
+
+    def _add(self, addend: np.ndarray[Any, Any], total: np.ndarray[Any, Any]) -> None:
+        area, rank, dtype = self._area, self._rank, addend.dtype
+        if area.has_failed:  # the others may be in another round
+            raise RuntimeError(_LOST)
+        shards = area.shards.view(dtype)
+        length = area.num_replicas * shards.shape[-1]
+        num_blocks = -(-addend.size // length)
+        area.describe(rank, addend)
+        for number in range(num_blocks + 2):
+            if number < num_blocks:
+                bank, part = shards[number % _BANKS], slice(number * length, (number + 1) * length)
+                self._write(bank, addend[part])
+            if 0 <= number - 1 < num_blocks:
+                bank, part = (
+                    shards[(number - 1) % _BANKS],
+                    slice((number - 1) * length, number * length),
+                )
+                self._add_own(bank, addend[part], total[part])
+            if number >= 2:
+                bank, part = (
+                    shards[number % _BANKS],
+                    slice((number - 2) * length, (number - 1) * length),
+                )
+                self._read(bank, total[part])
+            if number <= num_blocks:
+                self._num_rounds = (self._num_rounds + 1) % 2**32
+                area.finish_round(rank, self._num_rounds, self._is_lost)
+            if number == 0:
+                area.check(rank)
+
+    def _write(self, bank: np.ndarray[Any, Any], block: np.ndarray[Any, Any]) -> None:
+        for other, part in self._others(block):
+            np.copyto(bank[self._rank, other, : part.size], part)
+
+    def _add_own(
+        self, bank: np.ndarray[Any, Any], block: np.ndarray[Any, Any], total: np.ndarray[Any, Any]
+    ) -> None:
+        place = self._shard(block.size, self._rank)
+        own = block[place]
+        result = bank[self._rank, self._rank, : own.size]
+        parts = [
+            own if rank == self._rank else bank[rank, self._rank, : own.size]
+            for rank in range(self._area.num_replicas)
+        ]
+        np.add(parts[0], parts[1], out=result)
+        for part in parts[2:]:
+            np.add(result, part, out=result)
+        np.copyto(total[place], result)
+
+    def _read(self, bank: np.ndarray[Any, Any], total: np.ndarray[Any, Any]) -> None:
+        for other, part in self._others(total):
+            np.copyto(part, bank[other, other, : part.size])
+
+    def _others(self, block: np.ndarray[Any, Any]) -> list[tuple[int, np.ndarray[Any, Any]]]:
+        ranks = range(self._area.num_replicas)
+        return [
+            (rank, block[self._shard(block.size, rank)]) for rank in ranks if rank != self._rank
+        ]
+
+    def _shard(self, size: int, rank: int) -> slice:
+        length = -(-size // self._area.num_replicas)
+        return slice(rank * length, (rank + 1) * length)
+
 
 _logger = logging.getLogger(__name__)
 _TARGET = "stratagem_shared_sum"

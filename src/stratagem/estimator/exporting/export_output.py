@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 
 class ExportOutput:

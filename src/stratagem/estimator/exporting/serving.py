@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import keras
 
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 # TensorFlow's name for a single unnamed input.
 _SOLE_INPUT = "input"

@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from stratagem.estimator.feature_column.columns import CategoricalColumn, DenseColumn
-from stratagem.estimator.feature_column.raw_values import feature_of, numeric_rows
-from stratagem.messages import explain
+from stratagem.errors import explain
+from stratagem.estimator.feature_column.columns import (
+    CategoricalColumn,
+    DenseColumn,
+    feature_of,
+    numeric_rows,
+)
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike

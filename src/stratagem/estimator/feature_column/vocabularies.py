@@ -12,9 +12,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from stratagem.estimator.feature_column.columns import KeyedCategoricalColumn
-from stratagem.estimator.feature_column.raw_values import as_bytes, categorical_rows, feature_of
-from stratagem.messages import explain
+from stratagem.errors import explain
+from stratagem.estimator.feature_column.columns import (
+    KeyedCategoricalColumn,
+    as_bytes,
+    categorical_rows,
+    feature_of,
+)
 from stratagem.parameter_server.fingerprints import fingerprint
 
 

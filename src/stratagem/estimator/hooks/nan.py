@@ -6,13 +6,13 @@ import logging
 
 import numpy as np
 
+from stratagem.errors import explain
 from stratagem.estimator.hooks.session_run_hook import (
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
 )
-from stratagem.messages import explain
 
 _logger = logging.getLogger(__name__)
 

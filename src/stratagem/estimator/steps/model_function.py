@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from stratagem.errors import explain
 from stratagem.estimator.spec import EstimatorSpec
-from stratagem.messages import explain
 
 _KNOWN = ("features", "labels", "mode", "params", "config")
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stratagem.devices.collectives import host
+from stratagem.errors import explain
 from stratagem.estimator.estimator_protocol import EstimatorProtocol, check_estimator
 from stratagem.estimator.hooks.session_run_hook import (
     SessionRunContext,
@@ -17,7 +18,6 @@ from stratagem.estimator.hooks.session_run_hook import (
 )
 from stratagem.estimator.hooks.timers import Clock, SynchronizedTimer
 from stratagem.estimator.loops.evaluation_record import read_eval_metrics
-from stratagem.messages import explain
 
 _logger = logging.getLogger(__name__)
 

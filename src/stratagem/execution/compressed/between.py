@@ -8,9 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from stratagem.devices.collectives.all_reduce import joined, split_into_shards
 from stratagem.devices.collectives.islands import Islands
-from stratagem.devices.collectives.joined import joined
-from stratagem.devices.collectives.ring import split_into_shards
 from stratagem.devices.compression import Compression, PowerSGD
 from stratagem.execution.communicator import Communicator
 from stratagem.execution.compressed.sums import State, compressed_sums

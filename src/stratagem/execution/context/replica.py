@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -9,15 +10,95 @@ import jax
 import jax.numpy as jnp
 
 from stratagem import contexts as stack
-from stratagem.errors import InvalidArgumentError
+from stratagem.devices.collectives.islands import Islands
+from stratagem.errors import InvalidArgumentError, explain
 from stratagem.execution.communicator import Communicator, SoleCommunicator
-from stratagem.execution.context.batch import ReplicaBatch
-from stratagem.messages import explain
 from stratagem.options import ReduceOp
 from stratagem.variables.indexed_slices import IndexedSlices, is_indexed_slices
 
 if TYPE_CHECKING:
     from stratagem.contexts import StrategyParts
+
+# `ReplicaBatch`: true and padded row counts of a step's batch on each replica.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReplicaBatch:
+    """Row counts of a step's batch, as one replica sees them.
+
+    True sizes are static, so a step with other sizes is another program. `size` is this replica's
+    number of rows including padding, or None without a batch. `lengths` are the true rows of each
+    replica, or None without padding.
+
+    In a compiled step the batch of an island may depend on the island: `choices` are then the
+    lengths that it may have, and `choice` the traced index of those it has.
+    """
+
+    size: int | None = None
+    lengths: tuple[int, ...] | None = None
+    choices: tuple[tuple[int, ...], ...] = ()
+    choice: Any = None
+
+    @property
+    def is_padded(self) -> bool:
+        """True if any replica has padding."""
+        return self.lengths is not None or bool(self.choices)
+
+    @property
+    def fraction(self) -> float | None:
+        """This replica's fraction of all rows, where a step is only analyzed; else None."""
+        return None
+
+    @property
+    def has_examples(self) -> bool:
+        """True if any replica has a row."""
+        return bool(self.choices or self.size) if self.lengths is None else any(self.lengths)
+
+    def num_examples(self, replica_id: object) -> Any:
+        """Returns the true rows of a replica: an int if known, otherwise a traced int32 scalar."""
+        if self.choices:
+            return jnp.asarray(self.choices, jnp.int32)[self.choice, replica_id]
+        if self.lengths is None:
+            return self.size
+        if isinstance(replica_id, int):
+            return self.lengths[replica_id]
+        return jnp.asarray(self.lengths, jnp.int32)[replica_id]
+
+    def global_num_examples(self, num_replicas: int) -> Any:
+        """Returns the total true rows over all replicas, or None without a batch.
+
+        A traced int32 scalar where the batch has choices.
+        """
+        if self.choices:
+            return jnp.asarray([sum(lengths) for lengths in self.choices], jnp.int32)[self.choice]
+        if self.lengths is not None:
+            return sum(self.lengths)
+        return None if self.size is None else self.size * num_replicas
+
+    def mask(self, replica_id: object) -> Any:
+        """Returns a boolean array of shape (size,), True for true rows; None without a batch."""
+        if self.size is None:
+            return None
+        return jnp.arange(self.size) < self.num_examples(replica_id)
+
+    def alternatives(self) -> list[ReplicaBatch]:
+        """Returns the batches that this one may be, in the order of `choice`; itself if known."""
+        if not self.choices:
+            return [self]
+        return [ReplicaBatch(size=self.size, lengths=lengths) for lengths in self.choices]
+
+    def of_island(self, islands: Islands, island_id: Any) -> ReplicaBatch:
+        """Returns the batch of one island, whose replicas are counted from 0."""
+        if self.lengths is None:
+            return self
+        parts = [tuple(self.lengths[one] for one in members) for members in islands.members]
+        if isinstance(island_id, int):
+            return ReplicaBatch(size=self.size, lengths=parts[island_id])
+        choices = tuple(dict.fromkeys(parts))
+        if len(choices) == 1:
+            return ReplicaBatch(size=self.size, lengths=choices[0])
+        places = jnp.asarray([choices.index(part) for part in parts], jnp.int32)
+        return ReplicaBatch(size=self.size, choices=choices, choice=places[island_id])
 
 
 class ReplicaContext:
@@ -349,3 +430,49 @@ def get_replica_context() -> ReplicaContext | None:
     if frame is None:
         return ReplicaContext(stack.get_strategy())
     return frame.replica if frame.kind is stack.FrameKind.REPLICA else None
+
+
+# `sg.all_gather`, which also works outside a strategy.
+
+
+def all_gather(value: object, axis: int = 0) -> Any:
+    """Concatenates a value over replicas, on every replica. Call in replica context.
+
+    Short for `sg.get_replica_context().all_gather(value, axis)`. Outside every scope there is one
+    replica, and the value is returned unchanged. Differentiable, so losses over pairs of examples
+    can use the examples of all replicas.
+
+    Args:
+        value: pytree of local arrays, shape (..., n_i, ...), n_i of replica i at `axis`.
+        axis: int, -rank <= axis < rank; the other sizes must be equal on all replicas.
+
+    Returns:
+        The same pytree; size sum(n_i) at `axis`, in replica order, without padding rows; dtype
+        unchanged.
+
+    Raises:
+        RuntimeError: in cross-replica context; use `strategy.gather`.
+        ValueError: rank 0, or `axis` out of range.
+        NotImplementedError: `IndexedSlices`.
+
+    Example:
+        >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> x = strategy.distribute_values_from_function(
+        ...     lambda context: jax.numpy.ones(2) * context.replica_id_in_sync_group
+        ... )
+        >>> strategy.run(sg.all_gather, args=(x,))
+        PerReplica[[0. 0. 1. 1.] | [0. 0. 1. 1.]]
+
+    Source: TF 2.21 distribute_lib.py, ReplicaContext.all_gather.
+    """
+    context = get_replica_context()
+    if context is None:
+        raise RuntimeError(
+            explain(
+                "sg.all_gather was called in cross-replica context.",
+                expected="replica context, inside the function passed to `strategy.run`.",
+                fix="use strategy.gather(value, axis=0) here.",
+                code="SG405",
+            )
+        )
+    return context.all_gather(value, axis)

@@ -21,10 +21,10 @@ from jax.extend.core import get_opaque_trace_state
 
 from stratagem.contexts import current_function_trace
 from stratagem.devices.exact_integers import require_exact_integers
+from stratagem.errors import explain
 from stratagem.execution.context.replica import get_replica_context
 from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
 from stratagem.execution.tracing.remote_state import Ids, Lookup
-from stratagem.messages import explain
 from stratagem.variables.indexed_slices import IndexedSlices
 from stratagem.variables.sharded_variable import ShardedVariable, shards_of
 from stratagem.variables.store import is_keyed, store_of

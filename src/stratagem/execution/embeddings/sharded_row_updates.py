@@ -17,7 +17,7 @@ from jax.extend.core import Jaxpr, Literal
 from jax.sharding import PartitionSpec
 
 from stratagem.devices.mesh import Topology
-from stratagem.execution.analysis.elements import is_by_element
+from stratagem.execution.analysis.replication import is_by_element
 from stratagem.execution.analysis.retracing import retrace
 
 

@@ -12,9 +12,9 @@ from jax.extend.core import Jaxpr
 from jax.sharding import PartitionSpec
 
 from stratagem.execution.analysis.retracing import scan_counts
-from stratagem.execution.late_gathers.exchanges import Sharded
 from stratagem.execution.late_gathers.weights import (
     Deferred,
+    Sharded,
     WeightShard,
     inner_jaxpr,
     is_literal,

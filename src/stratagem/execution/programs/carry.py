@@ -14,15 +14,14 @@ import jax.numpy as jnp
 
 from stratagem.devices.abstract_devices import placeholder
 from stratagem.devices.shards import local_copy
+from stratagem.errors import explain
 from stratagem.execution.context.replica import get_replica_context, is_key
 from stratagem.execution.tracing.functionalize import current_scope
-from stratagem.execution.tracing.program_fingerprint import name_of
-from stratagem.execution.tracing.returned_values import as_values
-from stratagem.messages import explain
+from stratagem.execution.tracing.lost_changes import name_of
+from stratagem.execution.tracing.tracer import as_values
 from stratagem.options import ReduceOp, VariableAggregation
 from stratagem.variables.distributed import Mirrored, PerReplica
-from stratagem.variables.kind import VariableKind
-from stratagem.variables.registry import Home
+from stratagem.variables.registry import Home, VariableKind
 from stratagem.variables.regrouping import is_array
 
 if TYPE_CHECKING:

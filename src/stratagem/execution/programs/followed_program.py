@@ -16,9 +16,9 @@ from stratagem.devices.lockstep import compiling, wait_for_background
 from stratagem.devices.mesh import Topology
 from stratagem.execution.programs.program import Program
 from stratagem.execution.tracing.arguments import flatten_arguments
+from stratagem.execution.tracing.functionalize import Trace
 from stratagem.execution.tracing.garbage_collection import paused_garbage_collection
-from stratagem.execution.tracing.program_fingerprint import agree_on_program, name_of
-from stratagem.execution.tracing.trace import Trace
+from stratagem.execution.tracing.lost_changes import agree_on_program, name_of
 from stratagem.execution.tracing.tracer import trace_replica_function
 from stratagem.variables.distributed import PerReplica
 

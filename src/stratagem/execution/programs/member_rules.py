@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from stratagem.devices.collectives.elastic_rounds import RoundOperation, Rounds
 from stratagem.devices.mesh import REPLICA_AXIS
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn

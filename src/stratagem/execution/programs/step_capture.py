@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from stratagem.devices.mesh import Topology
 from stratagem.execution.tracing.arguments import Arguments
-from stratagem.execution.tracing.trace import Trace
+from stratagem.execution.tracing.functionalize import Trace
 
 if TYPE_CHECKING:
     from stratagem.contexts import StrategyParts

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,60 @@ from jax.core import Tracer
 from jax.extend.core import get_opaque_trace_state
 
 from stratagem.execution.summary.settings import Settings, current_settings
-from stratagem.execution.summary.summary import Summary, SummaryCall
+
+if TYPE_CHECKING:
+    from stratagem.execution.summary.writer import SummaryWriter
+
+# `SummaryCall`, one call of `sg.summary.scalar` etc., and `Summary`, its form in a traced step.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SummaryCall:
+    """One call of a summary function.
+
+    `encode` makes a `Summary.Value` from the result of `reduce`, which runs only if the summary is
+    recorded, on `data`, None if it needs none. `step` may be traced; None for the default step.
+    """
+
+    tag: str
+    encode: Callable[[Any], Any]
+    data: Any
+    step: Any
+    reduce: Callable[[Any], Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Summary:
+    """A summary of a traced step.
+
+    `writer` is the default writer set within the step, or None for the caller's. `step` is None
+    unless known when the step is traced. A traced step or condition is among the values.
+    """
+
+    tag: str
+    encode: Callable[[Any], Any]
+    writer: SummaryWriter | None = None
+    step: int | None = None
+    has_traced_step: bool = False
+    has_condition: bool = False
+
+    @property
+    def needs_step(self) -> bool:
+        """True if the summary uses the default step of the call."""
+        return self.step is None and not self.has_traced_step
+
+    def writer_of(
+        self, default: SummaryWriter | None, *, is_anywhere: bool = False
+    ) -> SummaryWriter | None:
+        """Returns the writer, or None if nothing is written.
+
+        With `is_anywhere`, a writer that is active only in another process counts, too.
+        """
+        writer = self.writer or default
+        if writer is None or not (writer.has_folder if is_anywhere else writer.is_active):
+            return None
+        return writer
+
 
 _current = threading.local()
 

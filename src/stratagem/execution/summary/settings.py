@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -3,20 +3,221 @@
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
+import dataclasses
+import io
+import itertools
 import os
+import socket
+import threading
 import time
+import types
 import weakref
-from collections.abc import Generator
-from typing import Any, NoReturn
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, NoReturn, Protocol
 
 import jax
+import numpy as np
 
+from stratagem.environment import load
+from stratagem.errors import explain
 from stratagem.execution.summary import settings
-from stratagem.execution.summary.event_file import EventFile, tensorboard
-from stratagem.execution.summary.recording import write_pending
+from stratagem.execution.summary.collector import Summary
+from stratagem.execution.summary.settings import (
+    Settings,
+    current_settings,
+    host_condition,
+    host_step,
+)
 from stratagem.group.current import current_group
-from stratagem.messages import explain
+from stratagem.variables.distributed import PerReplica
+
+# TensorBoard event files, encoded by the package `tensorboard`.
+
+_numbers = itertools.count()
+
+
+class ProtocolBuffer(Protocol):
+    """A protocol buffer, of TensorBoard's or another library's classes."""
+
+    def SerializeToString(self) -> bytes: ...  # noqa: D102, N802 - theirs
+
+
+def tensorboard(module: str) -> Any:
+    """Returns a module of the package `tensorboard`; raises ImportError if it is not installed."""
+    return load(f"tensorboard.{module}", needed_by="sg.summary", install="stratagem[tensorboard]")
+
+
+class EventFile:
+    """A new event file in a folder, which is created if missing."""
+
+    # TensorBoard's own EventFileWriter would load TensorFlow where that is installed.
+    def __init__(self, logdir: str, max_queue: int, flush_millis: int, suffix: str) -> None:
+        files = tensorboard("compat.tensorflow_stub.io.gfile")
+        records = tensorboard("summary.writer.record_writer")
+        self._event = tensorboard("compat.proto.event_pb2").Event
+        self._max_queue, self._flush_s = max_queue, flush_millis / 1000
+        self._lock = threading.Lock()
+        self._num_waiting, self._flushed_at = 0, time.monotonic()
+        files.makedirs(logdir)
+        name = (
+            f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}."
+            f"{os.getpid()}.{next(_numbers)}{suffix}"
+        )
+        path = os.path.join(logdir, name)
+        # GFile writes each event separately, as object stores require.
+        is_remote = "://" in logdir
+        self._records = records.RecordWriter(
+            files.GFile(path, "wb") if is_remote else open(path, "wb")  # noqa: SIM115
+        )
+        self._write(self._event(wall_time=time.time(), file_version="brain.Event:2"))
+        self.flush()
+
+    def add(self, value: object, step: int, wall_time_s: float) -> None:
+        """Writes one `Summary.Value`; `wall_time_s` is in seconds since the epoch."""
+        event = self._event(wall_time=wall_time_s, step=step)
+        event.summary.value.append(value)
+        with self._lock:
+            self._write(event)
+            is_late = time.monotonic() - self._flushed_at >= self._flush_s
+        if is_late or self._num_waiting > self._max_queue:
+            self.flush()
+
+    def _write(self, event: ProtocolBuffer) -> None:
+        self._records.write(event.SerializeToString())
+        self._num_waiting += 1
+
+    def flush(self) -> None:
+        """Flushes buffered events to the operating system."""
+        with self._lock:
+            self._records.flush()
+            self._num_waiting, self._flushed_at = 0, time.monotonic()
+
+    def close(self) -> None:
+        """Flushes and closes the file."""
+        with self._lock:
+            self._records.close()
+
+
+# Deferred writing of summaries: a step's summaries are written when their values are ready.
+#
+# Nothing waits for a step, unless too many are in flight or a writer is flushed.
+
+# Maximum number of steps in flight with unwritten summaries.
+_MAX_PENDING = 32
+
+Values = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """Host settings at the time of a step's call.
+
+    `step` is None if no summary needs it. Summaries with a condition ignore `holds`. `wall_time_s`
+    is in seconds since the epoch.
+    """
+
+    writer: SummaryWriter | None
+    step: int | None
+    holds: bool
+    wall_time_s: float
+
+    def keep(
+        self, summaries: Sequence[Summary], values: Sequence[Values], num_steps: int | None
+    ) -> None:
+        """Enqueues the summaries of one call.
+
+        Values are arrays, or `PerReplica` of which replica 0 counts. Their first axis has size
+        `num_steps`, or there is no such axis if it is None.
+        """
+        if any(one.writer_of(self.writer) is not None for one in summaries):
+            with _lock:
+                _pending.append((self, summaries, values, num_steps))
+        write_pending(waits=False)
+
+
+_lock = threading.RLock()
+_pending: collections.deque[tuple[Recording, Sequence[Summary], Sequence[Values], int | None]] = (
+    collections.deque()
+)
+
+
+def begin_recording(
+    summaries: Sequence[Summary], settings: Settings | None = None
+) -> Recording | None:
+    """Returns the settings of a step about to be called; None if it records no summary.
+
+    `settings` default to this thread's. Raises ValueError if a summary that would be written has no
+    step.
+    """
+    settings = settings or current_settings()
+    writer = settings.writer.value
+    written = [one for one in summaries if one.writer_of(writer, is_anywhere=True) is not None]
+    holds = any(not one.has_condition for one in written) and host_condition(settings)
+    written = [one for one in written if one.has_condition or holds]
+    if not written:
+        return None
+    step = None
+    if stepless := [one for one in written if one.needs_step]:
+        step = host_step(settings)
+        if step is None:
+            raise missing_step_error(stepless[0].tag)
+    return Recording(writer, step, holds, time.time())
+
+
+def missing_step_error(tag: str) -> ValueError:
+    """Returns the error for a summary without a step."""
+    return ValueError(
+        explain(
+            f"Summary {tag!r} has no step.",
+            expected="a step in the call, or a default one.",
+            fix="pass step=..., or call sg.summary.experimental.set_step(...) or "
+            "writer.as_default(step=...), with a variable such as optimizer.iterations in loops.",
+        )
+    )
+
+
+def write_pending(*, waits: bool) -> None:
+    """Writes summaries whose values are ready, in call order; with `waits`, all of them."""
+    with _lock:
+        while _pending and (waits or len(_pending) > _MAX_PENDING or _is_ready(_pending[0][2])):
+            recording, summaries, values, num_steps = _pending.popleft()
+            local = [
+                {name: _replica_0_value(array) for name, array in one.items()} for one in values
+            ]
+            for index in range(num_steps or 1):
+                for summary, arrays in zip(summaries, local, strict=True):
+                    if num_steps is not None:
+                        arrays = {name: array[index] for name, array in arrays.items()}
+                    write_values(summary, arrays, recording)
+
+
+def _is_ready(values: Sequence[Values]) -> bool:
+    arrays = [array for one in values for array in one.values()]
+    stacked = [one.stacked if isinstance(one, PerReplica) else one for one in arrays]
+    return all(one.is_ready() for one in stacked if hasattr(one, "is_ready"))
+
+
+def _replica_0_value(array: Any) -> np.ndarray[Any, Any]:
+    array = array.components[0] if isinstance(array, PerReplica) else array
+    if hasattr(array, "addressable_data"):
+        array = array.addressable_data(0)
+    return np.asarray(array)
+
+
+def write_values(summary: Summary, arrays: Values, recording: Recording) -> bool:
+    """Writes one summary with its host values if it is recorded, and returns whether it was."""
+    writer = summary.writer_of(recording.writer)
+    is_recorded = arrays["is_recorded"] if summary.has_condition else recording.holds
+    if writer is None or not is_recorded:
+        return False
+    step = arrays.get("step", recording.step if summary.step is None else summary.step)
+    if step is None:
+        raise missing_step_error(summary.tag)
+    writer.add(summary.encode(arrays.get("data")), int(step), recording.wall_time_s)
+    return True
+
 
 _DEFAULT_FLUSH_MILLIS = 120_000
 
@@ -272,3 +473,92 @@ def _close_all() -> None:
 
 
 atexit.register(_close_all)
+
+
+# Encoding of summaries for TensorBoard's plugins: histogram buckets, pixels, and protos.
+
+_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+
+
+def tensor_value(
+    tag: str,
+    array: object,
+    plugin: str | None = None,
+    description: str | None = None,
+    *,
+    metadata: bytes | ProtocolBuffer | None = None,
+) -> Any:
+    """Returns a `Summary.Value` that holds a host array.
+
+    `plugin` names the TensorBoard plugin that shows it; otherwise pass `metadata`, a
+    `SummaryMetadata` or its serialized bytes.
+    """
+    messages = tensorboard("compat.proto.summary_pb2")
+    if plugin is not None:
+        plugin_metadata = tensorboard(f"plugins.{plugin}.metadata")
+        metadata = plugin_metadata.create_summary_metadata(None, description)
+    elif isinstance(metadata, bytes):
+        metadata = messages.SummaryMetadata.FromString(metadata)
+    elif metadata is not None:  # a proto of another type, such as TensorFlow's
+        metadata = messages.SummaryMetadata.FromString(metadata.SerializeToString())
+    tensor = tensorboard("util.tensor_util").make_tensor_proto(array)
+    return messages.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
+
+
+def image_value(tag: str, images: np.ndarray, description: str | None) -> Any:
+    """Returns a `Summary.Value` that holds uint8 images of shape (k, height, width, channels)."""
+    pillow = load("PIL.Image", needed_by="sg.summary.image", install="stratagem[tensorboard]")
+    _, height, width, num_channels = images.shape
+    strings = [str(width).encode(), str(height).encode()]
+    for picture in images:
+        flat = picture[:, :, 0] if num_channels == 1 else picture
+        file = io.BytesIO()
+        mode = _MODES[num_channels]
+        pillow.frombytes(mode, (width, height), np.ascontiguousarray(flat).tobytes()).save(
+            file, "PNG"
+        )
+        strings.append(file.getvalue())
+    return tensor_value(tag, np.asarray(strings, dtype=object), "image", description)
+
+
+def pixels(images: jax.Array | np.ndarray, xp: types.ModuleType) -> Any:
+    """Converts images to uint8, like tf.image.convert_image_dtype with saturation."""
+    dtype = images.dtype
+    if dtype == np.uint8:
+        return images
+    if dtype == np.bool_:
+        return images.astype(np.uint8) * xp.asarray(255, np.uint8)
+    if xp.issubdtype(dtype, xp.integer):
+        scale = max((int(np.iinfo(dtype).max) + 1) // 256, 1)
+        scaled = images // xp.asarray(scale, dtype)
+        return xp.maximum(scaled, xp.asarray(0, dtype)).astype(np.uint8)
+    scaled = images.astype(np.float32) * xp.asarray(255.5, np.float32)
+    scaled = xp.nan_to_num(scaled, posinf=255.0, neginf=0.0)
+    return xp.clip(scaled, 0.0, 255.0).astype(np.uint8)
+
+
+def histogram_buckets(data: jax.Array | np.ndarray, num_buckets: int, xp: types.ModuleType) -> Any:
+    """Counts the finite elements of a float array in buckets of equal width.
+
+    Returns (num_buckets, 3): left edge, right edge, count. Identical elements are counted in the
+    last bucket, which then has zero width; without finite elements everything is zero.
+    """
+    data = data.reshape(-1)
+    dtype = data.dtype
+    if data.size == 0:
+        return xp.zeros((num_buckets, 3), dtype)
+    is_finite = xp.isfinite(data)
+    least = xp.min(data, where=is_finite, initial=np.inf)
+    largest = xp.max(data, where=is_finite, initial=-np.inf)
+    has_any = xp.any(is_finite)
+    least, largest = xp.where(has_any, least, 0.0), xp.where(has_any, largest, 0.0)
+    edges = xp.linspace(least, largest, num_buckets + 1).astype(dtype)
+    width = (largest - least) / num_buckets
+    is_flat = width == 0
+    safe = xp.where(is_finite, data - least, 0.0) / xp.where(is_flat, 1.0, width)
+    bucket = xp.clip(xp.floor(safe).astype(np.int32), 0, num_buckets - 1)
+    bucket = xp.where(is_flat, num_buckets - 1, bucket)
+    bucket = xp.where(is_finite, bucket, num_buckets)  # past the last bucket
+    length = {"minlength" if xp is np else "length": num_buckets + 1}
+    counts = xp.bincount(bucket, **length)[:num_buckets]
+    return xp.stack([edges[:-1], edges[1:], counts.astype(dtype)], axis=1)

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 
 from stratagem.devices.exact_integers import require_exact_integers
-from stratagem.execution.context.batch import ReplicaBatch
+from stratagem.errors import explain
+from stratagem.execution.context.replica import ReplicaBatch
 from stratagem.input.placement import PlacedBatches
-from stratagem.messages import explain
 from stratagem.variables.distributed import Mirrored, PerReplica
 from stratagem.variables.regrouping import is_array
 

@@ -17,15 +17,13 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from stratagem.contexts import current_function_trace
+from stratagem.errors import explain
 from stratagem.execution.tracing.arguments import Arguments
-from stratagem.execution.tracing.local_jaxpr import without_unused_variables
-from stratagem.execution.tracing.remote_state import without_unused
-from stratagem.execution.tracing.trace import Trace
-from stratagem.messages import explain
+from stratagem.execution.tracing.functionalize import Trace
+from stratagem.execution.tracing.remote_state import without_unused, without_unused_variables
 from stratagem.variables.distributed import PerReplica
 from stratagem.variables.initial_values import agree_on_initial_values
-from stratagem.variables.kind import VariableKind
-from stratagem.variables.registry import home_of
+from stratagem.variables.registry import VariableKind, home_of
 
 if TYPE_CHECKING:
     import keras

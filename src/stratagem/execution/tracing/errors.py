@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 if TYPE_CHECKING:
     import keras

@@ -8,9 +8,8 @@ import os
 import socket
 import ssl
 
-from stratagem.group.authentication.credentials import Credentials
-from stratagem.group.authentication.handshake import prove
-from stratagem.messages import explain
+from stratagem.errors import explain
+from stratagem.group.authentication.secret import Credentials, prove
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

@@ -8,13 +8,17 @@ import select
 import socket
 import time
 
-from stratagem.errors import DeadlineExceededError, UnavailableError
-from stratagem.group.elastic.inbox import Candidate, Inbox, Stage
-from stratagem.group.elastic.member_messages import receive_message, send_message
-from stratagem.group.elastic.reaching import Peers
+from stratagem.errors import DeadlineExceededError, UnavailableError, explain
+from stratagem.group.elastic.inbox import (
+    Candidate,
+    Inbox,
+    Peers,
+    Stage,
+    receive_message,
+    send_message,
+)
 from stratagem.group.elastic.views import Report, View, next_view, with_newcomers
 from stratagem.group.verdict import GroupLimits
-from stratagem.messages import explain
 
 _logger = logging.getLogger(__name__)
 

@@ -12,14 +12,13 @@ from collections.abc import Callable, Generator
 from typing import Any, NoReturn, TypeVar
 
 from stratagem import logs
-from stratagem.group.authentication.credentials import Credentials
-from stratagem.group.elastic.candidacy import Candidacy, RunningGroup
+from stratagem.group.authentication.secret import Credentials
+from stratagem.group.current import Identity
 from stratagem.group.elastic.changes import GroupRunsError
-from stratagem.group.elastic.group_messages import agreement_refused, not_admitted
-from stratagem.group.elastic.inbox import Stage
+from stratagem.group.elastic.inbox import Candidacy, RunningGroup, Stage
 from stratagem.group.elastic.peer_connections import PeerConnections, PeerLostError
 from stratagem.group.elastic.rounds import STUCK_SETTING, ElasticRounds
-from stratagem.group.identity import Identity
+from stratagem.group.elastic.views import agreement_refused, not_admitted
 from stratagem.group.verdict import Activity, GroupLimits
 from stratagem.group.wire import decode, encode
 

@@ -2,16 +2,56 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
+import json
 import select
 import socket
 import threading
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from stratagem.group.elastic.member_messages import send_message
-from stratagem.messages import explain
+from stratagem.errors import UnavailableError, explain
+from stratagem.group.authentication.connections import reach
+from stratagem.group.authentication.secret import Credentials
+from stratagem.group.elastic.views import View
+from stratagem.group.protocol import MAX_FRAME_BYTES, frame
+
+# Framed messages over blocking sockets between members of an elastic group.
+
+
+def send_message(connection: socket.socket, message: dict[str, Any], limit_s: float) -> None:
+    """Sends a message; raises OSError."""
+    connection.settimeout(limit_s)
+    connection.sendall(frame(message))
+
+
+def receive_message(connection: socket.socket, limit_s: float) -> dict[str, Any]:
+    """Receives a message; raises OSError, TimeoutError among them."""
+    connection.settimeout(limit_s)
+    size = int.from_bytes(_receive(connection, 4), "big")
+    if size > MAX_FRAME_BYTES:
+        raise ConnectionError(f"received a frame of {size} bytes, which is too large")
+    try:
+        message = json.loads(_receive(connection, size))
+    except ValueError as error:
+        raise ConnectionError(f"received no message: {error}") from error
+    if not isinstance(message, dict):
+        raise ConnectionError("received a frame that holds no JSON object")
+    return message
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        part = connection.recv(size - len(data))
+        if not part:
+            raise ConnectionError("closed by the other side")
+        data += part
+    return bytes(data)
+
 
 _Key = TypeVar("_Key")
 DATA, CONTROL, REPORT, PROBE, READY = "data", "control", "report", "probe", "ready"
@@ -182,3 +222,220 @@ def _replace(connections: dict[_Key, socket.socket], key: _Key, connection: sock
 def _answer(connection: socket.socket, message: Mapping[str, Any]) -> None:
     with connection, contextlib.suppress(OSError):
         send_message(connection, dict(message), _ANSWER_S)
+
+
+# Ways to reach the other processes of an elastic group.
+
+PURPOSE = "elastic group"
+_PROBE_S = 1.0
+
+
+class EndedError(ConnectionError):
+    """A process has ended: its port refuses connections, or belongs to another program."""
+
+
+class Peers:
+    """Ways to reach the processes of a group, by process id.
+
+    `incarnation` is this process's own, by which others tell it from one with the same id.
+    """
+
+    def __init__(
+        self,
+        own: int,
+        labels: Sequence[str],
+        addresses: Sequence[tuple[str, int]],
+        credentials: Credentials,
+        *,
+        peer_s: float,
+        incarnation: int = 0,
+    ) -> None:
+        self.own, self.labels, self.incarnation = own, tuple(labels), incarnation
+        self._addresses, self._credentials = tuple(addresses), credentials
+        self._peer_s = peer_s
+        self._silent_since: dict[int, float] = {}
+        self.expected: dict[int, int] = {}  # incarnations of the members
+        self.have_started = False  # then another program at an address has replaced a member
+
+    @property
+    def others(self) -> list[int]:
+        """Ids of all other processes, members or not."""
+        return [one for one in range(len(self.labels)) if one != self.own]
+
+    def dial_data(self, member: int, view: int) -> socket.socket:
+        """Returns a connection for the rounds of a view; raises OSError."""
+        return self._dial(member, f"{DATA} {view} {self.own}", self._peer_s)
+
+    def dial_control(self, member: int, view: int) -> socket.socket:
+        """Returns a connection for the choice of participants in a view; raises OSError."""
+        return self._dial(member, f"{CONTROL} {view} {self.own}", self._peer_s)
+
+    def dial_report(self, member: int) -> socket.socket:
+        """Returns a connection for a report; raises OSError."""
+        return self._dial(member, f"{REPORT} {self.own} {self.incarnation}", self._peer_s)
+
+    def dial_ready(self, member: int, place: str) -> socket.socket:
+        """Returns a connection on which the next view with this process arrives; raises OSError."""
+        claim = f"{READY} {self.own} {self.incarnation} {place}"
+        return self._dial(member, claim, self._peer_s)
+
+    def probe(self, member: int) -> dict[str, Any]:
+        """Returns what a process says of itself; raises EndedError or another OSError."""
+        limit_s = min(_PROBE_S, self._peer_s)
+        with self._dial(member, PROBE, limit_s) as connection:
+            return receive_message(connection, limit_s)
+
+    def is_lost(self, member: int) -> bool:
+        """Returns True if a process has ended, or has not answered for the limit.
+
+        Another incarnation of a member proves that the member has ended.
+        """
+        try:
+            incarnation = self.probe(member).get("incarnation")
+        except EndedError:
+            self._silent_since.pop(member, None)
+            return True
+        except OSError:  # no answer, or no way to its host, which may be the network's fault
+            since = self._silent_since.setdefault(member, time.monotonic())
+            return time.monotonic() - since > self._peer_s
+        self._silent_since.pop(member, None)
+        return self.expected.get(member, incarnation) != incarnation
+
+    def is_silent(self, member: int) -> bool:
+        """Returns True if a lost process may still run: it did not answer, and refused nothing."""
+        return member in self._silent_since
+
+    def _dial(self, member: int, claim: str, limit_s: float) -> socket.socket:
+        host, port = self._addresses[member]
+        reaching = reach(
+            host,
+            port,
+            self._credentials,
+            claim,
+            purpose=PURPOSE,
+            server=self.labels[member],
+            limit_s=limit_s,
+        )
+        try:
+            return asyncio.run(reaching)
+        except ConnectionRefusedError as error:
+            raise EndedError(str(error)) from error
+        except ValueError as error:
+            if not self.have_started:
+                raise
+            raise EndedError(str(error)) from error
+
+
+# Joining of a group that runs, as seen from the process that joins.
+
+_LOOK_EVERY_S = 0.5
+_RETRY_S = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class RunningGroup:
+    """Description of a group by its members.
+
+    `place` is where processes can join now, or None. `num_calls` counts the calls of `fit` that
+    have begun. A group with backup workers admits no process.
+    """
+
+    view: int
+    members: tuple[int, ...]
+    place: str | None
+    num_calls: int
+    num_backups: int = 0
+
+    @classmethod
+    def of_message(cls, message: Mapping[str, Any]) -> RunningGroup:
+        """Returns it from the answer to a probe."""
+        members = tuple(message["members"])
+        place, num_calls = message["place"], message["num_calls"]
+        return cls(message["view"], members, place, num_calls, message.get("num_backups", 0))
+
+    def with_candidate(self, own: int, most: int) -> View:
+        """Returns the view that can be expected with another process: of at most `most` members."""
+        others = [one for one in self.members if one != own][: most - 1]
+        return View(self.view, tuple(sorted([*others, own])))
+
+
+class Candidacy:
+    """Waits to become a member of a group that runs."""
+
+    def __init__(self, peers: Peers, inbox: Inbox, *, peer_s: float) -> None:
+        self._peers, self._inbox, self._peer_s = peers, inbox, peer_s
+
+    def look(self) -> RunningGroup:
+        """Returns the group as its members see it; raises UnavailableError if all have ended."""
+        silent_since = time.monotonic()
+        while True:
+            answers, num_silent = self._probe_all()
+            if answers:
+                return max(answers, key=lambda one: one.view)
+            self._inbox.check_open()
+            if not num_silent or time.monotonic() - silent_since > self._peer_s:
+                raise self._all_ended()
+            time.sleep(_RETRY_S)
+
+    def _probe_all(self) -> tuple[list[RunningGroup], int]:
+        """Returns the answers of members, and the number of processes that give none."""
+        answers: list[RunningGroup] = []
+        num_silent = 0
+        for other in self._peers.others:
+            try:
+                answer = self._peers.probe(other)
+            except EndedError:
+                continue
+            except OSError:
+                num_silent += 1
+                continue
+            if answer.get("stage") == Stage.TRAINS:
+                answers.append(RunningGroup.of_message(answer))
+        return answers, num_silent
+
+    def wait(self, place: str, look: Callable[[RunningGroup], bool]) -> View | None:
+        """Waits at a place of the program until the members admit this process.
+
+        `look` is called with the group from time to time. If it returns True, the wait is over,
+        and this returns None. Raises UnavailableError once all members have ended.
+        """
+        while True:
+            group = self.look()
+            if look(group):
+                return None
+            try:
+                connection = self._peers.dial_ready(group.members[0], place)
+            except OSError:
+                time.sleep(_RETRY_S)
+                continue
+            with connection:
+                found = self._await_view(connection, group, look)
+            if found is not None:
+                return found
+
+    def _await_view(
+        self, connection: socket.socket, group: RunningGroup, look: Callable[[RunningGroup], bool]
+    ) -> View | None:
+        """Returns the next view with this process, or None if another member leads the group."""
+        while not select.select([connection], [], [], _LOOK_EVERY_S)[0]:
+            now = self.look()
+            if now.members[0] != group.members[0]:
+                return None
+            if now != group and look(now):
+                return None
+            group = now
+        try:
+            return View.of_message(receive_message(connection, self._peer_s))
+        except OSError:
+            time.sleep(_RETRY_S)  # the member that led the group has ended
+            return None
+
+    def _all_ended(self) -> UnavailableError:
+        return UnavailableError(
+            explain(
+                f"All members ended before {self._peers.labels[self._peers.own]} could join them.",
+                expected="a group that still trains when a process joins.",
+                fix="nothing, if the others are done. Otherwise read their errors first.",
+                code="SG506",
+            )
+        )

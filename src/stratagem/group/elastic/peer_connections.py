@@ -5,21 +5,209 @@ A view has connections of its own. So nothing of a broken round is left in them.
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import dataclasses
+import json
 import select
 import socket
 import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from stratagem.group.elastic.closing_sockets import close_after_use
-from stratagem.group.elastic.exchange_times import ExchangeTimes
-from stratagem.group.elastic.feed import Feed
-from stratagem.observe.run_events.wait_clock import WaitClock
+from stratagem.errors import DataLossError, explain
+from stratagem.observe.run_events.wait_clock import WaitClock, wait_clock
+
+# Messages to members that are late, sent by a thread: the others do not wait for their reading.
+
+_POLL_MS = 50
+
+
+class Feed:
+    """Sends messages to members over their connections, to each in order.
+
+    Nothing else may be sent to a member while `is_busy`. A broken connection drops the messages for
+    it: the member's own view is broken then.
+    """
+
+    def __init__(self, sockets: Mapping[int, socket.socket]) -> None:
+        self._sockets = sockets
+        self._pending: dict[int, collections.deque[memoryview]] = {}
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+
+    def send(self, peers: Iterable[int], message: bytes) -> None:
+        """Queues a message for several members; starts the thread if there is none."""
+        with self._changed:
+            for peer in peers:
+                self._pending.setdefault(peer, collections.deque()).append(memoryview(message))
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="stratagem elastic feed", daemon=True
+                )
+                self._thread.start()
+            self._changed.notify_all()
+
+    def free_of(self, peers: Iterable[int]) -> list[int]:
+        """Returns those of some members to which something else may be sent."""
+        if self._thread is None:
+            return list(peers)
+        return [peer for peer in peers if not self.is_busy(peer)]
+
+    def is_busy(self, peer: int) -> bool:
+        """Returns True if messages for a member are waiting."""
+        return bool(self._pending.get(peer))
+
+    def finish(self, limit_s: float) -> None:
+        """Waits until all messages are sent, for no longer than a limit."""
+        deadline = time.monotonic() + limit_s
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not any(self._pending.values()), max(0.0, deadline - time.monotonic())
+            )
+
+    def close(self) -> None:
+        """Ends the thread; messages that wait are dropped."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed or any(self._pending.values()))
+                if self._is_closed:
+                    return
+                peers = [peer for peer, queue in self._pending.items() if queue]
+            poller = select.poll()
+            for peer in peers:
+                if self._sockets[peer].fileno() >= 0:
+                    poller.register(self._sockets[peer], select.POLLOUT)
+            poller.poll(_POLL_MS)
+            for peer in peers:
+                self._send_some(peer)
+
+    def _send_some(self, peer: int) -> None:
+        queue = self._pending[peer]
+        try:
+            count = self._sockets[peer].send(queue[0])
+        except BlockingIOError:
+            return
+        except OSError:
+            queue.clear()
+        else:
+            queue[0] = queue[0][count:]
+            if not queue[0].nbytes:
+                queue.popleft()
+        if not queue:
+            with self._changed:
+                self._changed.notify_all()
+
+
+# The end of sockets that another thread may be using.
+
+
+def close_after_use(sockets: Iterable[socket.socket], use: threading.RLock) -> None:
+    """Ends connections, and closes them once no thread holds `use`.
+
+    The number of a closed file belongs to the next one that any thread opens: a thread that still
+    reads or writes would do so on a connection of another.
+    """
+    sockets = list(sockets)
+    for one in sockets:
+        with contextlib.suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)  # wakes the thread that uses it
+    with use:
+        for one in sockets:
+            one.close()
+
+
+# Time of the operations of an elastic group: waiting for members, and values in transit.
+#
+# An operation begins when this member has computed its values. It then waits until the last of the
+# others has sent its first bytes. The rest of the operation is sending, receiving and adding.
+#
+# The first bytes of a member that is late come late, and all its values follow at once. Over a slow
+# link the first bytes come in time, and the values follow slowly.
+#
+# With backup workers, the first operation of a step waits until enough members have arrived. One
+# that
+# is left out waits for no member, only for values. The others do not wait for it, though its own
+# work
+# takes longer. So the times of steps do not tell who holds up whom, and none are given as a whole.
+
+
+class ExchangeTimes:
+    """Adds the times of operations to a clock; `tasks` has the name of each member's task.
+
+    `waits_for_all` is False if a step may leave members out.
+    """
+
+    def __init__(
+        self, tasks: Mapping[int, str], clock: WaitClock = wait_clock, *, waits_for_all: bool = True
+    ) -> None:
+        self._tasks, self._clock = tasks, clock
+        self._begin_s = self._swap_s = self._waited_s = 0.0
+        self._follows_work = self._counts_peers = False
+        self._heard_s: dict[int, float] = {}
+        clock.measures_transfers, clock.waits_for_all = True, waits_for_all
+
+    def close(self) -> None:
+        """Ends the measurement: later steps of this process may be those of another strategy."""
+        self._clock.measures_transfers, self._clock.waits_for_all = False, True
+
+    def begin_operation(self, *, follows_work: bool) -> None:
+        """Begins an operation; one that does not follow own work waits for values in transit."""
+        self._begin_s, self._waited_s = time.monotonic(), 0.0
+        self._follows_work = self._counts_peers = follows_work
+
+    def end_waiting(self) -> None:
+        """Notes that all members that take part have arrived: the rest of it waits for values."""
+        self._waited_s, self._counts_peers = time.monotonic() - self._begin_s, False
+
+    def follow(self) -> None:
+        """Notes that this member takes no part: it waits for values that others have combined."""
+        self._follows_work = self._counts_peers = False
+
+    def end_operation(self) -> None:
+        """Ends it, also with an error."""
+        self._clock.peers_s += self._waited_s
+        self._clock.transfer_s += time.monotonic() - self._begin_s - self._waited_s
+
+    def begin_swap(self) -> None:
+        """Begins to swap buffers with the other members; an operation may do so twice."""
+        self._swap_s = time.monotonic()
+        self._heard_s.clear()
+
+    def hear(self, peer: int) -> None:
+        """Notes that bytes of a member have arrived."""
+        if peer not in self._heard_s:
+            self._heard_s[peer] = time.monotonic()
+
+    def receive_all(self, peer: int) -> None:
+        """Notes that all bytes of a member have arrived."""
+        if not self._follows_work:
+            return
+        # All begin the second swap of an operation when the first is over: its delay counts, too.
+        begin_s = self._heard_s.get(peer, self._swap_s) if self._counts_peers else self._swap_s
+        task = self._tasks.get(peer, "")
+        received_s = self._clock.received_s
+        received_s[task] = received_s.get(task, 0.0) + time.monotonic() - begin_s
+
+    def end_swap(self) -> None:
+        """Ends the swap."""
+        if self._counts_peers and self._heard_s:
+            self._waited_s += max(self._heard_s.values()) - self._swap_s
+        self._counts_peers = False
+
 
 # View, round, operation in the round, name of the round, bytes that follow.
 _HEADER = struct.Struct("!IQIIQ")
@@ -335,5 +523,89 @@ def _combine(
 
 
 def _bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
-    memory: Any = array.view(np.uint8)
-    return memoryview(memory)
+    flat: Any = array.reshape(-1).view(np.uint8)
+    return memoryview(flat)
+
+
+# State of a running training, sent to members that have just joined.
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingState:
+    """State of a training: a JSON document, and arrays in an order that both sides know."""
+
+    document: dict[str, Any]
+    arrays: Sequence[np.ndarray[Any, Any]]
+
+
+def hand_over(
+    connections: PeerConnections,
+    source: int,
+    newcomers: Sequence[int],
+    state: Callable[[], TrainingState] | None,
+) -> None:
+    """Sends the state of member `source` to newcomers; all other members call it as well.
+
+    `state` returns it on the source, and is None on the others. Raises PeerLostError.
+    """
+    if state is None:
+        for _ in range(3):
+            connections.broadcast(source, newcomers, [])
+        return
+    sent = state()
+    arrays = [np.asarray(array, order="C") for array in sent.arrays]
+    buffers = [_bytes_of(array) for array in arrays]
+    layout = [
+        [array.dtype.name, list(array.shape), zlib.crc32(buffer)]
+        for array, buffer in zip(arrays, buffers, strict=True)
+    ]
+    text = json.dumps([sent.document, layout], separators=(",", ":")).encode()
+    size = np.array([len(text), zlib.crc32(text)], np.uint64)
+    connections.broadcast(source, newcomers, [_bytes_of(size)])
+    connections.broadcast(source, newcomers, [memoryview(text)])
+    connections.broadcast(source, newcomers, buffers)
+
+
+def receive(
+    connections: PeerConnections,
+    source: int,
+    newcomers: Sequence[int],
+    check: Callable[[dict[str, Any]], None],
+) -> TrainingState:
+    """Receives what `hand_over` sends; `check` raises an error for a document that does not fit.
+
+    Raises PeerLostError, and DataLossError for data that was changed on its way.
+    """
+    size = np.zeros(2, np.uint64)
+    connections.broadcast(source, newcomers, [_bytes_of(size)])
+    text = np.empty(int(size[0]), np.uint8)
+    connections.broadcast(source, newcomers, [_bytes_of(text)])
+    _check_sum(zlib.crc32(_bytes_of(text)), int(size[1]), "the description of the state")
+    document, layout = json.loads(text.tobytes())
+    check(document)
+    arrays = [np.empty(shape, _dtype(name)) for name, shape, _ in layout]
+    buffers = [_bytes_of(array) for array in arrays]
+    connections.broadcast(source, newcomers, buffers)
+    for place, ((_, _, expected), buffer) in enumerate(zip(layout, buffers, strict=True)):
+        _check_sum(zlib.crc32(buffer), expected, f"array {place}")
+    return TrainingState(document, arrays)
+
+
+def _dtype(name: object) -> np.dtype[Any]:
+    # NumPy would parse anything else as an expression.
+    if not str(name).isidentifier():
+        raise DataLossError(f"received an array of dtype {name!r}")
+    return np.dtype(str(name))
+
+
+def _check_sum(found: int, expected: int, name: str) -> None:
+    if found != expected:
+        raise DataLossError(
+            explain(
+                f"The CRC-32 of {name} that a member sent is {expected:08x}, but that of what "
+                f"arrived is {found:08x}.",
+                expected="the bytes that were sent.",
+                fix="start this process again, and check the memory and network of both hosts.",
+                code="SG506",
+            )
+        )

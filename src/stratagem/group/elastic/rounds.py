@@ -2,35 +2,286 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import logging
 import secrets
+import socket
+import statistics
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from stratagem import logs
-from stratagem.closing import Closing
-from stratagem.group.authentication.credentials import Credentials
-from stratagem.group.authentication.gate import Gate
 from stratagem.group.authentication.listening import listening_sockets
-from stratagem.group.elastic.admissions import Admissions
+from stratagem.group.authentication.secret import Credentials, Gate
+from stratagem.group.current import Identity
 from stratagem.group.elastic.backed_rounds import BackedRounds
-from stratagem.group.elastic.changes import ViewChanges
-from stratagem.group.elastic.control_connections import connect_controls
-from stratagem.group.elastic.exchange_times import ExchangeTimes
-from stratagem.group.elastic.group_messages import change_text, not_joined, waited_too_long
-from stratagem.group.elastic.inbox import Inbox, Stage
-from stratagem.group.elastic.pauses import TrainingPauses
-from stratagem.group.elastic.peer_connections import PeerConnections, PeerLostError
-from stratagem.group.elastic.reaching import PURPOSE, Peers
-from stratagem.group.elastic.view_connections import connect_view
-from stratagem.group.elastic.views import Report, View
-from stratagem.group.identity import Identity
+from stratagem.group.elastic.changes import SafePoint, ViewChanges
+from stratagem.group.elastic.inbox import PURPOSE, Inbox, Peers, Stage
+from stratagem.group.elastic.peer_connections import (
+    Brokenness,
+    ExchangeTimes,
+    PeerConnections,
+    PeerLostError,
+)
+from stratagem.group.elastic.views import Report, View, change_text, not_joined, waited_too_long
 from stratagem.group.verdict import GroupLimits
+from stratagem.observe.run_events.process_writer import current_events
+from stratagem.observe.run_events.records import MembersEvent
+from stratagem.observe.run_events.writer import EventWriter
+from stratagem.resources import Closing
+
+# Connections of a view for the choice of participants, which the lowest member makes.
+
+_POLL_S = 0.01
+
+
+def connect_controls(
+    view: View, peers: Peers, inbox: Inbox, check: Brokenness, stack: contextlib.ExitStack
+) -> dict[int, socket.socket]:
+    """Returns this member's connections, which the stack closes.
+
+    On the lowest member these are the connections of all others; on another one, its own. Raises
+    PeerLostError if the view is broken.
+    """
+    lowest, *others = view.members
+    if peers.own != lowest:
+        try:
+            connection = peers.dial_control(lowest, view.number)
+        except OSError as error:
+            raise PeerLostError(str(error)) from error
+        return {lowest: stack.enter_context(connection)}
+    found: dict[int, socket.socket] = {}
+    begun_s = time.monotonic()
+    for member in others:
+        while (connection := inbox.take_control(view.number, member)) is None:
+            with inbox.changed:
+                inbox.changed.wait(_POLL_S)
+            check(time.monotonic() - begun_s)
+        found[member] = stack.enter_context(connection)
+    return found
+
+
+# Connections of a new view: each member dials those with lower ids, and awaits the others.
+
+_VIEW_POLL_S = 0.01
+
+
+def connect_view(
+    view: View, peers: Peers, inbox: Inbox, check: Brokenness, times: ExchangeTimes | None = None
+) -> PeerConnections:
+    """Connects the members of a view; raises PeerLostError."""
+    own = peers.own
+    peers.expected = view.expected
+    inbox.begin_view(view.number, view.expected)
+    with contextlib.ExitStack() as stack:
+        sockets: dict[int, socket.socket] = {}
+        try:
+            for member in view.members:
+                if member < own:
+                    connection = peers.dial_data(member, view.number)
+                    sockets[member] = stack.enter_context(connection)
+        except OSError as error:
+            raise PeerLostError(str(error)) from error
+        for member in view.members:
+            if member > own:
+                connection = _awaited(member, view, inbox, check)
+                sockets[member] = stack.enter_context(connection)
+        connections = PeerConnections(view.number, view.members, own, sockets, check, times)
+        inbox.check_open()
+        stack.pop_all()
+    peers.have_started = True
+    return connections
+
+
+def _awaited(member: int, view: View, inbox: Inbox, check: Brokenness) -> socket.socket:
+    """Returns the connection that a member opens for a view."""
+    begun_s = time.monotonic()
+    while (connection := inbox.take_data(view.number, member)) is None:
+        with inbox.changed:
+            inbox.changed.wait(_VIEW_POLL_S)
+        check(time.monotonic() - begun_s)
+    return connection
+
+
+# Pauses of training while the members of an elastic group change, as events of the run.
+#
+# A pause begins when the last step before a change ends, and is over when the first step of the new
+# members ends, less the median time of a step before. Changes without a step in between share a
+# pause, and are one event.
+
+_NUM_STEPS = 100
+
+
+class TrainingPauses:
+    """Records the first members of a group of at most `most`, and each change of them.
+
+    `tasks` has the name of each member's task.
+    """
+
+    def __init__(
+        self,
+        tasks: Mapping[int, str],
+        *,
+        most: int,
+        find_events: Callable[[], EventWriter | None] = current_events,
+    ) -> None:
+        self._tasks, self._most, self._find_events = tasks, most, find_events
+        self._steps_s: collections.deque[float] = collections.deque(maxlen=_NUM_STEPS)
+        self._ended_s: float | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self._view: View | None = None
+        self._lost: list[str] = []
+        self._joined: list[str] = []
+        self._change_s = 0.0
+
+    def begin(self, view: View) -> None:
+        """Records the members with whom this process begins."""
+        if self._view is None:  # else the first step records the change
+            self._write(view, time.monotonic(), None, None)
+
+    def note_change(self, before: View, after: View, change_s: float) -> None:
+        """Notes a change of the view, which took `change_s`; it is recorded with the next step."""
+        old, new = before.expected.items(), after.expected.items()
+        self._lost += [self._tasks[member] for member, _ in sorted(old - new)]
+        self._joined += [self._tasks[member] for member, _ in sorted(new - old)]
+        self._change_s += change_s
+        self._view = after
+
+    def end_step(self, number: int, end_s: float) -> None:
+        """Takes the end of a step in view `number`; `end_s` is on the monotonic clock."""
+        before_s, self._ended_s = self._ended_s, end_s
+        view = self._view
+        if view is None:
+            if before_s is not None:
+                self._steps_s.append(end_s - before_s)
+        elif number >= view.number:
+            step_s = statistics.median(self._steps_s) if self._steps_s else None
+            pause_s = None
+            if before_s is not None and step_s is not None:
+                pause_s = max(0.0, end_s - before_s - step_s)
+            self._write(view, end_s, pause_s, step_s)
+            self._clear()
+
+    def _write(self, view: View, end_s: float, pause_s: float | None, step_s: float | None) -> None:
+        events = self._find_events()
+        if events is not None:
+            events.members(
+                MembersEvent(
+                    time_s=time.time() - time.monotonic() + end_s,
+                    monotonic_s=end_s,
+                    view=view.number,
+                    lost=list(self._lost),
+                    joined=list(self._joined),
+                    num_members=len(view.members),
+                    num_expected=self._most,
+                    change_s=self._change_s,
+                    pause_s=pause_s,
+                    step_s=step_s,
+                )
+            )
+
+
+# Agreement of the members of a view on when they admit others.
+
+_WANTED, _PREPARED = 1, 2
+_NO_ROUND = -1
+
+Delivery = Callable[[PeerConnections, int, Sequence[int]], None]
+"""Called with the connections of a view, the member that sends the state, and the newcomers."""
+
+
+class Admissions:
+    """Flags of the members in each commit, and the conclusion that all draw.
+
+    The lowest member says that it wants a change if a candidate waits. Each member says if it is
+    prepared for one member more. All see the same answers in the same round. If all are prepared,
+    they change the view at their next safe point.
+    """
+
+    def __init__(self, inbox: Inbox, own: int, *, most: int, prepares: bool) -> None:
+        self._inbox, self._own, self._most, self._prepares = inbox, own, most, prepares
+        self.prepared_for = 0
+        self.wanted_size: int | None = None
+        self.is_change_due = False
+        self.newcomers: tuple[int, ...] = ()
+        self.safe: SafePoint | None = None
+        self._num_calls = 0
+        self._deliver: Delivery | None = None
+
+    def on_newcomers(self, deliver: Delivery) -> None:
+        """Registers the function by which all members hand the state over to newcomers."""
+        self._deliver = deliver
+
+    def begin_call(self) -> int:
+        """Counts a call in which processes can join; returns its number, from 1 on."""
+        self._num_calls += 1
+        self._inbox.tell(num_calls=self._num_calls)
+        return self._num_calls
+
+    def mark(self, place: str, num_rounds: int | None) -> None:
+        """Marks a place at which processes can join.
+
+        If a loss breaks the next round, the view after it can have them, if `num_rounds` are
+        committed then.
+        """
+        is_other = self.safe is None or self.safe.place != place
+        self.safe = SafePoint(place, _NO_ROUND if num_rounds is None else num_rounds)
+        if is_other:
+            self._inbox.tell(place=place)
+
+    def pass_by(self) -> None:
+        """Notes that a round follows which is no step: processes that join do not take part."""
+        if self.safe is not None:
+            self.mark(self.safe.place, None)
+
+    def end_place(self) -> None:
+        """Ends the place at which processes could join."""
+        self.safe, self.is_change_due = None, False
+        self._inbox.tell(place=None)
+
+    def hand_over(self, connections: PeerConnections, view: View) -> None:
+        """Hands the state over to newcomers, in a round."""
+        source = next((one for one in view.members if one not in self.newcomers), None)
+        if self.newcomers and source is not None and self._deliver is not None:
+            self._deliver(connections, source, self.newcomers)
+
+    @property
+    def is_new(self) -> bool:
+        """True if this process has joined without having the state of the others yet."""
+        return self._own in self.newcomers
+
+    def begin_view(self, view: View) -> None:
+        """Starts again for other members."""
+        self.newcomers, self.is_change_due = view.newcomers, view.is_change_due
+        self.wanted_size = None
+
+    def flag(self, view: View) -> int:
+        """Returns this member's part of a commit."""
+        size = len(view.members) + 1
+        is_prepared = not self._prepares or self.prepared_for == size
+        flag = _PREPARED if is_prepared else 0
+        leads = self._own == view.members[0]
+        if leads and size <= self._most and self._is_awaited(view):
+            flag |= _WANTED
+        return flag
+
+    def _is_awaited(self, view: View) -> bool:
+        place = None if self.safe is None else self.safe.place
+        return self._inbox.has_candidate(place, view.members)
+
+    def note(self, flags: Sequence[int]) -> None:
+        """Takes what all members have said in a commit, by rank."""
+        is_wanted = bool(flags[0] & _WANTED)
+        self.wanted_size = len(flags) + 1 if is_wanted else None
+        self.is_change_due = is_wanted and all(flag & _PREPARED for flag in flags)
+
 
 _logger = logging.getLogger(__name__)
 _PROBE_AFTER_S = 1.0

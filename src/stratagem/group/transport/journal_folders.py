@@ -7,7 +7,7 @@ import shutil
 import time
 from pathlib import Path
 
-from stratagem.temporary_folders import are_free, own_folders
+from stratagem.resources import are_free, own_folders
 
 # A server that died may be about to restart, and its coordinator may be on another machine.
 _ABANDONED_S = 24 * 3600.0

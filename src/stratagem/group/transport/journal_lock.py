@@ -11,9 +11,8 @@ import time
 from pathlib import Path
 
 from stratagem import environment
-from stratagem.closing import Closing
-from stratagem.errors import UnavailableError
-from stratagem.messages import explain
+from stratagem.errors import UnavailableError, explain
+from stratagem.resources import Closing
 
 if sys.platform != "win32":
     import fcntl

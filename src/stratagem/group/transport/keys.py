@@ -11,8 +11,8 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from stratagem.messages import explain
-from stratagem.optional_libraries import load
+from stratagem.environment import load
+from stratagem.errors import explain
 
 if TYPE_CHECKING:
     import zmq

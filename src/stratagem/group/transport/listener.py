@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import secrets
 import threading
 import time
 import traceback
 import types
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
-from stratagem.closing import Closing
-from stratagem.group.transport.admission import Admission
-from stratagem.group.transport.client_memories import ClientMemories
 from stratagem.group.transport.keys import ClusterKeys, load_zmq
 from stratagem.group.transport.local_sockets import LocalSocket
+from stratagem.group.transport.shared_memory import ServerMemory, is_placed
 from stratagem.group.transport.wire import (
     HERE,
     KNOWN,
@@ -34,6 +33,114 @@ from stratagem.group.transport.wire import (
     send_parts,
     unpack,
 )
+from stratagem.resources import Closing
+
+if TYPE_CHECKING:
+    import zmq
+
+# Authentication of new client connections to a listener, before any message is read.
+
+_ADDRESS = "inproc://zeromq.zap.01"
+_VERSION = b"1.0"
+
+
+class Admission:
+    """Answers ZeroMQ's authentication requests.
+
+    Args:
+        context: ZeroMQ context of the sockets to protect.
+        client_public: key of clients over TCP.
+        password: password of clients over the Unix socket; None if there is no such socket.
+
+    Source: ZeroMQ RFC 27, ZAP.
+    """
+
+    def __init__(
+        self, context: zmq.Context[Any], client_public: bytes, password: bytes | None
+    ) -> None:
+        zmq = load_zmq()
+        self._key: bytes = load_zmq("zmq.utils.z85").decode(client_public)
+        self._password = password
+        self.socket: Any = context.socket(zmq.REP)
+        self.socket.linger = 0
+        self.socket.bind(_ADDRESS)
+
+    def answer(self) -> None:
+        """Answers one request, which must have arrived."""
+        version, number, _, _, _, mechanism, *credentials = self.socket.recv_multipart()
+        is_known = version == _VERSION and self._knows(mechanism, credentials)
+        status = (b"200", b"") if is_known else (b"400", b"not a member of this cluster")
+        self.socket.send_multipart([_VERSION, number, *status, b"", b""])
+
+    def _knows(self, mechanism: bytes, credentials: list[bytes]) -> bool:
+        if mechanism == b"CURVE":
+            return credentials == [self._key]
+        if mechanism == b"PLAIN" and self._password is not None:
+            return secrets.compare_digest(b"".join(credentials[1:]), self._password)
+        return False
+
+
+# Shared memory between a listener and its clients, by connection.
+
+_UNUSABLE = (AttributeError, OSError, OverflowError, RecursionError, TypeError, ValueError)
+
+
+class ClientMemories:
+    """Shared memory for large arrays, by client connection. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._memories: dict[bytes, ServerMemory] = {}
+
+    def __len__(self) -> int:
+        return len(self._memories)
+
+    def share(self, connection: bytes, offer: bytes) -> list[Any]:
+        """Opens memory offered as `ClientMemory.offer`, and returns the answer: usable or not.
+
+        Also drops the memory of clients that have exited.
+        """
+        self.forget_dead()
+        self.forget(connection)
+        try:
+            self._memories[connection] = ServerMemory(bytes(offer))
+        except _UNUSABLE:  # for example, in another container
+            return [SHARED, b""]
+        return [SHARED, b"here"]
+
+    def can_read(self, connection: bytes, frames: Sequence[Any]) -> bool:
+        """Returns True if all frames of a request can be read.
+
+        False after an unnoticed reconnect: the client shared its memory over the previous
+        connection.
+        """
+        return connection in self._memories or not is_placed(frames)
+
+    def read(self, connection: bytes, frames: Sequence[Any]) -> list[Any]:
+        """Returns a request with all frames, after `can_read`.
+
+        Raises:
+            ConnectionError: a frame lies outside the shared memory.
+        """
+        return self._memories[connection].read(frames) if is_placed(frames) else [*frames]
+
+    def placed(self, connection: bytes, frames: Sequence[Any]) -> list[Any]:
+        """Returns the frames to send, with large arrays moved to shared memory if possible."""
+        memory = self._memories.get(connection)
+        return [*frames] if memory is None else memory.placed(frames)
+
+    def forget_dead(self) -> None:
+        """Drops the memory of clients that have exited or closed it."""
+        for other in [other for other, memory in self._memories.items() if not memory.is_in_use]:
+            self.forget(other)
+
+    def forget_all(self) -> None:
+        """Drops all memory."""
+        self._memories.clear()
+
+    def forget(self, connection: bytes) -> None:
+        """Drops the memory of a connection that is no longer used."""
+        self._memories.pop(connection, None)
+
 
 _WAKE_ADDRESS = "inproc://answers"
 # How long `close` waits for handlers, and for the last answers to be sent.

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from stratagem.errors import UnavailableError
+from stratagem.errors import UnavailableError, explain
 from stratagem.group.transport.keys import ClusterKeys, load_zmq
 from stratagem.group.transport.local_sockets import LocalSocket
 from stratagem.group.transport.shared_memory import (
@@ -30,7 +30,6 @@ from stratagem.group.transport.wire import (
     receive_parts,
     send_parts,
 )
-from stratagem.messages import explain
 
 if TYPE_CHECKING:
     import zmq

@@ -7,12 +7,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from stratagem.input.batch_compression import checked_compression
+from stratagem.input.batch_messages import checked_compression
 from stratagem.input.dataset import Dataset
 from stratagem.input.service.client import ServiceSource, register_source
-from stratagem.input.service.job_requests import JobRequest
-from stratagem.input.service.sharding import ShardingPolicy
-from stratagem.input.service.shared_window import CrossTrainerCache
+from stratagem.input.service.job_requests import CrossTrainerCache, JobRequest
+from stratagem.input.service.splits import ShardingPolicy
 from stratagem.input.sources.adapters import as_source
 
 

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from stratagem.devices.context_mesh import is_explicit
+from stratagem.errors import explain
 from stratagem.input.sources.source import Reader, Source
-from stratagem.messages import explain
 
 
 class RowSource(Source):

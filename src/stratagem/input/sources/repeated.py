@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from stratagem.errors import explain
 from stratagem.input.sources.source import INFINITE_CARDINALITY, Reader, Source
-from stratagem.messages import explain
 from stratagem.options import AutoShardPolicy
 
 

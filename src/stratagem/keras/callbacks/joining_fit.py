@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import keras
 
-from stratagem.input.sparse_rows import is_sparse
+from stratagem.input.batches import is_sparse
+from stratagem.keras.callbacks.backup_and_restore import FitPosition
 from stratagem.keras.callbacks.data_position import DataPosition
-from stratagem.keras.callbacks.fit_position import FitPosition
 from stratagem.keras.numerics.random_state import RandomState
 from stratagem.keras.private import ArrayDataAdapter, TFDatasetAdapter
 from stratagem.keras.private.trainers import set_initial_epoch

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike

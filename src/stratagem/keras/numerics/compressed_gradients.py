@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, cast
 import keras
 
 from stratagem.contexts import get_strategy
+from stratagem.errors import explain
 from stratagem.execution.compressed.sums import compressed_sums
 from stratagem.execution.context.replica import ReplicaContext
 from stratagem.keras.variables.annotations import annotated_variables
-from stratagem.messages import explain
-from stratagem.variables.compressed import is_compressed
 from stratagem.variables.indexed_slices import is_indexed_slices
 from stratagem.variables.registry import home_of
+from stratagem.variables.store import is_compressed
 
 if TYPE_CHECKING:
     from stratagem.devices.compression import Compression

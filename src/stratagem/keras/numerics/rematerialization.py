@@ -19,9 +19,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.core import Tracer
 
 from stratagem.execution.summary.collector import Collector
-from stratagem.execution.summary.host_callbacks import forward_summaries
+from stratagem.execution.summary.kinds import forward_summaries
 from stratagem.execution.tracing.functionalize import ReplicaScope
-from stratagem.keras.numerics.remat_policies import LAYER_INPUT, RematPolicy
+from stratagem.keras.numerics.remat import LAYER_INPUT, RematPolicy
 from stratagem.keras.private import (
     get_keras_mask,
     get_stateless_scope,

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import keras
 
+from stratagem.errors import explain
 from stratagem.execution.summary.collector import Collector
 from stratagem.execution.tracing.functionalize import ReplicaScope
 from stratagem.keras.numerics.layer_chains import LayerChain
@@ -20,7 +21,6 @@ from stratagem.keras.numerics.rematerialization import is_compiled
 from stratagem.keras.private import get_keras_mask, get_stateless_scope, set_keras_mask
 from stratagem.keras.private.rematerialization import LayerRemat, ids_of_losses, remat_mode
 from stratagem.keras.private.variables import flatten_layers
-from stratagem.messages import explain
 
 
 def scanned_layer(original: Callable[..., Any]) -> Any:

@@ -19,10 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from stratagem import contexts as stack
+from stratagem.errors import explain
 from stratagem.execution.analysis.row_degrees import MIXED, SUM_OVER_REPLICAS, row_degrees
 from stratagem.execution.communicator import SoleCommunicator
-from stratagem.execution.context.batch import ReplicaBatch
-from stratagem.execution.context.replica import ReplicaContext
+from stratagem.execution.context.replica import ReplicaBatch, ReplicaContext
 from stratagem.execution.summary.collector import Collector
 from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
 from stratagem.keras.numerics.step_mode import (
@@ -33,7 +33,6 @@ from stratagem.keras.numerics.step_mode import (
     step_mode,
 )
 from stratagem.logs import warn_on_one_worker
-from stratagem.messages import explain
 from stratagem.options import ReduceOp
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from typing import Any
 
 import keras
 
+from stratagem.errors import explain
 from stratagem.keras.private import names
-from stratagem.messages import explain
 
 if not names.are_all_there():  # before the imports below, which fail at the first of them
     raise ImportError(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from stratagem.errors import explain
 from stratagem.input.sources.adapters import as_source
 from stratagem.input.sources.source import INFINITE_CARDINALITY
-from stratagem.messages import explain
 from stratagem.options import InputContext, InputOptions
 
 

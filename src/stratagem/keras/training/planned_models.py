@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast
 import keras
 
 from stratagem.devices.abstract_devices import planned_default_strategy
+from stratagem.errors import explain
 from stratagem.execution.programs.step_capture import CapturedStep, capture
 from stratagem.keras.private.trainers import build_for
 from stratagem.keras.variables.variable_creation import Adoption, adopt
-from stratagem.messages import explain
 from stratagem.variables.registry import home_of
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import keras
 from stratagem.execution.context.replica import ReplicaContext, get_replica_context
 from stratagem.execution.gradient import value_and_grad
 from stratagem.execution.tracing.functionalize import current_scope, on_global_model
-from stratagem.keras.numerics.batch_rows import true_rows
+from stratagem.keras.numerics.batch_normalization import true_rows
 from stratagem.keras.numerics.metrics import results_of_all_replicas
 from stratagem.keras.numerics.step_mode import (
     StepMode,

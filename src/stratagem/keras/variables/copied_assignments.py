@@ -27,8 +27,7 @@ from stratagem.devices.shards import assemble_on_host
 from stratagem.group.current import current_group
 from stratagem.options import VariableAggregation
 from stratagem.variables.initial_values import initial_digest
-from stratagem.variables.kind import VariableKind
-from stratagem.variables.registry import Home
+from stratagem.variables.registry import Home, VariableKind
 
 _LIBRARIES = tuple(
     os.path.dirname(file) + os.sep

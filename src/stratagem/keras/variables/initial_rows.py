@@ -17,8 +17,8 @@ import keras
 import numpy as np
 from jax.extend import random as jax_random
 
+from stratagem.errors import explain
 from stratagem.keras.private.variables import compute_fans
-from stratagem.messages import explain
 
 _BITS = 2**32
 

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
+from stratagem.errors import explain
 from stratagem.execution.context.replica import ReplicaContext
-from stratagem.messages import explain
 from stratagem.options import ReduceOp, VariableAggregation
 from stratagem.variables.distributed import Mirrored, PerReplica
 from stratagem.variables.indexed_slices import IndexedSlices
-from stratagem.variables.kind import VariableKind
-from stratagem.variables.registry import Home, home_of
-from stratagem.variables.row_changes import changed_rows, sets_rows
+from stratagem.variables.registry import Home, VariableKind, home_of
+from stratagem.variables.sharded_variable import changed_rows, sets_rows
 
 
 class RowUpdates:

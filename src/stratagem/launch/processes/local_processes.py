@@ -6,6 +6,8 @@ Their parent process imports JAX and Keras once for all of them.
 from __future__ import annotations
 
 import atexit
+import dataclasses
+import logging
 import os
 import sys
 import threading
@@ -13,23 +15,121 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stratagem import environment
-from stratagem.closing import Closing
-from stratagem.errors import UnavailableError
+from stratagem import environment, logs
+from stratagem.environment import load
+from stratagem.errors import DeadlineExceededError, UnavailableError, explain, report_error
 from stratagem.launch.prefork.fork_server import ForkedProcess, ForkServer
-from stratagem.launch.prefork.forked_object import serve_with
+from stratagem.launch.prefork.server_program import serve_with
 from stratagem.launch.processes.restarts import Restarts
-from stratagem.launch.processes.start_errors import (
-    announce_failed_restart,
-    cannot_start,
-    died_at_start,
-    lost_too_often,
-    not_started,
-    watched_twice,
-)
-from stratagem.launch.processes.watchers import Watchers
 from stratagem.launch.tasks.exit_status import describe_exit
-from stratagem.optional_libraries import load
+from stratagem.resources import Closing
+
+# Callbacks for losses and returns of processes.
+
+
+@dataclasses.dataclass(frozen=True)
+class Watchers:
+    """Callbacks of `ClusterProcesses.watch`; an error in one is reported, and watching continues.
+
+    Each takes the index of a process, and the reason of its loss, its new address, or the error
+    that ended its restarts.
+    """
+
+    on_lost: Callable[[int, str], None]
+    on_returned: Callable[[int, str], None]
+    on_given_up: Callable[[int, Exception], None]
+
+    def report(self, event: Callable[[Watchers], None]) -> None:
+        """Calls one of the callbacks by `event`."""
+        try:
+            event(self)
+        except Exception as error:  # noqa: BLE001 - watching must continue
+            report_error(error)
+
+
+# Errors of servers and workers that fail to start or restart.
+
+_logger = logging.getLogger(__name__)
+
+
+def announce_failed_restart(name: str, error: Exception, delay_s: float) -> None:
+    """Prints why a process such as "ps 0" did not start again; a later start may succeed."""
+    logs.announce(_logger, f"{name} did not start again; next try in {delay_s:g} s. {error}")
+
+
+def cannot_start(name: str, error: BaseException) -> RuntimeError:
+    """Returns the error of a process such as "ps 0" whose imports or function fail."""
+    return RuntimeError(
+        explain(
+            f"{name} cannot start: {error}",
+            expected="a process that imports and starts without an error.",
+            fix="fix the error in the last lines of the traceback, which is from that process.",
+            code="SG601",
+        )
+    )
+
+
+def died_at_start(name: str, error: BaseException) -> UnavailableError:
+    """Returns the error of a process that ends before it serves."""
+    return UnavailableError(
+        explain(
+            f"{name} died while starting: {error}",
+            expected="a process that keeps running.",
+            fix="check its last output, and whether its machine has enough memory.",
+            code="SG601",
+        )
+    )
+
+
+def lost_too_often(name: str, how: object) -> UnavailableError:
+    """Returns the error of a process that has ended once more than `max_restarts`."""
+    return UnavailableError(
+        explain(
+            f"{name} ended and has no restarts left: {how}",
+            expected="a process that keeps running.",
+            fix="check its last output, or raise max_restarts.",
+            code="SG602",
+        )
+    )
+
+
+def not_started(
+    names: list[str], count: int, limit_s: float, *, expected: str, look_at: str
+) -> DeadlineExceededError:
+    """Returns the error of processes, out of `count`, that have not started in time."""
+    return DeadlineExceededError(
+        explain(
+            f"{len(names)} of {count} processes did not start within {limit_s:g} s: "
+            f"{', '.join(names)}.",
+            expected=expected,
+            fix=f"{look_at}; set STRATAGEM_JOIN_TIMEOUT_S to wait longer.",
+            code="SG601",
+        )
+    )
+
+
+def watched_twice(kind: str) -> RuntimeError:
+    """Returns the error of a second call of `watch`."""
+    return RuntimeError(
+        explain(
+            f"watch() was called twice for processes of kind {kind!r}.",
+            expected="one call of watch().",
+            fix="pass callbacks that notify every listener.",
+        )
+    )
+
+
+def not_the_coordinator() -> RuntimeError:
+    """Returns the error of a `ClusterCoordinator` created by an independent worker."""
+    return RuntimeError(
+        explain(
+            "A ClusterCoordinator was created in a worker that runs its own program.",
+            expected="strategy.run or fit in this program.",
+            fix="omit independent=True if one process coordinates the others.",
+            code="SG511",
+        )
+    )
+
 
 # Limit on closing an object and ending its process.
 _CLOSING_S = 5.0

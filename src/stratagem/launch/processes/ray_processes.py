@@ -19,11 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from stratagem import environment
-from stratagem.closing import Closing
-from stratagem.errors import DeadlineExceededError, UnavailableError
-from stratagem.launch.prefork.served_process import ServedProcess
-from stratagem.launch.processes.restarts import Restarts
-from stratagem.launch.processes.start_errors import (
+from stratagem.environment import load
+from stratagem.errors import DeadlineExceededError, UnavailableError, explain
+from stratagem.launch.prefork.fork_server import ServedProcess
+from stratagem.launch.processes.local_processes import (
+    Watchers,
     announce_failed_restart,
     cannot_start,
     died_at_start,
@@ -31,12 +31,14 @@ from stratagem.launch.processes.start_errors import (
     not_started,
     watched_twice,
 )
-from stratagem.launch.processes.watchers import Watchers
-from stratagem.launch.remote.ray.ray_cluster import load_ray
-from stratagem.launch.remote.ray.ray_exit import is_ray_lost
-from stratagem.launch.remote.ray.ray_watch import RayWatch, watched_addresses
-from stratagem.messages import explain
-from stratagem.optional_libraries import load
+from stratagem.launch.processes.restarts import Restarts
+from stratagem.launch.remote.ray.ray_cluster import (
+    RayWatch,
+    is_ray_lost,
+    load_ray,
+    watched_addresses,
+)
+from stratagem.resources import Closing
 
 # One call blocks until the process ends; the others are sequential.
 _MAX_CALLS_AT_ONCE = 4

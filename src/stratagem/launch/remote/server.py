@@ -10,18 +10,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from stratagem import environment
-from stratagem.closing import Closing
 from stratagem.cluster.addresses import split_address
 from stratagem.cluster.detection import detect_with_servers
 from stratagem.cluster.roles import check_task
 from stratagem.cluster.spec import ClusterDef, ClusterSpec
-from stratagem.errors import UnavailableError
+from stratagem.errors import UnavailableError, explain
 from stratagem.launch.plan.ports import free_ports
 from stratagem.launch.remote.ray.leader import leader_of, tasks_of
 from stratagem.launch.remote.ray.node_process import RayNode
 from stratagem.launch.remote.ray.ray_cluster import make_token
 from stratagem.launch.remote.ray.ray_nodes import join_as_node, start_head
-from stratagem.messages import explain
+from stratagem.resources import Closing
 
 
 @dataclasses.dataclass(frozen=True)

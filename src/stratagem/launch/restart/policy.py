@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from stratagem.cluster.preemption.configuration import EXIT_CODE
-from stratagem.launch.plan.devices import SERVERS
+from stratagem.launch.plan.task_plan import SERVERS
 from stratagem.launch.tasks.exit_status import ExitStatus
 from stratagem.launch.tasks.output.tracebacks import has_lost_peer
 

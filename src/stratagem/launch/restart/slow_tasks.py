@@ -7,17 +7,19 @@ import math
 import os
 from collections.abc import Collection
 
+from stratagem.errors import explain
 from stratagem.launch.plan.options import LaunchOptions
-from stratagem.messages import explain
 from stratagem.observe.run_events.reader import RunFollower
 from stratagem.observe.run_events.records import StepEvent
 from stratagem.observe.stragglers.attribution import (
     Assessment,
+    EvictionRule,
     Straggler,
+    choose_eviction,
     find_stragglers,
     sentence,
+    slow_since,
 )
-from stratagem.observe.stragglers.eviction import EvictionRule, choose_eviction, slow_since
 from stratagem.observe.stragglers.lines import SettledLines
 from stratagem.observe.stragglers.windows import MIN_STEPS, WINDOW_S, windows_of
 

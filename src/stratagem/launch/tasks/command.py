@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 
 def command_of(

@@ -122,7 +122,7 @@ def _prepare(header: dict[str, Any]) -> Callable[[Any], bytes]:
         _remember_sources(header["sources"])
     if not header["by_value"]:
         return pickle.dumps
-    from stratagem.optional_libraries import load
+    from stratagem.environment import load
 
     return load("cloudpickle", needed_by="a function that is sent", install="cloudpickle").dumps
 
@@ -147,7 +147,7 @@ def _pickled_value(fn: object, value: object, dumps: Callable[[Any], bytes]) -> 
     try:
         return dumps((value, None, ()))
     except Exception as error:
-        from stratagem.messages import explain
+        from stratagem.errors import explain
 
         raise TypeError(
             explain(

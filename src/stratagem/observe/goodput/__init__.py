@@ -2,8 +2,7 @@
 
 from stratagem.observe.goodput.account import Account, account_for
 from stratagem.observe.goodput.failures import Failure
-from stratagem.observe.goodput.membership import MemberChange
-from stratagem.observe.goodput.time_spans import CAUSES, Span
+from stratagem.observe.goodput.time_spans import CAUSES, MemberChange, Span
 from stratagem.observe.run_events.process_writer import close_events, current_events, progress, step
 from stratagem.observe.run_events.reader import RunEvents, RunFollower, read_run
 from stratagem.observe.run_events.wait_clock import StepWaits

@@ -15,8 +15,14 @@ from stratagem.observe.goodput.history import (
     StepTimes,
     history_of,
 )
-from stratagem.observe.goodput.membership import MemberChange, lost_processes, member_changes
-from stratagem.observe.goodput.time_spans import CAUSES, Span, spans_of
+from stratagem.observe.goodput.time_spans import (
+    CAUSES,
+    MemberChange,
+    Span,
+    lost_processes,
+    member_changes,
+    spans_of,
+)
 from stratagem.observe.run_events.reader import ProcessEvents, RunEvents
 from stratagem.observe.run_events.records import EndEvent
 

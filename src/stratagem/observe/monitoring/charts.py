@@ -8,12 +8,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stratagem.environment import load
 from stratagem.observe.goodput.account import Account
-from stratagem.observe.goodput.membership import MemberChange
-from stratagem.observe.goodput.plot import CAUSE_COLORS, shares_over_time
-from stratagem.observe.goodput.time_spans import CAUSES
+from stratagem.observe.goodput.report import CAUSE_COLORS, shares_over_time
+from stratagem.observe.goodput.time_spans import CAUSES, MemberChange
 from stratagem.observe.monitoring.run_series import NUM_COLUMNS, Line, StragglerMap
-from stratagem.optional_libraries import load
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

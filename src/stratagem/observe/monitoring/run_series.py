@@ -15,7 +15,7 @@ from stratagem.observe.run_events.records import (
     StepEvent,
     WarningEvent,
 )
-from stratagem.observe.stragglers.cost import RunCost, cost_of
+from stratagem.observe.stragglers.attribution import RunCost, cost_of
 from stratagem.observe.stragglers.lines import SettledLines
 from stratagem.observe.stragglers.windows import windows_of
 

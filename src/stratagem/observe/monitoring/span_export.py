@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stratagem.environment import load
 from stratagem.observe.run_events.reader import ProcessEvents
 from stratagem.observe.run_events.records import (
     EndEvent,
@@ -25,7 +26,6 @@ from stratagem.observe.run_events.records import (
     StragglerEvent,
     WarningEvent,
 )
-from stratagem.optional_libraries import load
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -14,7 +16,7 @@ from rich.text import Text
 from stratagem.observe.goodput.account import Account
 from stratagem.observe.goodput.report import changes_line, counts_line, duration_text, goodput_lines
 from stratagem.observe.goodput.time_spans import CAUSES
-from stratagem.observe.monitoring.run_state import RunSnapshot, TaskView
+from stratagem.observe.monitoring.run_state import RunSnapshot, TaskView, Watcher
 from stratagem.observe.stragglers.attribution import Cause
 
 _PHASE_STYLES = {
@@ -201,3 +203,38 @@ def _warnings(state: RunSnapshot) -> RenderableType:
     number = state.num_warnings
     title = f"{number} {'warning' if number == 1 else 'warnings'}, the last ones"
     return Panel(Group(*lines), title=title, title_align="left", border_style="yellow")
+
+
+# Loops over a growing run folder: one frame, a live terminal, or exports only.
+
+# Prometheus scrapes once a minute or more often.
+_LINGER_S = 60.0
+
+
+def print_frame(name: str, watcher: Watcher) -> None:
+    """Prints one frame; raises NotFoundError without events."""
+    state = watcher.poll_existing()
+    Console().print(frame(name, state, watcher.account()))
+
+
+def show(name: str, watcher: Watcher, interval_s: float) -> None:
+    """Shows a frame per interval until the run is over; the last one stays."""
+    with Live(console=Console(), auto_refresh=False, vertical_overflow="crop") as live:
+        while True:
+            state = watcher.poll()
+            live.update(frame(name, state, watcher.account()), refresh=True)
+            if state.is_over:
+                return
+            time.sleep(interval_s)
+
+
+def export(watcher: Watcher, interval_s: float) -> None:
+    """Reads new events until the run has been over for a minute, so that its end is scraped."""
+    over_s: float | None = None
+    while over_s is None or time.monotonic() - over_s < _LINGER_S:
+        is_over = watcher.poll().is_over
+        if not is_over:
+            over_s = None
+        elif over_s is None:
+            over_s = time.monotonic()
+        time.sleep(interval_s)

@@ -3,23 +3,138 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import math
 import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import SupportsFloat
+from typing import Any, SupportsFloat, TypeAlias
 
 from stratagem import environment
 from stratagem.cluster.detection import detect
-from stratagem.exit_codes import INTERRUPTED
-from stratagem.observe.run_events.memory_sampler import DeviceMemory, MemorySampler
+from stratagem.errors import INTERRUPTED
 from stratagem.observe.run_events.wait_clock import StepWaits, WaitReading, wait_clock
-from stratagem.observe.run_events.warning_capture import WarningCapture
 from stratagem.observe.run_events.writer import EventWriter
+
+# A thread that records the memory of this process every few seconds, as a sign of life.
+
+SAMPLE_INTERVAL_S = 5.0
+STOP_LIMIT_S = 1.0
+
+# Returns the memory in use on the fullest device and the memory of that device; None is unknown.
+DeviceMemory: TypeAlias = Callable[[], tuple[int | None, int | None]]
+
+_STATM = Path("/proc/self/statm")
+
+
+class MemorySampler:
+    """Samples at once, then every `interval_s` until `stop`. Costs the training thread nothing."""
+
+    def __init__(self, writer: EventWriter, interval_s: float = SAMPLE_INTERVAL_S) -> None:
+        self.device_memory: DeviceMemory | None = None
+        self._writer = writer
+        self._interval_s = interval_s
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="stratagem-events", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread; waits at most `STOP_LIMIT_S` for a sample in progress."""
+        self._stopped.set()
+        self._thread.join(STOP_LIMIT_S)
+
+    def sample(self) -> None:
+        """Records the memory in use now."""
+        used, limit = (None, None) if self.device_memory is None else self.device_memory()
+        self._writer.memory(resident_bytes(), used, limit)
+
+    def _run(self) -> None:
+        while True:
+            self.sample()
+            if self._stopped.wait(self._interval_s):
+                return
+
+
+def resident_bytes() -> int | None:
+    """Returns the resident memory of this process, or None where /proc lacks it."""
+    try:
+        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (IndexError, OSError, ValueError):
+        return None
+
+
+# Copies of this process's warnings in its events, for viewers of the run.
+
+MAX_WARNINGS = 100
+_MAX_CHARACTERS = 1000
+
+
+class WarningCapture:
+    """Records warnings of Python and log records of level WARNING or above, each text once.
+
+    Both are shown as before: no handler is added, because a handler of the root logger would turn
+    off `logging.basicConfig` and the output to stderr.
+    """
+
+    def __init__(self, writer: EventWriter) -> None:
+        self._writer = writer
+        self._texts: set[str] = set()
+        self._state = threading.local()
+        self._show = warnings.showwarning
+        self._make_record = logging.getLogRecordFactory()
+
+    def start(self) -> None:
+        """Begins to record."""
+        warnings.showwarning = self._show_warning
+        logging.setLogRecordFactory(self._record)
+
+    def stop(self) -> None:
+        """Stops recording, and restores what `start` replaced unless others replaced it since."""
+        if warnings.showwarning == self._show_warning:
+            warnings.showwarning = self._show
+        if logging.getLogRecordFactory() == self._record:
+            logging.setLogRecordFactory(self._make_record)
+
+    def _show_warning(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: Any = None,
+        line: str | None = None,
+    ) -> None:
+        self._note(str(message), category.__name__, f"{filename}:{lineno}")
+        self._show(message, category, filename, lineno, file, line)
+
+    def _record(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = self._make_record(*args, **kwargs)
+        # Warnings that logging captures were recorded as warnings.
+        if record.levelno >= logging.WARNING and record.name != "py.warnings":
+            try:
+                text = record.getMessage()
+            except (TypeError, ValueError):  # logging itself reports wrong arguments
+                text = str(record.msg)
+            self._note(text, record.levelname, record.name)
+        return record
+
+    def _note(self, text: str, category: str, origin: str) -> None:
+        text = text[:_MAX_CHARACTERS]
+        is_nested = getattr(self._state, "is_noting", False)  # the writer itself may warn
+        if is_nested or text in self._texts or len(self._texts) >= MAX_WARNINGS:
+            return
+        self._texts.add(text)
+        self._state.is_noting = True
+        try:
+            self._writer.warning(text, category=category, origin=origin)
+        finally:
+            self._state.is_noting = False
+
 
 PROGRESS_INTERVAL_S = 5.0
 

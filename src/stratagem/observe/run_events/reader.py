@@ -6,8 +6,7 @@ import dataclasses
 import os
 from pathlib import Path
 
-from stratagem.errors import NotFoundError
-from stratagem.messages import explain
+from stratagem.errors import NotFoundError, explain
 from stratagem.observe.run_events.records import Event, StartEvent, decode
 
 _NOT_TRAINING = ("ps", "evaluator", "launcher")

@@ -7,7 +7,7 @@ import json
 import math
 from typing import Any
 
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 FORMAT_VERSION = 1
 

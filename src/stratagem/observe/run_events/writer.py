@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 import os
 import threading
 import time
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import SupportsFloat
 
-from stratagem.messages import explain
-from stratagem.observe.run_events.event_log import EventLog
+from stratagem import environment
+from stratagem.errors import explain
 from stratagem.observe.run_events.records import (
     EndEvent,
     Event,
@@ -26,13 +29,215 @@ from stratagem.observe.run_events.records import (
     SaveEndedEvent,
     SaveStartedEvent,
     StartEvent,
+    StepEvent,
     StragglerEvent,
     WarningEvent,
     encode,
 )
-from stratagem.observe.run_events.restart_count import restart_count
-from stratagem.observe.run_events.step_aggregator import NO_WAITS, StepAggregator, StepRecord
 from stratagem.observe.run_events.wait_clock import StepWaits
+
+# Number of earlier starts of this process's task, as the launcher sets it.
+
+
+def restart_count() -> int:
+    """Returns STRATAGEM_RESTART_COUNT, or 0; raises ValueError if it is not a count."""
+    text = environment.lookup("STRATAGEM_RESTART_COUNT") or "0"
+    if not text.isdecimal():
+        raise ValueError(
+            explain(
+                f"STRATAGEM_RESTART_COUNT={text!r} is not a count.",
+                expected="the number of earlier starts: 0, 1, 2, ...",
+                fix="unset it (the launcher sets it), or pass attempt=.",
+            )
+        )
+    return int(text)
+
+
+# One process's file of events: opened once, each line written at once, errors reported once.
+
+
+class EventLog:
+    """A new file `NAME.jsonl` in `folder`. A forked process writes nothing.
+
+    Lines that cannot be written are lost, with one warning.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._pid = os.getpid()
+        self._has_warned = False
+        self._is_torn = False
+        self._descriptor = self._open(folder, name)
+
+    def write(self, line: str) -> None:
+        """Writes a line, and ends a partly written one first."""
+        if self._descriptor is None or os.getpid() != self._pid:
+            return
+        encoded = f"{line}\n".encode()
+        data = b"\n" + encoded if self._is_torn else encoded
+        try:
+            num_written = os.write(self._descriptor, data)
+        except OSError as error:
+            self._is_torn = True
+            self._warn(str(error))
+            return
+        self._is_torn = num_written < len(data)
+        if self._is_torn:
+            self._warn("only part of a line was written; the disk may be full.")
+
+    def close(self) -> None:
+        """Closes the file; later lines are dropped."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def _open(self, folder: Path, name: str) -> int | None:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # Processes in different containers may have the same PID.
+            for number in itertools.count(1):
+                ending = "jsonl" if number == 1 else f"{number}.jsonl"
+                try:
+                    return os.open(folder / f"{name}.{ending}", flags, 0o644)
+                except FileExistsError:
+                    continue
+        except OSError as error:
+            self._warn(str(error))
+        return None
+
+    def _warn(self, why: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                explain(
+                    f"Events of this run are lost: {why}",
+                    expected="a run folder with room, to which this process can write.",
+                    fix="check the disk and the permissions of the run folder, STRATAGEM_RUN_DIR.",
+                ),
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+# Aggregation of consecutive steps into one event per interval.
+
+# Nothing was measured.
+NO_WAITS = StepWaits()
+
+
+@dataclasses.dataclass(slots=True)
+class StepRecord:
+    """Consecutive steps of one event.
+
+    `duration_s` is the time inside the calls, `waits` the waits in it, and
+    `keeping_s` the time of in-memory snapshots between them.
+    """
+
+    begin_s: float
+    end_s: float
+    step: int
+    num_steps: int
+    duration_s: float
+    keeping_s: float = 0.0
+    waits: StepWaits = NO_WAITS
+
+    def event(self, time_s: float) -> StepEvent:
+        """Returns the event of these steps, which ended at a time of `time.time`."""
+        waits = self.waits
+        return StepEvent(
+            time_s=time_s,
+            monotonic_s=self.end_s,
+            step=int(self.step),
+            num_steps=int(self.num_steps),
+            duration_s=float(self.duration_s),
+            elapsed_s=float(self.end_s - self.begin_s),
+            keeping_s=float(self.keeping_s),
+            waited_s=waits.waited_s,
+            idle_s=waits.idle_s,
+            input_s=waits.input_s,
+            peers_s=waits.peers_s,
+            transfer_s=waits.transfer_s,
+            received_s=None if waits.received_s is None else dict(waits.received_s),
+        )
+
+
+class StepAggregator:
+    """Aggregates steps into records that span at least `interval_s` each."""
+
+    def __init__(self, interval_s: float, now_s: float) -> None:
+        self._interval_s = interval_s
+        self._line: StepRecord | None = None
+        # The end of the last step or event.
+        self._mark_s = now_s
+        self._written_s = now_s
+        self._is_first = True
+        self._keeping_s = 0.0  # for the next record
+
+    def add(
+        self,
+        step: int,
+        num_steps: int,
+        duration_s: float | None,
+        now_s: float,
+        waits: StepWaits = NO_WAITS,
+    ) -> tuple[StepRecord, ...]:
+        """Adds the steps of a call that ended at `now_s`, and returns the completed records.
+
+        `step` is the number of the last step. `duration_s` is None for the time since the previous
+        step.
+        """
+        keeping_s, self._keeping_s = self._keeping_s, 0.0
+        if duration_s is None:
+            duration_s = max(0.0, now_s - self._mark_s - keeping_s)
+        line = self._line
+        if line is not None:
+            is_next = line.step == step - num_steps
+            if is_next and now_s - duration_s - line.end_s <= self._interval_s:
+                line.end_s = self._mark_s = now_s
+                line.step = step
+                line.num_steps += num_steps
+                line.duration_s += duration_s
+                line.keeping_s += keeping_s
+                line.waits = line.waits.plus(waits)
+                if now_s - self._written_s < self._interval_s:
+                    return ()
+                self._line, self._written_s = None, now_s
+                return (line,)
+        full = self.take()
+        begin_s = now_s - duration_s
+        # A gap between calls belongs to the record unless it is longer than the interval.
+        if 0 <= begin_s - self._mark_s <= self._interval_s:
+            begin_s = self._mark_s
+        else:
+            keeping_s = 0.0
+        new = StepRecord(begin_s, now_s, step, num_steps, duration_s, keeping_s, waits)
+        self._mark_s = now_s
+        is_full = self._is_first or now_s - self._written_s >= self._interval_s
+        self._is_first = False
+        if is_full:
+            self._written_s = now_s
+        else:
+            self._line = new
+        lines = (full, new) if is_full else (full,)
+        return tuple(one for one in lines if one is not None)
+
+    def keep(self, duration_s: float) -> None:
+        """Adds the duration of an in-memory snapshot after the latest step."""
+        self._keeping_s += duration_s
+
+    def take(self) -> StepRecord | None:
+        """Removes and returns the incomplete record, or None if there is none."""
+        line, self._line = self._line, None
+        return line
+
+    def interrupt(self, now_s: float, *, is_restart: bool) -> None:
+        """Ends the current gap at an event that belongs to no step.
+
+        With `is_restart`, the next step is reported at once, in a record by itself.
+        """
+        self._mark_s = max(self._mark_s, now_s)
+        self._keeping_s = 0.0
+        self._is_first = self._is_first or is_restart
 
 
 class EventWriter:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from stratagem.errors import explain
 from stratagem.group.transport.wire import Message
-from stratagem.messages import explain
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 
 

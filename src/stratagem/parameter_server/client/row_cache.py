@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,9 @@ import traceback
 
 import numpy as np
 
-from stratagem.errors import ClosureInputError, OutOfRangeError
+from stratagem.environment import load
+from stratagem.errors import ClosureInputError, OutOfRangeError, explain
 from stratagem.group.transport.wire import Message
-from stratagem.messages import explain
-from stratagem.optional_libraries import load
 from stratagem.parameter_server.client.variable_client import VariableOnWorkerError
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")

@@ -6,11 +6,23 @@ from stratagem.parameter_server.embedding.id_frequencies import IdFrequencies
 from stratagem.parameter_server.embedding.keys import keys
 from stratagem.parameter_server.embedding.layer import DynamicEmbedding
 from stratagem.parameter_server.embedding.metrics import AUC
-from stratagem.parameter_server.embedding.plan import TableChoice, TablePlan, plan
-from stratagem.parameter_server.embedding.resharding import reshard
-from stratagem.parameter_server.embedding.saving import compact, publish, restore, rollback, save
+from stratagem.parameter_server.embedding.plan import (
+    TableChoice,
+    TableCluster,
+    TableCosts,
+    TablePlan,
+    TableSize,
+    plan,
+)
+from stratagem.parameter_server.embedding.saving import (
+    compact,
+    publish,
+    reshard,
+    restore,
+    rollback,
+    save,
+)
 from stratagem.parameter_server.embedding.serving import Tables
-from stratagem.parameter_server.embedding.table_costs import TableCluster, TableCosts, TableSize
 from stratagem.parameter_server.embedding.table_stats import TableStats, stats
 from stratagem.parameter_server.server.tables.policies import (
     AfterSightings,

@@ -13,13 +13,13 @@ from urllib.parse import quote
 
 import numpy as np
 
-from stratagem.messages import explain
-from stratagem.optional_libraries import load
+from stratagem.environment import load
+from stratagem.errors import explain
 from stratagem.parameter_server.client.table_client import TableClient
 from stratagem.parameter_server.embedding.saving import client_of
 
 if TYPE_CHECKING:
-    from stratagem.parameter_server.client.key_layout import KeyLayout
+    from stratagem.parameter_server.client.shard_layout import KeyLayout
     from stratagem.strategies.base.strategy import Strategy
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from stratagem.messages import explain
+from stratagem.errors import explain
 from stratagem.parameter_server.fingerprints import fingerprints
 
 

@@ -6,14 +6,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import jax.numpy as jnp
 import keras
 
 from stratagem.contexts import get_strategy
+from stratagem.errors import explain
 from stratagem.execution.embeddings.lookups import embedding_lookup, note_table
 from stratagem.keras.variables.annotations import making_keyed_table
-from stratagem.messages import explain
-from stratagem.parameter_server.embedding.initial_rows import row_initializer
-from stratagem.parameter_server.embedding.pooling import COMBINERS, pooled
 from stratagem.parameter_server.fingerprints import fingerprint
 from stratagem.parameter_server.keras.keyed_variable import KeyedTableOptions
 from stratagem.parameter_server.server.tables.policies import (
@@ -23,10 +22,102 @@ from stratagem.parameter_server.server.tables.policies import (
     policy_from,
 )
 from stratagem.parameter_server.server.tables.row_formats import ROW_DTYPES, RowFormat
-from stratagem.parameter_server.server.tables.table_options import TierOptions, tier_options
+from stratagem.parameter_server.server.tables.table_options import (
+    RowInitializer,
+    TierOptions,
+    tier_options,
+)
 
 if TYPE_CHECKING:
     import jax
+
+# Keras initializers as initial rows by key, which servers compute without code of a client.
+
+
+def row_initializer(initializer: Any, default_seed: int) -> RowInitializer:
+    """Returns the distribution of a Keras initializer, with its seed.
+
+    `default_seed` is for an initializer without one.
+
+    Raises:
+        ValueError: an initializer of another kind.
+    """
+    kinds, seed = keras.initializers, _seed(initializer, default_seed)
+    if isinstance(initializer, kinds.RandomUniform):
+        return RowInitializer("uniform", initializer.minval, initializer.maxval, seed)
+    if isinstance(initializer, kinds.TruncatedNormal):
+        mean, deviation = initializer.mean, initializer.stddev
+        return RowInitializer("truncated_normal", mean, deviation, seed)
+    if isinstance(initializer, kinds.RandomNormal):
+        return RowInitializer("normal", initializer.mean, initializer.stddev, seed)
+    if isinstance(initializer, kinds.Zeros):
+        return RowInitializer("constant", 0.0)
+    if isinstance(initializer, kinds.Ones):
+        return RowInitializer("constant", 1.0)
+    if isinstance(initializer, kinds.Constant):
+        return RowInitializer("constant", float(initializer.value))
+    name = getattr(type(initializer), "__name__", repr(initializer))
+    raise ValueError(
+        explain(
+            f"DynamicEmbedding received the initializer {name}.",
+            expected="RandomUniform, RandomNormal, TruncatedNormal, Constant, Zeros or Ones: "
+            "servers compute a row from its key, and no table has a known number of rows.",
+            fix="choose the scale yourself: keras.initializers.RandomUniform(-0.05, 0.05).",
+        )
+    )
+
+
+def _seed(initializer: Any, default: int) -> int:
+    config = initializer.get_config() if hasattr(initializer, "get_config") else {}
+    if config.get("seed") is None:  # Keras draws another one in each run
+        return default
+    seed: Any = initializer.seed
+    is_generator = isinstance(seed, keras.random.SeedGenerator)
+    own: Any = seed.get_config()["seed"] if is_generator else seed
+    return int(own)
+
+
+# Pooled lookups: weighted sums and means of rows, with padding left out.
+
+COMBINERS = ("sum", "mean", "sqrtn")
+
+
+def pooled(rows: jax.Array, mask: jax.Array | None, weights: Any, combiner: str) -> jax.Array:
+    """Returns rows of shape (..., k, dim) combined to (..., dim).
+
+    Args:
+        rows: one row for each key.
+        mask: False for padding, of shape (..., k); None for no padding.
+        weights: of shape (..., k); None for 1.
+        combiner: "sum" of weighted rows; "mean" divides it by the sum of weights, and "sqrtn" by
+            the root of the sum of their squares. Without any row, the result is zeros.
+
+    Raises:
+        ValueError: weights of another shape.
+
+    Source: TF 2.21 embedding_ops.py, embedding_lookup_sparse, safe_embedding_lookup_sparse.
+    """
+    shape = rows.shape[:-1]
+    factors = jnp.ones(shape, rows.dtype) if weights is None else jnp.asarray(weights, rows.dtype)
+    if factors.shape != shape:
+        raise ValueError(
+            explain(
+                f"Weights of shape {factors.shape} were given for keys of shape {(*shape, 2)}.",
+                expected=f"weights of shape {shape}: one for each key.",
+                fix="pad weights like the ids.",
+            )
+        )
+    if mask is not None:
+        factors = jnp.where(mask, factors, 0)
+    total = jnp.einsum("...k,...kd->...d", factors, rows)
+    if combiner == "sum":
+        return total
+    divisor = factors.sum(-1) if combiner == "mean" else jnp.square(factors).sum(-1)
+    is_empty = divisor == 0
+    divisor = jnp.where(is_empty, 1, divisor)  # no division by 0 in the gradient either
+    if combiner == "sqrtn":
+        divisor = jnp.sqrt(divisor)
+    return jnp.where(is_empty[..., None], 0, total / divisor[..., None])
 
 
 @keras.saving.register_keras_serializable("stratagem")

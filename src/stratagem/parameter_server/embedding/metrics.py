@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 # Float32 adds numbers exactly up to 2**24. Counts are kept in two numbers: multiples of this one,
 # and a rest, so that those of up to 2**36 examples are exact in each bucket.

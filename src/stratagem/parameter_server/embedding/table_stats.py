@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from stratagem.messages import explain
+from stratagem.errors import explain
 from stratagem.variables.store import is_keyed
 
 if TYPE_CHECKING:
-    from stratagem.parameter_server.client.key_layout import KeyLayout
+    from stratagem.parameter_server.client.shard_layout import KeyLayout
     from stratagem.strategies.base.strategy import Strategy
 
 

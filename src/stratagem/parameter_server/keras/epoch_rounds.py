@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
-from stratagem.parameter_server.coordinator.round_end import end_rounds
+from stratagem.parameter_server.coordinator.cluster_coordinator import (
+    ClusterCoordinator,
+    end_rounds,
+)
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy

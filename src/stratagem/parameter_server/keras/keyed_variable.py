@@ -12,12 +12,12 @@ import numpy as np
 from jax.core import Tracer
 
 from stratagem.contexts import current_function_trace
+from stratagem.errors import explain
 from stratagem.keras.private import in_symbolic_scope
 from stratagem.keras.variables.annotations import keyed_table_options
 from stratagem.keras.variables.variable_source import is_initialized
-from stratagem.messages import explain
-from stratagem.parameter_server.client.remote_values import Stored, name_of
 from stratagem.parameter_server.client.table_client import TableClient
+from stratagem.parameter_server.client.variable_client import Stored, name_of
 from stratagem.parameter_server.keras.variable import ParameterServerVariable
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from stratagem.keras.private.optimizers import trainable_variables
 from stratagem.keras.private.variables import autocasts, set_path
 from stratagem.keras.variables.annotations import making_worker_local
 from stratagem.keras.variables.variable import DistributedVariable
-from stratagem.parameter_server.client.remote_values import Stored, Unplaced
 from stratagem.parameter_server.client.shard_layout import ShardLayout
-from stratagem.parameter_server.coordinator.packing import Resource
+from stratagem.parameter_server.client.variable_client import Stored, Unplaced
+from stratagem.parameter_server.coordinator.shipping import Resource
 from stratagem.parameter_server.keras.keyed_variable import KeyedVariable
 from stratagem.parameter_server.keras.optimizer import (
     give_to_servers,
@@ -38,7 +38,7 @@ from stratagem.parameter_server.keras.variable import (
 from stratagem.variables.registry import home_of
 
 if TYPE_CHECKING:
-    from stratagem.parameter_server.client.remote_values import Scalar
+    from stratagem.parameter_server.client.variable_client import Scalar
     from stratagem.strategies.base.strategy import Strategy
 
 
@@ -46,7 +46,7 @@ _NUMBER = "_stratagem_number"
 
 
 class KerasPacking:
-    """Pickles references to Keras objects; see `stratagem.parameter_server.coordinator.packing`."""
+    """Pickles references to Keras objects; see `parameter_server.coordinator.shipping`."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)

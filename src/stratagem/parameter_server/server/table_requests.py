@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.errors import DataLossError
+from stratagem.errors import DataLossError, explain
 from stratagem.group.transport.listener import Request
 from stratagem.group.transport.wire import Message
-from stratagem.messages import explain
 from stratagem.parameter_server.server.shards import piece_rows
 from stratagem.parameter_server.server.store import ServerVariables
 from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard

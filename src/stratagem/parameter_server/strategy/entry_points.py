@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jax
 
-from stratagem.devices.devices import DeviceLike
+from stratagem.devices.finding import DeviceLike
 from stratagem.group.transport.journal_folders import sweep_journals
 from stratagem.group.transport.keys import ClusterKeys
 from stratagem.launch.remote.ray.ray_cluster import own_host

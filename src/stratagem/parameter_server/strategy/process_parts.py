@@ -7,12 +7,11 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stratagem.background_errors import report_error
 from stratagem.cluster.roles import id_in_cluster
 from stratagem.cluster.spec import ClusterSpec
-from stratagem.devices.devices import DeviceLike, find_devices, local_devices
+from stratagem.devices.finding import DeviceLike, find_devices, local_devices
 from stratagem.devices.mesh import Topology
-from stratagem.errors import UnavailableError
+from stratagem.errors import UnavailableError, report_error
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.group.transport.connection import Connections
 from stratagem.parameter_server.client.client import ServerClient
@@ -24,13 +23,13 @@ from stratagem.parameter_server.client.shard_layout import ShardPlacer
 from stratagem.parameter_server.client.variable_client import VariableClient
 from stratagem.parameter_server.cluster.cluster_plan import Cluster, ClusterPlan
 from stratagem.parameter_server.cluster.remote_state_strategy import ProcessParts
-from stratagem.parameter_server.coordinator.scheduling import Scheduling
+from stratagem.parameter_server.coordinator.shipping import Scheduling
 from stratagem.parameter_server.keras.epoch_rounds import EpochRounds
 from stratagem.parameter_server.keras.pickling import KERAS_PACKING
 from stratagem.parameter_server.keras.server_keras import ServerKeras
 from stratagem.parameter_server.partitioners import Partitioner
 from stratagem.parameter_server.server.updates import UpdateMode
-from stratagem.strategies.base.non_training import NonTraining
+from stratagem.strategies.base.strategy import NonTraining
 from stratagem.variables.placement import Replicated
 
 if TYPE_CHECKING:

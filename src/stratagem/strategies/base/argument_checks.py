@@ -6,7 +6,7 @@ from stratagem.devices.communication import CommunicationOptions
 from stratagem.devices.compression import Compression
 from stratagem.devices.device_assignment import DeviceAssignment
 from stratagem.devices.mesh import Topology
-from stratagem.messages import explain
+from stratagem.errors import explain
 from stratagem.options import RunOptions
 from stratagem.strategies.base.cross_device_ops import CrossDeviceOps
 from stratagem.variables.placement import Placement

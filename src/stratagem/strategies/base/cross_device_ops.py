@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from stratagem.devices.collectives.all_reduce import AllReduce, GatheredAllReduce
 from stratagem.devices.collectives.axis import ReplicaAxis
 from stratagem.devices.compression import Compression
-from stratagem.devices.devices import find_devices
+from stratagem.devices.finding import find_devices
 from stratagem.devices.mesh import Topology
-from stratagem.messages import explain
+from stratagem.errors import explain
 from stratagem.options import ReduceOp
 from stratagem.variables.distributed import DistributedValues, Mirrored, PerReplica
 

@@ -10,7 +10,7 @@ import jax
 
 from stratagem import contexts as stack
 from stratagem.devices.context_mesh import outside_context_mesh
-from stratagem.messages import explain
+from stratagem.errors import explain
 from stratagem.options import ReduceOp
 from stratagem.strategies.base import reduction
 from stratagem.variables.distributed import Mirrored, PerReplica

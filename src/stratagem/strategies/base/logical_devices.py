@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from stratagem.contexts import StrategyParts
-from stratagem.devices.groups import prime_factors
+from stratagem.devices.mesh import prime_factors
+from stratagem.errors import explain
 from stratagem.execution.context.replica import get_replica_context
 from stratagem.logs import warn_on_one_worker
-from stratagem.messages import explain
 
 # The Keras integration, a package above this one, sets its test for shape inference.
 _infers_shapes: list[Callable[[], bool]] = [lambda: False]

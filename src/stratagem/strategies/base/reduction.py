@@ -12,7 +12,7 @@ from jax.core import Tracer
 from stratagem import contexts as stack
 from stratagem.devices.context_mesh import outside_context_mesh
 from stratagem.devices.lockstep import compute_on_every_process, is_multi_process
-from stratagem.errors import InvalidArgumentError
+from stratagem.errors import InvalidArgumentError, explain
 from stratagem.execution.context.replica import (
     check_axis,
     check_equal_shapes,
@@ -21,9 +21,8 @@ from stratagem.execution.context.replica import (
     random_keys_error,
 )
 from stratagem.group.current import current_group
-from stratagem.messages import explain
 from stratagem.options import ReduceOp
-from stratagem.variables.aggregation import mean_of_components
+from stratagem.variables.components import mean_of_components
 from stratagem.variables.distributed import DistributedValues, Mirrored, Participation, PerReplica
 from stratagem.variables.indexed_slices import IndexedSlices
 from stratagem.variables.regrouping import is_array

@@ -15,7 +15,7 @@ from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.server.store import ServerVariables
 from stratagem.parameter_server.server.table_requests import TableRequests
 from stratagem.parameter_server.server.tables.disk_rows import DiskRows
-from stratagem.parameter_server.server.tables.key_hash import BUCKET_COUNT
+from stratagem.parameter_server.server.tables.row_formats import BUCKET_COUNT
 from tests.parameter_server.server.tables.test_keyed_shard import OPTIONS, made, push
 from tests.parameter_server.server.tables.test_tiered_journal import (
     KilledError,

@@ -8,7 +8,6 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from stratagem.cli.doctor.network.hosts import SurveyedHost
 from stratagem.cli.doctor.network.probes import (
     answer_echo,
     attempt,
@@ -17,7 +16,8 @@ from stratagem.cli.doctor.network.probes import (
     measure_transfer,
     receive,
 )
-from stratagem.group.frames import read_frame
+from stratagem.cli.doctor.network.survey import SurveyedHost
+from stratagem.group.protocol import read_frame
 
 _NUM_ECHOES = 20
 _MAX_TRANSFER_S = 10.0

@@ -14,9 +14,9 @@ from typing import Any
 from stratagem.cli.doctor.clusters import check_own_address
 from stratagem.cli.doctor.network.agent import Agent
 from stratagem.cli.doctor.network.facts import gather_facts
-from stratagem.cli.doctor.network.hosts import SurveyedHost
+from stratagem.cli.doctor.network.survey import SurveyedHost
 from stratagem.cluster.addresses import join_address
-from stratagem.group.frames import frame, read_frame
+from stratagem.group.protocol import frame, read_frame
 
 # Written first, after whatever the login shell prints.
 MARKER = b"\nSTRATAGEM-DOCTOR-AGENT\n"

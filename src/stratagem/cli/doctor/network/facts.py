@@ -9,7 +9,7 @@ from typing import Any
 
 from stratagem.cli.doctor.accelerators import counted_devices, probe_devices
 from stratagem.cli.doctor.examination import examine
-from stratagem.cli.doctor.finding import Finding, Level
+from stratagem.cli.doctor.settings import Finding, Level
 from stratagem.cli.doctor.versions import installed_versions
 
 # Packages that must be equal on all hosts.

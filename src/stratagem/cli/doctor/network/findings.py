@@ -6,9 +6,9 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from stratagem.cli.doctor.finding import Finding, Level
 from stratagem.cli.doctor.network.probes import Reason
 from stratagem.cli.doctor.network.survey import Survey
+from stratagem.cli.doctor.settings import Finding, Level
 from stratagem.cluster.addresses import is_loopback
 
 _TOPIC = "cluster"

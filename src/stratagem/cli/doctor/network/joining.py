@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stratagem.cli.doctor.network.agent import Agent
-from stratagem.cli.doctor.network.hosts import SurveyedHost
 from stratagem.cli.doctor.network.probes import Reason, close_writer, detect_loss
-from stratagem.cli.doctor.network.survey import Survey, SurveySettings
+from stratagem.cli.doctor.network.survey import Survey, SurveyedHost, SurveySettings
 from stratagem.cli.doctor.network.surveyor import LocalMember, Member, RemoteMember, Surveyor
-from stratagem.group.frames import frame
+from stratagem.group.protocol import frame
 
 _RETRY_S = 0.5
 

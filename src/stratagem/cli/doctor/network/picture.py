@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stratagem.cli.doctor.network.survey import Matrix, Survey
-from stratagem.optional_libraries import load
+from stratagem.environment import load
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import AsyncGenerator
 
-from stratagem.group.frames import frame, read_frame
+from stratagem.group.protocol import frame, read_frame
 
 _CHUNK_BYTES = 2**18
 # A connection reaches its speed in this time; it is not measured.

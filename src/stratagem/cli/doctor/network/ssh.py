@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from typing import IO
 
 from stratagem.cli.doctor.network.agent_program import MARKER
-from stratagem.cli.doctor.network.hosts import SurveyedHost
-from stratagem.cli.doctor.network.survey import Survey, SurveySettings
+from stratagem.cli.doctor.network.survey import Survey, SurveyedHost, SurveySettings
 from stratagem.cli.doctor.network.surveyor import Member, RemoteMember, Surveyor
-from stratagem.group.frames import frame, read_frame
+from stratagem.group.protocol import frame, read_frame
 
 _MODULE = "stratagem.cli.doctor.network.agent_program"
 _STREAM_BYTES = 2**22

@@ -4,10 +4,79 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from stratagem.cli.doctor.network.hosts import SurveyedHost
+from rich.table import Table
+
+from stratagem.cluster.addresses import split_address
+from stratagem.cluster.resolvers.resolver import ClusterResolver
+from stratagem.errors import explain
+
+# Hosts of a survey: from a cluster's description, or from a list of names.
+
+
+@dataclasses.dataclass(frozen=True)
+class SurveyedHost:
+    """One host, or one task of a cluster.
+
+    Args:
+        name: name in findings, such as "worker 1".
+        address: host name or address that the others connect to.
+        port: port of its task; None if no cluster is described.
+        login: destination of `ssh`.
+    """
+
+    name: str
+    address: str
+    port: int | None = None
+    login: str = ""
+
+
+def hosts_of(resolver: ClusterResolver) -> list[SurveyedHost]:
+    """Returns the tasks of a cluster, in one order on all hosts. The first one leads."""
+    spec = resolver.cluster_spec()
+    return [
+        SurveyedHost(f"{job} {index}", *split_address(spec.task_address(job, index)))
+        for job in spec.jobs
+        for index in spec.task_indices(job)
+    ]
+
+
+def own_index(resolver: ClusterResolver, hosts: Sequence[SurveyedHost]) -> int | None:
+    """Returns the index of this process's task; None if it has none."""
+    name = f"{resolver.task_type} {resolver.task_id}"
+    return next((i for i, host in enumerate(hosts) if host.name == name), None)
+
+
+def parse_hosts(text: str) -> list[SurveyedHost]:
+    """Returns the hosts of `a,user@b,c:2222`.
+
+    Raises:
+        ValueError: an entry is malformed, repeated, or the only one.
+    """
+    hosts = [_parsed(entry.strip()) for entry in text.split(",") if entry.strip()]
+    names = [host.name for host in hosts]
+    if len(hosts) < 2 or len(set(names)) < len(names):
+        raise ValueError(
+            explain(
+                f"--hosts {text!r} does not name two or more different hosts.",
+                expected="names or addresses, separated by commas: a,b,user@c, or with the ports "
+                "of the cluster: a:2222,b:2222.",
+                fix="name each host once.",
+            )
+        )
+    return hosts
+
+
+def _parsed(entry: str) -> SurveyedHost:
+    target = entry.rpartition("@")[2]
+    # More than one colon without brackets is an IPv6 address without a port.
+    has_port = ":" in target and (target.count(":") == 1 or "]:" in target)
+    address, port = split_address(target) if has_port else (target.strip("[]"), None)
+    user = entry[: len(entry) - len(target)]
+    return SurveyedHost(target if has_port else address, address, port, user + address)
+
 
 # A connection this much slower than the median counts as slow.
 _SLOW_FRACTION = 0.25
@@ -122,3 +191,66 @@ class SurveySettings:
     limit_s: float = 3.0
     transfer_s: float = 0.3
     note: Callable[[str], None] = _silent
+
+
+# Tables of a survey: connections, round trips, bandwidth and clocks of all pairs.
+
+# Wider tables do not fit a terminal; JSON and the picture have all.
+MAX_COLUMNS = 12
+
+
+def survey_tables(survey: Survey) -> Iterator[Table]:
+    """Yields the tables that show more than that every host reaches every other."""
+    if len(survey.hosts) <= MAX_COLUMNS:
+        for title, matrix, text in (
+            ("Port of the cluster", survey.cluster, _attempt),
+            ("Free port", survey.free, _attempt),
+            ("Round trip, ms", survey.round_trip_s, lambda trip_s: f"{1e3 * trip_s:.2f}"),
+            ("Bandwidth, MB/s", survey.bytes_per_s, lambda rate: f"{rate / 1e6:.0f}"),
+        ):
+            values = [value for row in matrix for value in row if value is not None]
+            if any(value != "reached" for value in map(_outcome, values)):
+                yield _matrix_table(title, survey.names, matrix, text)
+    if sum(offset_s is not None for offset_s in survey.offset_s) > 1:
+        yield _clock_table(survey)
+
+
+def _matrix_table(
+    title: str,
+    names: Sequence[str],
+    matrix: Sequence[Sequence[Any]],
+    text: Callable[[Any], str],
+) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("from \\ to")
+    for name in names:
+        table.add_column(name, justify="right")
+    for one, row in enumerate(matrix):
+        cells = [
+            "" if one == other else "-" if value is None else text(value)
+            for other, value in enumerate(row)
+        ]
+        table.add_row(names[one], *cells)
+    return table
+
+
+def _clock_table(survey: Survey) -> Table:
+    table = Table("host", title="Clocks", title_justify="left")
+    table.add_column(f"ahead of {survey.names[survey.reference]}, ms", justify="right")
+    table.add_column("±, ms", justify="right")
+    rows = zip(survey.names, survey.offset_s, survey.uncertainty_s, strict=True)
+    for name, offset_s, uncertainty_s in rows:
+        if name == survey.names[survey.reference]:
+            continue
+        cells = ("-" if s is None else f"{1e3 * s:.2f}" for s in (offset_s, uncertainty_s))
+        table.add_row(name, *cells)
+    return table
+
+
+def _outcome(value: Any) -> object:
+    return value[0] if isinstance(value, tuple) else value
+
+
+def _attempt(tried: tuple[str, str]) -> str:
+    color = "green" if tried[0] == "reached" else "red"
+    return f"[{color}]{tried[0]}[/{color}]"

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from stratagem.cli.doctor.network.agent import Agent
 from stratagem.cli.doctor.network.probes import Reason, close_writer
 from stratagem.cli.doctor.network.survey import Survey
-from stratagem.group.frames import frame, read_frame
+from stratagem.group.protocol import frame, read_frame
 
 # JAX is started for the facts; the doctor gives it two minutes.
 _FACTS_LIMIT_S = 180.0

@@ -14,15 +14,14 @@ import time
 from typing import Any
 
 from stratagem import environment
-from stratagem.launch.remote.jobs.job_plan import JobPlan, answer_key
+from stratagem.errors import explain
+from stratagem.launch.remote.jobs.job_log import FrameWriter, signed
 from stratagem.launch.remote.jobs.jobs_client import JobsClient
 from stratagem.launch.remote.jobs.lease import LeaseWatch
-from stratagem.launch.remote.jobs.lockstep import run_in_lockstep
-from stratagem.launch.remote.jobs.log_frames import FrameWriter, signed
+from stratagem.launch.remote.jobs.lockstep import JobPlan, answer_key, run_in_lockstep
 from stratagem.launch.remote.ray.ray_cluster import dashboard_url
 from stratagem.launch.remote.ray.streamed_process import StreamedProcess
-from stratagem.messages import explain
-from stratagem.temporary_folders import TemporaryFolder
+from stratagem.resources import TemporaryFolder
 
 _POLL_S = 0.5
 

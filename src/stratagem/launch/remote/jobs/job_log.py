@@ -3,22 +3,168 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import dataclasses
+import hashlib
+import hmac
+import itertools
+import json
+import os
 import queue
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Protocol
 
 from stratagem import environment
-from stratagem.closing import Closing
-from stratagem.errors import UnavailableError
-from stratagem.launch.remote.jobs.job_output import JobOutput
+from stratagem.errors import UnavailableError, explain
 from stratagem.launch.remote.jobs.jobs_client import JobState
-from stratagem.launch.remote.jobs.log_frames import FrameReader, LogFrame
-from stratagem.messages import explain
+from stratagem.launch.tasks.output.screen import STDERR, STDOUT, Screen
+from stratagem.launch.tasks.output.task_output import LineBuffer
+from stratagem.resources import Closing
+
+# Frames: messages from a job to its client, as marked lines of the job's log.
+#
+# A line is a mark, the job's nonce and JSON in ASCII, so that any output of a program arrives
+# unchanged, including carriage returns. An answer is pickled, split and signed.
+
+_MARK = "\x1e"
+# Ray's own messages with ten lines each must stay below 4 MB.
+_MAX_TEXT = 32_000
+_MAX_LINE = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class LogFrame:
+    """One message of a job.
+
+    `kind` is "out", "err", "heartbeat", "started", "note", "answer" or "end"; `task` is "" for the
+    job itself.
+    """
+
+    kind: str
+    task: str
+    text: str
+
+
+class FrameWriter:
+    """Writes the frames of a job to the file descriptor of its log. Thread-safe."""
+
+    def __init__(self, nonce: str, descriptor: int) -> None:
+        self._nonce = nonce
+        self._descriptor = descriptor
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+
+    def write(self, kind: str, text: str, task: str = "") -> None:
+        """Writes a frame, or several for a long text."""
+        pieces = [text[at : at + _MAX_TEXT] for at in range(0, len(text), _MAX_TEXT)] or [""]
+        with self._lock:
+            for piece in pieces:
+                content = json.dumps([next(self._numbers), kind, task, piece])
+                # One write, so that nothing comes between; the newline ends a foreign line.
+                line = f"\n{_MARK}{self._nonce}{content}\n".encode("ascii")
+                while line:
+                    line = line[os.write(self._descriptor, line) :]
+
+
+class FrameReader:
+    """Finds each frame once, even if the log is read again; `others` are the last lines."""
+
+    def __init__(self, nonce: str) -> None:
+        self._mark = f"{_MARK}{nonce}"
+        self._pending = ""
+        self._last = 0
+        self.others: list[str] = []
+
+    def feed(self, text: str) -> Iterator[LogFrame]:
+        """Adds the next part of the log; yields the frames that are complete."""
+        *lines, self._pending = (self._pending + text).split("\n")
+        self._pending = self._pending[:_MAX_LINE]
+        for line in lines:
+            before, mark, content = line.partition(self._mark)
+            if before.strip():
+                self.others = [*self.others[-99:], before]
+            if not mark:
+                continue
+            try:
+                number, *words = json.loads(content)
+            except (RecursionError, TypeError, ValueError):
+                continue  # cut by a lost connection; it will be read again
+            if list(map(type, [number, *words])) == [int, str, str, str] and number > self._last:
+                self._last = number
+                yield LogFrame(*words)
+
+
+def signed(content: bytes, key: bytes) -> str:
+    """Returns bytes as text, with a signature by the shared key."""
+    digest = hmac.new(key, content, hashlib.sha256).digest()
+    return base64.b64encode(digest + content).decode("ascii")
+
+
+def verified(text: str, key: bytes) -> bytes:
+    """Returns the bytes of a signed text; raises ValueError if the signature does not match."""
+    data = base64.b64decode(text)
+    digest, content = data[:32], data[32:]
+    if not hmac.compare_digest(digest, hmac.new(key, content, hashlib.sha256).digest()):
+        raise ValueError(
+            explain(
+                "The signature of the job's answer is wrong.",
+                expected="an answer from the program that this client sent.",
+                fix="run it again; if this repeats, check who else can write to the cluster.",
+            )
+        )
+    return content
+
+
+# Display of a job's output on the screen of its client.
+
+_STREAMS = {"out": STDOUT, "err": STDERR}
+
+
+class JobOutput:
+    """Shows the output of a job's tasks, each line behind the name of its task.
+
+    Without task names there is one process, whose output is shown unchanged, with moving progress
+    bars.
+    """
+
+    def __init__(self, tasks: Sequence[str]) -> None:
+        self._screen = Screen(tasks) if tasks else None
+        self._buffers = {
+            (task, stream): LineBuffer() for task in tasks for stream in _STREAMS.values()
+        }
+
+    def show(self, frame: LogFrame) -> None:
+        """Shows a frame of kind "out" or "err"."""
+        stream = _STREAMS[frame.kind]
+        if self._screen is None:
+            target = (sys.stdout, sys.stderr)[stream]
+            encoding = target.encoding or "utf-8"
+            target.write(frame.text.encode(encoding, "replace").decode(encoding))
+            target.flush()
+            return
+        buffer = self._buffers[frame.task, stream]
+        self._show_lines(frame.task, buffer.feed(frame.text.encode(), time.monotonic()), stream)
+
+    def show_overdue(self) -> None:
+        """Shows unfinished lines that have waited too long."""
+        now_s = time.monotonic()
+        for (task, stream), buffer in self._buffers.items():
+            self._show_lines(task, buffer.overdue(now_s), stream)
+
+    def show_rest(self) -> None:
+        """Shows all unfinished lines."""
+        for (task, stream), buffer in self._buffers.items():
+            self._show_lines(task, buffer.rest(), stream)
+
+    def _show_lines(self, task: str, lines: list[bytes], stream: int) -> None:
+        if self._screen is not None:
+            texts = [line.decode("utf-8", "replace") for line in lines]
+            self._screen.show(task, texts, stream=stream)
+
 
 _POLL_S = 0.25
 _RETRY_S = 1.0

@@ -14,10 +14,9 @@ import urllib.request
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from stratagem.errors import UnavailableError
+from stratagem.environment import load
+from stratagem.errors import UnavailableError, explain
 from stratagem.launch.remote.ray.ray_cluster import read_token
-from stratagem.messages import explain
-from stratagem.optional_libraries import load
 
 _REQUEST_S = 30.0
 _UPLOAD_S = 600.0

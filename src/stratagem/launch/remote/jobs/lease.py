@@ -10,8 +10,8 @@ import threading
 import time
 from typing import Protocol
 
-from stratagem.closing import Closing
 from stratagem.errors import UnavailableError
+from stratagem.resources import Closing
 
 # Number of renewals within the limit.
 _RENEWALS = 6

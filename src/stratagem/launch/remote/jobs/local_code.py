@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 from stratagem import environment
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 # Never sent: caches, environments, and names that begin with a dot.
 _LEFT_OUT = (".*", "__pycache__", "*.pyc", "node_modules", "*.egg-info")

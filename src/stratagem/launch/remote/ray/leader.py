@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stratagem.cluster.roles import TASK_TYPES, task_count
 from stratagem.cluster.spec import ClusterSpec
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 
 def tasks_of(spec: ClusterSpec) -> list[tuple[str, int]]:

@@ -8,29 +8,94 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
+import logging
+import multiprocessing
 import os
 import secrets
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from stratagem import environment
-from stratagem.closing import Closing
 from stratagem.cluster.preemption.signals import has_foreign_handler
-from stratagem.errors import DeadlineExceededError, UnavailableError
+from stratagem.environment import load
+from stratagem.errors import FAILURE, DeadlineExceededError, UnavailableError, explain
 from stratagem.group.authentication.secret import has_ray_token, ray_token_file
-from stratagem.launch.prefork.served_process import HOST_VARIABLE
-from stratagem.launch.remote.ray.ray_exit import (
-    is_ray_lost,
-    keep_interrupts,
-    print_without_lost_ray,
-)
-from stratagem.launch.remote.ray.services import probe
-from stratagem.messages import explain
-from stratagem.optional_libraries import load
+from stratagem.launch.prefork.fork_server import HOST_VARIABLE
+from stratagem.launch.remote.ray.node_process import probe
+from stratagem.observe.run_events.process_writer import close_events
+from stratagem.resources import Closing
+
+# End of a program that has loaded Ray: by Ctrl-C, or after Ray was lost.
+
+
+class _RayConnection:
+    is_lost = False
+
+
+def is_ray_lost() -> bool:
+    """Returns True once a process of Ray that this one depends on was lost."""
+    return _RayConnection.is_lost
+
+
+def mark_ray_lost() -> None:
+    """Lets this program end without asking Ray, which would wait for a minute and then abort.
+
+    After an uncaught error it ends without the destructors of Ray's library, too: they may crash.
+    """
+    _RayConnection.is_lost = True
+    ray: Any = sys.modules.get("ray")
+    if ray is not None:
+        atexit.unregister(ray.shutdown)
+
+
+def print_without_lost_ray(print_error: Callable[..., None]) -> None:
+    """Uses `print_error` for uncaught errors once Ray is lost. Call after Ray is imported.
+
+    Ray's own `sys.excepthook` sends an error to the GCS before it prints it, and would not return.
+    """
+    of_ray = sys.excepthook
+
+    def report(*error: Any) -> None:
+        (print_error if _RayConnection.is_lost else of_ray)(*error)
+
+    sys.excepthook = report
+
+
+@functools.cache
+def keep_interrupts() -> None:
+    """Lets an interrupted program end by SIGINT, exit code 130. Call before Ray is imported.
+
+    Python notes that a KeyboardInterrupt ended the program, and forgets it if code that runs at the
+    exit calls `exec`, as dataclasses do. Ray imports some then, and the exit code would be 1.
+    """
+    atexit.register(_end)  # handlers run in reverse order: after Ray's
+
+
+def _end() -> None:
+    kind = getattr(sys, "last_type", None)
+    if kind is not None and _RayConnection.is_lost:
+        _end_now()
+    if kind is not None and issubclass(kind, KeyboardInterrupt):
+        with contextlib.suppress(KeyboardInterrupt):
+            exec("raise KeyboardInterrupt")  # noqa: S102 - a constant
+
+
+def _end_now() -> NoReturn:
+    for child in multiprocessing.active_children():
+        child.terminate()
+    close_events(FAILURE)
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(FAILURE)
+
 
 # The smallest that Ray accepts: tensors never go through Ray.
 OBJECT_STORE_BYTES = 80 * 2**20
@@ -240,3 +305,76 @@ def wait_for_head(address: str, name: str, limit_s: float | None = None) -> None
                 )
             )
         threading.Event().wait(_POLL_S)
+
+
+# Watch over the Ray processes that this process depends on: the head's GCS and its own raylet.
+#
+# Ray waits for a lost raylet without end, and ends a process without an explanation a minute after
+# it
+# lost the GCS.
+
+_WATCH_POLL_S = 1.0
+
+
+class RayWatch(Closing):
+    """Calls `on_lost` once, in its own thread, if one of `addresses` does not answer in time.
+
+    They are by the name of the Ray process. It is lost if it gives no answer for
+    `STRATAGEM_PEER_TIMEOUT_S`, or if its port refuses connections for half of that: it has ended
+    then, but may be restarted. So it is noticed before the servers that ended with it.
+    """
+
+    def __init__(
+        self, addresses: Mapping[str, str], on_lost: Callable[[UnavailableError], None]
+    ) -> None:
+        self._addresses = dict(addresses)
+        self._on_lost = on_lost
+        self._limit_s = float(environment.read("peer_timeout_s"))
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="stratagem-ray", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops watching."""
+        self._is_closed.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _watch(self) -> None:
+        answered_s = dict.fromkeys(self._addresses, time.monotonic())
+        while not self._is_closed.wait(_WATCH_POLL_S):
+            for name, address in self._addresses.items():
+                answer = probe(address)
+                now_s = time.monotonic()
+                if answer == "there":
+                    answered_s[name] = now_s
+                    continue
+                limit_s = self._limit_s / 2 if answer == "refused" else self._limit_s
+                if now_s - answered_s[name] > limit_s and not self._is_closed.is_set():
+                    mark_ray_lost()
+                    self._on_lost(self._error(name, address, answer, limit_s))
+                    return
+
+    def _error(self, name: str, address: str, answer: str, limit_s: float) -> UnavailableError:
+        return UnavailableError(
+            explain(
+                f"Ray's {name} at {address} has not answered for {limit_s:g} s: {answer}. It was "
+                "killed, or its machine or network failed.",
+                expected=f"an answer within {self._limit_s:g} s (STRATAGEM_PEER_TIMEOUT_S), or "
+                "half of that from a port that refuses connections.",
+                fix="start the Ray cluster again, then the program: it resumes from its last "
+                "checkpoint (sg.BackupAndRestore, sg.CheckpointManager).",
+                code="SG514",
+            )
+        )
+
+
+def watched_addresses() -> dict[str, str]:
+    """Returns the addresses of the GCS and of this machine's raylet; call it while both live."""
+    ray = load_ray()
+    context: Any = ray.get_runtime_context()
+    found = {"GCS": context.gcs_address}
+    for node in ray.nodes():
+        if node["NodeID"] == context.get_node_id():
+            found["raylet"] = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+    return found

@@ -14,7 +14,7 @@ import time
 
 from stratagem import environment
 from stratagem.cluster.addresses import split_address
-from stratagem.errors import UnavailableError
+from stratagem.errors import UnavailableError, explain
 from stratagem.launch.plan.ports import free_ports
 from stratagem.launch.remote.ray.node_process import RayNode
 from stratagem.launch.remote.ray.ray_cluster import (
@@ -24,7 +24,6 @@ from stratagem.launch.remote.ray.ray_cluster import (
     quiet_settings,
     wait_for_head,
 )
-from stratagem.messages import explain
 
 _RAY_FOLDER = "/tmp/ray"  # noqa: S108 - Ray's own folder, as Ray names it
 

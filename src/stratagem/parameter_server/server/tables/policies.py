@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.messages import explain
-from stratagem.parameter_server.server.tables.key_hash import GOLDEN, mix64, seeded
+from stratagem.errors import explain
+from stratagem.parameter_server.server.tables.row_formats import GOLDEN, mix64, seeded
 
 _MOST_CANDIDATES = 2**22
 
