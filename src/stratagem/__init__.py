@@ -43,12 +43,15 @@ def public_names() -> dict[str, tuple[str, str]]:
     from pathlib import Path
 
     stub = ast.parse(Path(__file__).with_suffix(".pyi").read_text())
-    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
-    return {
-        alias.asname or alias.name: (node.module or "", alias.name)
-        for node in imports
-        for alias in node.names
-    }
+    names: dict[str, tuple[str, str]] = {}
+    for node in stub.body:
+        if isinstance(node, ast.ImportFrom):
+            names.update(
+                (one.asname or one.name, (node.module or "", one.name)) for one in node.names
+            )
+        elif isinstance(node, ast.Assign):  # another name of an import
+            names[ast.unparse(node.targets[0])] = names.pop(ast.unparse(node.value))
+    return names
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ from stratagem.checkpoint.preemption_handler import (
     PreemptionCheckpointHandler as PreemptionCheckpointHandler,
 )
 from stratagem.cluster import preemption as preemption
+from stratagem.cluster import resolvers as _resolvers
 from stratagem.cluster.preemption.configuration import PreemptionWatcher as PreemptionWatcher
 from stratagem.cluster.preemption.configuration import TerminationConfig as TerminationConfig
 from stratagem.cluster.spec import ClusterSpec as ClusterSpec
@@ -38,7 +39,7 @@ from stratagem.execution.context.replica import all_gather as all_gather
 from stratagem.execution.context.replica import get_replica_context as get_replica_context
 from stratagem.execution.functions.compiled_function import function as function
 from stratagem.execution.gradient import value_and_grad as value_and_grad
-from stratagem.execution.programs.compilations import explain_recompiles as explain_recompiles
+from stratagem.execution.programs.lockstep import explain_recompiles as explain_recompiles
 from stratagem.input.distributed import DistributedDataset as DistributedDataset
 from stratagem.input.iterator import DistributedIterator as DistributedIterator
 from stratagem.keras import nn as nn
@@ -46,16 +47,14 @@ from stratagem.keras.callbacks.backup_and_restore import BackupAndRestore as Bac
 from stratagem.keras.callbacks.profile import profile as profile
 from stratagem.keras.callbacks.tensorboard import TensorBoard as TensorBoard
 from stratagem.keras.evaluation.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator
-from stratagem.keras.evaluation.sidecar_export import (
+from stratagem.keras.evaluation.sidecar_evaluator import (
     SidecarEvaluatorModelExport as SidecarEvaluatorModelExport,
 )
+from stratagem.keras.numerics.layer_chains import scan_layers as scan_layers
 from stratagem.keras.numerics.losses import compute_average_loss as compute_average_loss
-from stratagem.keras.numerics.losses import (
-    scale_regularization_loss as scale_regularization_loss,
-)
+from stratagem.keras.numerics.losses import scale_regularization_loss as scale_regularization_loss
 from stratagem.keras.numerics.optimizer import apply_gradients as apply_gradients
 from stratagem.keras.numerics.remat import remat as remat
-from stratagem.keras.numerics.scan_layers import scan_layers as scan_layers
 from stratagem.keras.training.dataset_creator import DatasetCreator as DatasetCreator
 from stratagem.keras.training.generate_stream import generate_stream as generate_stream
 from stratagem.keras.training.model import compile as compile
@@ -64,6 +63,7 @@ from stratagem.launch import remote as remote
 from stratagem.launch.plan.elastic import ElasticConfig as ElasticConfig
 from stratagem.launch.remote.remote_cluster import connect_to_cluster as connect_to_cluster
 from stratagem.launch.remote.server import Server as Server
+from stratagem.launch.remote.server import run_standard_server as _run_standard_server
 from stratagem.launch.remote.server import run_standard_server as run_standard_server
 from stratagem.observe import goodput as goodput
 from stratagem.observe import profiling as profiling
@@ -76,6 +76,7 @@ from stratagem.options import RunOptions as RunOptions
 from stratagem.options import ValueContext as ValueContext
 from stratagem.options import VariableAggregation as VariableAggregation
 from stratagem.options import VariableSynchronization as VariableSynchronization
+from stratagem.parameter_server import coordination as _coordination
 from stratagem.parameter_server import embedding as embedding
 from stratagem.parameter_server import partitioners as partitioners
 from stratagem.parameter_server.strategy.hybrid import HybridStrategy as HybridStrategy
@@ -86,19 +87,18 @@ from stratagem.planning.planner import plan as plan
 from stratagem.strategies import collectives as collectives
 from stratagem.strategies import experimental as experimental
 from stratagem.strategies import placement as placement
+from stratagem.strategies import tpu_names as _tpu_names
 from stratagem.strategies.base.automatic import CompressedAllReduce as CompressedAllReduce
-from stratagem.strategies.base.built_in_ops import (
+from stratagem.strategies.base.automatic import (
     HierarchicalCopyAllReduce as HierarchicalCopyAllReduce,
 )
-from stratagem.strategies.base.built_in_ops import NcclAllReduce as NcclAllReduce
-from stratagem.strategies.base.built_in_ops import ReductionToOneDevice as ReductionToOneDevice
-from stratagem.strategies.base.built_in_ops import RingAllReduce as RingAllReduce
+from stratagem.strategies.base.automatic import NcclAllReduce as NcclAllReduce
+from stratagem.strategies.base.automatic import ReductionToOneDevice as ReductionToOneDevice
+from stratagem.strategies.base.automatic import RingAllReduce as RingAllReduce
 from stratagem.strategies.base.cross_device_ops import CrossDeviceOps as CrossDeviceOps
 from stratagem.strategies.base.extended import StrategyExtended as StrategyExtended
 from stratagem.strategies.base.strategy import Strategy as Strategy
-from stratagem.strategies.central_storage import (
-    CentralStorageStrategy as CentralStorageStrategy,
-)
+from stratagem.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
 from stratagem.strategies.elastic import ElasticStrategy as ElasticStrategy
 from stratagem.strategies.local_update import LocalUpdateStrategy as LocalUpdateStrategy
 from stratagem.strategies.mirrored import MirroredStrategy as MirroredStrategy
@@ -119,5 +119,9 @@ from stratagem.variables.regrouping import select_replica as select_replica
 from stratagem.variables.sharded_variable import ShardedVariable as ShardedVariable
 
 __version__: str
+cluster_resolver = _resolvers
+coordinator = _coordination
+run_standard_tensorflow_server = _run_standard_server
+tpu = _tpu_names
 
 def public_names() -> dict[str, tuple[str, str]]: ...
