@@ -9,7 +9,6 @@ from typing import Any
 
 import keras
 
-from stratagem import environment
 from stratagem.checkpoint.deferred_restore import set_keras
 from stratagem.errors import explain
 from stratagem.execution.summary import collector
@@ -464,13 +463,6 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
     ),
     **TRAINING_PATCHES,
 }
-
-
-# Both first: on another backend the rest would fail with misleading errors.
-environment.require_jax_choice()
-
-
-environment.require_jax_backend(keras.config.backend())
 
 
 def install() -> None:
