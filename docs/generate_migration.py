@@ -15,7 +15,7 @@ from pathlib import Path
 from stratagem.cli.migrate.symbols import STATUSES, Symbol, load_symbols
 
 ROOT = Path(__file__).parents[1]
-TABLE = ROOT / "src" / "stratagem" / "migrate" / "symbols.toml"
+TABLE = ROOT / "src" / "stratagem" / "cli" / "migrate" / "symbols.toml"
 PAGE = ROOT / "docs" / "migrate" / "symbols.md"
 
 _INTRODUCTION = """\

@@ -114,8 +114,8 @@ def test_all_rows_each_time(objects, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("target", "is_killed"),
     [
-        ("stratagem.checkpoint.storage.write", False),
-        ("stratagem.checkpoint.storage.write", True),
+        ("stratagem.checkpoint.saving.write", False),
+        ("stratagem.checkpoint.saving.write", True),
         ("stratagem.group.transport.journal.os.fsync", False),
     ],
 )

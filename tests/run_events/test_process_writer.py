@@ -101,12 +101,19 @@ def test_start_is_that_of_the_process(tmp_path) -> None:
     assert before_s - 0.02 <= process.start.time_s <= float(lines[0]) + 0.02
 
 
+_LEAVES = """
+from stratagem.checkpoint.preemption_exit import PreemptionExit
+manager = sg.train.CheckpointManager(sg.train.Checkpoint(), os.environ["STRATAGEM_RUN_DIR"], None)
+PreemptionExit(sg.TerminationConfig(), manager, "test")._leave()
+"""
+
+
 @pytest.mark.parametrize(
     ("last", "code", "reason"),
     [
         ("", 0, None),
         ("raise ValueError('loss is nan')", 1, "ValueError: loss is nan"),
-        ("sg.TerminationConfig().exit()", 42, "left after notice"),
+        (_LEAVES, 42, "left after notice"),
         ("sg.goodput.current_events().end(7, 'enough'); sys.exit(7)", 7, "enough"),
         ("sg.goodput.close_events(5, 'at once'); os._exit(5)", 5, "at once"),
     ],

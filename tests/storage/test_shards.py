@@ -11,7 +11,8 @@ import numpy as np
 import orbax.checkpoint.experimental.v1 as orbax
 import pytest
 
-from stratagem.checkpoint.storage.files import check_arrays, read_arrays, read_manifest, write
+from stratagem.checkpoint.storage import files
+from stratagem.checkpoint.storage.files import check_arrays, read_arrays, read_manifest
 from stratagem.checkpoint.storage.shard_reader import FORMAT, SHARDED_FORMAT
 from stratagem.checkpoint.storage.shards import (
     ShardedArray,
@@ -70,7 +71,7 @@ def written(folder: Path, num_processes: int, notes: Mapping[str, Any] | None = 
         own = dict(every[process_id::num_processes])
         write_shards(write.folder, process_id, {shards_item("pytree"): own})
     wait_for_shards(write, limit_s=0, check=lambda: None)
-    write(folder, {"pytree": WHOLE}, notes or {}, write)
+    files.write(folder, {"pytree": WHOLE}, notes or {}, write)
     return folder
 
 
@@ -102,7 +103,7 @@ def test_arrays_keep_their_order_and_values(tmp_path: Path) -> None:
 
 
 def test_whole_arrays_keep_the_format_that_others_read(tmp_path: Path) -> None:
-    write(tmp_path / "one", {"pytree": WHOLE}, {})
+    files.write(tmp_path / "one", {"pytree": WHOLE}, {})
     assert read_manifest(tmp_path / "one")["format"] == FORMAT
 
 
@@ -154,7 +155,7 @@ def test_failed_save_leaves_nothing(tmp_path: Path) -> None:
     some = dict(list(shards("half").items())[1:])
     write_shards(write.folder, 0, {shards_item("pytree"): some})
     with pytest.raises(OSError, match=r"could not be written: KeyError: 'half/c/0/0'"):
-        write(tmp_path / "one", {"pytree": {}}, {}, write)
+        files.write(tmp_path / "one", {"pytree": {}}, {}, write)
     assert not list(tmp_path.iterdir())
     written(tmp_path / "two", 1)
     with pytest.raises(FileExistsError, match="already exists"):

@@ -7,5 +7,7 @@ hardware of one generation, for which JAX has nothing.
 Source: TF 2.21 tpu/__init__.py.
 """
 
-from stratagem.strategies.tpu import initialize_tpu_system as initialize_tpu_system
-from stratagem.strategies.tpu import shutdown_tpu_system as shutdown_tpu_system
+from stratagem.strategies import tpu_experimental as experimental
+from stratagem.strategies.tpu import initialize_tpu_system, shutdown_tpu_system
+
+__all__ = ["experimental", "initialize_tpu_system", "shutdown_tpu_system"]

@@ -306,7 +306,7 @@ def test_frames_between_the_caller_and_the_error_are_left_out(coordinator, monke
     monkeypatch.setattr(config, "filters_tracebacks", lambda: True)
     assert set(files_of_join()) == {__file__}
     monkeypatch.setattr(config, "filters_tracebacks", lambda: False)
-    assert any("worker_link" in name for name in files_of_join())
+    assert any("coordinated_workers" in name for name in files_of_join())
 
 
 def test_another_error_of_another_worker_is_no_part_of_the_first(coordinator) -> None:

@@ -52,7 +52,7 @@ def _failed(name: str, reason: str) -> Finding:
         _TOPIC,
         Level.ERROR,
         f"{name} failed: {reason}",
-        f"run {sys.executable} -m stratagem.selftest.measurements {name} for the whole error.",
+        f"run {sys.executable} -m stratagem.cli.selftest.measurements {name} for the whole error.",
     )
 
 

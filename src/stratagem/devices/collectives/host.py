@@ -10,6 +10,8 @@ from typing import Any
 
 from stratagem.group.current import current_group
 
+__all__ = ["all_gather_object", "barrier", "broadcast_object"]
+
 _SETTING = "timeout_s, or STRATAGEM_BARRIER_TIMEOUT_S"
 
 

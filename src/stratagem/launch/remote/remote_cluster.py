@@ -229,7 +229,7 @@ class RemoteCluster:
             if plan.lease_s is not None:
                 stack.enter_context(Lease(self._jobs, plan.nonce, plan.lease_s))
             job = self._jobs.submit(
-                f"python3 -m stratagem.remote.jobs.job {shlex.quote(plan.to_json())}",
+                f"python3 -m stratagem.launch.remote.jobs.job {shlex.quote(plan.to_json())}",
                 {
                     "working_dir": f"gcs://{package.name}",
                     "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": _STOP_S, JOB_VARIABLE: plan.nonce},
